@@ -23,6 +23,10 @@ settings.load_profile("house")
 # Unbuffered, Python writes a line of standard error in pieces, and what other processes write comes between.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
+# What is forked leaves its parent's garbage alone: a connection to etcd that is closed in a child, while the parent's
+# threads were calling into gRPC, ends that child with a signal or never.
+os.register_at_fork(after_in_child=gc.freeze)
+
 # Behind `nohup make test &` it is ignored, in all that is started from here too, and tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -287,3 +288,29 @@ def test_a_process_without_free_descriptors_neither_spins_nor_forgets_who_waits(
     with Child(_run_out_of_descriptors) as child:
         assert child.wire.hear() < 30
         assert child.wire.hear() == "all are let in"
+
+
+class _Garbage:
+    """In a cycle with itself, as a connection to etcd and its threads' closures are."""
+
+    def __init__(self, writer: int) -> None:
+        self.writer, self.me = writer, self
+
+    def __del__(self) -> None:
+        os.write(self.writer, b"%d\n" % os.getpid())
+
+
+def test_a_forked_child_leaves_the_garbage_of_its_parent_alone() -> None:
+    """What closes connections of the parent's, in a child without the threads that serve them, ends the child."""
+    reader, writer = os.pipe()
+    gc.disable()
+    try:
+        _Garbage(writer)
+        with Child(lambda _wire: gc.collect() and None) as child:
+            assert child.join() == 0
+    finally:
+        gc.enable()
+    gc.collect()
+    assert os.read(reader, 100) == b"%d\n" % os.getpid()
+    os.close(reader)
+    os.close(writer)

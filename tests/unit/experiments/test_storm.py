@@ -22,6 +22,7 @@ from experiments.storm.permission import Doubts, may_lose, spare
 from experiments.storm.processes import Processes
 from experiments.storm.strikes import Striker
 from experiments.storm.surroundings import Surroundings
+from tests.support.waiting import until
 
 MANY = [draw(seed) for seed in range(800)]
 
@@ -261,6 +262,8 @@ def test_what_a_run_leaves_behind_is_found_and_ended_and_nothing_else_is_touched
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, processes.MARK: "theirs"})
     try:
         ours = processes.Processes("ours")
+        # Its environment can be read only once the kernel has laid the new program out, shortly after Popen returns.
+        until(lambda: ours.all() == [left.pid], what="a program that can be read")
         found = processes.leftovers(ours, run, temporary, "", settle_s=0.0)
         assert found == (
             f"process {left.pid}: sleep 60",
