@@ -205,6 +205,13 @@ FOUND = {
         '{"type":"StoreAway","at_s":1.435,"for_s":0.51,"restarts":true},{"type":"Join","at_s":2.0},'
         '{"type":"Wipe","at_s":3.084,"for_s":1.0}]}'
     ),
+    "what the network held of a node that has died meanwhile says that it answers, and nothing ends that": (
+        '{"seed":935794,"nodes":2,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":true,"check_every":0,'
+        '"slow_store":0,"slow_behind":false,"resumes":-1,"checkpoint_every":0,"local_disks":false,"no_room":false,'
+        '"faults":[{"type":"Stall","at_s":5.0,"who":2,"for_s":4.0},'
+        '{"type":"Cut","at_s":6.0,"node":1,"other":6,"for_s":4.23,"both":true},'
+        '{"type":"KillNode","at_s":8.0,"node":1,"is_silent":true}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 

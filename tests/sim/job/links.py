@@ -163,6 +163,8 @@ class SimLinks:
             self._early.setdefault((source.node, source.incarnation), []).append(notice)
         elif link.to is source and self._agent.alive:
             self._up(link, "its agent answers again")
+            if not source.runs:  # the network held it: there will be nothing after it
+                self.begin_silence(source.node)
             self._agent.in_loop(lambda: self._events.on_notice(source.node, notice))
 
     def _up(self, link: SimLink, why: str) -> None:
