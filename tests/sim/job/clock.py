@@ -30,8 +30,12 @@ class Clock:
         raise LaterError(seconds)
 
     def at(self, delay_s: float, act: Act) -> None:
+        self.at_time(self.now + delay_s, act)
+
+    def at_time(self, time_s: float, act: Act) -> None:
+        """What is due at the same time is done in the order in which it was asked for."""
         self._count += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._count, act))
+        heapq.heappush(self._heap, (time_s, self._count, act))
 
     def turn(self, until_s: float) -> bool:
         """Do what is due next. False: nothing is, before that time."""
@@ -70,5 +74,5 @@ class Process:
     def _do(self, act: Act) -> None:
         if self.runs:
             act()
-        elif self.alive:  # in the order in which it came
-            self.clock.at(self.paused_until_s - self.clock.now, lambda: self._do(act))
+        elif self.alive:  # in the order in which it came: a difference of two times would be rounded, and mix it up
+            self.clock.at_time(self.paused_until_s, lambda: self._do(act))
