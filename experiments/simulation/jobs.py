@@ -18,10 +18,13 @@ from experiments.harness import Reach, record, report
 from tests.sim.job.batch import PIECE, simulate
 from tests.sim.job.disk_schedules import draw_disks
 from tests.sim.job.plants import PLANTS
-from tests.sim.job.replay import shrunk
+from tests.sim.job.replay import drawn_by, shrunk
 from tests.sim.job.schedule import Schedule, draw, draw_lives, to_text
+from tests.sim.job.straggler_schedules import draw_stragglers
 
 TOLD_EACH = 5_000  # schedules between two lines of progress
+WHAT = {draw: "whole jobs", draw_lives: "lives", draw_disks: "lives on own disks", draw_stragglers: "stragglers"}
+"""What draws them -> what the results call them."""
 
 
 def find(plant: str) -> tuple[str, int | None]:
@@ -63,12 +66,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first one")
     parser.add_argument("--lives", action="store_true", help="jobs that write checkpoints and lose everything")
     parser.add_argument("--disks", action="store_true", help="likewise, with checkpoints on nodes' own disks")
+    parser.add_argument("--stragglers", action="store_true", help="longer jobs, in which members are slow for long")
     parser.add_argument("--minutes", type=float, default=60.0, help="no new schedules when they are over")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--no-plants", action="store_true", help="leave the planted bugs out")
     parser.add_argument("--record", action="store_true", help="append the figures to the results")
     args = parser.parse_args()
-    drawn = draw_disks if args.disks else draw_lives if args.lives else draw
+    drawn = drawn_by(args)
     begun_s = time.monotonic()
     ended: Counter[str] = Counter()
     broken: list[tuple[int, str]] = []
@@ -101,7 +105,7 @@ def main() -> int:
     }
     if args.record:
         settings = {
-            "what": "lives on own disks" if args.disks else "lives" if args.lives else "whole jobs",
+            "what": WHAT[drawn],
             "first": args.first,
             "processes": args.processes,
             "missed": missed,

@@ -69,11 +69,11 @@ def kept() -> dict[str, dict[str, int]]:
 
 def _all() -> Iterator[Search]:
     from tests.sim import test_agents, test_pipelined_plants, test_planted_bugs
-    from tests.sim.job import disk_plants, life_plants, plants
+    from tests.sim.job import disk_plants, life_plants, plants, straggler_plants
 
     for module in (test_agents, test_pipelined_plants, test_planted_bugs):
         yield from map(module.search_for, sorted(module.PLANTS))
-    for planted in (plants.PLANTS, life_plants.PLANTS, disk_plants.PLANTS):
+    for planted in (plants.PLANTS, life_plants.PLANTS, disk_plants.PLANTS, straggler_plants.PLANTS):
         for name in sorted(planted):
             yield planted[name].search
 

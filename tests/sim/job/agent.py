@@ -45,6 +45,8 @@ class AgentLog:
     def write(self, event: str, **fields: Any) -> None:
         if event in _TOLD:
             self._agent.world.say(f"{self._agent.name}: {event} " + " ".join(f"{k}={v}" for k, v in fields.items()))
+        if event == "straggler":
+            self._agent.life.checks.ends_a_straggler(fields["member"])
 
 
 _TOLD = {"view", "parked", "unparked", "death", "exit", "replace", "no_restart", "refused", "node_dead", "kill", "end"}
@@ -59,6 +61,8 @@ _TOLD |= {
     "hang_spared",
     "last_checkpoint",
     "leaving",
+    "quota",
+    "straggler",
 }
 
 

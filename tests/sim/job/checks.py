@@ -42,14 +42,14 @@ _LEGAL = (
     LACKING,
 )
 """Ends that are right although the state is whole: nobody could mend what they name."""
-STEPS_MAX = 8
+STEPS_MAX, STEPS_MAX_OF_LONG = 8, 100
 
 
 @cache
-def truth_of(runs: int) -> Truth:
+def truth_of(runs: int, *, is_long: bool) -> Truth:
     """What an undisturbed job of one computes."""
     shape = shape_of(Schedule(seed=0, runs=runs))
-    scenario = Scenario(members=1, steps=STEPS_MAX, runs=runs, backups=0)
+    scenario = Scenario(members=1, steps=STEPS_MAX_OF_LONG if is_long else STEPS_MAX, runs=runs, backups=0)
 
     def same(scenario: Scenario) -> Shape:
         return shape
@@ -228,8 +228,12 @@ class JobChecks:
         return list(by_id) if whole else None
 
     def _can_make(self, sim: SimMember, shard: int, step: int) -> bool:
-        held = sim.machine.custody.holdings.find(shard)
-        return held is not None and (held.version == step or (held.version == step - 1 and step in held.kept))
+        held, own = sim.machine.custody.holdings.find(shard), sim.machine.step
+        if held is None or held.version == step:
+            return held is not None
+        # As it would report: a primary has folded the gradient, a backup keeps it.
+        has_folded = own.number == step and shard in own.reduction.finished
+        return held.version == step - 1 and (has_folded or step in held.kept)
 
     def failure(self, process: MemberProcess, failure: ElastrainError) -> None:
         """The engine of a member gives up."""
@@ -239,6 +243,14 @@ class JobChecks:
             self._false_end(str(failure), self.newest)
         elif type(failure).__name__ in ("DivergedError", "CorruptedError"):
             raise Violation(f"{process.id} ends, though no bit has changed: {failure}")
+
+    def ends_a_straggler(self, member: str) -> None:
+        """An agent is about to end a member that is slow: nothing may go with it that nobody else has."""
+        view = self.newest
+        if view is None or member not in view.ids or self.able(view) is None:
+            return
+        if self.able(view, without=[member]) is None:
+            raise Violation(f"{member} is ended for being slow, and takes the only copy of something along")
 
     def handed_over(self, process: MemberProcess) -> None:
         """A member ends because its node is told to go: what it held is with others. Another of its node goes later."""

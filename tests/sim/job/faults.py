@@ -41,7 +41,7 @@ class Faults:
         self._left -= 1
         self._world.say(f"FAULT {fault}")
         match fault:
-            case sc.Kill() | sc.Raise() | sc.Stall() | sc.KillHolders() | sc.Reset():
+            case sc.Kill() | sc.Raise() | sc.Stall() | sc.Straggle() | sc.KillHolders() | sc.Reset():
                 self._on_members(fault)
             case sc.KillNode() | sc.KillAll() | sc.Pause() | sc.Preempt():
                 self._on_nodes(fault)
@@ -62,7 +62,7 @@ class Faults:
 
     # ---- members
 
-    def _on_members(self, fault: sc.Kill | sc.Raise | sc.Stall | sc.KillHolders | sc.Reset) -> None:
+    def _on_members(self, fault: sc.Kill | sc.Raise | sc.Stall | sc.Straggle | sc.KillHolders | sc.Reset) -> None:
         if isinstance(fault, sc.KillHolders):
             self._kill_holders(fault)
             return
@@ -81,6 +81,8 @@ class Faults:
                 self._raise(process)
             case sc.Stall():
                 process.loop.stalls_for_s = fault.for_s
+            case sc.Straggle():
+                process.loop.straggle(fault.factor, fault.for_s)
             case sc.Reset():
                 other = self._member(fault.other)
                 if other is not None and other is not process:

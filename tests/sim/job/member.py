@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from tests.sim.job.clock import Process
 from tests.sim.job.local_writer import LocalWriter
 from tests.sim.job.network import Stream
 from tests.sim.job.node_disks import NodeDisks
-from tests.sim.job.schedule import FROZEN
+from tests.sim.job.schedule import FROZEN, Straggle
 from tests.sim.job.writer import SimWriter
 from tests.sim.member import Run, SimMember, Violation
 from tests.sim.symbols import Ref, Slot
@@ -187,13 +188,28 @@ class SimChannel:
         return heard
 
 
+class ComputeTimes(NoTools):
+    """Of `Whereabouts`: how long micro-batches took."""
+
+    def __init__(self) -> None:
+        self._computed_s: list[float] = []
+
+    def computed(self, took_s: float) -> None:
+        self._computed_s.append(took_s)
+
+    def take_computed_s(self) -> float | None:
+        took_s, self._computed_s = self._computed_s, []
+        return median(took_s) if took_s else None
+
+
 class SimHandover:
     """`Handover`, without waiting: what the engine gives goes to the training loop."""
 
     def __init__(self, process: MemberProcess) -> None:
         self._process = process
         self._told: deque[Any] = deque()
-        self.whereabouts = NoTools()
+        times_count = any(isinstance(fault, Straggle) for fault in process.world.schedule.faults)
+        self.whereabouts = ComputeTimes() if times_count else NoTools()
 
     def tell(self, told: Any) -> None:
         self._told.append(told)
@@ -465,6 +481,19 @@ class TrainingLoop:
         self._done = 0
         """Parts of its work; counts what it has come further by."""
         self._part_s = self._world.clock.rng.choice(_PART_S)
+        self._slowness = 1.0
+        self._took_s = 0.0
+        """The part that was done last."""
+        self._computed_s = 0.0
+        """The micro-batch that is being computed, until now."""
+
+    def straggle(self, factor: float, for_s: float) -> None:
+        self._slowness = factor
+
+        def end() -> None:
+            self._slowness = 1.0
+
+        self._world.clock.at(for_s, end)
 
     def spot(self) -> Spot:
         """Where it is, as others care."""
@@ -495,8 +524,8 @@ class TrainingLoop:
     def _go_on(self) -> None:
         if self._parts and not self._is_busy:
             self._is_busy = True
-            takes_s = self._part_s * self._world.clock.rng.uniform(0.8, 1.2) + self.stalls_for_s
-            self.stalls_for_s = 0.0
+            takes_s = self._part_s * self._slowness * self._world.clock.rng.uniform(0.8, 1.2) + self.stalls_for_s
+            self.stalls_for_s, self._took_s = 0.0, takes_s
             self._process.later(takes_s, self._do_part)
 
     def _do_part(self) -> None:
@@ -543,14 +572,21 @@ class TrainingLoop:
         sim.forwards += 1
         if isinstance(compute, p.Compute):
             run = Run(compute, assignment.slot)  # type: ignore[arg-type]
-            self._parts.append(lambda: sim.forward(run))
+            self._parts.append(lambda: self._forward(run))
             for block in reversed(range(sim.shape.blocks)):
                 self._parts.append(lambda block=block: self._backward(run, block))  # type: ignore[misc]
         if isinstance(compute, p.Recompute) or compute.probed:
             self._check(compute)
         self._parts.append(lambda: self._tell(p.Ready()))
 
+    def _forward(self, run: Run) -> None:
+        self._computed_s = self._took_s
+        self._process.sim.forward(run)
+
     def _backward(self, run: Run, block: int) -> None:
+        self._computed_s += self._took_s
+        if block == 0:
+            self._process.handover.whereabouts.computed(self._computed_s)
         done = self._process.sim.backward(run, block)
         if done is not None:
             self._tell(done)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tests.sim.job.disk_schedules import draw_disks
 from tests.sim.job.schedule import Schedule, draw, draw_lives, from_text, to_text
 from tests.sim.job.shrink import failure_of, shrink
+from tests.sim.job.straggler_schedules import draw_stragglers
 from tests.sim.job.world import World, outcome
 
 
@@ -22,10 +23,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shrink", action="store_true", help="look for a smaller schedule that breaks the same")
     parser.add_argument("--lives", action="store_true", help="the seed is of a job that loses everything")
     parser.add_argument("--disks", action="store_true", help="likewise, with checkpoints on nodes' own disks")
+    parser.add_argument("--stragglers", action="store_true", help="likewise, of a job whose members are slow for long")
     options = parser.parse_args(arguments)
-    given, drawn = options.schedule, draw_disks if options.disks else draw_lives if options.lives else draw
+    given, drawn = options.schedule, drawn_by(options)
     schedule = from_text(given) if given.startswith("{") else drawn(int(given))
     return play(shrunk(schedule) if options.shrink else schedule)
+
+
+def drawn_by(options: argparse.Namespace) -> Callable[[int], Schedule]:
+    """What draws the schedule of a seed."""
+    kinds = {"disks": draw_disks, "lives": draw_lives, "stragglers": draw_stragglers}
+    return next((drawn for kind, drawn in kinds.items() if getattr(options, kind)), draw)
 
 
 def shrunk(schedule: Schedule) -> Schedule:

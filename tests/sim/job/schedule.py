@@ -83,6 +83,14 @@ class Stall(Fault, frozen=True, kw_only=True):
     for_s: float
 
 
+class Straggle(Fault, frozen=True, kw_only=True):
+    """All that a training loop computes takes so many times as long."""
+
+    who: int
+    factor: float
+    for_s: float
+
+
 class Cut(Fault, frozen=True, kw_only=True):
     """Two nodes, or a node and the store (`other` < 0), do not reach each other, in one direction or both."""
 
@@ -180,6 +188,7 @@ AnyFault: TypeAlias = (
     | KillHolders
     | Pause
     | Stall
+    | Straggle
     | Cut
     | Isolate
     | Slow
