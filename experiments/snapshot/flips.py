@@ -106,6 +106,8 @@ def flip_file(folder: Path, wanted: str) -> Flip:
     line = f"flip --target member:m1 --at step={FLIPPED_AT},phase=forward --where file"
     options = ("--checkpoint-dir", str(folder / "checkpoints"))
     before = (*options, "--checkpoint-every", str(EVERY))
+    (folder / "flipped").mkdir(parents=True)
+    (folder / "flipped" / "brake").touch()  # the newest one has to be complete when the fault looks for it
     try:
         _run(folder / "flipped", line, (), steps=STOPPED_AT, options=before)
         output = _run(folder / "resumed", "", (), options=options)
@@ -153,7 +155,7 @@ def _run(
     options: Sequence[str] = (),
 ) -> str:
     """A job with this fault; its output. Raises RuntimeError where it does not end well."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     faults = folder / "faults.txt"
     faults.write_text(f"{fault}\n")
     script = Script(path=SCRIPT, args=(str(steps), *arguments))
