@@ -237,13 +237,15 @@ def _offered(options: RunOptions, source: str, life: int) -> Beginning:
 
 def _offer(options: RunOptions, place: CheckpointPlace, name: str, life: int) -> DiskOffer:
     """Of one checkpoint: its parts that lie here and are good."""
-    from elastrain.snapshot.durable.errors import CheckpointError
+    from elastrain.snapshot.durable.errors import CheckpointError, OtherFormatError
     from elastrain.snapshot.durable.reading import Checkpoint
 
     files = tuple(file for file in place.names(name) if file.startswith("part-"))
     try:
         checkpoint = Checkpoint.open([place], name)
         damaged = checkpoint.damaged(is_thorough=options.resume.is_thorough)
+    except OtherFormatError as error:  # as `choose` does
+        raise OtherFormatError(f"{error}, or name an older checkpoint on purpose") from None
     except CheckpointError:
         return DiskOffer(name=name, files=files)
     return DiskOffer(

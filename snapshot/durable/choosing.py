@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from elastrain.snapshot.durable.errors import CheckpointError
+from elastrain.snapshot.durable.errors import CheckpointError, OtherFormatError
 from elastrain.snapshot.durable.manifest import place_in_time
 from elastrain.snapshot.durable.places.port import CheckpointPlace
 from elastrain.snapshot.durable.publishing import visible
@@ -44,7 +44,8 @@ def choose(
     """The newest checkpoint without problems, looked for in all places together (each node's disk, say).
 
     `passed_over` are names that are known to be bad (a shard was found damaged while it was read): not looked at again.
-    Raises CheckpointError where a place cannot be looked into.
+    Raises CheckpointError where a place cannot be looked into, OtherFormatError where another version has written a
+    newer one: that is not damaged, and to pass it over would lose its steps.
     """
     reasons: list[str] = []
     for name in candidates(places):
@@ -53,6 +54,8 @@ def choose(
         try:
             checkpoint = Checkpoint.open(places, name)
             problems = problems_of(checkpoint)
+        except OtherFormatError as error:
+            raise OtherFormatError(f"{error}, or name an older checkpoint on purpose") from None
         except CheckpointError as error:
             problems = [str(error)]
         else:

@@ -2,6 +2,7 @@
 
 CheckpointError         the reason to give up this checkpoint, or to take another one
 ├── DamagedError        bytes came back other than they were written: file, frame and shard are named
+├── OtherFormatError    whole, and of another version of elastrain: an older one in its place would lose steps
 └── TakenError          the place belongs to another job, or the name is taken: nothing was changed
 """
 
@@ -18,6 +19,10 @@ class CheckpointError(Exception):
 
 class DamagedError(CheckpointError):
     """What was read differs from what was written."""
+
+
+class OtherFormatError(CheckpointError):
+    """Nothing is wrong with it: another version has written it, and reads it."""
 
 
 class TakenError(CheckpointError):

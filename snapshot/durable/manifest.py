@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
+from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, OtherFormatError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -215,7 +215,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 def decode(text: bytes, where: str) -> Manifest:
-    """The manifest that `text` is. Raises DamagedError, or CheckpointError for another format; `where` names it."""
+    """The manifest that `text` is. Raises DamagedError or OtherFormatError; `where` names it."""
     line, _, body = text.partition(b"\n")
     if len(line) > _HEAD_BYTES_MAX:
         raise DamagedError(f"{where} is damaged: its first line is none of a manifest")
@@ -223,16 +223,19 @@ def decode(text: bytes, where: str) -> Manifest:
         head = msgspec.json.decode(line, type=_Head)
     except (ValueError, RecursionError):
         raise DamagedError(f"{where} is damaged: its first line is none of a manifest") from None
-    if head.format != FORMAT:
-        raise CheckpointError(
-            f"{where} has format {head.format}, and this elastrain reads format {FORMAT}: use the version that wrote it"
-        )
     if len(body) != head.bytes or f"{xxhash.xxh3_64_intdigest(body):016x}" != head.xxh3:
         raise DamagedError(f"{where} is damaged: its text has another checksum than its first line says")
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
     except (ValueError, RecursionError) as error:
+        if head.format != FORMAT:
+            raise OtherFormatError(
+                f"{where} has format {head.format}, and this elastrain reads format {FORMAT}: use the version that "
+                "wrote it"
+            ) from None
         raise DamagedError(f"{where} is no manifest: {error}") from None
+    if head.format != FORMAT:  # the text under it is one of this format
+        raise DamagedError(f"{where} is damaged: its first line says format {head.format}, and its text is of {FORMAT}")
     _check(manifest, where)
     return manifest
 

@@ -163,6 +163,20 @@ def test_none_begins_anew_and_not_beside_checkpoints_that_a_later_life_would_tak
     assert find_start(options(None, "none")).resume is None
 
 
+@pytest.mark.parametrize("layout", ["shared", "local"])
+def test_a_newer_checkpoint_of_another_version_is_not_passed_over(tmp_path: Path, layout: str) -> None:
+    """The steps since the older one would be lost, and the next checkpoints would have the newer one removed."""
+    for step in (3, 7):
+        made = checkpoints.save(place_at(str(tmp_path)), step)
+    checkpoints.write_as_a_later_version(tmp_path / made.name)
+    asked = options(tmp_path, layout=layout)
+    if layout == "local" and asked.checkpoints is not None:
+        asked = replace(asked, checkpoints=asked.checkpoints.started_from())
+    with pytest.raises(ConfigError, match=r"--resume auto: .* has format 7, .* use the version that wrote it, or name"):
+        find_start(asked)
+    assert find_start(options(tmp_path, str(tmp_path / "life-0000-step-0000000003"))).resume is not None
+
+
 def test_where_none_is_good_the_job_does_not_begin_anew_beside_them(tmp_path: Path) -> None:
     for step in (3, 7):
         checkpoints.save(place_at(str(tmp_path)), step)

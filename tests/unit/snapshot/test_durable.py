@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from elastrain.snapshot.durable.choosing import choose, thorough
-from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError
-from elastrain.snapshot.durable.manifest import MANIFEST, decode, encode, name_of, place_in_time
+from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, OtherFormatError, TakenError
+from elastrain.snapshot.durable.manifest import MANIFEST, name_of, place_in_time
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.publishing import publish, visible
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.writing import PartWriter
 from elastrain.snapshot.state import ShardState
-from tests.support.checkpoints import manifest, save, state
+from tests.support.checkpoints import manifest, save, state, write_as_a_later_version
 
 
 @pytest.fixture
@@ -158,10 +158,19 @@ def test_a_good_copy_stands_in_for_a_damaged_one(tmp_path: Path) -> None:
     assert choose(places[:1], thorough).checkpoint is None
 
 
-def test_another_format_version_is_refused_with_both_versions(place: LocalPlace) -> None:
-    text = encode(save(place, 10)).replace(b'"format":1', b'"format":7', 1)
-    with pytest.raises(CheckpointError, match="format 7, and this elastrain reads format 1"):
-        decode(text, MANIFEST)
+def test_another_format_version_is_refused_with_both_versions_and_not_passed_over(place: LocalPlace) -> None:
+    save(place, 10)
+    write_as_a_later_version(Path(place.location) / save(place, 20).name)
+    with pytest.raises(OtherFormatError, match=r"format 7, and this elastrain reads format 1.* name an older"):
+        choose([place])
+
+
+def test_a_bit_that_flips_in_the_number_of_the_format_is_damage(place: LocalPlace) -> None:
+    good, made = save(place, 10), save(place, 20)
+    path = Path(place.location) / made.name / MANIFEST
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":3', 1))
+    chosen = choose([place]).checkpoint
+    assert chosen is not None and chosen.manifest == good
 
 
 def test_a_checkpoint_is_chosen_without_torch(place: LocalPlace) -> None:
