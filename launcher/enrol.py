@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastrain.base.scope import scope
+from elastrain.base.scope import job_of, scope
 from elastrain.errors import ConfigError
+from elastrain.launcher.cut_off import who_answers
 from elastrain.launcher.rundir import SECRET_BYTES, make_secret
 from elastrain.launcher.store.life_keys import life_key, read_life
-from elastrain.launcher.store.port import ForgedValueError, Item, Store
+from elastrain.launcher.store.port import ForgedValueError, Item, Store, StoreUnavailableError
 from elastrain.launcher.store.registry import LEASE_S
 from elastrain.launcher.store.sealed import SealedStore, hint_key
-from elastrain.launcher.store.views import JobKeys
+from elastrain.launcher.store.views import JobKeys, decode_roster, decode_view
 from elastrain.launcher.values import Life, NodeRecord
 
 _LOOK_AGAIN_S = 0.2
@@ -186,16 +187,27 @@ def _once_the_name_is_free(keys: JobKeys, store: Store, job: str, node: str) -> 
     )
 
 
-def _clear_what_a_dead_job_left(keys: JobKeys, store: Store) -> None:
-    """Its agents were all killed: nobody has taken the keys along. An outage of the store looks the same at first."""
+def _clear_what_a_dead_job_left(keys: JobKeys, store: SealedStore) -> None:
+    """Its agents were all killed: nobody has taken the keys along. An outage of the store looks the same at first.
+
+    Raises StoreUnavailableError where the job lives, and only its nodes do not reach the store.
+    """
     dead = store.list(keys.prefix).items
-    if keys.prefix + "roster" not in {item.key for item in dead}:
+    there = {item.key.removeprefix(keys.prefix): item.value for item in dead}
+    if "roster" not in there:
         return
     deadline_s = time.monotonic() + 2 * LEASE_S
     while time.monotonic() < deadline_s:
         if store.list(keys.node("")).items:
             return
         time.sleep(_LOOK_AGAIN_S)
+    view = decode_view(there["view"]) if "view" in there else None
+    living = who_answers(decode_roster(there["roster"]), view, secret=store.secret, scope=keys.life)
+    if living is not None:
+        raise StoreUnavailableError(
+            f"{living} of job {job_of(keys.life)} lives, and no node of it has a key in the store: they are cut off "
+            "from it; nothing is begun beside them: start this node again when they reach the store."
+        )
     # As it was seen at first: another node that starts now may have cleared it, and begun the job anew.
     keys.remove(dead)
 

@@ -27,6 +27,8 @@ class SealedStore:
         if len(secret) < 32:
             raise ValueError(f"a job's secret has 32 bytes or more, not {len(secret)}")
         self._store = store
+        self.secret = secret
+        """Of the job: for whoever talks with those that write here."""
         self._key = hmac.digest(secret, b"elastrain: values in the store", "sha256")
         self.limit_s = store.limit_s
 

@@ -9,12 +9,17 @@ import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastrain.codec import BadMessageError
+from elastrain.comm.errors import HandshakeRefused
+from elastrain.comm.wire.handshake import Handshake, Role
+from elastrain.comm.wire.handshake import run as run_handshake
 from elastrain.errors import ConfigError
 from elastrain.launcher import control, enrol, priority, rundir
 from elastrain.launcher.core import Core
@@ -23,7 +28,8 @@ from elastrain.launcher.events import EventLog
 from elastrain.launcher.line_socket import LineSocket
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.state import describe
-from elastrain.launcher.store.port import ForgedValueError, MemoryStore, Store
+from elastrain.launcher.store.port import ForgedValueError, MemoryStore, Store, StoreUnavailableError
+from elastrain.launcher.store.sealed import SealedStore
 from elastrain.launcher.store.views import JobKeys, decode_view, encode_view
 from elastrain.launcher.values import JobConfig, NodeRecord, Roster
 from elastrain.world import Member, View
@@ -297,7 +303,7 @@ class SkippedTime:
 
 
 def test_nodes_that_start_together_after_a_dead_job_clear_its_keys_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, terms = MemoryStore(), enrol.Terms(nodes="2:2", script="train.py", layout="shared")
+    store, terms = SealedStore(MemoryStore(), b"s" * 32), enrol.Terms(nodes="2:2", script="train.py", layout="shared")
     dead = JobKeys(store, "j")
     dead.put_once("job", vars(terms))
     dead.put_roster(Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),)))
@@ -305,12 +311,41 @@ def test_nodes_that_start_together_after_a_dead_job_clear_its_keys_once(monkeypa
     starts: dict[str, int] = {}
 
     def start(name: str) -> None:
-        starts[name] = enrol.enrol(JobKeys(store, "j"), store, "j", name, terms)  # type: ignore[arg-type]
+        starts[name] = enrol.enrol(JobKeys(store, "j"), store, "j", name, terms)
 
     monkeypatch.setattr(enrol, "time", SkippedTime(lambda: start("b")))
     start("a")
     assert len(set(starts.values())) == 2
     assert store.get(dead.prefix + "view") is None
+
+
+@pytest.mark.parametrize("has_view", [False, True])
+def test_keys_of_a_job_whose_nodes_only_do_not_reach_the_store_are_not_cleared(
+    monkeypatch: pytest.MonkeyPatch, has_view: bool
+) -> None:
+    """With fewer nodes than that job has, a node could begin it anew beside them."""
+    secret = b"s" * 32
+    store, terms = SealedStore(MemoryStore(), secret), enrol.Terms(nodes="1:3", script="train.py", layout="shared")
+    keys, a = JobKeys(store, "j"), NodeRecord(name="a", incarnation=1, workers=1)
+    listener, name = socket.create_server(("127.0.0.1", 0)), "m0" if has_view else a.signature
+    endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+    keys.put_once("job", vars(terms))
+    keys.put_roster(Roster(nodes=(replace(a, endpoint=endpoint),)))
+    if has_view:
+        keys.put_view_again(View(generation=7, members=(Member(id="m0", node="a", address=f"unix:x,tcp:{endpoint}"),)))
+    before = store.list(keys.prefix)
+
+    def answer() -> None:
+        with listener.accept()[0] as sock, suppress(HandshakeRefused):
+            run_handshake(sock, Handshake(Role.ACCEPT, secret=secret, job="j", me=name), 20.0)
+
+    monkeypatch.setattr(enrol, "time", SkippedTime(threading.Thread(target=answer, daemon=True).start))
+    with pytest.raises(StoreUnavailableError, match=f"{name} of job j lives, .* start this node again"):
+        enrol.enrol(keys, store, "j", "b", terms)
+    assert store.list(keys.prefix) == before
+    listener.close()
+    enrol.enrol(keys, store, "j", "b", terms)
+    assert store.get(keys.prefix + "roster") is None, "nobody answers"
 
 
 def test_number_of_a_start_is_new_also_where_the_store_has_lost_the_count() -> None:
