@@ -22,6 +22,7 @@ from elastrain.offload.errors import SpillReadError
 from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.boundary import Direction
 from elastrain.pipeline.plan import PipelinePlan, Task, routes
+from elastrain.pipeline.stubs.backward_draws import BackwardDraws
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
 from elastrain.pipeline.stubs.trace import TracedModel
@@ -53,6 +54,7 @@ class _Waiting:
     """A micro-batch that has gone forward here and not yet backward."""
 
     passed: StubPass
+    draws: BackwardDraws
     measured: list[MeasuredLayer]
 
 
@@ -98,7 +100,7 @@ class Pipelines:
         waiting = self._waiting.pop((command.task, command.micro_batch))
         gradients = unpacked(received.message.tensors, received.tensors)
         # A checkpoint that restores no generator draws what its forward drew.
-        self.parts.randomness.begin(step, command.micro_batch)
+        self.parts.randomness.begin_backward(step, command.micro_batch)
         backward = ActionBackward(step, assignment, self)
         with self.parts.computing():
             backward.run(waiting, received.contribution or _NONE, lambda: waiting.passed.backward(gradients))
@@ -234,9 +236,9 @@ class ActionForward:
         assert passed is not None
         parts.untouched.check_gradients()
         self.backward_is_due = False
-        self._pipelines.stubs_for(action.task).loss_is_made()
+        draws = self._pipelines.stubs_for(action.task).loss_is_made()
         passed.backward_is_called(loss.device.type)
-        waiting = _Waiting(passed=passed, measured=parts.model.statistics.take())
+        waiting = _Waiting(passed=passed, draws=draws, measured=parts.model.statistics.take())
         parts.model.statistics.end()
         if action.task.end < self._pipelines.graph_blocks:
             self._pipelines.wait(action, waiting)
@@ -269,9 +271,9 @@ class ActionBackward:
         """Compute it and tell of it. `forward`: this action's own, where it has not been told yet."""
         pipelines, action, parts = self._pipelines, self._action, self._pipelines.parts
         started_s = time.monotonic()
-        pipelines.stubs_for(action.task)
+        stubs = pipelines.stubs_for(action.task)
         so_far = pipelines.count(action, counts)
-        self._accumulate(waiting, so_far, compute)
+        self._accumulate(waiting, so_far, lambda: stubs.go_back(waiting.draws, compute))
         made = waiting.passed.gradients if action.task.begin > 0 else None
         done = pipelines.made(self._step, action, made, counts)
         # Together: each of them wakes the engine, which would have the interpreter before the gradient is on its way.

@@ -170,6 +170,54 @@ class Scaling(Layer):
         return x * (0.5 + random.random()) * (0.5 + np.random.rand()) if self.training else x
 
 
+class Redrawing(Stack):
+    """Two layers compute a part again in their backward, with other numbers of Python and NumPy than in the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0], self.layers[1] = Rescaling(24), Rescaling(24)
+
+
+class Rescaling(Scaling):
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        scaled: Tensor = checkpoint(self._part, x, use_reentrant=False)
+        return scaled
+
+    def _part(self, x: Tensor) -> Tensor:
+        # Before what is kept for the backward; NumPy keeps every second number itself.
+        return super().forward(x * (0.5 + random.random()) * (2 + np.random.randn()))
+
+
+class Unpreserved(Stack):
+    """Layers that are computed again draw by the stream that is set where they are entered, and by no kept one."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class Sampling(Stack):
+    """One layer is evaluated while the others are trained, and draws all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[2] = Noisy(24)
+
+    def train(self, mode: bool = True) -> Sampling:
+        super().train(mode)
+        self.layers[2].eval()
+        return self
+
+
+class Noisy(Layer):
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        x = super().forward(x, positions)
+        return x + 0.1 * torch.randn_like(x)
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, how it is called, and where it is cut over two members (the first cut) or three."""
@@ -200,6 +248,13 @@ CASES = {
     "drawing": Case(Drawing, (1, 3)),
     "passing-by": Case(lambda: EncoderDecoder(skipping=(1, 2)), (5, 6)),
 }
+
+DRAWN = {
+    "redrawing": Case(Redrawing, (3, 5)),
+    "unpreserved": Case(Unpreserved, (2, 4)),
+    "sampling": Case(Sampling, (3, 5)),
+}
+"""Of these the runtime's random streams are a part: stubs alone do not make their bits."""
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:

@@ -25,6 +25,8 @@ class TracedDraws:
     """Blocks behind which code does so; -1 is before all of them."""
     own: frozenset[int] = frozenset()
     """Blocks behind which code draws torch's numbers, as only they have them, or for fakes."""
+    real: frozenset[int] = frozenset()
+    """Blocks behind which code draws torch's numbers for no activation, so that every member draws some."""
 
 
 class OtherDraws:
@@ -36,6 +38,7 @@ class OtherDraws:
         """Blocks that draw so: who does not compute them has drawn fewer."""
         self._between: list[int] = []
         self._own: list[int] = []
+        self._real: list[int] = []
         self._is_behind = False
         self._read: list[int] = []
         """Blocks behind which a torch's number was drawn, as only they have it, whose value was read."""
@@ -51,14 +54,17 @@ class OtherDraws:
         """Values were read that only who computes these blocks has."""
         self._read += homes
 
-    def draw(self, at: int) -> None:
-        """Code behind this block draws torch's numbers as only who computes it has them, or for fakes."""
-        self._own.append(at)
+    def draw(self, at: int, *, is_own: bool, is_real: bool) -> None:
+        """Code behind this block draws torch's numbers: its `own`, as only who computes it has them, or for fakes."""
+        if is_own:
+            self._own.append(at)
+        if is_real:
+            self._real.append(at)
 
     @property
     def traced(self) -> TracedDraws:
-        inside, between, own = map(frozenset, (self._inside, self._between, self._own))
-        return TracedDraws(inside=inside, between=between, own=own)
+        inside, between, own, real = map(frozenset, (self._inside, self._between, self._own, self._real))
+        return TracedDraws(inside=inside, between=between, own=own, real=real)
 
     def together(self, end: int) -> Iterator[tuple[int, int, str]]:
         """(first, last, why): places between which nobody may begin. `end`: the last of all; `{}` is the first's name.

@@ -209,8 +209,8 @@ class CodeBetween(TorchFunctionMode):
                 self._origins.made_inside(self._origins.at, made)
             else:
                 is_own = seen.has_drawn and self._is_ahead and is_real
-                if seen.has_drawn and (self._is_ahead or not is_real):
-                    self._draws.draw(self._origins.at)
+                if seen.has_drawn:
+                    self._draws.draw(self._origins.at, is_own=self._is_ahead or not is_real, is_real=is_real)
                 self._origins.made_between(name, taken, made, is_own=is_own)
                 self._origins.parameters.made_between(name, taken, made, self._origins.latest)
             self._is_ahead |= seen.has_drawn and not is_real

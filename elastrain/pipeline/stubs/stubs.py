@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from elastrain.errors import ConfigError
+from elastrain.pipeline.stubs.backward_draws import BackwardDraws
 from elastrain.pipeline.stubs.entries import Entries, Forward
 from elastrain.pipeline.stubs.fakes import Fakes, FakesOfBlock, is_fake
 from elastrain.pipeline.stubs.passes import StubPass
@@ -41,9 +42,12 @@ class Stubs:
         self._is_here = is_here or self._is_computed
         self._fakes = Fakes()
         self._of_block = tuple(FakesOfBlock(outputs) for outputs in traced.outputs)
-        self._begin, self._end = 0, 0
+        self._stretch = range(0)
+        """Places of the blocks that this member computes."""
         self._fresh: frozenset[int] = frozenset()
         self._pass: StubPass | None = None
+        self._backward: BackwardDraws | None = None
+        """Of the backward under way."""
         self.hold(begin, end)
         self._draws = UntracedDraws(traced.graph.blocks, traced.draws)
         self._entries = Entries(model, traced.graph.blocks, self._enter)
@@ -60,7 +64,7 @@ class Stubs:
         points = self._traced.graph.points
         if begin not in points or end not in points or begin >= end:
             raise ConfigError(f"a member cannot hold the blocks [{begin}, {end}): legal cuts are {points}")
-        self._begin, self._end = begin, end
+        self._stretch = range(begin, end)
         returned_by = self._traced.returned_by
         self._fresh = frozenset(returned_by[n] for n in self._traced.crossing[begin] if n in returned_by)
 
@@ -69,12 +73,24 @@ class Stubs:
         # Weights that were cast for the micro-batch before would tie its graph to this one's.
         torch.clear_autocast_cache()
         crossing = self._traced.crossing
-        self._pass = StubPass(crossing[self._begin], crossing[self._end], received)
+        self._pass = StubPass(crossing[self._stretch.start], crossing[self._stretch.stop], received)
         return self._pass
 
-    def loss_is_made(self) -> None:
-        """The forward is over. Raises ConfigError where code drew random numbers that the tracing pass has not seen."""
+    def loss_is_made(self) -> BackwardDraws:
+        """The forward is over; what its backward may draw.
+
+        Raises ConfigError where code drew random numbers that the tracing pass has not seen.
+        """
         self._draws.behind()
+        return BackwardDraws(self._traced.graph.blocks, self._stretch, self._traced.draws)
+
+    def go_back(self, draws: BackwardDraws, backward: Callable[[], Any]) -> None:
+        """Run the backward of a micro-batch. Raises ConfigError where it draws numbers that one worker does not."""
+        self._backward = draws
+        try:
+            draws.compute(backward)
+        finally:
+            self._backward = None
 
     def finish(self) -> None:
         """The body of the loop is over: until the next `begin` a block may be entered where it is here."""
@@ -101,21 +117,30 @@ class Stubs:
         if self._is_computed(place):
             args, kwargs = self._exchanged(place, args, kwargs, is_again=is_again)
             if is_again:
-                return forward(*args, **kwargs)
+                return self._again(lambda: forward(*args, **kwargs))
             return self._draws.computed(place, lambda: forward(*args, **kwargs))
-        if place >= self._end and not is_again:
+        if place >= self._stretch.stop and not is_again:
             self._collect(place, args, kwargs)
         if not is_again:
             self._draws.passed(place)
-        return self._of_block[place].take(self._fakes, fresh=place in self._fresh)
+        fresh = place in self._fresh
+        if is_again:
+            return self._again(lambda: self._of_block[place].take(self._fakes, fresh=fresh))
+        return self._of_block[place].take(self._fakes, fresh=fresh)
+
+    def _again(self, compute: Callable[[], Any]) -> Any:
+        return compute() if self._backward is None else self._backward.again(compute)
 
     def _before(self, *_: object) -> None:
         """A block is about to be entered."""
-        if self._pass is not None and torch._C._current_graph_task_id() == -1:
+        if torch._C._current_graph_task_id() != -1:
+            if self._backward is not None:
+                self._backward.entering()
+        elif self._pass is not None:
             self._draws.behind()
 
     def _is_computed(self, place: int) -> bool:
-        return self._begin <= place < self._end
+        return place in self._stretch
 
     def _check_is_here(self, place: int) -> None:
         if not self._is_here(place):

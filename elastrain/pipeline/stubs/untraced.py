@@ -28,7 +28,7 @@ class _Left:
     place: int
     others: object
     torchs: bytes | None = None
-    """Where the block was computed here, and has drawn."""
+    """Where members may differ in torch's numbers from here on, and code drew none of its own in the tracing pass."""
 
 
 class UntracedDraws:
@@ -40,6 +40,9 @@ class UntracedDraws:
         first = min(traced.inside, default=len(blocks))
         self._alike_up_to = len(blocks) if any(place >= first for place in traced.between) else first
         """Behind this block members may differ in Python's and NumPy's numbers, and code drew none of them."""
+        self._may_draw = {*traced.own, len(blocks) - 1}
+        self._for_fakes = traced.own - traced.real
+        """Behind these blocks code drew for activations only: nothing where these are fakes."""
         self._left: _Left | None = None
 
     def behind(self) -> None:
@@ -47,22 +50,23 @@ class UntracedDraws:
         left, self._left = self._left, None
         if left is None:
             return
-        if left.torchs not in (None, _torchs()) and left.place not in {*self._traced.own, len(self._blocks) - 1}:
+        if left.torchs not in (None, state_of_torch()):
             raise self._refusal(f"code behind block {self._blocks[left.place]!r} drew random numbers of torch")
         if left.place >= self._alike_up_to and self._others() != left.others:
             raise self._refusal(f"code behind block {self._blocks[left.place]!r} drew numbers of Python or NumPy")
 
     def passed(self, place: int) -> None:
         """A block that another member computes was entered."""
-        if place >= self._alike_up_to:
-            self._left = _Left(place, self._others())
+        is_for_fakes = place in self._for_fakes
+        if is_for_fakes or place >= self._alike_up_to:
+            self._left = _Left(place, self._others(), state_of_torch() if is_for_fakes else None)
 
     def computed(self, place: int, compute: Callable[[], Any]) -> Any:
         """What the block returns."""
-        torchs, others = _torchs(), self._others()
+        torchs, others = state_of_torch(), self._others()
         returned = compute()
-        now = _torchs()
-        self._left = _Left(place, self._others(), now if now != torchs else None)
+        now = state_of_torch()
+        self._left = _Left(place, self._others(), now if now != torchs and place not in self._may_draw else None)
         if place not in self._traced.inside and self._left.others != others:
             raise self._refusal(f"block {self._blocks[place]!r} drew random numbers of Python or NumPy")
         return returned
@@ -88,5 +92,6 @@ def first_draw() -> object:
     return random.getstate(), state[0], state[_WORDS]
 
 
-def _torchs() -> bytes:
+def state_of_torch() -> bytes:
+    """Of the generator of the CPU."""
     return torch.default_generator.get_state().numpy().tobytes()

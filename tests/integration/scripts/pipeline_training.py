@@ -20,7 +20,7 @@ if __name__ == "__main__":  # as a script: make `tests` importable from any fold
 
 import elastrain
 from experiments.pipeline.present import lines_of
-from tests.support.pipeline_models import CASES, WORDS, autocast, batch_of, loss_of
+from tests.support.pipeline_models import CASES, DRAWN, WORDS, autocast, batch_of, loss_of
 
 
 class Texts(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -36,7 +36,7 @@ class Texts(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--case", default="gpt", choices=CASES)
+    parser.add_argument("--case", default="gpt", choices=CASES | DRAWN)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--micro-batches", type=int, default=6)
     parser.add_argument("--run-length", type=int, default=1)
@@ -45,7 +45,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     job = elastrain.init(seed=7, run_length=args.run_length, backups=args.backups)
-    case = CASES[args.case]
+    case = (CASES | DRAWN)[args.case]
     model = case.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = elastrain.DataLoader(Texts(), global_batch_size=2 * args.micro_batches, micro_batch_size=2, num_workers=0)

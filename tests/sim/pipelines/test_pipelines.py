@@ -54,6 +54,7 @@ def test_losses_and_joins_at_any_point_show_in_no_weight_and_nobody_waits_for_ev
 
 
 @pytest.mark.on_demand
+@pytest.mark.timeout(0)
 def test_twenty_thousand_schedules_hold() -> None:
     assert outcomes(range(20_000)) == {"ok": 20_000}
 
