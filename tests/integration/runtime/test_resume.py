@@ -209,3 +209,25 @@ def test_damage_that_only_its_readers_find_leads_all_of_them_to_the_older_checkp
     named = run(tmp_path / "named", 1, options=("--resume", str(newest)))
     assert named.exit_code != 0
     assert f"--resume {newest}" in named.output and "name an older one" in named.output
+
+
+@pytest.mark.on_demand
+def test_newcomers_that_still_read_a_slow_checkpoint_lose_nothing_when_all_others_are_killed(tmp_path: Path) -> None:
+    """In the first step of a resumed job: with the last of those that began it, newcomers alone have what they read."""
+    whole, checkpoints = undisturbed()
+    options = ("--resume", str(checkpoints / "life-0001-step-0000000001"))
+    struck = (("m1", "forward"), ("m0", "reduce"), ("m2", "reduce"))
+    faults = [f"kill --target member:{member} --at step=2,phase={phase}" for member, phase in struck]
+    done = run_job(
+        tmp_path,
+        workers=3,
+        arguments=("--steps", str(STEPS)),
+        options=options,
+        faults=faults,
+        script=SCRIPTS / "slow_reading_training.py",
+        slow_until="m3",
+    )
+    assert done.exit_code == 0, done.output
+    assert len(done.phases_struck()) == 3
+    assert "m3 reads slowly" in done.output
+    assert last_words(done) == whole

@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--save-at", type=int, nargs="*", default=[])
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--slow", type=float, default=0.0)
+    parser.add_argument("--slow-while", type=Path, help="a file: while it exists, a micro-batch takes eight seconds")
     parser.add_argument("--load", type=Path, help="a state dict that the script loads by itself")
     parser.add_argument("--dump", type=Path, help="where the model's state dict goes before the first step")
     args = parser.parse_args()
@@ -64,7 +65,7 @@ def main() -> None:
         if step.number in args.save_at:
             save(job, step, args.folder)
         for inputs, labels in step:
-            time.sleep(args.slow)
+            time.sleep(8.0 if args.slow_while is not None and args.slow_while.exists() else args.slow)
             step.backward(nn.functional.cross_entropy(model(inputs, labels), labels))
         scheduler.step()
         seen += torch.tensor([step.loss, step.samples])
