@@ -35,7 +35,7 @@ from elastrain.launcher.life_changes import SharedLives
 from elastrain.launcher.lives import Following
 from elastrain.launcher.namespaces.programs import enter, lacking
 from elastrain.launcher.namespaces.switch import SWITCH, SWITCH_ADDRESS, Switch
-from elastrain.launcher.node_restarts import NodeRestarts, begin, end_fork_server
+from elastrain.launcher.node_starts import NodeRestarts, begin, end_fork_server
 from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir

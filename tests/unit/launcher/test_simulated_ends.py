@@ -10,7 +10,7 @@ import pytest
 
 from elastrain.errors import ElastrainError
 from elastrain.launcher import rundir
-from elastrain.launcher.node_restarts import begin
+from elastrain.launcher.node_starts import begin
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.simulated_ends import EndsOfNodes
 
