@@ -46,6 +46,30 @@ class Unreachable:
 Report = Present | Lapsed | Taken | Unreachable
 
 
+class _Values:
+    """What is to be under the key: now, and where it was lost and is written again. Owner and thread both change it."""
+
+    def __init__(self, value: bytes) -> None:
+        self._lock = threading.Lock()
+        self._now = self._after_loss = value
+
+    @property
+    def now(self) -> bytes:
+        return self._now
+
+    def replace(self, value: bytes) -> None:
+        with self._lock:
+            self._now = self._after_loss = value
+
+    def replace_after_loss(self, value: bytes) -> None:
+        with self._lock:
+            self._after_loss = value
+
+    def lost(self) -> None:
+        with self._lock:
+            self._now = self._after_loss
+
+
 class Presence:
     """Reports are posted to the inbox. `value` must differ from that of any other owner: let it hold an incarnation."""
 
@@ -54,8 +78,7 @@ class Presence:
     ) -> None:
         self._store = store
         self.key = key
-        self._wanted = value, value
-        """What is to be there: now, and where the key was lost and is written again."""
+        self._values = _Values(value)
         self._written: bytes | None = None
         self._revision = 0
         self._lease: int | None = None
@@ -70,12 +93,12 @@ class Presence:
 
     def update(self, value: bytes) -> None:
         """Have this value there instead; a Present tells when it is."""
-        self._wanted = value, value
+        self._values.replace(value)
         self._wake.set()
 
     def after_loss(self, value: bytes) -> None:
         """Have this value there where the key has been lost, and is written again."""
-        self._wanted = self._wanted[0], value
+        self._values.replace_after_loss(value)
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Take the key away, for `timeout_s` at most; else it goes with its lease."""
@@ -99,7 +122,7 @@ class Presence:
             self._is_unreachable = False
         except LeaseLostError:
             self._lease, self._written, self._revision = None, None, 0
-            self._wanted = self._wanted[1], self._wanted[1]
+            self._values.lost()
             self._is_unreachable = False
             self._report(Lapsed())
             return False
@@ -114,7 +137,7 @@ class Presence:
             self._lease = self._store.grant(self._ttl_s)
         else:
             self._store.keep_alive(self._lease)
-        wanted, _ = self._wanted
+        wanted = self._values.now
         if self._written == wanted:
             return False
         self._write(wanted, self._lease)

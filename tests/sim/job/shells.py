@@ -199,7 +199,7 @@ class _WakingEvent:
 def virtual(world: World) -> Iterator[None]:
     """While it is open, the shells live in the world's time."""
     threads = SimpleNamespace(Thread=VirtualThread, Event=threading.Event, Lock=threading.Lock)
-    waking = SimpleNamespace(Thread=VirtualThread, Event=_WakingEvent)
+    waking = SimpleNamespace(Thread=VirtualThread, Event=_WakingEvent, Lock=threading.Lock)
     quiet = SimpleNamespace(stderr=SimpleNamespace(write=world.say, flush=lambda: None), excepthook=None)
     with ExitStack() as stack:
         for module in (command_runner, registry, store_calls, node_end, views):
