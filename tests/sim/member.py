@@ -363,7 +363,6 @@ class SimMember:
                 buffer.value = RELEASED
 
     def _carry_out(self, command: p.Command, out: Outbox) -> p.Event | None:
-        self.elsewhere.update(p.overwrites(command))
         match command:
             case p.SendMessage():
                 out.frames.append((command.to, self.generation, command.message, self._payload(command.message)))
@@ -406,11 +405,23 @@ class SimMember:
             case p.Leave():
                 out.left, out.evicted = True, command.evicted
             case _:
-                result = self.ledger.carry_out(command)
+                result = self.work(command)
                 if self.pipelined is not None:
                     self.pipelined.forget(command)
                 return result
         return None
+
+    def work(self, command: p.Command) -> p.Event | None:
+        """The ledger's work. What it writes into the model and is not said to, a checkpoint's reading would undo."""
+        said = p.overwrites(command)
+        self.elsewhere.update(said)
+        before = [cell.value for cell in self.symbols.model]
+        result = self.ledger.carry_out(command)
+        if not isinstance(command, p.HoldBlocks):
+            for shard, (cell, value) in enumerate(zip(self.symbols.model, before, strict=True)):
+                if cell.value is not value and cell.value != value and shard not in said:
+                    raise Violation(f"{type(command).__name__} writes parameters, and `overwrites` does not say so")
+        return result
 
     def _payload(self, message: Message) -> list[Ref]:
         name = f"{type(message).__name__} of {self.me}"

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from elastrain import protocol as p
 from elastrain.values import Contribution
 from tests.sim import replay
 from tests.sim.cluster import Cluster, Scenario, truth_of
@@ -54,6 +55,16 @@ def test_every_schedule_ends_as_the_undisturbed_job_or_says_why_not(
     record_property("figures", f"schedules: {report(ended)}")
     assert ended["lost"] <= LOST_AT_MOST * CHUNK
     assert ended["faults"] >= CHUNK  # a schedule without faults shows nothing
+
+
+@pytest.mark.parametrize("forgotten", [p.Apply, p.Bind, p.TakeParameters])
+def test_a_command_that_writes_parameters_and_does_not_say_so_is_found(
+    forgotten: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = p.overwrites
+    monkeypatch.setattr(p, "overwrites", lambda command: () if isinstance(command, forgotten) else said(command))
+    with pytest.raises(Violation, match=f"{forgotten.__name__} writes parameters, and `overwrites` does not say so"):
+        [cluster_of(seed).run() for seed in range(EARLY)]
 
 
 EARLY = 150

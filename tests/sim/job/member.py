@@ -284,10 +284,9 @@ class SimExecutor:
     def carry_out(self, command: p.Command) -> p.Event | None:
         if isinstance(command, p.ReadInitial):
             self._read(command)
-        self._member.elsewhere.update(p.overwrites(command))
         if self._writer.carry_out(command):
             return None
-        result = self._member.ledger.carry_out(command)
+        result = self._member.work(command)
         self._process.life.checks.members.command(self._member, command)
         return result
 
