@@ -78,7 +78,7 @@ def _look(member: str, worker: WatchedWorker) -> ev.Seen:
         member=member,
         loop=ev.SeenThread(spot=loop, starved_s=_starved_s(worker.pid, loop)),
         engine=ev.SeenThread(spot=engine, starved_s=_starved_s(worker.pid, engine)),
-        stopped=state_of(worker.pid) in "Tt",
+        stopped=state_of(worker.pid) in ("T", "t"),
     )
 
 

@@ -6,6 +6,7 @@ import multiprocessing.forkserver
 import os
 import signal
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 
@@ -44,6 +45,14 @@ def begin(process: BaseProcess) -> None:
     except (EOFError, ConnectionError):
         reason = f"the process that nodes are started from was killed as it was to start {process.name}: all nodes end"
         raise ElastrainError(reason) from None
+
+
+def signal_all(processes: Iterable[BaseProcess], number: int) -> None:
+    """Who has just ended hears nothing: the fork server lets go of its process id before anybody here knows of it."""
+    for process in processes:
+        if process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number)
 
 
 def end_fork_server() -> None:

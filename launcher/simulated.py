@@ -35,7 +35,7 @@ from elastrain.launcher.life_changes import SharedLives
 from elastrain.launcher.lives import Following
 from elastrain.launcher.namespaces.programs import enter, lacking
 from elastrain.launcher.namespaces.switch import SWITCH, SWITCH_ADDRESS, Switch
-from elastrain.launcher.node_starts import NodeRestarts, begin, end_fork_server
+from elastrain.launcher.node_starts import NodeRestarts, begin, end_fork_server, signal_all
 from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir
@@ -286,9 +286,7 @@ class _Nodes:
     def _stop(self, numbers: Sequence[signal.Signals]) -> None:
         for number in numbers:
             self._stopped_by = number
-            for process in self._running.values():
-                if process.pid is not None:
-                    os.kill(process.pid, number)
+            signal_all(self._running.values(), number)
 
 
 def answer(options: RunOptions, around: Surroundings, request: Request) -> Answer:

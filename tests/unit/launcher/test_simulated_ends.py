@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import signal
+import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 
 from elastrain.errors import ElastrainError
 from elastrain.launcher import rundir
-from elastrain.launcher.node_starts import begin
+from elastrain.launcher.node_starts import begin, signal_all
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.simulated_ends import EndsOfNodes
 
@@ -58,6 +61,18 @@ def test_a_fork_server_that_is_killed_as_it_starts_a_node_is_said_in_a_sentence(
     """The screen showed "Aborted!", as for an input that has ended, and nothing else."""
     with pytest.raises(ElastrainError, match="was killed as it was to start node1: all nodes end"):
         begin(_StartsFromNobody(error))
+
+
+def test_a_node_that_has_just_ended_is_passed_over_where_all_are_told_to_go() -> None:
+    """Its process id is free before the command has heard of its end: a traceback took the place of the sentence."""
+    forks = multiprocessing.get_context("fork")
+    ended, living = forks.Process(target=int), forks.Process(target=time.sleep, args=(60,))
+    for each in (ended, living):
+        each.start()
+    ended.join(20)
+    signal_all([ended, living], signal.SIGKILL)
+    living.join(20)
+    assert (ended.exitcode, living.exitcode) == (0, -signal.SIGKILL)
 
 
 def test_a_stop_is_said_where_no_node_has_said_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
