@@ -79,6 +79,7 @@ def test_results_are_appended_with_what_they_depend_on(tmp_path: Path) -> None:
     assert entries[0]["date"].endswith("+00:00")
 
 
+@pytest.mark.slow
 def test_plots_are_written(tmp_path: Path) -> None:
     assert bars(tmp_path / "a.png", {"x": [1, 2, 3]}, label="s", title="t").stat().st_size > 1000
     series = {"loss": ([0, 1], [2.0, 1.0])}

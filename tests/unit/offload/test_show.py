@@ -137,6 +137,7 @@ def test_what_memory_would_hold_if_nothing_had_left() -> None:
     assert found == [(0.0, MIB), (0.35, 2 * MIB), (0.5, MIB), (1.0, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [LAST, None])
 def test_the_picture_is_written(tmp_path: FilePath, last: PassProfile | None) -> None:
     profiles = {"m0": replace(PROFILE, stats=replace(STATS, last=last)), "m1": PROFILE}

@@ -18,6 +18,8 @@ from elastrain.pipeline.stubs.trace import trace
 from tests.support.absent_blocks import let_go
 from tests.support.pipeline_members import untie
 
+pytestmark = pytest.mark.slow  # the import of transformers alone takes a second
+
 WORDS = 96
 
 

@@ -293,6 +293,7 @@ def test_a_dataset_that_raises_stop_iteration_does_not_end_the_training_loop(num
         loader.get(0, 0)
 
 
+@pytest.mark.slow
 def test_loader_processes_die_with_the_training_process() -> None:
     code = """
         import time, torch

@@ -92,6 +92,7 @@ def test_no_descriptor_is_left_behind_by_any_number_of_micro_batches() -> None:
     assert _descriptors() < here, "the sockets are still open"
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_moment_is_started_again_and_nothing_is_lost_or_comes_twice() -> None:
     moments = random.Random(3)
     for victim in range(30):

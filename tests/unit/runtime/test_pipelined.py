@@ -13,7 +13,7 @@ from tests.support.pipeline_models import CASES, WORDS, Case, Stack, loss_of
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 
 
-@pytest.mark.parametrize("run_length", [1, 2])
+@pytest.mark.parametrize("run_length", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", ["gpt", "checkpointed", "autocast-loop", "encoder-decoder"])
 def test_three_members_make_every_gradient_of_every_run_as_one_does(case: str, run_length: int) -> None:
     runs = -(-MICRO_BATCHES // run_length)
@@ -28,6 +28,7 @@ def _compiled(backend: str) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.on_demand)])
 def test_compiled_blocks_are_blocks_like_any(backend: str) -> None:
     case = Case(lambda: _compiled(backend), CASES["gpt"].cuts)
