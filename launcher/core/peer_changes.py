@@ -24,6 +24,8 @@ from elastrain.launcher.values import Command, Log, TellNodes
 
 _REGROUP_S = 3.0
 """From the first answer to a node that was cut off itself: the links to the others come again one by one, too."""
+_CUT_OFF_S = 30.0
+"""So long a node that reaches no other, though others live, takes none for dead by the end of its lease."""
 _SLEPT_S = 2.5
 """An agent that has not looked at its workers for so long stood still itself, and others heard nothing of it."""
 
@@ -77,16 +79,24 @@ class PeerChanges:
         if not peer.met:  # it may only have been slow
             self._deadlines.set(MeetDue(event.node), now + self._config.times.meet_s)
             return [log]
-        return [log, *self._lose_node(peer, "its lease is gone", now)]
+        # Whoever does not reach the store may train on with others, and be reached by all but this node.
+        if self._peers.is_cut_off:
+            self._deadlines.set(MeetDue(event.node), now + _CUT_OFF_S)
+            return [log]
+        commands: list[Command] = [log]
+        for each in self._peers.in_doubt():
+            commands += self._lose_node(each, "its lease is gone", now)
+        return commands
 
     def on_not_met(self, due: MeetDue, now: float) -> list[Command]:
         """Take a node for dead that has no key and did not answer in time."""
         peer = self._peers.nodes.get(due.node)
         if peer is None:
             return self._on_absent(due.node, now)
-        if peer.leased or peer.met:  # it came back in time, or its link tells from now on
+        if peer.leased or peer.linked:  # it came back in time
             return []
-        return self._lose_node(peer, "its lease is gone, and its agent was never reached", now)
+        how = "does not answer" if peer.met else "was never reached"
+        return self._lose_node(peer, f"its lease is gone, and its agent {how}", now)
 
     def _on_absent(self, name: str, now: float) -> list[Command]:
         """Handle a node of the view that has no key and does not answer: it was gone before this one came."""
@@ -131,9 +141,16 @@ class PeerChanges:
             return [log, *self._lose_node(peer, f"its lease is gone, and {event.reason}", now)]
         if not event.up and not event.closed:
             self._deadlines.set_first(SilenceDue(), now + self._config.times.silence_grace_s)
+        if event.up:
+            self._put_off_verdicts(now)
         if event.up and self._parking.parked is not None:
             self._regroup(now)
         return [log, *(self._news_for(event.node) if event.up else []), *self._view_changes.settle(now)]
+
+    def _put_off_verdicts(self, now: float) -> None:
+        """This node is reached again: those that it could not take for dead are on their way, too, or are dead."""
+        for peer in self._peers.in_doubt():
+            self._deadlines.set(MeetDue(peer.record.name), now + _REGROUP_S)
 
     def _regroup(self, now: float) -> None:
         """The first that answers again makes no majority with which others are removed: they are on their way, too."""

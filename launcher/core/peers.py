@@ -47,6 +47,16 @@ class Peers:
         """The nodes not known to be dead, this one too, whatever their leases."""
         return [self.record, *(peer.record for peer in self.nodes.values())]
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether none answers this node, though another lives, by its lease, that it has met."""
+        nodes = self.nodes.values()
+        return not any(peer.linked for peer in nodes) and any(peer.leased and peer.met for peer in nodes)
+
+    def in_doubt(self) -> list[PeerNode]:
+        """Nodes that were met, and neither have a lease nor answer."""
+        return [peer for peer in self.nodes.values() if peer.met and not (peer.leased or peer.linked)]
+
     def answering(self) -> set[tuple[str, int]]:
         """The nodes (name, incarnation) whose agents answer."""
         return {(p.record.name, p.record.incarnation) for p in self.nodes.values() if p.linked}

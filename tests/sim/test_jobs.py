@@ -205,6 +205,14 @@ FOUND = {
         '{"type":"StoreAway","at_s":1.435,"for_s":0.51,"restarts":true},{"type":"Join","at_s":2.0},'
         '{"type":"Wipe","at_s":3.084,"for_s":1.0}]}'
     ),
+    "a node that reaches no other takes one for dead that has only lost the store, and ends the job": (
+        '{"seed":1200379,"nodes":3,"workers":1,"backups":1,"steps":3,"runs":4,"one_host":false,"check_every":0,'
+        '"slow_store":-1,"slow_behind":false,"resumes":null,"checkpoint_every":0,"local_disks":false,"no_room":false,'
+        '"faults":[{"type":"Isolate","at_s":2.0,"node":3,"for_s":8.0,"store":false},'
+        '{"type":"Kill","at_s":3.0,"who":7,"phase":"publish","sends":0},'
+        '{"type":"Pause","at_s":4.0,"who":2,"for_s":3.0,"is_node":false},'
+        '{"type":"Cut","at_s":4.47,"node":1,"other":-1,"for_s":7.0,"both":true}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 

@@ -622,6 +622,25 @@ def test_missing_lease_of_a_node_that_still_answers_proves_nothing() -> None:
     assert views_of(cluster) == {("m0", "m2")}
 
 
+@pytest.mark.parametrize("comes", ["link", "other lease", "nothing"])
+def test_a_node_that_nobody_reaches_takes_none_for_dead_by_a_lease_alone(comes: str) -> None:
+    """Node 2 may have lost the store, and train on with node 1: only this one reaches neither of them."""
+    cluster = running()
+    cluster.cut_off("node0")
+    agent = cluster.agents["node0"]
+    cluster.happen(agent, ev.LeaseEnded(node="node2"))
+    assert not agent.logged("node_dead")
+    if comes == "other lease":  # nobody is left who could know better
+        cluster.happen(agent, ev.LeaseEnded(node="node1"))
+        assert {log.fields["node"] for log in agent.logged("node_dead")} == {"node1", "node2"}
+        return
+    if comes == "link":
+        cluster.happen(agent, ev.LinkChanged(node="node1", up=True, reason="its agent answers again"))
+        cluster.happen(agent, ev.LinkChanged(node="node2", up=True, reason="its agent answers again"))
+    cluster.tick(31.0)
+    assert len(agent.logged("node_dead")) == (1 if comes == "nothing" else 0)
+
+
 def test_isolated_node_can_not_remove_the_majority() -> None:
     cluster = running()
     isolated = cluster.agents["node2"]
