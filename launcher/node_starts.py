@@ -10,11 +10,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 
+from elastrain.base.processes import ignores
 from elastrain.errors import ElastrainError
 from elastrain.launcher.say import say
 
 RESTART_COUNTS_S = 3600.0
 """How long a node's restart counts."""
+_HEARS_S, _LOOK_AGAIN_S = 0.5, 0.002
+"""Where the command itself was started with Ctrl-C ignored, its nodes ignore it for ever."""
 
 
 class NodeRestarts:
@@ -45,6 +48,10 @@ def begin(process: BaseProcess) -> None:
     except (EOFError, ConnectionError):
         reason = f"the process that nodes are started from was killed as it was to start {process.name}: all nodes end"
         raise ElastrainError(reason) from None
+    # A fork of that process ignores Ctrl-C, as it does itself, until its first lines have run.
+    deadline_s = time.monotonic() + _HEARS_S
+    while process.pid is not None and ignores(process.pid, signal.SIGINT) and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def signal_all(processes: Iterable[BaseProcess], number: int) -> None:

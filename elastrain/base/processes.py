@@ -49,3 +49,13 @@ def state_of(pid: int) -> str:
 def is_stopped(pid: int) -> bool:
     """Whether it has got SIGSTOP and does not run."""
     return state_of(pid) == "T"
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Whether a process ignores the signal; not where it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    mask = status.partition("SigIgn:")[2].split(maxsplit=1)[:1]
+    return bool(mask) and bool(int(mask[0], 16) >> (number - 1) & 1)
