@@ -16,7 +16,8 @@ from elastrain.launcher.say import say
 
 RESTART_COUNTS_S = 3600.0
 """How long a node's restart counts."""
-_HEARS_S, _LOOK_AGAIN_S = 0.5, 0.002
+_LOOK_AGAIN_S = 0.002
+_HEARS_S = 0.5
 """Where the command itself was started with Ctrl-C ignored, its nodes ignore it for ever."""
 
 

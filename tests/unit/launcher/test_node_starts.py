@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from elastrain.launcher.node_restarts import begin
+from elastrain.launcher.node_starts import begin
 
 
 @pytest.mark.slow
