@@ -39,8 +39,8 @@ REACHES = {
     "plan_s": Reach(limit=1.0),
     "record_price": Reach(limit=1.15),
 }
-WARM_STEPS = 4
-"""Two show what there is to plan, one more has updates in the plan's order, one is watched."""
+WARM_STEPS = 6
+"""Two show what there is to plan, one more has updates in the plan's order, one is watched; then freed memory stays."""
 SLOW_BYTES_PER_S = 0.5e9
 RATES = (0.25e9, 0.5e9, 1e9, 2e9, 4e9)
 

@@ -40,7 +40,11 @@ def _as_it_is(plan: Plan, _budget: Budget) -> Plan:
     return plan
 
 
-ZERO_INFINITY = Policy(make=_one_block_ahead, improve=_as_it_is, orders=(UpdateOrder.AFTER_BACKWARD,), recompute=False)
+ZERO_INFINITY = Policy(
+    make=_one_block_ahead, improve=_as_it_is, orders=(UpdateOrder.AFTER_BACKWARD,), recompute=False, keep_freed=False
+)
 """Out after each use, one block ahead, updates at the end. With layerwise recomputation, which the model does."""
-ON_DEMAND = Policy(make=_on_demand, improve=_as_it_is, orders=(UpdateOrder.AFTER_BACKWARD,), recompute=False)
+ON_DEMAND = Policy(
+    make=_on_demand, improve=_as_it_is, orders=(UpdateOrder.AFTER_BACKWARD,), recompute=False, keep_freed=False
+)
 """Read when needed, written when left. Likewise with recomputation."""

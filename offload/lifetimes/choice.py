@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from elastrain.offload.lifetimes.orders import Arranged, Arrival, BlockSizes, UpdateOrder, arrange
 from elastrain.offload.lifetimes.plan import better_plan, first_plan, hides_all
-from elastrain.offload.lifetimes.values import Budget, LimitBelowLeastError, Plan, Program, Tier
+from elastrain.offload.lifetimes.values import Budget, LimitBelowLeastError, Plan, Program, Tier, UnplayableError
 
 MARGIN_SHARE = 0.04
 """What is left free below the limit: the kernel counts in its own units, and later than things happen."""
@@ -15,17 +15,22 @@ CLOSE = 1.05
 """Whose first plan is so many times slower than the best one is not improved: that gains less than orders differ."""
 
 
+KEPT_MEMORY_GAINS = 1.1
+"""A plan that leaves room for freed memory may be so many times slower: with fewer page faults it computes faster."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """How a plan is made, and of which orders of updates the fastest is taken; whether blocks may be computed again.
 
-    `improve` tries what takes longer, where the first plan stalls.
+    `improve` tries what takes longer, where the first plan stalls. `keep_freed`: freed memory may stay in the heap.
     """
 
     make: Callable[[Program, Budget], Plan] = first_plan
     improve: Callable[[Plan, Budget], Plan] = better_plan
     orders: tuple[UpdateOrder, ...] = tuple(UpdateOrder)
     recompute: bool = True
+    keep_freed: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +49,12 @@ class SeenStep:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenPlan:
-    """A plan, the order that it is made for, and how much memory it may use of the limit."""
+    """A plan, the order that it is made for, and how much memory it may use of the limit; what is held besides."""
 
     arranged: Arranged
     plan: Plan
     usable_bytes: int
+    outside_bytes: int
 
 
 def choose(step: SeenStep, limit_bytes: int, tiers: tuple[Tier, ...], policy: Policy | None = None) -> ChosenPlan:
@@ -68,7 +74,27 @@ def choose(step: SeenStep, limit_bytes: int, tiers: tuple[Tier, ...], policy: Po
         smallest_bytes = int((error.least_bytes + outside_bytes) / (1 - MARGIN_SHARE)) + 1
         raise LimitBelowLeastError(limit_bytes, smallest_bytes, error.point) from error
     arranged, plan = _fastest(found, budget, policy)
-    return ChosenPlan(arranged=arranged, plan=plan, usable_bytes=usable_bytes)
+    return ChosenPlan(arranged=arranged, plan=plan, usable_bytes=usable_bytes, outside_bytes=outside_bytes)
+
+
+def with_room_for_freed(
+    step: SeenStep, limit_bytes: int, tiers: tuple[Tier, ...], policy: Policy, spare_bytes: int
+) -> ChosenPlan | None:
+    """The plan beside so much freed memory that stays in the heap; None where there is none."""
+    try:
+        return choose(step, max(0, limit_bytes - spare_bytes), tiers, policy)
+    except (LimitBelowLeastError, UnplayableError):
+        return None
+
+
+def holes_at_most(step: SeenStep) -> int:
+    """What may be expected to stay in the heap of what forwards save, before anybody has seen it: half of it."""
+    return sum(each.saved_bytes for each in step.points) // 2
+
+
+def gains_by_keeping(kept: ChosenPlan, other: ChosenPlan) -> bool:
+    """Whether the plan that has room for freed memory is fast enough to take it instead of the other one."""
+    return kept.plan.played.step_s <= KEPT_MEMORY_GAINS * other.plan.played.step_s
 
 
 def _fastest(found: list[tuple[Arranged, Plan]], budget: Budget, policy: Policy) -> tuple[Arranged, Plan]:

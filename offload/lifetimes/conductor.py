@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from elastrain.offload.errors import LimitTooSmallError
+from elastrain.offload.lifetimes import heap
 from elastrain.offload.lifetimes.carried import FAR, Carried, PieceKey
 from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.held import HeldPiece
@@ -44,7 +45,7 @@ class Conductor:
         self._place = -1
         self._now: tuple[StepStage, int] | None = None
         self._asked: list[PieceKey] = []
-        self._known = KnownPoints()
+        self.known = KnownPoints()
         saved.saved = self._was_saved
 
     def carry(self, carried: Carried, outside_bytes: int) -> None:
@@ -77,7 +78,7 @@ class Conductor:
             self._custody.make_room(0)  # what the point itself takes needs room, too
             self._bring()
         self._custody.trim(wholly=self.carried is None)
-        self._meter.begin(with_memory=self._meter.is_cheap or is_due or self._now not in self._known)
+        self._meter.begin(with_memory=self._meter.is_cheap or is_due or self._now not in self.known)
 
     def end_point(self) -> None:
         """The point is over: note what was seen, and let go of what the plan says."""
@@ -85,7 +86,7 @@ class Conductor:
             return
         (stage, block), figures, account = self._now, self._meter.end(), self._custody.account
         expected_bytes = account.reserved_bytes + account.outside_bytes - self._meter.guard_bytes
-        seconds, extra_bytes = self._known.learn(self._now, figures, expected_bytes if self.carried else None)
+        seconds, extra_bytes = self.known.learn(self._now, figures, expected_bytes if self.carried else None)
         self.seen.append(
             Arrival(
                 stage=stage,
@@ -104,6 +105,13 @@ class Conductor:
             self._saved.keep_as(None)  # all of it has left by itself
         elif self._place >= 0:
             self._let_go(self.carried, stage)
+
+    def begin_step(self) -> list[Arrival]:
+        """What was seen of the step that has ended, and look anew."""
+        seen, self.seen = self.seen, []
+        self.steps += 1
+        self.known.begin_step()
+        return seen
 
     def next_use(self, piece: HeldPiece) -> int:
         """How far away a piece's next use is, as far as the plan knows."""
@@ -144,7 +152,11 @@ class Conductor:
     def _reserve(self, stage: StepStage, block: int) -> None:
         """Have room for what the point takes besides: as planned, or more where the process holds or has taken more."""
         account, meter = self._custody.account, self._meter
-        seen_bytes = self._known.extra_bytes((stage, block), meter.unknown_bytes()) + meter.guard_bytes
+        unknown_bytes = meter.unknown_bytes()
+        if unknown_bytes > account.outside_bytes:  # more holes than the plan leaves room for
+            heap.trim_what_stays()
+            unknown_bytes = meter.unknown_bytes()
+        seen_bytes = self.known.extra_bytes((stage, block), unknown_bytes) + meter.guard_bytes
         account.reserved_bytes = max(account.reserved_bytes, seen_bytes - account.outside_bytes)
 
     def _was_saved(self, size_bytes: int) -> None:

@@ -43,12 +43,16 @@ class KnownPoints:
     def __init__(self) -> None:
         self._seen: dict[Hashable, tuple[float, int]] = {}  # seconds, and the most besides pieces and saved tensors
         self._own_bytes: dict[Hashable, int] = {}  # of that, what was not there before
+        self.unknown_bytes = 0  # that the process held besides when a point began, at most since `begin_step`
+        self.came_near = False  # of the limit, likewise
 
     def __contains__(self, point: Hashable) -> bool:
         return point in self._seen
 
     def learn(self, point: Hashable, figures: PointFigures, expected_bytes: int | None) -> tuple[float, int]:
         """Returns its seconds and extra bytes. Under a plan, `expected_bytes` are what was to be enough for these."""
+        self.unknown_bytes = max(self.unknown_bytes, figures.unknown_bytes)
+        self.came_near |= figures.over_bytes > 0
         seconds, extra_bytes = self._seen.get(point, (0.0, 0))
         seconds = seconds if figures.seconds is None else figures.seconds
         if expected_bytes is not None:
@@ -58,6 +62,10 @@ class KnownPoints:
             self._own_bytes[point] = max(0, extra_bytes - figures.unknown_bytes)
         self._seen[point] = seconds, extra_bytes
         return seconds, extra_bytes
+
+    def begin_step(self) -> None:
+        """Look anew at what is held besides."""
+        self.unknown_bytes, self.came_near = 0, False
 
     def extra_bytes(self, point: Hashable, unknown_bytes: int) -> int:
         """What there will be besides pieces and saved tensors, if so much is there that nobody knows of."""

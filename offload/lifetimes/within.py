@@ -122,7 +122,10 @@ class TrainingWithin:
         saved.make_room, saved.waited = self._custody.make_room, self._custody.has_waited
         saved.stayed = lambda tensor: self._custody.acquire(self._states.holding(tensor))
         self._updates = Updates(optimizer, self._states, self._custody, self._conductor)
-        self._planning = Planning(limit_bytes, self._states, self._conductor, devices)
+        freed = heap.FreedMemory(
+            can_stay=isinstance(meter, KernelMeter) and not any(each.is_open() for each in _TRAININGS)
+        )
+        self._planning = Planning(limit_bytes, self._states, self._conductor, devices, freed)
         self._optimizer = optimizer
         self._unwatched = [each for block in self._blocks for each in block.parameters]
         self._handles = list(self._hook_up())
@@ -133,6 +136,10 @@ class TrainingWithin:
     def reason(self) -> str:
         """The present plan, in words."""
         return self._planning.reason
+
+    def is_open(self) -> bool:
+        """Whether it has not ended by `close` or `abandon`."""
+        return bool(self._handles)
 
     def figures(self) -> dict[str, float]:
         """What the plan predicts of a step, and what was moved so far."""

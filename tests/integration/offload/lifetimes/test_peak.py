@@ -16,7 +16,7 @@ from experiments.offload.models import Shape, build
 from experiments.offload.processes import Process
 from tests.integration.offload.lifetimes.touching import NothingBesides
 
-STEPS = 6
+STEPS = 8
 
 
 @pytest.mark.on_demand
