@@ -417,7 +417,8 @@ class SimMember:
         self.elsewhere.update(said)
         before = [cell.value for cell in self.symbols.model]
         result = self.ledger.carry_out(command)
-        if not isinstance(command, p.HoldBlocks):
+        # What is made of what was read comes after the reading, and is what the reading writes.
+        if not isinstance(command, p.HoldBlocks | p.Create):
             for shard, (cell, value) in enumerate(zip(self.symbols.model, before, strict=True)):
                 if cell.value is not value and cell.value != value and shard not in said:
                     raise Violation(f"{type(command).__name__} writes parameters, and `overwrites` does not say so")
