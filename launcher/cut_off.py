@@ -6,11 +6,10 @@ answers with the name of one of its members or agents is one of them.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from elastrain.comm.errors import CommError
+from elastrain.comm.wire.addresses import choose_address, connect
 from elastrain.comm.wire.handshake import dial
 from elastrain.launcher.values import Roster
 from elastrain.world import View
@@ -26,30 +25,15 @@ def who_answers(roster: Roster, view: View | None, *, secret: bytes, scope: str)
     def answers(where: tuple[str, str]) -> bool:
         name, address = where
         try:
-            with _connected(address) as sock:
+            sock, _ = connect(choose_address(address, same_node=False))
+            with sock:  # the handshake waits until it is connected
                 dial(sock, secret=secret, job=scope, me="a node that starts", timeout_s=_ANSWER_S, expect=name)
         except (OSError, ValueError, CommError):
             return False
         return True
 
-    asked = _of_members(view) if view is not None else {n.signature: f"tcp:{n.endpoint}" for n in roster.nodes}
+    agents = {node.signature: f"tcp:{node.endpoint}" for node in roster.nodes}
+    asked = {member.id: member.address for member in view.members} if view is not None else agents
     with ThreadPoolExecutor(_AT_ONCE) as callers:
         found = zip(asked, callers.map(answers, asked.items()), strict=True)
         return next((name for name, is_there in found if is_there), None)
-
-
-def _of_members(view: View) -> Mapping[str, str]:
-    # Of members on one host alone there is no other address than a UNIX socket's.
-    return {member.id: member.address.rpartition(",")[2] for member in view.members}
-
-
-def _connected(address: str) -> socket.socket:
-    """Raises OSError, ValueError."""
-    scheme, _, where = address.partition(":")
-    if scheme == "unix":
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(_ANSWER_S)
-        sock.connect(f"\0{where}")
-        return sock
-    host, _, port = where.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S)

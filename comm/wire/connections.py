@@ -14,7 +14,7 @@ from typing import Literal
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import SharedMemory
-from elastrain.comm.wire.connector import choose_address
+from elastrain.comm.wire.addresses import choose_address
 from elastrain.comm.wire.event_queue import EventQueue
 from elastrain.comm.wire.link import Link
 from elastrain.comm.wire.link_table import LinkTable

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from elastrain.base.event_loop import READ, WRITE, EventLoop
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.acceptor import Acceptor, AcceptorEvents, AcceptorLimits, Introduction, failure, same_user
+from elastrain.comm.wire.addresses import choose_address, connect, spell
 from elastrain.comm.wire.handshake import Handshake, Role
 from elastrain.comm.wire.secure import Connection
 from elastrain.comm.wire.values import Credentials, MeshConfig, Peer
@@ -75,7 +76,7 @@ class Connector:
         self._dialled: set[_Dialled] = set()
         self._dial_later: list[tuple[float, _Call]] = []
         listeners = [_listen_unix(), *([_listen_tcp(config.bind_host)] if config.transport == "tcp" else [])]
-        self.address = ",".join(_spell(listener) for listener in listeners)
+        self.address = ",".join(spell(listener) for listener in listeners)
         acceptor_events = AcceptorEvents(
             new_handshake=lambda: self._handshake(Role.ACCEPT),
             admit=self._admit,
@@ -253,34 +254,3 @@ def _listen_tcp(bind_host: str) -> socket.socket:
     listener.bind((bind_host, 0))
     listener.listen(_BACKLOG)
     return listener
-
-
-def connect(address: str) -> tuple[socket.socket, int]:
-    """A non-blocking socket on its way to this address, and what `connect` said."""
-    scheme, _, where = address.partition(":")
-    if scheme == "unix":
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        return sock, sock.connect_ex(f"\0{where}")
-    host, _, port = where.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    return sock, sock.connect_ex((host, int(port)))
-
-
-def _spell(listener: socket.socket) -> str:
-    name = listener.getsockname()
-    if listener.family == socket.AF_UNIX:
-        return f"unix:{name[1:].decode()}"
-    return f"tcp:{name[0]}:{name[1]}"
-
-
-def choose_address(address: str, *, same_node: bool) -> str:
-    """The part of a mesh's address to dial: UNIX inside a node, TCP between nodes where the peer listens there.
-
-    A peer that only listens on a UNIX socket is taken at its word: its job runs on one host. Raises ValueError.
-    """
-    parts = [part for part in address.split(",") if part.partition(":")[0] in ("unix", "tcp")]
-    if not parts:
-        raise ValueError(f"{address!r} is no mesh address")
-    wanted = "unix:" if same_node else "tcp:"
-    return next((part for part in parts if part.startswith(wanted)), parts[0])

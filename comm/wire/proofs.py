@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastrain.comm.wire.connector import choose_address, connect
+from elastrain.comm.wire.addresses import choose_address, connect
 from elastrain.comm.wire.values import Peer
 
 # A process that is being killed closes its sockets one after the other: its listener may be the last of them. The

@@ -142,13 +142,13 @@ class PeerChanges:
         if not event.up and not event.closed:
             self._deadlines.set_first(SilenceDue(), now + self._config.times.silence_grace_s)
         if event.up:
-            self._put_off_verdicts(now)
+            self._judge_soon(now)
         if event.up and self._parking.parked is not None:
             self._regroup(now)
         return [log, *(self._news_for(event.node) if event.up else []), *self._view_changes.settle(now)]
 
-    def _put_off_verdicts(self, now: float) -> None:
-        """This node is reached again: those that it could not take for dead are on their way, too, or are dead."""
+    def _judge_soon(self, now: float) -> None:
+        """This node is reached again: those that it did not take for dead are on their way, too, or are dead."""
         for peer in self._peers.in_doubt():
             self._deadlines.set(MeetDue(peer.record.name), now + _REGROUP_S)
 

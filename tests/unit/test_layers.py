@@ -40,9 +40,9 @@ PURE_LIBRARIES = frozenset({"msgspec"})
 # What every room may import, and of it what is plain arithmetic, which pure parts may import too.
 BASE = frozenset({"elastrain.base"})
 PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("free_ranges", "places", "resume", "splitmix", "tree"))
-# Torch-free: comm.errors, comm.shm.liveness, whereabouts and group_trails, comm.wire.acceptor, blocking, handshake and
-# secure; of offload, what `elastrain offload show` reads and prints, and what --offload-dir must be. The durable tier
-# imports torch only where tensors are read.
+# Torch-free: comm.errors, comm.shm.liveness, whereabouts and group_trails, comm.wire.acceptor, addresses, blocking,
+# handshake and secure; of offload, what `elastrain offload show` reads and prints, and what --offload-dir must be. The
+# durable tier imports torch only where tensors are read.
 LAUNCHER_MAY_IMPORT = frozenset(
     {
         "elastrain.launcher",
@@ -55,6 +55,7 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.version",
         "elastrain.comm.wire.acceptor",
         "elastrain.comm.wire.blocking",
+        "elastrain.comm.wire.addresses",
         "elastrain.comm.wire.handshake",
         "elastrain.comm.wire.secure",
         "elastrain.comm.errors",

@@ -16,13 +16,9 @@ from elastrain.launcher.offers import DiskOffer, Joined, Offered
 from elastrain.snapshot.durable.reading import Checkpoint
 from tests.sim.job import schedule as sc
 from tests.sim.job.disk_schedules import draw_disks
-from tests.sim.job.plants import Plant, Rule
+from tests.sim.job.plants import Plant, Rule, planter
 
 PLANTS: dict[str, Plant] = {}
-
-
-def _any(schedule: sc.Schedule) -> bool:
-    return True
 
 
 def _several(schedule: sc.Schedule) -> bool:
@@ -37,22 +33,7 @@ def _damaged(schedule: sc.Schedule) -> bool:
     return any(isinstance(fault, sc.DamageDisk) for fault in schedule.faults)
 
 
-def _plant(part: Any, name: str, only: Callable[[sc.Schedule], bool] = _any) -> Callable[[Rule], Rule]:
-    def register(planted: Rule) -> Rule:
-        title = "".join(word.capitalize() for word in planted.__name__.split("_"))
-        PLANTS[title] = Plant(
-            title=title,
-            rule=planted.__doc__ or "",
-            part=part,
-            name=name,
-            planted=planted,
-            only=only,
-            draw=draw_disks,
-            kind="disks",
-        )
-        return planted
-
-    return register
+_plant = planter(PLANTS, draw=draw_disks, kind="disks", only=lambda schedule: True)
 
 
 def _changed(offered: Offered, change: Callable[[DiskOffer], DiskOffer | None]) -> Offered:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -21,13 +21,9 @@ from elastrain.snapshot.durable.pruning import remove
 from elastrain.snapshot.durable.publishing import visible
 from tests.sim.job import lives as sim_lives
 from tests.sim.job import schedule as sc
-from tests.sim.job.plants import Plant, Rule
+from tests.sim.job.plants import Plant, Rule, planter
 
 PLANTS: dict[str, Plant] = {}
-
-
-def _any(schedule: sc.Schedule) -> bool:
-    return True
 
 
 def _several(schedule: sc.Schedule) -> bool:
@@ -42,22 +38,7 @@ def _crammed(schedule: sc.Schedule) -> bool:
     return schedule.no_room
 
 
-def _plant(part: Any, name: str, only: Callable[[sc.Schedule], bool] = _any) -> Callable[[Rule], Rule]:
-    def register(planted: Rule) -> Rule:
-        title = "".join(word.capitalize() for word in planted.__name__.split("_"))
-        PLANTS[title] = Plant(
-            title=title,
-            rule=planted.__doc__ or "",
-            part=part,
-            name=name,
-            planted=planted,
-            only=only,
-            draw=sc.draw_lives,
-            kind="lives",
-        )
-        return planted
-
-    return register
+_plant = planter(PLANTS, draw=sc.draw_lives, kind="lives", only=lambda schedule: True)
 
 
 @_plant(choosing, "candidates")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from statistics import median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.handover import Assignment, InitialUnread, LoopOver, StepBegun
 from elastrain.runtime.last_words import LastWords
 from elastrain.runtime.pacing import LOOK_EVERY_S
+from elastrain.runtime.whereabouts import LoopWhereabouts
 from tests.sim.job.clock import Process
 from tests.sim.job.local_writer import LocalWriter
 from tests.sim.job.network import Stream
@@ -189,17 +189,12 @@ class SimChannel:
 
 
 class ComputeTimes(NoTools):
-    """Of `Whereabouts`: how long micro-batches took."""
+    """`LoopWhereabouts`, as far as it keeps how long micro-batches took."""
 
     def __init__(self) -> None:
-        self._computed_s: list[float] = []
+        self._computed_s: deque[float] = deque()
 
-    def computed(self, took_s: float) -> None:
-        self._computed_s.append(took_s)
-
-    def take_computed_s(self) -> float | None:
-        took_s, self._computed_s = self._computed_s, []
-        return median(took_s) if took_s else None
+    computed, take_computed_s = LoopWhereabouts.computed, LoopWhereabouts.take_computed_s
 
 
 class SimHandover:

@@ -95,14 +95,26 @@ _NODES = _has(sc.KillNode, sc.KillAll)
 _SILENCE = _has(sc.Cut, sc.Isolate, sc.Pause)
 
 
-def _plant(part: type, name: str, only: Filter = _any) -> Callable[[Rule], Rule]:
-    def register(planted: Rule) -> Rule:
-        title = "".join(word.capitalize() for word in planted.__name__.split("_"))
-        rule = planted.__doc__ or ""
-        PLANTS[title] = Plant(title=title, rule=rule, part=part, name=name, planted=planted, only=only)
-        return planted
+def planter(
+    plants: dict[str, Plant], *, draw: Callable[[int], sc.Schedule] = sc.draw, kind: str = "jobs", only: Filter = _any
+) -> Callable[..., Callable[[Rule], Rule]]:
+    """A decorator that puts rules among `plants`: `@plant(part, name)`, or with the schedules that may show it."""
 
-    return register
+    def plant(part: Any, name: str, only: Filter = only) -> Callable[[Rule], Rule]:
+        def register(planted: Rule) -> Rule:
+            title = "".join(word.capitalize() for word in planted.__name__.split("_"))
+            rule = planted.__doc__ or ""
+            plants[title] = Plant(
+                title=title, rule=rule, part=part, name=name, planted=planted, only=only, draw=draw, kind=kind
+            )
+            return planted
+
+        return register
+
+    return plant
+
+
+_plant = planter(PLANTS)
 
 
 # ------------------------------------------------------------------------------------------ agents, and their store
