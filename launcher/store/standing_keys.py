@@ -136,7 +136,9 @@ class StandingKeys:
         """Returns the one that the store holds, None where what was `seen` (None: it is put again) has changed."""
         # With the count of members: a fresh node may take a number as soon as it sees a roster. With the life: who
         # reads of none would begin the job's first.
-        if seen is None:  # before it: who reads the roster has to know that more may be lacking
+        # Before it: who reads the roster has to know that more may be lacking. Where one stands nothing was forgotten:
+        # this node has heard of it while its own proposal was on the way.
+        if seen is None and not self._keys.has_roster():
             self._keys.put_once("restored", {})
         return self._keys.put_roster(roster, self.unused_member(0), self._life, seen=seen)
 

@@ -131,6 +131,9 @@ class JobKeys:
         there = self._get(self._roster_key)
         return (0, None) if there is None else (there.revision, decode_roster(there.value))
 
+    def has_roster(self) -> bool:
+        return self._roster()[1] is not None
+
     def put_spec(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Put the spec if there is none. Returns the one that the store holds."""
         return dict(self.put_once("spec", spec))

@@ -213,6 +213,11 @@ FOUND = {
         '{"type":"Pause","at_s":4.0,"who":2,"for_s":3.0,"is_node":false},'
         '{"type":"Cut","at_s":4.47,"node":1,"other":-1,"for_s":7.0,"both":true}]}'
     ),
+    "a roster that stands is taken for one that was put again, and a job that is over for lost data": (
+        '{"seed":1312360,"nodes":3,"workers":1,"backups":0,"steps":3,"runs":1,"one_host":true,"check_every":1,"slow_store":2,'
+        '"slow_behind":false,"resumes":null,"checkpoint_every":0,"local_disks":false,"no_room":false,'
+        '"faults":[{"type":"Isolate","at_s":3.57,"node":0,"for_s":5.0,"store":true}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 

@@ -161,6 +161,24 @@ def test_first_roster_is_not_put_into_a_store_that_has_forgotten_the_nodes_it_na
     node.inbox.close()
 
 
+def test_a_roster_that_stands_was_not_put_again(store: Store) -> None:
+    """A node may hear of the first one while its own proposal is on the way."""
+    roster = Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),))
+    JobKeys(store, "j", 60.0).put_roster(roster)
+    stands: list[Roster | None] = []
+    node = Agent(store, "a", 1)
+    node.until(lambda news: news.roster == roster)
+    node.registry.put_roster(roster, stands.append)
+    node.until(lambda _: stands == [roster])
+    assert store.get(PREFIX + "restored") is None
+    store.commit(expect={}, delete=[PREFIX + "roster"])
+    node.registry.put_roster(roster, stands.append)
+    node.until(lambda _: stands == [roster, roster])
+    assert store.get(PREFIX + "restored") is not None
+    node.registry.close()
+    node.inbox.close()
+
+
 def test_who_reads_that_the_roster_was_put_again_takes_no_number_at_once(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
