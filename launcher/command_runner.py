@@ -35,6 +35,7 @@ from elastrain.launcher.values import (
     PutRecord,
     PutRoster,
     PutSpec,
+    Remember,
     Start,
     Strike,
     TakeNumber,
@@ -107,6 +108,8 @@ class CommandRunner:
                     workers.start(command)
             case End():
                 self._parts.end.begin(command)
+            case Remember():
+                self._parts.registry.remember(command.view)
             case _:
                 self._ask_store(command)
 

@@ -93,6 +93,12 @@ class NodeRecord:
     """What its own disk has of checkpoints to start from."""
     has_roster: bool = False
     """It knows the job's roster, and puts it again where the store has lost it. Not said before a loss, or `ready`."""
+    asks: tuple[str, ...] = ()
+    """Nodes, by signature, that have no lease and do not answer this one: do the others reach them?"""
+    reaches: tuple[str, ...] = ()
+    """Of the nodes that others ask about: those that answer this one."""
+    misses: tuple[str, ...] = ()
+    """Of the nodes that others ask about: the rest."""
 
     @property
     def signature(self) -> str:
@@ -205,6 +211,12 @@ class KillNode(Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Remember(Struct, frozen=True, kw_only=True):
+    """Keep a view that another agent has told of, in case the store has lost it, or loses it: it is put again then."""
+
+    view: View
+
+
 class Tell(Struct, frozen=True, kw_only=True):
     """A message to one of this node's workers."""
 
@@ -282,6 +294,7 @@ Command = (
     | PutCheckpoint
     | TakeNumber
     | Propose
+    | Remember
     | Tell
     | TellNodes
     | FullPriority

@@ -194,8 +194,7 @@ class Core:
             case notices.Suspected():
                 return self._failures.suspicions.on_suspected(node, notice, now)
             case notices.Stands():
-                self._peers.meet(node)
-                return self._views.on_told(notice, now)
+                return self._peers.on_stands(node, notice, now)
             case notices.SomebodyWaits():
                 return self._failures.watch.on_waits(node, notice, now)
             case notices.Spared():

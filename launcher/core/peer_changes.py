@@ -1,7 +1,7 @@
 """How other nodes come, fall silent and die, and what this agent hears of their members.
 
-Proof of a node's death: its lease is gone and its agent does not answer, or its name has a successor. Everything else
-is silence.
+Proof of a node's death: its lease is gone and its agent answers no node that has a lease, or its name has a successor.
+Everything else is silence. Whom a node reaches, it says in its own key, once another asks there.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from elastrain.launcher.core.deadlines import Deadlines, MeetDue, SilenceDue
 from elastrain.launcher.core.events import LeaseEnded, LinkChanged, NodeCame, StoreForgot
 from elastrain.launcher.core.failures import death
 from elastrain.launcher.core.parking import Parking
-from elastrain.launcher.core.peers import PeerNode
+from elastrain.launcher.core.peers import PeerNode, Word
 from elastrain.launcher.core.script_failures import ScriptFailures
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.notices import Digested, Ended, Exited, Notice, Stands
-from elastrain.launcher.values import Command, Log, TellNodes
+from elastrain.launcher.values import Command, Log, PutRecord, TellNodes
 
 _REGROUP_S = 3.0
 """From the first answer to a node that was cut off itself: the links to the others come again one by one, too."""
-_CUT_OFF_S = 30.0
-"""So long a node that reaches no other, though others live, takes none for dead by the end of its lease."""
+_WORD_S = 30.0
+"""An agent whose key is kept alive has said by then whether it reaches a node that another asks about."""
 _SLEPT_S = 2.5
 """An agent that has not looked at its workers for so long stood still itself, and others heard nothing of it."""
 
@@ -58,14 +58,14 @@ class PeerChanges:
         if known is not None and known.record.incarnation == record.incarnation:
             # Its lease may have lapsed with the store and be there again: the same start of the node, nothing is lost.
             known.record, known.leased = record, True
-            return self._view_changes.settle(now)
+            return self._weigh(now) + self._view_changes.settle(now)
         commands: list[Command] = [Log(event="node", fields={"node": record.name, "incarnation": record.incarnation})]
         if known is not None:  # no worker outlives its agent, and a name belongs to one agent at a time
             commands += self._lose_node(known, "its name is taken by its successor", now)
         self._peers.nodes[record.name] = PeerNode(record=record)
         # Of the start that was taken for dead by its lease: who is still in the view may live, as its agent will say.
         self._peers.dead_members.difference_update(self._members_of(record.name))
-        return commands + self._view_changes.settle(now)
+        return commands + self._weigh(now) + self._view_changes.settle(now)
 
     def on_lease_ended(self, event: LeaseEnded, now: float) -> list[Command]:
         """Take the end of a node's lease for its death, unless its agent answers: the store may have been away."""
@@ -75,17 +75,13 @@ class PeerChanges:
         peer.leased = False
         log = Log(event="lease_gone", fields={"node": event.node, "linked": peer.linked})
         if peer.linked:  # it lives: the store has lost the key, not the node
-            return [log]
+            return [log, *self._weigh(now)]
         if not peer.met:  # it may only have been slow
             self._deadlines.set(MeetDue(event.node), now + self._config.times.meet_s)
             return [log]
-        # Whoever does not reach the store may train on with others, and be reached by all but this node.
-        if self._peers.is_cut_off:
-            self._deadlines.set(MeetDue(event.node), now + _CUT_OFF_S)
-            return [log]
         commands: list[Command] = [log]
         for each in self._peers.in_doubt():
-            commands += self._lose_node(each, "its lease is gone", now)
+            commands += self._doubt(each, "its lease is gone", now)
         return commands
 
     def on_not_met(self, due: MeetDue, now: float) -> list[Command]:
@@ -95,8 +91,13 @@ class PeerChanges:
             return self._on_absent(due.node, now)
         if peer.leased or peer.linked:  # it came back in time
             return []
-        how = "does not answer" if peer.met else "was never reached"
-        return self._lose_node(peer, f"its lease is gone, and its agent {how}", now)
+        if not peer.doubted:
+            how = "does not answer" if peer.met else "was never reached"
+            return self._doubt(peer, f"its lease is gone, and its agent {how}", now)
+        if self._parking.store_away_since_s is not None:  # what the others say cannot be read
+            self._deadlines.set(due, now + _WORD_S)
+            return []
+        return [] if self._peers.word_on(peer) is Word.REACHED else self._lose_node(peer, peer.doubted, now)
 
     def _on_absent(self, name: str, now: float) -> list[Command]:
         """Handle a node of the view that has no key and does not answer: it was gone before this one came."""
@@ -104,6 +105,28 @@ class PeerChanges:
             self._deadlines.set(MeetDue(name), now + self._config.times.absent_s)
             return []
         return self._lose_members(self._members_of(name), "no key, no answer", now)
+
+    def _doubt(self, peer: PeerNode, why: str, now: float) -> list[Command]:
+        """Lose a silent node as soon as no other that has a lease reaches it: it may only have lost the store."""
+        if self._cluster.view is None:  # the others begin without it
+            return self._lose_node(peer, why, now)
+        peer.doubted = peer.doubted or why
+        if self._peers.word_on(peer) is Word.OPEN:
+            self._deadlines.set_first(MeetDue(peer.record.name), now + _WORD_S)
+        return self._weigh(now)
+
+    def _weigh(self, now: float) -> list[Command]:
+        """Say in this node's key what others are to know or ask, and lose the nodes that nobody reaches any more."""
+        peers, commands = self._peers, list[Command]()
+        for peer in [peer for peer in peers.nodes.values() if peer.doubted]:
+            if not peer.is_silent:
+                peer.doubted = ""
+            elif peers.word_on(peer) is Word.MISSED:
+                commands += self._lose_node(peer, peer.doubted, now)
+        if (said := peers.with_words()) != peers.record:
+            peers.record = said
+            commands.append(PutRecord(record=said))
+        return commands
 
     def _lose_node(self, peer: PeerNode, why: str, now: float) -> list[Command]:
         """Lose a node that is proven dead, and all its members with it."""
@@ -113,7 +136,7 @@ class PeerChanges:
         if self._shutdown.end is not None:
             return []
         commands: list[Command] = [Log(event="node_dead", fields={"node": name, "reason": why})]
-        if self._cluster.view is None:  # the others begin without it
+        if self._cluster.view is None:
             return commands + self._view_changes.settle(now)
         return commands + self._lose_members(self._members_of(name), "lease", now)
 
@@ -136,21 +159,15 @@ class PeerChanges:
         # Who was linked until its port was closed has never missed this node: what it knew of the job is known here.
         peer.lost_touch = peer.lost_touch or not (event.up or event.closed)
         log = Log(event="link", fields={"node": event.node, "up": event.up, "reason": event.reason})
-        # Neither sign of life is left. While its key stands, the lease decides: only the link may be broken.
-        if not event.up and not peer.leased:
-            return [log, *self._lose_node(peer, f"its lease is gone, and {event.reason}", now)]
         if not event.up and not event.closed:
             self._deadlines.set_first(SilenceDue(), now + self._config.times.silence_grace_s)
-        if event.up:
-            self._judge_soon(now)
         if event.up and self._parking.parked is not None:
             self._regroup(now)
-        return [log, *(self._news_for(event.node) if event.up else []), *self._view_changes.settle(now)]
-
-    def _judge_soon(self, now: float) -> None:
-        """This node is reached again: those that it did not take for dead are on their way, too, or are dead."""
-        for peer in self._peers.in_doubt():
-            self._deadlines.set(MeetDue(peer.record.name), now + _REGROUP_S)
+        commands: list[Command] = [log, *(self._news_for(event.node) if event.up else [])]
+        # Neither sign of life is left. While its key stands, the lease decides: only the link may be broken.
+        if peer.is_silent:
+            commands += self._doubt(peer, f"its lease is gone, and {event.reason}", now)
+        return commands + self._weigh(now) + self._view_changes.settle(now)
 
     def _regroup(self, now: float) -> None:
         """The first that answers again makes no majority with which others are removed: they are on their way, too."""
@@ -179,10 +196,13 @@ class PeerChanges:
         for peer in self._peers.nodes.values():
             peer.lost_touch = peer.lost_touch or slept
 
-    def meet(self, node: str) -> None:
-        """Another agent says which view stands."""
-        if node in self._peers.nodes:
+    def on_stands(self, node: str, notice: Stands, now: float) -> list[Command]:
+        """Another agent says which view stands: who takes that, or knows it, has missed nothing of what it did."""
+        commands = self._view_changes.on_told(notice, now)
+        knows = self._cluster.view is not None and self._cluster.view.generation >= notice.view.generation
+        if node in self._peers.nodes and knows:
             self._peers.nodes[node].lost_touch = False
+        return commands
 
     def on_store_forgot(self, event: StoreForgot) -> list[Command]:
         """End where others may have gone on without this node, and have ended since: no store tells of it any more."""
@@ -190,7 +210,8 @@ class PeerChanges:
         first = [record.name for record in cluster.roster.nodes] if cluster.roster is not None else []
         names = {member.node for member in cluster.members} or set(first)
         away = {name for name in names - event.nodes - {self._config.node} if name in nodes and not nodes[name].linked}
-        unknown = sorted(name for name in away if nodes[name].lost_touch)
+        # Where this node is in no view, and nobody of it is here, it knows no better how that went on.
+        unknown = sorted(name for name in away if nodes[name].lost_touch or names == away)
         if not unknown or 2 * (len(names) - len(away)) > len(names):
             return []
         sentence = (

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from elastrain.launcher.values import NodeRecord
+
+
+class Word(Enum):
+    """What the nodes with leases say of one that has none and does not answer this one."""
+
+    REACHED = auto()
+    """It answers one of them: it lives, and has only lost the store."""
+    MISSED = auto()
+    """It answers none of them."""
+    OPEN = auto()
+    """Not all have said so yet."""
 
 
 @dataclass(kw_only=True)
@@ -24,6 +36,13 @@ class PeerNode:
     """It may have taken this node for dead since it last said which view stands."""
     leased: bool = True
     """Its lease is alive, as far as the store says."""
+    doubted: str = ""
+    """Why it would be taken for dead, if others did not still have a word to say; empty where that is not asked."""
+
+    @property
+    def is_silent(self) -> bool:
+        """It neither has a lease nor answers."""
+        return not (self.leased or self.linked)
 
 
 class Peers:
@@ -47,15 +66,27 @@ class Peers:
         """The nodes not known to be dead, this one too, whatever their leases."""
         return [self.record, *(peer.record for peer in self.nodes.values())]
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether none answers this node, though another lives, by its lease, that it has met."""
-        nodes = self.nodes.values()
-        return not any(peer.linked for peer in nodes) and any(peer.leased and peer.met for peer in nodes)
-
     def in_doubt(self) -> list[PeerNode]:
         """Nodes that were met, and neither have a lease nor answer."""
-        return [peer for peer in self.nodes.values() if peer.met and not (peer.leased or peer.linked)]
+        return [peer for peer in self.nodes.values() if peer.met and peer.is_silent]
+
+    def word_on(self, peer: PeerNode) -> Word:
+        """What others say of this silent node."""
+        name = peer.record.signature
+        others = [other.record for other in self.nodes.values() if other.leased and other is not peer]
+        if any(name in record.reaches for record in others):
+            return Word.REACHED
+        return Word.MISSED if all(name in (*record.misses, *record.asks) for record in others) else Word.OPEN
+
+    def with_words(self) -> NodeRecord:
+        """This node's record, with what it asks the others now, and what it answers them."""
+        asks = {peer.record.signature for peer in self.nodes.values() if peer.doubted and peer.is_silent}
+        asked = {name for peer in self.nodes.values() for name in peer.record.asks} - asks - {self.record.signature}
+        linked = {peer.record.signature for peer in self.nodes.values() if peer.linked}
+        reaches, misses = asked & linked, asked - linked
+        return replace(
+            self.record, asks=tuple(sorted(asks)), reaches=tuple(sorted(reaches)), misses=tuple(sorted(misses))
+        )
 
     def answering(self) -> set[tuple[str, int]]:
         """The nodes (name, incarnation) whose agents answer."""

@@ -16,7 +16,7 @@ from elastrain.launcher.core.rendezvous import Rendezvous
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stages import IN_A_VIEW, Course, Stage
 from elastrain.launcher.notices import Stands
-from elastrain.launcher.values import Command, FullPriority, Log, Propose, Tell, TellNodes
+from elastrain.launcher.values import Command, FullPriority, Log, Propose, Remember, Tell, TellNodes
 from elastrain.membership import NOBODY_LEFT, Outcome, propose, with_quotas, with_step_anew
 from elastrain.world import Member, View
 
@@ -89,7 +89,10 @@ class ViewChanges:
         # The roster says whether this node came late, and comes from the store alone. And a job that the store does not
         # know to have begun does not begin without it: if all died, others would take the initial state for the newest.
         begun = self._cluster.progress.begun or notice.view.begun
-        return self.adopt(notice.view, now) if begun and self._cluster.roster is not None else []
+        if not begun or self._cluster.roster is None:
+            return []
+        commands = self.adopt(notice.view, now)
+        return [Remember(view=notice.view), *commands] if commands else []
 
     def _enter_mine(self) -> list[Command]:
         """Note this node's workers that the view has let in."""

@@ -43,6 +43,9 @@ class Registry(Protocol):
         repeated until it does.
         """
 
+    def remember(self, view: View) -> None:
+        """Another agent has told of it: it is put again where the store has lost it."""
+
     def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None: ...
 
     def put_roster(self, roster: Roster, then: Callable[[Roster | None], None]) -> None:
@@ -78,6 +81,8 @@ class LoneRegistry:
 
     def propose(self, view: View, then: Callable[[View | None], None]) -> None:
         then(self._keys.put_view(view))
+
+    def remember(self, view: View) -> None: ...
 
     def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
         then(self._keys.put_spec(spec))
@@ -156,6 +161,17 @@ class SharedRegistry:
             # The job's end rests upon keys that are gone: who has put its own again meanwhile has the state.
             seen = set(self._content[0]) if self._content is not None and not view.members else None
             self._thread.call(lambda _: self._keys.put_next_view(view, self._standing.roster, seen), answered)
+
+    def remember(self, view: View) -> None:
+        if self._standing.view is None:  # what the store has not yet shown of the first one is not lost
+            return
+        self._standing.learn(view)
+        if self._content is not None and self._keys.prefix + "restored" in self._content[0]:
+            self._inbox.post(self._look_again)
+
+    def _look_again(self) -> None:
+        if self._content is not None:
+            self._on_items(*self._content)
 
     def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
         self._calls.until_answered(lambda: self._keys.put_spec(spec), self._learned(then))
@@ -236,8 +252,7 @@ class SharedRegistry:
         self._calls.on_tick(now)
         if self._trust.until_s is not None and self._trust.until_s <= now:
             self._trust.until_s = None
-            if self._content is not None:
-                self._on_items(*self._content)
+            self._look_again()
 
     def close(self, answering: Mapping[str, int] = MappingProxyType({})) -> None:
         """Leave the store; who is the last takes the job's keys along. `answering`: nodes whose agents live, and their
@@ -264,13 +279,7 @@ class SharedRegistry:
             self._trust.lapse(time.monotonic() + 2 * LEASE_S)
 
     def _on_items(self, items: Mapping[str, Item], revision: int) -> None:
-        if self._trust.look(revision, time.monotonic() + 2 * LEASE_S):
-            self._keys.newest_revision = 0
-        restored = self._keys.prefix + "restored"
-        if restored in items and (self._content is None or restored not in self._content[0]):
-            self._trust.doubt(time.monotonic() + 2 * LEASE_S)
-        if self._has_lapsed(items):
-            self._trust.lapse(time.monotonic() + 2 * LEASE_S)
+        self._look_for_losses(items, revision)
         self._content = items, revision
         there = items.get(self._keys.prefix + "roster")
         roster = decode_roster(there.value) if there is not None else None
@@ -282,11 +291,14 @@ class SharedRegistry:
         # News may be older than an answer to a call: then what it lacks is only still to come.
         is_removed = self._standing.are_removed(view, roster, items) and revision >= self._keys.newest_revision
         self._trust.settle(is_lacking=is_removed)
+        if is_removed and self._trust.lost_data and self._trust.may_be_over:
+            self._ask_for_the_end()
+            return
         news = News(
             nodes=self._keys.records(items),
             terms=self._keys.read(terms) if terms is not None else None,
             roster=roster,
-            restored=restored in items,
+            restored=self._keys.prefix + "restored" in items,
             spec=self._keys.read(spec) if spec is not None else None,
             view=view,
             end=Over(**over) if over is not None else None,
@@ -302,6 +314,29 @@ class SharedRegistry:
             return
         self._standing.compare(news, items, is_lost=is_removed)
         self._events.on_news(news)
+
+    def _look_for_losses(self, items: Mapping[str, Item], revision: int) -> None:
+        """Note what makes an absent key prove nothing for a while."""
+        if self._trust.look(revision, time.monotonic() + 2 * LEASE_S):
+            self._keys.newest_revision = 0
+        restored = self._keys.prefix + "restored"
+        if restored in items and (self._content is None or restored not in self._content[0]):
+            self._trust.doubt(time.monotonic() + 2 * LEASE_S)
+        if self._has_lapsed(items):
+            self._trust.lapse(time.monotonic() + 2 * LEASE_S)
+
+    def _ask_for_the_end(self) -> None:
+        """Whoever was cut off while the store lost its data may find a job that the others put again, and ended."""
+        roster = self._standing.roster
+
+        def answered(end: Over | None) -> None:
+            self._trust.may_be_over = end is not None
+            if end is not None:
+                self._events.on_news(replace(NOTHING, end=end))
+            else:
+                self._look_again()
+
+        self._calls.until_answered(lambda: read_ended(self._store, self._keys.life, roster), answered)
 
     def _has_lapsed(self, items: Mapping[str, Item]) -> bool:
         """Whether this node's own key has just gone: an outage took it, and may have taken those of all others."""

@@ -63,6 +63,8 @@ class Trust:
         """Nothing is proven before this time; None: absence counts."""
         self.lost_data = False
         """The store is another one than it was, and what stood in it is not all there again."""
+        self.may_be_over = False
+        """The job may have ended since data were lost: this node has not looked yet."""
         self._is_loss_new = False
         self._revision = 0
 
@@ -71,13 +73,13 @@ class Trust:
 
     def doubt(self, until_s: float) -> None:
         """The store says that data were lost before this node came: others may not have put again all they know."""
-        self.lost_data, self.until_s = True, until_s
+        self.lost_data, self.may_be_over, self.until_s = True, True, until_s
 
     def look(self, revision: int, until_s: float) -> bool:
         """True where the store has gone back: it has lost its data."""
         fell, self._revision = revision < self._revision, revision
         if fell:
-            self.lost_data, self._is_loss_new, self.until_s = True, True, until_s
+            self.lost_data, self.may_be_over, self._is_loss_new, self.until_s = True, True, True, until_s
         return fell
 
     def take_loss(self) -> bool:

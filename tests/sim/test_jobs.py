@@ -218,6 +218,14 @@ FOUND = {
         '"slow_behind":false,"resumes":null,"checkpoint_every":0,"local_disks":false,"no_room":false,'
         '"faults":[{"type":"Isolate","at_s":3.57,"node":0,"for_s":5.0,"store":true}]}'
     ),
+    "a node that was cut off while the store lost its data begins a job anew that others have put again and ended": (
+        '{"seed":7,"nodes":3,"workers":1,"backups":1,"steps":1,"runs":2,"faults":['
+        '{"type":"Isolate","at_s":2.0,"node":1,"for_s":6.0,"store":true},{"type":"Wipe","at_s":4.5,"for_s":0.1}]}'
+    ),
+    "a view that a node has heard of by a link alone, and that the store has lost, is not put again": (
+        '{"seed":13,"nodes":2,"workers":1,"backups":1,"steps":2,"runs":2,"faults":['
+        '{"type":"Isolate","at_s":2.0,"node":0,"for_s":12.0,"store":true},{"type":"Wipe","at_s":4.6,"for_s":0.1}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import asdict
 
 from elastrain.base.scope import scope
 from elastrain.launcher.notices import Over
 from elastrain.launcher.store import presence, registry
 from elastrain.launcher.store.ended_keys import epitaph, read_ended
 from elastrain.launcher.store.life_keys import begin_life, life_key, read_life
-from elastrain.launcher.store.port import Store
+from elastrain.launcher.store.port import Broken, Change, Listing, Store, Watch
 from elastrain.launcher.store.registry import RegistryEvents, SharedRegistry
 from elastrain.launcher.store.standing_keys import News
 from elastrain.launcher.store.thread import Inbox
 from elastrain.launcher.store.views import JobKeys, encode_roster
 from elastrain.launcher.values import Life, NodeRecord, Roster
+from elastrain.world import Member, View
 from tests.contract.launcher.test_store import IMPLEMENTATIONS
 
 WAIT_S = 10.0
@@ -44,6 +46,29 @@ class Slow:
         if self._key in str(transaction.get("put")):
             time.sleep(0.3)
         return self._store.commit(**transaction)  # type: ignore[arg-type]
+
+
+class Forgetful:
+    """A store that has lost its data once `forget` was called, as far as lists and watches tell."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._is_empty = store, False
+        self._on_change: Callable[[Change | Broken], None] = lambda _: None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def list(self, prefix: str) -> Listing:
+        return Listing(items=(), revision=1) if self._is_empty else self._store.list(prefix)
+
+    def watch(self, prefix: str, after_revision: int, on_change: Callable[[Change | Broken], None]) -> Watch:
+        self._on_change = on_change
+        return self._store.watch(prefix, after_revision, lambda change: None if self._is_empty else on_change(change))
+
+    def forget(self, *, delete: Sequence[str], put: Mapping[str, bytes]) -> None:
+        self._is_empty = True
+        self._store.commit(expect={}, delete=delete, put=put)
+        self._on_change(Broken(reason="started again"))
 
 
 class Agent:
@@ -230,6 +255,49 @@ def test_node_that_came_while_the_life_was_forgotten_does_not_begin_the_job_anew
     assert store.get(PREFIX + "roster") is None
     late.registry.close()
     late.inbox.close()
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_job_that_has_ended_since_the_store_lost_its_data_is_not_put_again(store: Store, has_ended: bool) -> None:
+    """The others have put it again, done the work and gone, while this node was cut off from them and the store."""
+    roster = Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),))
+    forgetful = Forgetful(store)
+    agent = Agent(forgetful, "a", 1)  # type: ignore[arg-type]
+    agent.registry.put_roster(roster, lambda _: None)
+    agent.until(lambda news: news.roster == roster)
+    agent.news.clear()
+    over = Over(code=0, sentence="finished after step 7")
+    told = epitaph("j", {"end": json.dumps(asdict(over)).encode(), "roster": encode_roster(roster)})
+    forgetful.forget(delete=[PREFIX + "roster"], put=told if has_ended else {})
+    if has_ended:
+        agent.until(lambda news: news.removed and news.end == over)
+        assert all(news.end == over for news in agent.news)
+    else:
+        agent.until(lambda news: store.get(PREFIX + "roster") is not None)
+        assert not any(news.removed for news in agent.news)
+    assert (store.get(PREFIX + "restored") is None) == has_ended
+    agent.registry.close()
+    agent.inbox.close()
+
+
+def test_view_that_another_agent_has_told_is_put_again_where_the_store_has_lost_it(store: Store) -> None:
+    """It had stood while this node did not reach the store: what it knew from there was an older one."""
+    keys = JobKeys(store, "j", 60.0)
+    first = View(generation=1, members=(Member(id="m0", node="a", address="unix:a"),), reason="first")
+    told = View(generation=2, members=first.members, reason="told")
+    roster = Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),))
+    keys.put_roster(roster)
+    agent = Agent(store, "a", 1)
+    agent.registry.remember(told)
+    agent.until(lambda news: news.roster == roster)
+    assert not any(news.removed for news in agent.news), "nothing was lost yet"
+    keys.put_view(first)
+    keys.put_once("restored", {})
+    agent.until(lambda news: news.view == first and news.restored)
+    agent.registry.remember(told)
+    agent.until(lambda news: news.view == told)
+    agent.registry.close()
+    agent.inbox.close()
 
 
 @pytest.mark.parametrize("left", [None, {"life": 1, "step": 3}])

@@ -16,7 +16,7 @@ from elastrain.base.places import Spot, Station
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.faults import grammar
-from elastrain.launcher.notices import NOTICE, Exited, Left, Over, Raised
+from elastrain.launcher.notices import NOTICE, Exited, Left, Over, Raised, Stands
 from elastrain.launcher.state import describe
 from elastrain.launcher.store.port import MemoryStore
 from elastrain.launcher.store.views import JobKeys
@@ -32,12 +32,14 @@ from elastrain.launcher.values import (
     PutRecord,
     PutRoster,
     PutSpec,
+    Remember,
     Start,
     TakeNumber,
     Tell,
     TellNodes,
 )
 from elastrain.membership import NOBODY_LEFT
+from elastrain.world import Member, View
 from tests.support.agents import job_config
 
 NOW = 1000.0
@@ -120,6 +122,8 @@ class Cluster:
             self.happen(here, ev.LinkChanged(node=there.name, up=True, reason="linked"))
 
     def put_record(self, agent: Agent, record: NodeRecord) -> None:
+        if agent.name in self.far_from_store:
+            return
         self.records[agent.name] = record
         for other in self.living:
             if other is not agent:
@@ -526,7 +530,8 @@ def test_node_that_was_taken_for_dead_counts_again_if_the_same_start_of_it_comes
     cluster = running()
     agent = cluster.agents["node0"]
     cluster.store_answers = False
-    cluster.happen(agent, ev.LinkChanged(node="node1", up=False, reason="silent"))
+    for other in ("node2", "node0"):
+        cluster.happen(cluster.agents[other], ev.LinkChanged(node="node1", up=False, reason="silent"))
     cluster.happen(agent, ev.LeaseEnded(node="node1"))
     assert agent.core.cluster.gone_from_view() == ["m1"]
     record = cluster.records["node1"]
@@ -622,23 +627,76 @@ def test_missing_lease_of_a_node_that_still_answers_proves_nothing() -> None:
     assert views_of(cluster) == {("m0", "m2")}
 
 
-@pytest.mark.parametrize("comes", ["link", "other lease", "nothing"])
-def test_a_node_that_nobody_reaches_takes_none_for_dead_by_a_lease_alone(comes: str) -> None:
-    """Node 2 may have lost the store, and train on with node 1: only this one reaches neither of them."""
+def lose_link(cluster: Cluster, name: str, other: str) -> None:
+    cluster.happen(cluster.agents[name], ev.LinkChanged(node=other, up=False, reason="silence"))
+    cluster.answer()
+
+
+def dead_for(cluster: Cluster, name: str) -> set[str]:
+    return {log.fields["node"] for log in cluster.agents[name].logged("node_dead")}
+
+
+def test_a_node_without_a_lease_lives_while_another_reaches_it() -> None:
+    """Node 2 has lost the store, and trains on with node 1: node 0, which reaches neither, waits as long as that."""
     cluster = running()
     cluster.cut_off("node0")
-    agent = cluster.agents["node0"]
-    cluster.happen(agent, ev.LeaseEnded(node="node2"))
-    assert not agent.logged("node_dead")
-    if comes == "other lease":  # nobody is left who could know better
-        cluster.happen(agent, ev.LeaseEnded(node="node1"))
-        assert {log.fields["node"] for log in agent.logged("node_dead")} == {"node1", "node2"}
-        return
-    if comes == "link":
-        cluster.happen(agent, ev.LinkChanged(node="node1", up=True, reason="its agent answers again"))
-        cluster.happen(agent, ev.LinkChanged(node="node2", up=True, reason="its agent answers again"))
+    for agent in cluster.living[:2]:
+        cluster.happen(agent, ev.LeaseEnded(node="node2"))
+    cluster.tick(300.0)
+    assert cluster.records["node1"].reaches == (cluster.records["node2"].signature,)
+    assert not dead_for(cluster, "node0")
+    lose_link(cluster, "node1", "node2")
+    assert dead_for(cluster, "node0") == dead_for(cluster, "node1") == {"node2"}
+
+
+def test_a_link_that_falls_silent_after_the_lease_proves_no_death_either() -> None:
+    cluster = running()
+    for agent in cluster.living[:2]:
+        cluster.happen(agent, ev.LeaseEnded(node="node2"))
+    lose_link(cluster, "node0", "node2")
+    cluster.tick(300.0)
+    assert not dead_for(cluster, "node0")
+    lose_link(cluster, "node1", "node2")
+    assert dead_for(cluster, "node0") == dead_for(cluster, "node1") == {"node2"}
+    assert not [agent.name for agent in cluster.living[:2] if any(said(agent))], "nobody asks any more"
+
+
+def said(agent: Agent) -> tuple[tuple[str, ...], ...]:
+    record = agent.cluster.records[agent.name]
+    return record.asks, record.reaches, record.misses
+
+
+def test_a_word_that_is_owed_is_waited_for_until_the_lease_of_its_node_ends() -> None:
+    cluster = running()
+    cluster.cut_off("node0")
+    cluster.agents["node1"].alive = False
+    cluster.happen(cluster.agents["node0"], ev.LeaseEnded(node="node2"))
+    assert not dead_for(cluster, "node0")
+    cluster.happen(cluster.agents["node0"], ev.LeaseEnded(node="node1"))
+    assert dead_for(cluster, "node0") == {"node1", "node2"}
+
+
+def test_a_word_that_is_owed_is_not_waited_for_without_end() -> None:
+    cluster = running()
+    cluster.cut_off("node0")
+    cluster.agents["node1"].alive = False
+    cluster.happen(cluster.agents["node0"], ev.LeaseEnded(node="node2"))
+    cluster.tick(29.0)
+    assert not dead_for(cluster, "node0")
+    cluster.happen(cluster.agents["node0"], ev.StoreWentAway(problem="cannot be reached"))
+    cluster.tick(2.0)
+    assert not dead_for(cluster, "node0"), "what was said meanwhile cannot be read"
+    cluster.happen(cluster.agents["node0"], ev.StoreCameBack())
     cluster.tick(31.0)
-    assert len(agent.logged("node_dead")) == (1 if comes == "nothing" else 0)
+    assert dead_for(cluster, "node0") == {"node2"}
+
+
+def test_two_that_ask_for_the_same_node_answer_one_another_by_asking() -> None:
+    cluster = running()
+    cluster.switch_off()
+    cluster.agents["node2"].alive = False
+    cluster.lease_goes("node2")
+    assert dead_for(cluster, "node0") == dead_for(cluster, "node1") == {"node2"}
 
 
 def test_isolated_node_can_not_remove_the_majority() -> None:
@@ -1566,13 +1624,50 @@ def test_node_goes_on_in_a_store_without_data_where_the_others_were_linked_until
     assert (last.end is not None) == ends
 
 
+def test_node_that_was_left_out_ends_where_the_store_has_forgotten_how_the_others_went_on() -> None:
+    cluster = running()
+    out = cluster.agents["node2"]
+    cluster.far_from_store.add("node2")
+    cluster.cut_off("node2")
+    assert views_of(cluster) == {("m0", "m1"), ALL}
+    cluster.cut.clear()
+    for name in ("node0", "node1"):
+        cluster.link(out, cluster.agents[name])
+    assert out.members == ("m0", "m1")
+    assert [c.view.ids for c in out.done if isinstance(c, Remember)] == [("m0", "m1")]
+    cluster.kill_node("node0")
+    cluster.happen(out, ev.StoreForgot(nodes=frozenset()))
+    assert out.end is None, "node1 is there, and knows"
+    cluster.kill_node("node1")
+    cluster.happen(out, ev.StoreForgot(nodes=frozenset()))
+    assert out.end is not None and "the store has lost its data, and node0, node1 may have gone on" in out.end.sentence
+
+
+def test_a_view_that_is_told_and_cannot_be_taken_yet_brings_nobody_back_in_touch() -> None:
+    """Before the first commit a view counts once the store says it."""
+    cluster = Cluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name)
+    last = cluster.agents["node2"]
+    cluster.cut_off("node2")
+    for name in ("node0", "node1"):
+        cluster.happen(last, ev.LinkChanged(node=name, up=True, reason="its agent answers again"))
+        first = View(generation=1, members=(Member(id="m0", node="node0", address="unix:m0"),), reason="first")
+        cluster.happen(last, ev.NoticeCame(node=name, notice=Stands(view=first)))
+        cluster.happen(last, ev.LinkChanged(node=name, up=False, reason="port closed", closed=True))
+    assert not last.members
+    cluster.happen(last, ev.StoreForgot(nodes=frozenset()))
+    assert last.end is not None and "node0, node1 may have gone on" in last.end.sentence
+
+
 def test_node_that_has_heard_since_which_view_stands_goes_on_in_a_store_without_data() -> None:
     cluster = running()
     last = cluster.agents["node2"]
-    cluster.cut_off("node2")
-    cluster.cut.clear()
     for name in ("node0", "node1"):
+        lose_link(cluster, "node2", name)
+        lose_link(cluster, name, "node2")
         cluster.link(last, cluster.agents[name])
+    assert last.members == ALL
     cluster.kill_node("node0")
     cluster.kill_node("node1")
     cluster.happen(last, ev.StoreForgot(nodes=frozenset()))
