@@ -73,9 +73,11 @@ def open_plan(decision: Recovery, reports: Mapping[str, Report]) -> PipelinePlan
     if decision.record is not None:
         return decision.record.plan
     # All members that know one know the same: it is made in one view, and whoever comes to a later view with it brings
-    # it to the others. Of a step that begins anew nothing is left that it would have to fit.
-    told = () if decision.wrong is not None else (report.work.plan for report in reports.values())
-    return next((plan for plan in told if plan is not None), None)
+    # it to the others. Of a step that begins anew nothing is left that it would have to fit. Nor is it where all who
+    # have traced are lost: newcomers can be given no task by their plan, and make another one once they have traced.
+    if decision.wrong is not None or all(report.work.traced is None for report in reports.values()):
+        return None
+    return next((report.work.plan for report in reports.values() if report.work.plan is not None), None)
 
 
 def accused(reports: Mapping[str, Report]) -> tuple[Accusation, ...]:

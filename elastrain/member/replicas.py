@@ -128,7 +128,11 @@ class Replicas:
         # A newcomer traces with the model that its script has made.
         if self._tracing.traced is None or blocks == self._present:
             return
-        self._holdings.unbind(s for s in self._holdings.bound if blocks.isdisjoint(self._shape.shards[s].lanes))
+        gone = [s for s, shard in enumerate(self._shape.shards) if blocks.isdisjoint(shard.lanes)]
+        self._holdings.unbind(s for s in self._holdings.bound if s in gone)
+        # Nobody would publish them to this member, should it be given their blocks again before the next commit.
+        for shard in gone:
+            self._commit.parameters.lose(shard)
         self._present = blocks
         self._out.do(p.HoldBlocks(blocks=tuple(sorted(blocks)), for_good=self._me in self._whole))
 

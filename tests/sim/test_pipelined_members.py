@@ -76,3 +76,15 @@ def test_whatever_else_happens_the_digest_stays(kind: str) -> None:
 def test_a_verdict_that_ends_a_loop_needs_no_other_event() -> None:
     # Two of three leave their loops, and the third waits for an activation of theirs: nothing comes any more.
     cluster_of(19, replace(draw(19), members=max(3, draw(19).members), stops=2)).run()
+
+
+def test_a_plan_that_only_newcomers_know_is_made_anew() -> None:
+    # All who have traced die before the first commit. A newcomer has heard of their plan, and no task can be by it.
+    cluster_of(890, replace(draw(890), members=3, crashes=3)).run()
+
+
+@pytest.mark.parametrize("seed", [20014, 20357])
+def test_what_has_gone_from_memory_is_lacking_when_it_is_wanted_again(seed: int) -> None:
+    # A member learns of a commit by a recovery, lets go of a block, and is given it again by the next recovery.
+    size = draw(seed)
+    cluster_of(seed, replace(size, crashes=size.members, joins=2, early=seed % 2 == 0)).run()

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elastrain.pipeline.graph import BlockGraph
+from elastrain.pipeline.planning import PlanWish, first_plan
 from elastrain.placement import Holders
-from elastrain.recovery import decide
-from elastrain.values import Contribution, Initial, OpenWork, Record, Recovery, Report, Shape, ShardShape, Unrecoverable
+from elastrain.recovery import decide, open_plan
+from elastrain.values import (
+    Contribution,
+    Initial,
+    OpenWork,
+    Record,
+    Recovery,
+    Report,
+    Shape,
+    ShardShape,
+    TracedGraph,
+    Unrecoverable,
+)
 from elastrain.world import Member, View
 
 SHAPE = Shape(
@@ -189,3 +202,14 @@ def test_a_straggler_gets_fewer_of_the_runs_by_the_quota_that_the_view_names() -
     )
     assert isinstance(moved, Recovery)
     assert moved.runs == {"a": (0,), "b": (2, 1)}
+
+
+def test_the_first_plan_stays_while_somebody_lives_who_has_traced() -> None:
+    graph = BlockGraph(blocks=("b0", "b1"), flops=(1, 1), crossings=((),) * 3)
+    plan = first_plan(graph, ["a", "b"], PlanWish(stages=2, runs=3)).plan
+    traced = TracedGraph(graph=graph, places=(0,))
+    heard = replace(NEWCOMER, work=OpenWork(plan=plan))
+    decision = recovery(a=NEWCOMER, b=heard)
+    # By a plan of members that are lost newcomers get no task before they have traced: they make another one then.
+    assert open_plan(decision, {"a": NEWCOMER, "b": heard}) is None
+    assert open_plan(decision, {"a": replace(NEWCOMER, work=OpenWork(traced=traced)), "b": heard}) == plan
