@@ -5,14 +5,19 @@ An exception that no script catches comes through Python's hook, one of the engi
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
+
+import torch
 
 from elastrain import agent_messages as am
 from elastrain.errors import (
+    ConfigError,
     CorruptedError,
     CutError,
     DivergedError,
@@ -40,6 +45,15 @@ _SIGNATURE_CHARS_MAX, _TRACEBACK_CHARS_MAX = 1 << 12, 1 << 16
 """An exception may hold a whole tensor as text; what the launcher is told goes into one line of limited length."""
 
 
+_LIBRARIES = tuple(f"{Path(file).parent}{os.sep}" for file in (str(Path(__file__).parent), torch.__file__))
+
+
+def _line_of_script(trace: TracebackType | None) -> str:
+    """The last line of the script's own code that the exception has left, for the front of a sentence."""
+    lines = [each for each in traceback.extract_tb(trace) if not each.filename.startswith(_LIBRARIES)]
+    return f"{lines[-1].filename}:{lines[-1].lineno}: " if lines else ""
+
+
 class LastWords:
     """`leave` closes what others wait for; it is called when the script ends before the job does."""
 
@@ -57,8 +71,9 @@ class LastWords:
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_uncaught
 
-    def give_hook_back(self) -> None:
-        sys.excepthook = self._previous_hook
+    def give_hook_back(self, *, raised: bool = False) -> None:
+        """`raised`: an exception is leaving the loop, and may still be uncaught. It is told to nobody any more."""
+        sys.excepthook = self._show if raised else self._previous_hook
 
     def report(self, error: BaseException) -> None:
         """Say once what ends this member: to the launcher, or, where it is no fault of the script, on the screen."""
@@ -82,11 +97,18 @@ class LastWords:
         if not issubclass(kind, KeyboardInterrupt):
             self.report(error)
         shown_by_launcher = type(error) in ENDS_THE_JOB and self._agent.is_there
+        if not shown_by_launcher and not isinstance(error, NOT_THE_SCRIPTS_FAULT):
+            self._show(kind, error, trace)
+        self.go()
+
+    def _show(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Show what is wrong with the script's input as a sentence with its line, and anything else as Python does."""
         if isinstance(error, CutError):  # no line of the script says more than the sentence
             sys.stderr.write(f"elastrain: {error}\n")
-        elif not shown_by_launcher and not isinstance(error, NOT_THE_SCRIPTS_FAULT):
+        elif isinstance(error, ConfigError):
+            sys.stderr.write(f"elastrain: {_line_of_script(trace)}{error}\n")
+        else:
             self._previous_hook(kind, error, trace)
-        self.go()
 
     def _told_of(self, error: BaseException) -> am.FromWorker:
         if type(error) in ENDS_THE_JOB:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torch import nn
 
 from elastrain.errors import CutError
 
+_COMPILED = (
+    "the whole model is compiled, and a pipeline needs the code between its blocks: compile each block instead "
+    "(for block in model.layers: block.compile())"
+)
+_DYNAMO = str(Path("torch", "_dynamo", "eval_frame.py"))
 Forward = Callable[..., Any]
 Entry = Callable[[int, Forward, tuple[Any, ...], dict[str, Any]], Any]
 """(the block's place, its own forward, arguments by place, by name) -> what the block returns."""
@@ -54,7 +61,14 @@ def check_not_compiled(model: nn.Module) -> None:
     dynamo = sys.modules.get("torch._dynamo")
     is_wrapped = dynamo is not None and isinstance(model, dynamo.OptimizedModule)
     if is_wrapped or model._compiled_call_impl is not None:
-        raise CutError(
-            "the whole model is compiled, and a pipeline needs the code between its blocks: compile each block instead "
-            "(for block in model.layers: block.compile())"
-        )
+        raise CutError(_COMPILED)
+
+
+def check_caller_not_compiled() -> None:
+    """Raises CutError where compiled code enters a block, as a wrapper does that `torch.compile` has returned."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename.endswith(_DYNAMO):
+            raise CutError(_COMPILED)
+        frame = frame.f_back

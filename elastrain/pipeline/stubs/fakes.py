@@ -40,11 +40,11 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `_
             args = [self._like(each) if type(each) in _PLAIN_TENSORS else each for each in args]
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        except (DataDependentOutputException, DynamicOutputShapeException):
             raise ConfigError(
                 f"{func} looks at values that are not on this member, because another one computes the block that "
                 "makes them: move it into a block, or read step.loss once the step is committed"
-            ) from error
+            ) from None
 
     def _like(self, real: Any) -> Tensor:
         """A fake for a real tensor that meets fakes. What is unusual stays as it is: torch knows how to treat it."""

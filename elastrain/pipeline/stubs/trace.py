@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.stubs.draws import TracedDraws
-from elastrain.pipeline.stubs.entries import Entries, Forward
+from elastrain.pipeline.stubs.entries import Entries, Forward, check_caller_not_compiled
 from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, device_of, is_fake
 from elastrain.pipeline.stubs.handed import check_handed
 from elastrain.pipeline.stubs.origins import CodeBetween, Origins
@@ -66,6 +66,8 @@ class TracingPass:
 
     def begin(self) -> None:
         self._has_grad = torch.is_grad_enabled()
+        # Also of code around blocks, which a compiler that comes upon an entry would end with a long traceback.
+        self._stack.enter_context(_not_compiled())
         self._stack.enter_context(self._between)
 
     def abandon(self) -> None:
@@ -94,6 +96,7 @@ class TracingPass:
 
     def _enter(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._between.paused():
+            check_caller_not_compiled()
             name = self._blocks[place]
             if self._has_grad and not torch.is_grad_enabled():
                 # Reentrant checkpointing: it would connect gradients to fakes.

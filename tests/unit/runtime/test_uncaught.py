@@ -7,9 +7,10 @@ import sys
 import pytest
 
 from elastrain import agent_messages as am
-from elastrain.errors import DivergedError, ElastrainError, NoRoomError, StateLostError, StoppedError
+from elastrain.errors import ConfigError, DivergedError, ElastrainError, NoRoomError, StateLostError, StoppedError
 from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.last_words import LastWords
+from elastrain.runtime.settings import stages_of
 
 
 class Told:
@@ -59,6 +60,16 @@ def test_what_is_no_fault_of_the_script_is_one_sentence_on_its_screen(
     told, shown = _end_with(StoppedError("stopped by SIGTERM"), monkeypatch)
     assert (told, shown) == ([], [])
     assert capsys.readouterr().err == "elastrain: stopped by SIGTERM\n"
+
+
+def test_wrong_input_is_a_sentence_with_the_scripts_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = LastWords(AgentLink("m0", Told()), lambda: None)  # type: ignore[arg-type]  # a fake
+    with pytest.raises(ConfigError) as raised:
+        stages_of(2, 3)
+    words._show(raised.type, raised.value, raised.tb)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"elastrain: {__file__}:")
+    assert line.endswith(str(raised.value))
 
 
 def test_an_interrupt_is_shown_and_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
