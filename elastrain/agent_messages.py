@@ -117,6 +117,7 @@ class Finished(Tagged, frozen=True, kw_only=True):
 
     step: int
     digest: str
+    """Empty where its memory limit left no room for all of them."""
     raised: bool = False
     """Its script was leaving the loop by an exception, which the script may still catch."""
 

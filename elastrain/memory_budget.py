@@ -19,8 +19,8 @@ WRITING_BYTES = 16 << 20
 """What writing a checkpoint takes besides the states: frames that are packed, and those that are read back."""
 COMPUTING_BYTES = 8 << 20
 """What computing keeps from its first step on, besides what is counted; at least: up to 20 MB were seen."""
-AT_THE_END = "; at the end of the loop every member takes the parameters of all blocks"
-"""Why a member of a pipeline may need more than for its own blocks."""
+AT_THE_END = "; at the end of the loop rank 0, which this member is, takes the parameters of all blocks"
+"""Why the first member of pipelines may need more than for its own blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,11 +95,16 @@ def state_memory(
         return tuple(_member(script, nodes, work) for work in _whole_runs(script, nodes, is_checked_again))
     plan = staged.plan(list(nodes))
     works = [_moments(script, nodes, staged, plan, member) for member in nodes]
-    return tuple(_worst([_member(script, nodes, work) for work in each]) for each in works)
+    return tuple(
+        _worst([_member(script, nodes, work) for work in each], is_first=not n) for n, each in enumerate(works)
+    )
 
 
-def _worst(moments: Sequence[MemberBytes]) -> MemberBytes:
+def _worst(moments: Sequence[MemberBytes], *, is_first: bool) -> MemberBytes:
     """The moment at which the member holds most; one at which its limit is too small goes before."""
+    *before, end = moments
+    # Only rank 0 has to take all blocks at the end: another one without room for them keeps its own.
+    moments = moments if is_first or not end.shortfall else before
     # The job would end there, however little is held at that moment.
     refused = next((each for each in moments if each.shortfall), None)
     return refused or max(moments, key=lambda each: each.total)

@@ -203,6 +203,8 @@ class EndsBefore:
     """The training loop of this member has ended before `step`."""
 
     step: int
+    keeps_own: bool = False
+    """It is sent no more blocks, because its memory limit leaves no room for them."""
 
 
 # Said only then: as long as all go on, nobody has to say so.
@@ -216,7 +218,7 @@ class GoesOn:
 # After everybody's `EndsBefore`: until then somebody may still need what another member has.
 @dataclass(frozen=True, kw_only=True)
 class HasAll:
-    """The sender's loop has ended, and it has every block's parameters after `step`."""
+    """The sender's loop has ended, and it has the parameters after `step` of every block that it is to have."""
 
     step: int
 

@@ -280,6 +280,8 @@ class Report:
     # By one member's word alone: who computed with wrong parameters knows it, and the others have its sums.
     wrong: Wrong | None
     """Something of step `committed + 1` was wrong, so that nothing of it counts. None: nothing is known to be."""
+    keeps_own: bool = False
+    """Its training loop has ended, and its memory limit leaves no room for the blocks of others."""
 
 
 @dataclass(frozen=True, kw_only=True)

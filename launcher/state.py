@@ -145,5 +145,5 @@ def _worker(cluster: Cluster, worker: Worker, rank: int | None) -> dict[str, Any
         "pid": worker.pid,
         "state": worker.state,
         "step": worker.progress.step,
-        "digest": worker.digest,
+        "digest": worker.digest or "",
     }

@@ -1,4 +1,7 @@
-"""The end of the training loops in its order: tell the others, agree, have every block again, leave together."""
+"""The end of the training loops in its order: tell the others, agree, have every block again, leave together.
+
+Rank 0 has every block then, and so has everybody else whose memory limit leaves room for that.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,8 @@ class Ending:
         # A loop that was overruled may still be at a task: blocks do not come in the middle of it.
         if m.replicas.are_all or not m.loop.is_computing:
             m.end.tell()
-            m.replicas.end(m.me)
+            if not m.end.keeps_own:
+                m.replicas.end(m.me)
             if not m.commit.parameters.are_here():
                 m.custody.comparison.forget_found()
 

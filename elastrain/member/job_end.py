@@ -40,7 +40,9 @@ class JobEnd:
         self._ended: dict[str, int] = {}
         """Member -> step before which its training loop ended."""
         self._whole: set[str] = set()
-        """Members that have all blocks again."""
+        """Members that have all blocks that they are to have at the end."""
+        self.has_room_for_all = True
+        """This member's memory limit, if it has one, leaves room for all blocks."""
         self._going: dict[str, int] = {}
         """Member -> step that its training loop is in, while others have ended before it."""
         self._asked = -1
@@ -88,16 +90,21 @@ class JobEnd:
         """Whether this loop's end is known here and not yet to the others."""
         return self.step is not None and self._me not in self._ended
 
+    @property
+    def keeps_own(self) -> bool:
+        """Whether this member takes no more blocks at the end: not all have room for them, but rank 0 must."""
+        return not self.has_room_for_all and self._views.view.ids[0] != self._me
+
     def tell(self) -> None:
         assert self.step is not None
         self._ended[self._me] = self.step
-        self._out.send_all(self._views.others, EndsBefore(step=self.step))
+        self._out.send_all(self._views.others, EndsBefore(step=self.step, keeps_own=self.keeps_own))
 
     def has_told(self) -> bool:
         return self._me in self._ended
 
     def tell_all_is_here(self, step: int) -> None:
-        """This member has all blocks: the others need not wait for it any more."""
+        """This member has all blocks that it is to have: the others need not wait for it any more."""
         if self._me not in self._whole:
             self._whole.add(self._me)
             self._out.send_all(self._views.others, HasAll(step=step))
@@ -131,7 +138,7 @@ class JobEnd:
     def leave_together(self, *, whole: bool) -> None:
         """Let go once all have ended: until then somebody may still need what this member has.
 
-        whole: they have blocks to get first, so that all have to have all of them.
+        whole: there are blocks to be sent first, so that all have to have what they are to have.
         """
         there = self._whole if whole else self._ended.keys()
         if self.step is not None and self._views.current and there >= set(self._views.current.ids):

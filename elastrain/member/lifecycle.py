@@ -96,7 +96,7 @@ class Lifecycle:
             case p.InitialRead():
                 m.custody.initial.on_read(event)
             case p.CopyBudgetSet():
-                m.custody.given.budget_bytes = event.parameters_bytes
+                m.custody.given.budget_bytes, m.end.has_room_for_all = event.parameters_bytes, event.has_room_for_all
             case p.CheckpointWanted():
                 m.checkpointing.on_wanted(event)
             case p.CopiesAllowed():
@@ -195,7 +195,8 @@ class Lifecycle:
                 m.checkpointing.on_over(message)
             case said.EndsBefore():
                 m.end.on_ends_before(source, message.step)
-                self._ending.serve(source)
+                if not message.keeps_own:
+                    self._ending.serve(source)
             case said.HasAll():
                 m.end.on_has_all(source, message.step)
             case said.GoesOn():

@@ -55,6 +55,7 @@ class Recovering:
             own=tuple(tuple(sorted(partials.nodes)) for partials in runs.own),
             folded=m.step.reduction.folded(),
             wrong=None if known is None else Wrong(parameters=known, accused=m.step.audits.accused),
+            keeps_own=m.end.step is not None and m.end.keeps_own,
         )
 
     def _gradients_of(self, shard: int) -> tuple[int, ...]:
@@ -81,7 +82,8 @@ class Recovering:
     def _may_leave_without_state(self) -> bool:
         """At the end of the job only parameters count: members that left in peace took their shards along."""
         reports = self._machine.views.reports.values()
-        return all(report.finishing and set(report.parameters) == {report.committed} for report in reports)
+        # Rank 0 never keeps its own alone: so somebody has them all.
+        return all(r.finishing and (r.keeps_own or set(r.parameters) == {r.committed}) for r in reports)
 
     # ------------------------------------------------------------------------------------------------------- complete
 

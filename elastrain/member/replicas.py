@@ -37,7 +37,7 @@ class Replicas:
         self._adopted: Mapping[str, frozenset[int]] = {}
         """Member -> places of the graph that a recovery of the open step has made it a replica of."""
         self._whole: set[str] = set()
-        """Members whose loops have ended: they have all blocks."""
+        """Members whose loops have ended, and that have all blocks or are being sent them."""
 
     # ------------------------------------------------------------------------------------------------------- questions
 
@@ -109,7 +109,7 @@ class Replicas:
         """Take up what a recovery has decided: `adopted` since the last commit, by member."""
         # The primaries that live publish what is lacking.
         self._adopted, self.lent = adopted, frozenset(self._commit.roles.mine)
-        self._whole = {member for member, report in reports.items() if report.finishing}
+        self._whole = {member for member, report in reports.items() if report.finishing and not report.keeps_own}
         # Nothing goes in the middle of a step: the loop may be computing with it.
         self._kept = {m: frozenset(r.work.present) for m, r in reports.items() if r.committed == committed}
         self._hold()

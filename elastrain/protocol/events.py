@@ -270,6 +270,8 @@ class CopyBudgetSet:
     """So many bytes of parameters may be on their way to new holders: what memory leaves for them has changed."""
 
     parameters_bytes: int
+    has_room_for_all: bool = True
+    """Whether there is room for all blocks at the end of the loop, where this member has some blocks only."""
 
 
 # An event, because the core has no clock: what a copy costs the training loop is measured by the driver.

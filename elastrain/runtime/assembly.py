@@ -41,7 +41,8 @@ from elastrain.runtime.handover import Handover
 from elastrain.runtime.journal import Journal
 from elastrain.runtime.layers import Layers
 from elastrain.runtime.loader import DataLoader
-from elastrain.runtime.memory_keeper import MemoryKeeper, MemoryLimit
+from elastrain.runtime.memory_keeper import MemoryKeeper
+from elastrain.runtime.memory_limit import MemoryLimit
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.runtime.pipelined import Pipelines, PipelineWish

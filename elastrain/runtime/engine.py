@@ -315,16 +315,14 @@ class Engine:
         self._notes.resumed(command)
         self._notes.tell_window(self._core)
         self._parts.executor.resumed()
-        if self._parts.memory is None:
-            return None
-        m = self._core.machine
-        return p.CopyBudgetSet(parameters_bytes=self._parts.memory.resumed(command, m.shape, m.step.tasks.load()))
+        m, memory = self._core.machine, self._parts.memory
+        return None if memory is None else memory.resumed(command, m.shape, m.step.tasks.load())
 
     def _make_room(self) -> None:
         m, memory = self._core.machine, self._parts.memory
         if memory is not None:
             told = memory.begin(m.step.tasks.load(), m.shape, (m.commit.roles.live, m.commit.roles.target))
-            self._events.extend([] if told is None else [p.CopyBudgetSet(parameters_bytes=told)])
+            self._events.extend([] if told is None else [told])
 
     def _passed(self, record: Record) -> None:
         self._pace.loop.let_loop_go_first(BETWEEN_STEPS_S)
@@ -335,8 +333,8 @@ class Engine:
         self._notes.tell_window(self._core)
         self._notes.passed(record, self.view)
         self._parts.executor.carry_out(p.Passed(record=record))
-        if self._parts.memory is not None:
-            self._parts.memory.passed()
+        if self._parts.memory is not None and (told := self._parts.memory.passed()) is not None:
+            self._events.append(told)
         self._parts.executor.check_is_over()
 
     def _journal_view(self, event: str, view: View) -> None:

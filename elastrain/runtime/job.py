@@ -30,7 +30,7 @@ from elastrain.runtime.describe import describe
 from elastrain.runtime.last_words import LastWords
 from elastrain.runtime.late_compiler import import_compiler_late
 from elastrain.runtime.loader import DataLoader
-from elastrain.runtime.memory_keeper import MemoryLimit
+from elastrain.runtime.memory_limit import MemoryLimit
 from elastrain.runtime.registered import stateful
 from elastrain.runtime.settings import Settings, stages_of
 from elastrain.runtime.stating import Statement

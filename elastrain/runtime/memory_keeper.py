@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,7 +18,7 @@ from elastrain.errors import ConfigError, NoRoomError
 from elastrain.member.copies import COPY_BUDGET_BYTES
 from elastrain.offload.device import Device
 from elastrain.offload.engines.port import IoEngine
-from elastrain.offload.engines.posix import Calls, PosixEngine
+from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
 from elastrain.offload.policy import IN_FLIGHT_STORAGES
@@ -29,6 +29,7 @@ from elastrain.pipeline.room import Load
 from elastrain.placement import Placement
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.memory import NOTHING_CAPTURED, CapturedBytes, PeakMeter, StepsTaken, give_freed_memory_back
+from elastrain.runtime.memory_limit import MemoryLimit
 from elastrain.runtime.planned_work import PlannedWork, bytes_of
 from elastrain.values import Shape
 
@@ -38,30 +39,6 @@ if TYPE_CHECKING:
 
 WORTH_TELLING = 0.05
 """Memory that becomes free is given to activations from this share of the limit on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryLimit:
-    """`limit_bytes` is what this process may hold in memory; `directories` are on SSDs, empty for none."""
-
-    limit_bytes: int
-    directories: tuple[str, ...] = ()
-    calls: Calls | None = None
-    """The kernel's calls on files there, where faults on request take their place."""
-
-    @staticmethod
-    def of(limit_bytes: int | None, directories: tuple[str, ...]) -> MemoryLimit | None:
-        """None without a limit. Raises ConfigError for directories without one: nothing would ever go there."""
-        if limit_bytes is None and directories:
-            raise ConfigError(
-                f"{directories[0]} is for what a memory limit leaves no room for: give one too (--memory-limit), or "
-                "leave the directory out (--offload-dir)"
-            )
-        return None if limit_bytes is None else MemoryLimit(limit_bytes=limit_bytes, directories=directories)
-
-    def __post_init__(self) -> None:
-        if self.limit_bytes <= 0:
-            raise ConfigError(f"memory_limit must be a positive number of bytes; got {self.limit_bytes}")
 
 
 class MemoryKeeper:
@@ -139,15 +116,14 @@ class MemoryKeeper:
 
     # ------------------------------------------------------------------------------------------------- for the engine
 
-    def resumed(self, plan: p.Resumed, shape: Shape, load: Load | None) -> int:
-        """A view is in order: make room for its plan. Returns how many bytes of parameters may be on their
-        way to new holders.
+    def resumed(self, plan: p.Resumed, shape: Shape, load: Load | None) -> p.CopyBudgetSet:
+        """A view is in order: make room for its plan. Returns what may be copied, and whether all blocks have room.
 
         Raises NoRoomError if the plan does not fit.
         """
         self._taken.begin_view()
         work = self.work
-        work.members, work.is_spread = len(plan.view.ids), len(set(plan.view.nodes.values())) > 1
+        work.view = plan.view
         work.place(shape, (plan.recovery.now, plan.target))
         work.take(load)
         if shape.pipelining is None:
@@ -156,7 +132,7 @@ class MemoryKeeper:
             gradients_bytes = work.tasks.gradients_bytes + work.sums_bytes
         return self._plan(gradients_bytes, shape)
 
-    def begin(self, load: Load | None, shape: Shape, placements: tuple[Placement, ...]) -> int | None:
+    def begin(self, load: Load | None, shape: Shape, placements: tuple[Placement, ...]) -> p.CopyBudgetSet | None:
         """A step of a pipeline begins, or goes on, with these tasks: make room for them, where they are other ones.
 
         Returns what `resumed` does, None where nothing has changed. Raises NoRoomError if they do not fit.
@@ -174,11 +150,15 @@ class MemoryKeeper:
             gradients_bytes = self.work.copying_bytes if for_good else self._needs.gradients_bytes
             self._decide(gradients_bytes, parameters_bytes=bytes_of(self._executor.model, blocks))
 
-    def passed(self) -> None:
-        """A step was committed: measure what it took. Raises NoRoomError if it took too much."""
+    def passed(self) -> p.CopyBudgetSet | None:
+        """A step was committed: measure what it took. Raises NoRoomError if it took too much.
+
+        Returns what `resumed` does, None where it is as before whether all blocks have room.
+        """
+        had_room = self.work.has_room_for_all
         if self._needs is None:
             self._taken.pass_over()
-            return
+            return None
         last, tasks, captured = self._last_pass(), self.work.tasks, self._captured()
         activations_bytes = last.peak_bytes if last is not None else 0 if self._offload else tasks.activations_bytes
         accounted_bytes = self._executor.memory_bytes() + activations_bytes + tasks.boundaries_bytes
@@ -189,6 +169,7 @@ class MemoryKeeper:
         if self._taken.has_settled_in_view:
             gradients_bytes = min(gradients_bytes, self._executor.gradients_bytes())
         self._decide(gradients_bytes, budget.Measured(peak_bytes=peak_bytes, activations_bytes=activations_bytes))
+        return None if self.work.has_room_for_all == had_room else self._budget()
 
     def close(self) -> None:
         """Give the space on disk back; states that lie there are gone."""
@@ -199,8 +180,8 @@ class MemoryKeeper:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _plan(self, gradients_bytes: int, shape: Shape) -> int:
-        """Decide for another plan; how many bytes of parameters may be on their way to new holders under it."""
+    def _plan(self, gradients_bytes: int, shape: Shape) -> p.CopyBudgetSet:
+        """Decide for another plan; what may be on its way to new holders under it, and whether all blocks have room."""
         work, sizes = self.work, shape.sizes
         work.copied_bytes = budget.copy_budget(
             self._limit.limit_bytes,
@@ -211,7 +192,10 @@ class MemoryKeeper:
             most_bytes=COPY_BUDGET_BYTES,
         )
         self._decide(gradients_bytes + work.copying_bytes)
-        return work.copied_bytes
+        return self._budget()
+
+    def _budget(self) -> p.CopyBudgetSet:
+        return p.CopyBudgetSet(parameters_bytes=self.work.copied_bytes, has_room_for_all=self.work.has_room_for_all)
 
     def _expect(self, expected_bytes: int) -> int:
         """Bytes of gradients under the new plan.
@@ -237,7 +221,10 @@ class MemoryKeeper:
             advice = self.work.explain(needs, decided.missing_bytes, activations_leave=bool(self._devices))
             self._refuse(needs, decided, advice)
         whole = budget.at_the_end(needs, self.work.whole_bytes(), self.work.copying_bytes)
-        if measured is None and isinstance(ended := self._fit(whole), budget.Shortfall):
+        ended = self._fit(whole)
+        self.work.has_room_for_all = not isinstance(ended, budget.Shortfall)
+        # Somebody has to have the whole model at the end; all others may do without it.
+        if measured is None and isinstance(ended, budget.Shortfall) and self.work.is_first:
             self._refuse(whole, ended, budget.AT_THE_END)
         self._limit_captures(limit_bytes - needs.total_bytes)
         if measured is None or self._is_news(decided) or self._share != self._share_of_activations():

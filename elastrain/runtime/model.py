@@ -15,13 +15,25 @@ from torch.utils.hooks import RemovableHandle
 
 from elastrain.errors import ConfigError
 from elastrain.layout import STATISTICS, Layout, Shard
-from elastrain.pipeline.stubs.absent import absent
+from elastrain.pipeline.stubs.absent import ON_RANK_0, absent
 from elastrain.runtime import statistics
 from elastrain.runtime.completion import Completion, OnBlockDone
 from elastrain.runtime.describe import Registration, parameter_at, readers_of, registrations_of
 from elastrain.runtime.flats import Allocate, ParameterMemory, flat_name, view_of
 from elastrain.runtime.gradients import GradientMemory, GradientSlot
 from elastrain.snapshot.digest import digest
+
+
+def missing_block(model: ModelState) -> str | None:
+    """Name the first block that is absent, or has no values yet; None where the whole model is here."""
+    # Asked once per block: meanwhile values may come from another thread.
+    return next((block for number, block in enumerate(model.layout.blocks) if not model.has_block(number)), None)
+
+
+def leave_partial(model: ModelState) -> bool:
+    """The loop is over, and no more blocks come: say so to whoever asks for the whole model. False if all are here."""
+    model._memory.is_left_partial = missing_block(model) is not None
+    return model._memory.is_left_partial
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,14 +151,15 @@ class ModelState:
 
     def check_is_whole(self, what: str) -> None:
         """Raises ConfigError, naming `what`, where a block is absent, or has no values yet."""
-        # Asked once per block: meanwhile values may come from another thread.
-        missing = next((block for number, block in enumerate(self.layout.blocks) if not self.has_block(number)), None)
+        missing = missing_block(self)
         if missing is None:
             return
+        if self._memory.is_left_partial:
+            raise ConfigError(f"{what} needs all parameters: block {missing!r} is not on this member, {ON_RANK_0}")
         raise ConfigError(
             f"{what} needs all parameters, and this member of a pipeline does not have block {missing!r} now: use it "
-            "behind the loop over job.steps(…), where every member has all blocks again; in the loop there are "
-            "step.loss and step.grad_norm, and job.checkpoint() writes everything"
+            "behind the loop over job.steps(…), where rank 0 has all blocks, and every member that has room for them; "
+            "in the loop there are step.loss and step.grad_norm, and job.checkpoint() writes everything"
         )
 
     def _guarded(self, module: nn.Module) -> RemovableHandle:

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from elastrain import protocol as p
 from elastrain.base.places import Station
-from elastrain.errors import DriveFailedError
+from elastrain.errors import ConfigError, DriveFailedError
 from elastrain.messages import Boundary
 from elastrain.offload.errors import SpillReadError
 from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.boundary import Direction
 from elastrain.pipeline.plan import PipelinePlan, Task, routes
+from elastrain.pipeline.stubs.absent import ON_RANK_0
 from elastrain.pipeline.stubs.backward_draws import BackwardDraws
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
@@ -72,6 +73,8 @@ class Pipelines:
         self._sums: dict[Task, Contribution] = {}
         """What the micro-batches of a task's run count that have gone backward so far."""
         self._plan: PipelinePlan | None = None
+        self._is_left_partial = False
+        """The loop is over, and no more blocks come."""
 
     # ------------------------------------------------------------------------------------------------ for the step
 
@@ -124,9 +127,10 @@ class Pipelines:
     def has_plan(self) -> bool:
         return self._plan is not None
 
-    def close(self) -> None:
-        """Take the stubs off the model; a second call does nothing."""
-        if self._stubs is not None:
+    def close(self, *, is_left_partial: bool = False) -> None:
+        """Take the stubs off the model, unless blocks stay absent; a second call does nothing."""
+        self._is_left_partial = is_left_partial
+        if self._stubs is not None and not is_left_partial:
             self._stubs.close()
 
     # ------------------------------------------------------------------------------------------- for what is computed
@@ -159,7 +163,10 @@ class Pipelines:
 
     def _is_here(self, place: int) -> bool:
         model = self.parts.model
-        return all(model.has_block(block) for block, its in enumerate(self._blocks) if its == place)
+        is_here = all(model.has_block(block) for block, its in enumerate(self._blocks) if its == place)
+        if self._is_left_partial and not is_here and self._traced is not None:
+            raise ConfigError(f"block {self._traced.graph.blocks[place]!r} is not on this member, {ON_RANK_0}")
+        return is_here
 
     def wait(self, action: TaskAction, waiting: _Waiting) -> None:
         self._waiting[action.task, action.micro_batch] = waiting

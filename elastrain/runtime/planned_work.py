@@ -19,6 +19,7 @@ from elastrain.runtime.executor import Executor
 from elastrain.runtime.flats import frozen_shards, has_masters
 from elastrain.runtime.model import ModelState
 from elastrain.values import Shape
+from elastrain.world import View
 
 ASSUMED_MOMENTS = 2.0
 """Optimizer state per parameter until it was measured: Adam's."""
@@ -65,10 +66,19 @@ class PlannedWork:
         self._is_over = False
         """This member's loop has ended."""
         self._placements: tuple[Placement, ...] = ()
-        self.members = 1
-        """Of the view."""
-        self.is_spread = False
-        """They are on several nodes."""
+        self.view: View | None = None
+        self.has_room_for_all = True
+        """For all blocks, which a member of a pipeline takes at the end of the loop."""
+
+    @property
+    def members(self) -> int:
+        """How many there are in the view."""
+        return 1 if self.view is None else len(self.view.members)
+
+    @property
+    def is_first(self) -> bool:
+        """This member has rank 0."""
+        return self.view is None or self.view.ids[0] == self._me
 
     @property
     def moments(self) -> float:
@@ -122,7 +132,7 @@ class PlannedWork:
         """Take up the tasks that are left to compute; whether they are other ones."""
         if load is None or self._model is None or self._is_over:
             return False
-        load = replace(load, copies_received=self.is_spread)
+        load = replace(load, copies_received=self.view is not None and len(set(self.view.nodes.values())) > 1)
         if load == self._load:
             return False
         self._load, before = load, self.tasks
@@ -137,13 +147,15 @@ class PlannedWork:
         self._load, self.tasks, self._is_over = None, TaskBytes(), for_good
 
     def whole_bytes(self) -> int:
-        """Of the parameters of all blocks, which every member takes at the end of the loop; 0 without pipelines."""
+        """Of the parameters of all blocks, which rank 0 takes at the end of the loop; 0 without pipelines."""
         if self._model is None:
             return 0
         return bytes_of(self._executor.model, range(len(self._model.places)))
 
     def explain(self, needs: budget.Needs, missing_bytes: int, *, activations_leave: bool) -> str:
         """What else would fit, where the tasks of a pipeline do not; empty where there are none."""
+        if self._is_over:
+            return budget.AT_THE_END
         if self._model is None or self._load is None or not self._load.tasks:
             return ""
         leaving_bytes = self.tasks.activations_bytes if activations_leave else 0

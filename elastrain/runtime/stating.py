@@ -27,7 +27,7 @@ from elastrain.runtime.handover import Handover
 from elastrain.runtime.layers import Layers
 from elastrain.runtime.loopstate import LoopSnapshot
 from elastrain.runtime.memory import PeakMeter
-from elastrain.runtime.memory_keeper import MemoryLimit
+from elastrain.runtime.memory_limit import MemoryLimit
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.runtime.pipelined import Pipelines, PipelineWish

@@ -13,10 +13,13 @@ class FinalDigests:
         self._by_member: dict[str, str] = {}
 
     def add(self, member: str, digest: str) -> str:
-        """Add a member's digest. Returns a sentence that names two members whose digests differ; empty if none do."""
+        """Add a member's digest. Returns a sentence that names two members whose digests differ; empty if none do.
+
+        An empty one is told by a member that has a part of the parameters only.
+        """
         known = self._by_member
         known[member] = digest
-        other = next((m for m, its in known.items() if its != digest), None)
+        other = next((m for m, its in known.items() if its != digest and its and digest), None)
         if other is None:
             return ""
         return (

@@ -179,8 +179,8 @@ class PeerChanges:
         """The notices that the agent there may have missed while it could not be reached."""
         workers = self._cluster.workers.by_id
         # Digests first: nobody waits for that of a member that is known to be gone.
-        done = [worker for worker in workers.values() if worker.digest and not worker.raised]
-        told: list[Notice] = [Digested(member=worker.id, digest=worker.digest) for worker in done]
+        done = [(worker.id, worker.digest) for worker in workers.values() if not worker.raised]
+        told: list[Notice] = [Digested(member=m, digest=digest) for m, digest in done if digest is not None]
         told += [Exited(member=m) for m in self._cluster.ids if m in workers and not workers[m].alive]
         commands = [*(TellNodes(message=notice, node=name) for notice in told), *self._script.notices_for(name)]
         view = self._cluster.view

@@ -95,7 +95,7 @@ class Shutdown:
         return commands
 
     def _tell_digest(self, worker: Worker) -> list[Command]:
-        told = Digested(member=worker.id, digest=worker.digest)
+        told = Digested(member=worker.id, digest=worker.digest or "")
         return [] if self._config.alone or worker.raised else [TellNodes(message=told)]
 
     def on_ended(self, node: str, notice: Ended, now: float) -> list[Command]:

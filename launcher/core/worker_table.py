@@ -45,8 +45,8 @@ class Worker:
     pid: int | None = None
     progress: WorkerProgress = field(default_factory=WorkerProgress)
     exit_code: int | None = None
-    digest: str = ""
-    """Of the parameters with which it has passed the end of the job."""
+    digest: str | None = None
+    """Of the parameters with which it has passed the end of the job; empty where it has a part of them only."""
     raised: bool = False
     """By an exception in its loop: other nodes wait for the digest, and are told it once the process has ended well."""
 

@@ -84,6 +84,8 @@ class Scenario:
     """Micro-batches of a run, each of which goes through the model along a chain; 0: runs are wholes."""
     stages: int = 0
     """Members per pipeline; 0: none are made."""
+    narrow: float = 0.0
+    """Share of members whose memory limits leave no room for all blocks at the end."""
     small: bool = False
     """Two shards in one block."""
     checkpoint_every: int = 0
@@ -152,7 +154,7 @@ class Part:
 class Cluster:
     def __init__(self, scenario: Scenario, seed: int, truth: Truth | None) -> None:
         self.scenario = scenario
-        self.rng = random.Random(seed)
+        self.seed, self.rng = seed, random.Random(seed)
         self.shape = replace(shape_of(scenario), initial=initial_of(scenario.resumes, truth))
         self.truth = truth
         self.seen = Truth()
@@ -228,6 +230,9 @@ class Cluster:
             length = self.scenario.run_length
             micro_batches = micro_batches_of(self.scenario.runs, length)
             self.members[name].pipelined = PipelinedLoop(self.members[name], length, micro_batches)
+        if random.Random(f"{name} {self.seed}").random() < self.scenario.narrow:
+            budget_bytes = self.scenario.budget_bytes
+            self.members[name].core.handle(p.CopyBudgetSet(parameters_bytes=budget_bytes, has_room_for_all=False))
         self.members[name].watch = self.checks.command
         self.members[name].noise = name if self.scenario.noisy else ""
         self.members[name].carries = self.scenario.carries
@@ -444,6 +449,13 @@ class Cluster:
         member = self.members[name]
         if self.truth is None or self.flipped or member.machine.loop.is_outside:  # it came too late for the job
             return
+        first = self.members[member.machine.views.view.ids[0]]
+        if member.machine.end.keeps_own:
+            its, after = member.parameters(), self.truth.after
+            has = member.machine.commit.parameters.needed()
+            if any(its[shard] != after(member.committed, shard) for shard in has):
+                raise Violation(f"{name} leaves with other parameters than those of step {member.committed}")
+            member = first
         if member.digest() != self.truth.digests.get(member.committed):
             raise Violation(f"{name} leaves without all parameters of step {member.committed}")
 

@@ -214,6 +214,8 @@ class PipelinedLoop:
                 self._release()
             case p.HoldBlocks() if command.for_good:
                 self._is_over = True
+                if self._member.core.machine.end.keeps_own:
+                    raise Violation(f"{self._member.me} takes all blocks without room for them")
 
     def _release(self) -> None:
         """The memory of what the books have let go of may get any other content at once."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from tests.sim.checks import Truth
+from elastrain.member.job_end import JobEnd
+from elastrain.member.replicas import Replicas
+from elastrain.values import Report
+from tests.sim.checks import Truth, Violation
 from tests.sim.cluster import Cluster, Scenario, truth_of
 
 SEEDS = 300
@@ -57,6 +62,7 @@ OTHERS: dict[str, Callable[[Scenario], Scenario]] = {
     "checkpoints": lambda size: replace(size, checkpoint_every=1, local_disks=bool(size.joins), wishes=1),
     "two die at once": lambda size: replace(size, members=max(3, size.members), backups=2, pairs=2, crashes=0),
     "holders are hunted": lambda size: replace(_quiet(size), members=max(3, size.members), hunts=3),
+    "limits leave no room": lambda size: replace(size, members=max(3, size.members), narrow=0.6),
     "settings drift apart": lambda size: replace(_quiet(size), drifts=1),
 }
 
@@ -88,3 +94,24 @@ def test_what_has_gone_from_memory_is_lacking_when_it_is_wanted_again(seed: int)
     # A member learns of a commit by a recovery, lets go of a block, and is given it again by the next recovery.
     size = draw(seed)
     cluster_of(seed, replace(size, crashes=size.members, joins=2, early=seed % 2 == 0)).run()
+
+
+def test_rank_0_that_keeps_its_own_blocks_is_found() -> None:
+    def run_some() -> None:
+        for seed in range(500, 540):
+            cluster_of(seed, OTHERS["limits leave no room"](draw(seed))).run(limit=6_000)
+
+    keeps_own = property(lambda end: not end.has_room_for_all)
+    with patch.object(JobEnd, "keeps_own", keeps_own), pytest.raises(Violation, match="leaves without all parameters"):
+        run_some()
+
+
+def test_a_recovery_after_which_members_without_room_take_all_blocks_is_found() -> None:
+    recover = Replicas.recover
+
+    def takes_all(own: Replicas, reports: Mapping[str, Report], *of: Any) -> None:
+        recover(own, {member: replace(report, keeps_own=False) for member, report in reports.items()}, *of)
+
+    size = OTHERS["limits leave no room"](replace(draw(1208), crashes=3, early=False))
+    with patch.object(Replicas, "recover", takes_all), pytest.raises(Violation, match="without room for them"):
+        cluster_of(1208, size).run()

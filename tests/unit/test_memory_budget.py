@@ -22,7 +22,7 @@ from elastrain.memory_budget import (
     too_small,
 )
 from elastrain.placement import Holders
-from elastrain.runtime.memory_keeper import MemoryLimit
+from elastrain.runtime.memory_limit import MemoryLimit
 
 MIB = 1 << 20
 NEEDS = Needs(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from elastrain import memory_statement
 from elastrain.memory_statement import MemberBytes, ScriptNeeds, WorkerLimit, state_memory
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor
 from elastrain.pipeline.room import ModelBytes
@@ -116,3 +120,15 @@ def test_a_limit_that_is_too_small_names_the_costliest_block_and_what_would_fit(
     assert f"of its blocks '{costliest}' takes most" in first.shortfall
     assert "legal cuts: before 'first', before 'second', before 'head'" in first.shortfall
     assert "--stages" in first.shortfall
+
+
+def test_only_rank_0_is_refused_for_what_all_blocks_take_at_the_end() -> None:
+    # Whatever they take of the steps: the end is made the narrowest moment of both.
+    def short_at_the_end(script: ScriptNeeds, nodes: Mapping[str, str], work: Any) -> MemberBytes:
+        return replace(stated, member=work.member, moment=work.moment, shortfall="too small" if work.is_end else "")
+
+    stated = state_memory(SCRIPT, TOGETHER, STAGED)[0]
+    with patch.object(memory_statement, "_member", short_at_the_end):
+        first, second = state_memory(SCRIPT, TOGETHER, STAGED)
+    assert (first.moment, first.shortfall) == ("at the end", "too small")
+    assert second.shortfall == "" and second.moment != "at the end"

@@ -146,7 +146,8 @@ class Stubs:
         if not self._is_here(place):
             raise ConfigError(
                 f"block {self._traced.graph.blocks[place]!r} is not on this member, and was called outside of a step: "
-                "use the model behind the loop over job.steps(…), where every member has all blocks again"
+                "use the model behind the loop over job.steps(…), where rank 0 has all blocks, and so has every member "
+                "that has room for them"
             )
 
     def _exchanged(

@@ -10,7 +10,7 @@ from elastrain.comm.shm.segments import SharedMemory
 from elastrain.errors import ConfigError
 from elastrain.runtime.describe import describe
 from elastrain.runtime.layers import Layers
-from elastrain.runtime.model import ModelState
+from elastrain.runtime.model import ModelState, leave_partial
 from elastrain.runtime.untouched import Untouched
 
 torch.set_num_threads(1)
@@ -110,6 +110,10 @@ def test_a_block_that_comes_is_not_here_before_all_of_its_values_are() -> None:
         assert not any(state.has_block(block) for block in blocks_of[shard])
         with pytest.raises(ConfigError, match="does not have block"):
             state.check_is_whole("state_dict()")
+        assert leave_partial(state)
+        with pytest.raises(ConfigError, match="the whole model is on rank 0, so use it there"):
+            state.check_is_whole("state_dict()")
+        state._memory.is_left_partial = False
         state.take_parameters(shard, kept[shard])
     assert all(state.has_block(block) for block in ALL)
     state.check_is_whole("state_dict()")

@@ -190,9 +190,9 @@ class FakeMemory:
     def __init__(self) -> None:
         self.plans: list[tuple[p.Resumed, Shape]] = []
 
-    def resumed(self, plan: p.Resumed, shape: Shape, load: Load | None) -> int:
+    def resumed(self, plan: p.Resumed, shape: Shape, load: Load | None) -> p.CopyBudgetSet:
         self.plans.append((plan, shape))
-        return 123
+        return p.CopyBudgetSet(parameters_bytes=123, has_room_for_all=False)
 
     def passed(self) -> None:
         raise NoRoomError("12 MiB are missing")
@@ -429,7 +429,7 @@ def test_the_memory_of_a_view_that_is_in_order_comes_back_to_the_core_as_an_even
     memory = FakeMemory()
     bench = Bench(memory=memory)
     bench.happens(p.Ready(), resumed())
-    assert bench.core.events[-1] == p.CopyBudgetSet(parameters_bytes=123)
+    assert bench.core.events[-1] == p.CopyBudgetSet(parameters_bytes=123, has_room_for_all=False)
     assert memory.plans == [(resumed(), bench.core.shape)]
 
 

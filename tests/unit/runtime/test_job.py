@@ -18,7 +18,7 @@ from elastrain.errors import ConfigError
 from elastrain.runtime import assembly
 from elastrain.runtime.assembly import Chosen
 from elastrain.runtime.job import Job
-from elastrain.runtime.memory_keeper import MemoryLimit
+from elastrain.runtime.memory_limit import MemoryLimit
 from elastrain.runtime.settings import Settings
 from elastrain.scaling import UNSCALED
 
