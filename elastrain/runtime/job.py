@@ -27,7 +27,7 @@ from elastrain.runtime.assembly import (
     seed_generators,
 )
 from elastrain.runtime.describe import describe
-from elastrain.runtime.last_words import LastWords
+from elastrain.runtime.last_words import LastWords, wrong_input_shown
 from elastrain.runtime.late_compiler import import_compiler_late
 from elastrain.runtime.loader import DataLoader
 from elastrain.runtime.memory_limit import MemoryLimit
@@ -77,23 +77,21 @@ def init(
     Raises ConfigError on bad values; ConnectionError if the launcher that started this process does not answer, and
     RefusedError if that one has another secret.
     """
-    environment = read_environment()
-    directories = tuple(offload_dirs) or environment.offload_dirs
-    limit = MemoryLimit.of(memory_limit or environment.memory_limit_bytes, directories)
-    settings = Settings(
-        seed=seed,
-        run_length=run_length,
-        backups=backups,
-        loss_scale=rule_of(loss_scale),
-        deterministic=deterministic,
-        cross_check_every=cross_check_every,
-        stages=stages_of(stages, told_stages()),
-    )
-    job = Job(
-        Chosen(
-            environment=environment, settings=settings, limit=limit, checkpoints=checkpoint_options(), resume=resume()
+    with wrong_input_shown():
+        environment = read_environment()
+        directories = tuple(offload_dirs) or environment.offload_dirs
+        limit = MemoryLimit.of(memory_limit or environment.memory_limit_bytes, directories)
+        settings = Settings(
+            seed=seed,
+            run_length=run_length,
+            backups=backups,
+            loss_scale=rule_of(loss_scale),
+            deterministic=deterministic,
+            cross_check_every=cross_check_every,
+            stages=stages_of(stages, told_stages()),
         )
-    )
+        written, resumed = checkpoint_options(), resume()
+    job = Job(Chosen(environment=environment, settings=settings, limit=limit, checkpoints=written, resume=resumed))
     job.open()
     return job
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -54,6 +55,31 @@ def _line_of_script(trace: TracebackType | None) -> str:
     return f"{lines[-1].filename}:{lines[-1].lineno}: " if lines else ""
 
 
+def _show(
+    otherwise: Callable[[type[BaseException], BaseException, TracebackType | None], object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """Show what is wrong with the script's input as a sentence with its line, and anything else as Python does."""
+    if isinstance(error, CutError):  # no line of the script says more than the sentence
+        sys.stderr.write(f"elastrain: {error}\n")
+    elif isinstance(error, ConfigError):
+        sys.stderr.write(f"elastrain: {_line_of_script(trace)}{error}\n")
+    else:
+        otherwise(kind, error, trace)
+
+
+@contextmanager
+def wrong_input_shown() -> Iterator[None]:
+    """Show a ConfigError from inside as a sentence, too, if nobody catches it: before there are last words of a job."""
+    try:
+        yield
+    except ConfigError:
+        sys.excepthook = partial(_show, sys.excepthook)
+        raise
+
+
 class LastWords:
     """`leave` closes what others wait for; it is called when the script ends before the job does."""
 
@@ -73,7 +99,7 @@ class LastWords:
 
     def give_hook_back(self, *, raised: bool = False) -> None:
         """`raised`: an exception is leaving the loop, and may still be uncaught. It is told to nobody any more."""
-        sys.excepthook = self._show if raised else self._previous_hook
+        sys.excepthook = partial(_show, self._previous_hook) if raised else self._previous_hook
 
     def report(self, error: BaseException) -> None:
         """Say once what ends this member: to the launcher, or, where it is no fault of the script, on the screen."""
@@ -98,17 +124,8 @@ class LastWords:
             self.report(error)
         shown_by_launcher = type(error) in ENDS_THE_JOB and self._agent.is_there
         if not shown_by_launcher and not isinstance(error, NOT_THE_SCRIPTS_FAULT):
-            self._show(kind, error, trace)
+            _show(self._previous_hook, kind, error, trace)
         self.go()
-
-    def _show(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Show what is wrong with the script's input as a sentence with its line, and anything else as Python does."""
-        if isinstance(error, CutError):  # no line of the script says more than the sentence
-            sys.stderr.write(f"elastrain: {error}\n")
-        elif isinstance(error, ConfigError):
-            sys.stderr.write(f"elastrain: {_line_of_script(trace)}{error}\n")
-        else:
-            self._previous_hook(kind, error, trace)
 
     def _told_of(self, error: BaseException) -> am.FromWorker:
         if type(error) in ENDS_THE_JOB:

@@ -9,7 +9,7 @@ import pytest
 from elastrain import agent_messages as am
 from elastrain.errors import ConfigError, DivergedError, ElastrainError, NoRoomError, StateLostError, StoppedError
 from elastrain.runtime.agent_link import AgentLink
-from elastrain.runtime.last_words import LastWords
+from elastrain.runtime.last_words import LastWords, wrong_input_shown
 from elastrain.runtime.settings import stages_of
 
 
@@ -62,14 +62,28 @@ def test_what_is_no_fault_of_the_script_is_one_sentence_on_its_screen(
     assert capsys.readouterr().err == "elastrain: stopped by SIGTERM\n"
 
 
-def test_wrong_input_is_a_sentence_with_the_scripts_line(capsys: pytest.CaptureFixture[str]) -> None:
-    words = LastWords(AgentLink("m0", Told()), lambda: None)  # type: ignore[arg-type]  # a fake
-    with pytest.raises(ConfigError) as raised:
+def test_wrong_input_is_a_sentence_with_the_scripts_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(ConfigError) as raised, wrong_input_shown():
         stages_of(2, 3)
-    words._show(raised.type, raised.value, raised.tb)
+    sys.excepthook(raised.type, raised.value, raised.tb)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"elastrain: {__file__}:")
     assert line.endswith(str(raised.value))
+
+
+def test_what_still_leaves_the_loop_is_shown_and_told_to_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", lambda *_: pytest.fail("Python's traceback"))
+    told = Told()
+    words = LastWords(AgentLink("m0", told), lambda: None)  # type: ignore[arg-type]  # a fake
+    words.take_hook()
+    words.give_hook_back(raised=True)
+    sys.excepthook(ConfigError, ConfigError("not now"), None)
+    assert (told.words, capsys.readouterr().err) == ([], "elastrain: not now\n")
 
 
 def test_an_interrupt_is_shown_and_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
