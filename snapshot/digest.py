@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -22,8 +23,8 @@ from elastrain.base.splitmix import FACTORS, GOLDEN, MASK, scramble
 
 ROW = 16384
 """Elements that share a multiplier. Part of the definition: changing it changes every digest."""
-_ROWS_AT_ONCE = {"cpu": 4, "cuda": 64}
-"""Rows per pass: scratch that stays in a CPU's cache, and at most 8 MiB on a GPU."""
+_ROWS_AT_ONCE = {"cuda": 64}
+"""Rows per pass, elsewhere 8: scratch of at most 8 MiB."""
 _AT_ONCE_BYTES = 4 << 20
 """Of a checksum in host memory: a fraction of a millisecond."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
@@ -81,7 +82,10 @@ def _weighted_sum(flat: Tensor) -> int:
 
 
 def _row_sums(table: Tensor, weights: Tensor) -> Tensor:
-    """int64 `(rows,)` of `(rows, ROW)` integers, a few rows at a time."""
+    """int64 `(rows,)` of `(rows, ROW)` integers."""
+    if table.device.type == "cpu":
+        # Widened, multiplied and added up in one pass without scratch: two thirds of the time of three calls of torch.
+        return torch.from_numpy(np.einsum("ij,j->i", table.numpy(), weights.numpy()))
     rows_at_once = _ROWS_AT_ONCE.get(table.device.type, 8)
     sums = torch.empty(table.shape[0], dtype=torch.int64, device=table.device)
     scratch = torch.empty((min(rows_at_once, table.shape[0]), ROW), dtype=torch.int64, device=table.device)

@@ -13,9 +13,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,34 @@ WAIT_S = 0.22
 """With what a micro-batch computes, four of them are a step of about a second, for 252 MB of optimizer state."""
 KILLED_IN, STEPS, QUICK_STEPS = 4, 14, 9
 TIMEOUT_S = 240.0
+LOOK_EVERY_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What processes have had of the processors until `at_s`, in seconds, all threads together."""
+
+    at_s: float
+    ran_s: float
+    queued_s: float
+    """Ready to run, and no core was free."""
+
+
+class Watch(threading.Thread):
+    """Looks at processes every now and then: the kernel counts what each thread has had, and how long it has waited."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        super().__init__(daemon=True)
+        self.found: list[Spent] = []
+        self._pids = pids
+
+    def run(self) -> None:
+        while tasks := [task for pid in self._pids for task in Path(f"/proc/{pid}/task").glob("*/schedstat")]:
+            with suppress(OSError):  # a thread that has ended since is left out of the next look
+                counted = [task.read_text().split() for task in tasks]
+                ran_ns, queued_ns = (sum(int(fields[place]) for fields in counted) for place in (0, 1))
+                self.found.append(Spent(at_s=time.monotonic(), ran_s=ran_ns / 1e9, queued_s=queued_ns / 1e9))
+            time.sleep(LOOK_EVERY_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +70,8 @@ class Course:
     windows: list[Line]
     killed_s: float
     survivors: tuple[str, ...]
+    spent: list[Spent]
+    """Of the survivors, from the loss on."""
 
 
 def measure(folder: Path, *, backups: int = 1, quick: bool = False) -> dict[str, Any]:
@@ -50,9 +81,10 @@ def measure(folder: Path, *, backups: int = 1, quick: bool = False) -> dict[str,
     after = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step - 1 in ends and step > KILLED_IN}
     closing = max((line for line in course.windows if not line["short"]), key=lambda line: line["t"])
     closed_s, last_step = closing["t"], closing["step"] - 1  # told with the commit of the step before the open one
-    inside = [took_s for step, took_s in after.items() if ends[step - 1] < closed_s]
-    later = [took_s for step, took_s in after.items() if ends[step - 1] >= closed_s]
-    usual_s = statistics.median(later)
+    within = [step for step in after if ends[step - 1] < closed_s]
+    beyond = [step for step in after if ends[step - 1] >= closed_s]
+    inside = [after[step] for step in within]
+    usual_s = statistics.median(after[step] for step in beyond)
     return {
         "window_s": closed_s - course.killed_s,
         # In steps of the job: the interrupted one counts by what was left of it when the node was lost.
@@ -63,7 +95,25 @@ def measure(folder: Path, *, backups: int = 1, quick: bool = False) -> dict[str,
         "window_step_s": usual_s,
         "interrupted_step_s": ends[KILLED_IN] - ends[KILLED_IN - 1],
         "steps_inside": len(inside),
+        # What slows steps down: work of the members' own, or cores that others have. Per step of all survivors.
+        **{f"window_{name}": value for name, value in _per_step(course.spent, ends, within).items()},
+        **{f"usual_{name}": value for name, value in _per_step(course.spent, ends, beyond).items()},
     }
+
+
+def _per_step(spent: Sequence[Spent], ends: dict[int, float], steps: Sequence[int]) -> dict[str, float]:
+    """Means over these steps, in seconds; nothing where there are none."""
+    if not steps:
+        return {}
+    pairs = [(_at(spent, ends[step - 1]), _at(spent, ends[step])) for step in steps]
+    return {
+        "processor_s": statistics.mean(after.ran_s - before.ran_s for before, after in pairs),
+        "queued_s": statistics.mean(after.queued_s - before.queued_s for before, after in pairs),
+    }
+
+
+def _at(spent: Sequence[Spent], at_s: float) -> Spent:
+    return min(spent, key=lambda each: abs(each.at_s - at_s))
 
 
 def _phase(course: Course, ends: dict[int, float]) -> float:
@@ -87,6 +137,8 @@ def _play(folder: Path, *, backups: int, steps: int) -> Course:
         stack.callback(etcd.close)
         jobs = {name: stack.enter_context(node(folder, name, etcd.endpoint, arguments)) for name in WORKERS}
         killed_s = _kill(folder, jobs[VICTIM])
+        watch = Watch([pid for name in set(WORKERS) - {VICTIM} for pid in read_run(folder / name).pids.values()])
+        watch.start()
         for name in set(jobs) - {VICTIM}:
             if jobs[name].wait(TIMEOUT_S) != 0:
                 raise RuntimeError(f"node {name} ended badly: {(folder / f'{name}.log').read_text()[-2000:]}")
@@ -98,7 +150,7 @@ def _play(folder: Path, *, backups: int, steps: int) -> Course:
             survivors.append(member)
             lines = Tail(folder / name / "members" / f"{member}.jsonl").read()
             windows += [line for line in lines if line["event"] == "window"]
-    return Course(run=run, windows=windows, killed_s=killed_s, survivors=tuple(survivors))
+    return Course(run=run, windows=windows, killed_s=killed_s, survivors=tuple(survivors), spent=watch.found)
 
 
 @contextmanager
