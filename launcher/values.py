@@ -77,6 +77,11 @@ class JobConfig:
         return self.nodes_max == 1
 
 
+def signature_of(node: str, incarnation: int) -> str:
+    """A start of a node by name: that of its agent."""
+    return f"agent of {node}, start {incarnation}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeRecord:
     """What a node says of itself under its lease. `ready`: its first workers, in order of slots, once all are ready."""
@@ -103,7 +108,7 @@ class NodeRecord:
     @property
     def signature(self) -> str:
         """Its agent's name in a handshake."""
-        return f"agent of {self.name}, start {self.incarnation}"
+        return signature_of(self.name, self.incarnation)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,20 @@ from functools import partial
 from experiments.harness import Reach, record, report
 from tests.sim.job.batch import PIECE, simulate
 from tests.sim.job.disk_schedules import draw_disks
+from tests.sim.job.isolation_schedules import draw_isolations
 from tests.sim.job.plants import PLANTS
 from tests.sim.job.replay import drawn_by, shrunk
 from tests.sim.job.schedule import Schedule, draw, draw_lives, to_text
 from tests.sim.job.straggler_schedules import draw_stragglers
 
 TOLD_EACH = 5_000  # schedules between two lines of progress
-WHAT = {draw: "whole jobs", draw_lives: "lives", draw_disks: "lives on own disks", draw_stragglers: "stragglers"}
+WHAT = {
+    draw: "whole jobs",
+    draw_lives: "lives",
+    draw_disks: "lives on own disks",
+    draw_stragglers: "stragglers",
+    draw_isolations: "isolations",
+}
 """What draws them -> what the results call them."""
 
 
@@ -67,6 +74,7 @@ def main() -> int:
     parser.add_argument("--lives", action="store_true", help="jobs that write checkpoints and lose everything")
     parser.add_argument("--disks", action="store_true", help="likewise, with checkpoints on nodes' own disks")
     parser.add_argument("--stragglers", action="store_true", help="longer jobs, in which members are slow for long")
+    parser.add_argument("--isolations", action="store_true", help="jobs in which nodes are out of reach for long")
     parser.add_argument("--minutes", type=float, default=60.0, help="no new schedules when they are over")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--no-plants", action="store_true", help="leave the planted bugs out")

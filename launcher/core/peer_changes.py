@@ -6,7 +6,7 @@ Everything else is silence. Whom a node reaches, it says in its own key, once an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from elastrain.agent_messages import Suspect
 from elastrain.launcher.core.cluster import Cluster
@@ -14,13 +14,14 @@ from elastrain.launcher.core.deadlines import Deadlines, MeetDue, SilenceDue
 from elastrain.launcher.core.events import LeaseEnded, LinkChanged, NodeCame, StoreForgot
 from elastrain.launcher.core.failures import death
 from elastrain.launcher.core.parking import Parking
-from elastrain.launcher.core.peers import PeerNode, Word
+from elastrain.launcher.core.peers import PeerNode
 from elastrain.launcher.core.script_failures import ScriptFailures
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.view_changes import ViewChanges
+from elastrain.launcher.core.vouching import Testimony, Vouching
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.notices import Digested, Ended, Exited, Notice, Stands
-from elastrain.launcher.values import Command, Log, PutRecord, TellNodes
+from elastrain.launcher.values import Command, Log, PutRecord, TellNodes, signature_of
 
 _REGROUP_S = 3.0
 """From the first answer to a node that was cut off itself: the links to the others come again one by one, too."""
@@ -46,6 +47,7 @@ class PeerChanges:
         self._cluster, self._config, self._peers = cluster, cluster.config, cluster.peers
         self._deadlines, self._shutdown, self._parking = deadlines, shutdown, parking
         self._script, self._view_changes = script, view_changes
+        self._vouching = Vouching(cluster.peers)
         self._looked_s: float | None = None
 
     # ---- keys
@@ -81,51 +83,61 @@ class PeerChanges:
             return [log]
         commands: list[Command] = [log]
         for each in self._peers.in_doubt():
-            commands += self._doubt(each, "its lease is gone", now)
+            commands += self._doubt_peer(each, "its lease is gone", now)
         return commands
 
     def on_not_met(self, due: MeetDue, now: float) -> list[Command]:
-        """Take a node for dead that has no key and did not answer in time."""
-        peer = self._peers.nodes.get(due.node)
+        """Doubt a node that has no key and did not answer in time; the second time, lose it unless others reach it."""
+        peer, is_away = self._peers.nodes.get(due.node), self._parking.store_away_since_s is not None
+        if peer is not None and not peer.is_silent:  # it came back in time
+            return []
+        if is_away and (peer is None or due.node in self._vouching.nodes):  # no key can be read: neither is it missing
+            self._deadlines.set(
+                due, now + (_WORD_S if due.node in self._vouching.nodes else self._config.times.absent_s)
+            )
+            return []
+        if due.node in self._vouching.nodes:
+            reached = self._vouching.word_on(due.node) is Testimony.REACHED
+            return [] if reached else self._lose_missed({due.node: self._vouching.take(due.node)}, now)
         if peer is None:
-            return self._on_absent(due.node, now)
-        if peer.leased or peer.linked:  # it came back in time
-            return []
-        if not peer.doubted:
-            how = "does not answer" if peer.met else "was never reached"
-            return self._doubt(peer, f"its lease is gone, and its agent {how}", now)
-        if self._parking.store_away_since_s is not None:  # what the others say cannot be read
-            self._deadlines.set(due, now + _WORD_S)
-            return []
-        return [] if self._peers.word_on(peer) is Word.REACHED else self._lose_node(peer, peer.doubted, now)
+            return self._doubt_absent(due.node, now)
+        how = "does not answer" if peer.met else "was never reached"
+        return self._doubt_peer(peer, f"its lease is gone, and its agent {how}", now)
 
-    def _on_absent(self, name: str, now: float) -> list[Command]:
-        """Handle a node of the view that has no key and does not answer: it was gone before this one came."""
-        if self._parking.store_away_since_s is not None:  # where no key can be read, none is missing
-            self._deadlines.set(MeetDue(name), now + self._config.times.absent_s)
-            return []
-        return self._lose_members(self._members_of(name), "no key, no answer", now)
+    def _doubt_absent(self, name: str, now: float) -> list[Command]:
+        """Doubt a node of the view that has no key and does not answer: it may have gone before this one came."""
+        starts = {member.incarnation for member in self._cluster.members if member.node == name}
+        return self._doubt(name, signature_of(name, max(starts)), "no key, no answer", now) if starts else []
 
-    def _doubt(self, peer: PeerNode, why: str, now: float) -> list[Command]:
-        """Lose a silent node as soon as no other that has a lease reaches it: it may only have lost the store."""
+    def _doubt_peer(self, peer: PeerNode, why: str, now: float) -> list[Command]:
         if self._cluster.view is None:  # the others begin without it
             return self._lose_node(peer, why, now)
-        peer.doubted = peer.doubted or why
-        if self._peers.word_on(peer) is Word.OPEN:
-            self._deadlines.set_first(MeetDue(peer.record.name), now + _WORD_S)
+        return self._doubt(peer.record.name, peer.record.signature, why, now)
+
+    def _doubt(self, name: str, signature: str, why: str, now: float) -> list[Command]:
+        """Lose a silent node as soon as no other that has a lease reaches it: it may only have lost the store."""
+        if self._vouching.add(name, signature, why) is Testimony.OPEN:
+            self._deadlines.set_first(MeetDue(name), now + _WORD_S)
         return self._weigh(now)
 
     def _weigh(self, now: float) -> list[Command]:
-        """Say in this node's key what others are to know or ask, and lose the nodes that nobody reaches any more."""
-        peers, commands = self._peers, list[Command]()
-        for peer in [peer for peer in peers.nodes.values() if peer.doubted]:
-            if not peer.is_silent:
-                peer.doubted = ""
-            elif peers.word_on(peer) is Word.MISSED:
-                commands += self._lose_node(peer, peer.doubted, now)
-        if (said := peers.with_words()) != peers.record:
-            peers.record = said
+        """Lose the nodes that nobody reaches any more; say in this node's key what others are to know, or are asked."""
+        before = self._vouching.nodes
+        missed = self._vouching.take_missed()
+        self._deadlines.drop(*(MeetDue(node) for node in before - self._vouching.nodes))
+        commands = self._lose_missed(missed, now)
+        if (said := self._vouching.record()) != self._peers.record:
+            self._peers.record = said
             commands.append(PutRecord(record=said))
+        return commands
+
+    def _lose_missed(self, nodes: Mapping[str, str], now: float) -> list[Command]:
+        commands: list[Command] = []
+        for name, why in nodes.items():
+            peer = self._peers.nodes.get(name)
+            gone = self._members_of(name)
+            lost = self._lose_node(peer, why, now) if peer else self._lose_members(gone, why, now, presumed=True)
+            commands += lost
         return commands
 
     def _lose_node(self, peer: PeerNode, why: str, now: float) -> list[Command]:
@@ -138,7 +150,7 @@ class PeerChanges:
         commands: list[Command] = [Log(event="node_dead", fields={"node": name, "reason": why})]
         if self._cluster.view is None:
             return commands + self._view_changes.settle(now)
-        return commands + self._lose_members(self._members_of(name), "lease", now)
+        return commands + self._lose_members(self._members_of(name), "lease", now, presumed=True)
 
     def _members_of(self, name: str) -> list[str]:
         return [member.id for member in self._cluster.members if member.node == name]
@@ -166,7 +178,7 @@ class PeerChanges:
         commands: list[Command] = [log, *(self._news_for(event.node) if event.up else [])]
         # Neither sign of life is left. While its key stands, the lease decides: only the link may be broken.
         if peer.is_silent:
-            commands += self._doubt(peer, f"its lease is gone, and {event.reason}", now)
+            commands += self._doubt_peer(peer, f"its lease is gone, and {event.reason}", now)
         return commands + self._weigh(now) + self._view_changes.settle(now)
 
     def _regroup(self, now: float) -> None:
@@ -211,7 +223,7 @@ class PeerChanges:
         names = {member.node for member in cluster.members} or set(first)
         away = {name for name in names - event.nodes - {self._config.node} if name in nodes and not nodes[name].linked}
         # Where this node is in no view, and nobody of it is here, it knows no better how that went on.
-        unknown = sorted(name for name in away if nodes[name].lost_touch or names == away)
+        unknown = sorted(name for name in away if nodes[name].lost_touch or not nodes[name].met or names == away)
         if not unknown or 2 * (len(names) - len(away)) > len(names):
             return []
         sentence = (
@@ -236,12 +248,14 @@ class PeerChanges:
         """Handle a death that a member of this node has seen: another's robust mutex on the same machine broke."""
         return self._lose_members([message.member], f"mutex, seen by {by.id}", now)
 
-    def _lose_members(self, members: Sequence[str], source: str, now: float) -> list[Command]:
-        """Lose members of other nodes that are proven gone."""
-        dead = self._peers.dead_members
+    def _lose_members(
+        self, members: Sequence[str], source: str, now: float, *, presumed: bool = False
+    ) -> list[Command]:
+        """Lose members of other nodes that are proven gone; `presumed`: by the silence of their node."""
         # Of its own workers this agent has better proof; what is known already is not told twice.
-        new = [m for m in members if m not in self._cluster.workers.by_id and m not in dead]
-        dead.update(new)
+        others = [m for m in members if m not in self._cluster.workers.by_id]
+        new = [m for m in others if m not in self._peers.dead_members]
+        self._peers.take_for_dead(new if presumed else others, presumed=presumed)
         in_view = [m for m in new if m in self._cluster.ids]
         if not in_view or self._shutdown.end is not None:
             return []

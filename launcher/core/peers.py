@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import Enum, auto
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from elastrain.launcher.values import NodeRecord
-
-
-class Word(Enum):
-    """What the nodes with leases say of one that has none and does not answer this one."""
-
-    REACHED = auto()
-    """It answers one of them: it lives, and has only lost the store."""
-    MISSED = auto()
-    """It answers none of them."""
-    OPEN = auto()
-    """Not all have said so yet."""
 
 
 @dataclass(kw_only=True)
@@ -36,8 +25,6 @@ class PeerNode:
     """It may have taken this node for dead since it last said which view stands."""
     leased: bool = True
     """Its lease is alive, as far as the store says."""
-    doubted: str = ""
-    """Why it would be taken for dead, if others did not still have a word to say; empty where that is not asked."""
 
     @property
     def is_silent(self) -> bool:
@@ -55,6 +42,8 @@ class Peers:
         """Nodes (name, incarnation) that have gone in good order."""
         self.dead_members: set[str] = set()
         """Members of other nodes that are proven dead."""
+        self._presumed: set[str] = set()
+        """Of these, whose death was concluded from the silence of their node and its missing key."""
 
     def present(self) -> list[NodeRecord]:
         """The nodes that are there, this one too, in the order in which they came."""
@@ -70,23 +59,18 @@ class Peers:
         """Nodes that were met, and neither have a lease nor answer."""
         return [peer for peer in self.nodes.values() if peer.met and peer.is_silent]
 
-    def word_on(self, peer: PeerNode) -> Word:
-        """What others say of this silent node."""
-        name = peer.record.signature
-        others = [other.record for other in self.nodes.values() if other.leased and other is not peer]
-        if any(name in record.reaches for record in others):
-            return Word.REACHED
-        return Word.MISSED if all(name in (*record.misses, *record.asks) for record in others) else Word.OPEN
+    def take_for_dead(self, members: Collection[str], *, presumed: bool) -> None:
+        self.dead_members.update(members)
+        self._presumed = self._presumed | set(members) if presumed else self._presumed - set(members)
 
-    def with_words(self) -> NodeRecord:
-        """This node's record, with what it asks the others now, and what it answers them."""
-        asks = {peer.record.signature for peer in self.nodes.values() if peer.doubted and peer.is_silent}
-        asked = {name for peer in self.nodes.values() for name in peer.record.asks} - asks - {self.record.signature}
-        linked = {peer.record.signature for peer in self.nodes.values() if peer.linked}
-        reaches, misses = asked & linked, asked - linked
-        return replace(
-            self.record, asks=tuple(sorted(asks)), reaches=tuple(sorted(reaches)), misses=tuple(sorted(misses))
-        )
+    def open_again(self, members: Collection[str]) -> None:
+        """Let these members' deaths be concluded anew, where they were concluded from silence.
+
+        Another agent has put them into a view since: whoever that was lived, and may be the one of any of them.
+        """
+        again = self._presumed.intersection(members)
+        self.dead_members -= again
+        self._presumed -= again
 
     def answering(self) -> set[tuple[str, int]]:
         """The nodes (name, incarnation) whose agents answer."""

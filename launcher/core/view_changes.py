@@ -68,6 +68,7 @@ class ViewChanges:
             lost = self._shutdown.raised.isdisjoint(self._cluster.ids)
             return self._shutdown.finish(1, view.reason, self._shutdown.last_traceback, lost=lost)
         cluster.view = view
+        cluster.peers.open_again(view.ids)
         if view.links_since > (before.links_since if before is not None else 0):
             cluster.progress.note_new_links()
         self._cluster.progress.begun = self._cluster.progress.begun or view.begun

@@ -69,11 +69,12 @@ def kept() -> dict[str, dict[str, int]]:
 
 def _all() -> Iterator[Search]:
     from tests.sim import test_agents, test_pipelined_plants, test_planted_bugs
-    from tests.sim.job import disk_plants, life_plants, plants, straggler_plants
+    from tests.sim.job import disk_plants, isolation_plants, life_plants, plants, straggler_plants
 
     for module in (test_agents, test_pipelined_plants, test_planted_bugs):
         yield from map(module.search_for, sorted(module.PLANTS))
-    for planted in (plants.PLANTS, life_plants.PLANTS, disk_plants.PLANTS, straggler_plants.PLANTS):
+    parts = (plants, life_plants, disk_plants, straggler_plants, isolation_plants)
+    for planted in (part.PLANTS for part in parts):
         for name in sorted(planted):
             yield planted[name].search
 

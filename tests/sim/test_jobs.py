@@ -226,6 +226,17 @@ FOUND = {
         '{"seed":13,"nodes":2,"workers":1,"backups":1,"steps":2,"runs":2,"faults":['
         '{"type":"Isolate","at_s":2.0,"node":0,"for_s":12.0,"store":true},{"type":"Wipe","at_s":4.6,"for_s":0.1}]}'
     ),
+    "who has put a view after its lease had ended is taken for dead by that lease, and the job is ended": (
+        '{"seed":1607,"nodes":3,"workers":1,"backups":1,"steps":3,"runs":2,"faults":['
+        '{"type":"Cut","at_s":1.46,"node":2,"other":-1,"for_s":8.0,"both":true},'
+        '{"type":"Isolate","at_s":1.917,"node":4,"for_s":38.0,"store":false},'
+        '{"type":"StoreAway","at_s":2.612,"for_s":3.0,"restarts":true}]}'
+    ),
+    "a node that another never reached may have ended the job since the store lost its data": (
+        '{"seed":64,"nodes":2,"workers":1,"backups":2,"steps":2,"runs":1,"one_host":false,"slow_store":0,"faults":['
+        '{"type":"Isolate","at_s":0.548,"node":0,"for_s":39.18,"store":true},'
+        '{"type":"Wipe","at_s":3.767,"for_s":1.0}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 

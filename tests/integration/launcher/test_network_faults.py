@@ -104,6 +104,20 @@ def test_node_that_reaches_the_others_and_not_etcd_stays_through_a_loss_and_a_jo
         assert "m2" in views(job)[3]
 
 
+def test_node_that_has_lost_etcd_lives_for_those_who_do_not_reach_it_while_another_does(tmp_path: Path) -> None:
+    """Without backups everybody is needed: whoever takes one for dead ends the job."""
+    alone = ("--steps", "40", "--backups", "0")
+    with netns_job(tmp_path, arguments=alone) as job:
+        job.wait_step(3)
+        job.inject("partition --target node:node2 --only etcd --for 14")
+        job.inject("partition --target node:node0 --only peers --for 12")
+        job.wait("lease_gone", source="agent:node0", node="node2", linked=False)
+        job.wait("mended")
+        assert_goes_on(job)
+        assert not list(job.events("node_dead"))
+        finish(job, *alone)
+
+
 @pytest.mark.on_demand
 @pytest.mark.parametrize("line", ["loss --target node:node1 --percent 10", "slow-link --target node:node1 --rate 2"])
 def test_loss_and_slow_links_cost_time_alone(tmp_path: Path, line: str) -> None:

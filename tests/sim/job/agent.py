@@ -47,6 +47,12 @@ class AgentLog:
             self._agent.world.say(f"{self._agent.name}: {event} " + " ".join(f"{k}={v}" for k, v in fields.items()))
         if event == "straggler":
             self._agent.life.checks.ends_a_straggler(fields["member"])
+        if event == "link":
+            self._agent.linked_since_s.pop(fields["node"], None)
+            if fields["up"]:
+                self._agent.linked_since_s[fields["node"]] = self._agent.world.clock.now
+        if event == "node_dead" and fields["reason"].startswith("its lease"):
+            self._agent.life.checks.takes_for_dead(self._agent, fields["node"])
 
 
 _TOLD = {"view", "parked", "unparked", "death", "exit", "replace", "no_restart", "refused", "node_dead", "kill", "end"}
@@ -91,6 +97,7 @@ class AgentProcess(Process):
         self.presence: Presence | None = None
         self.workers = SimWorkers(self)
         self.peers: PeerAgents | None = None
+        self.linked_since_s: dict[str, float] = {}
         self._tick_s: float | None = None
         self.vanished = False
         """With its machine: nobody says that its port is closed."""

@@ -43,6 +43,8 @@ _LEGAL = (
 )
 """Ends that are right although the state is whole: nobody could mend what they name."""
 STEPS_MAX, STEPS_MAX_OF_LONG = 8, 100
+_WORD_S = 5.0
+"""What a node says in its key has come to the others by then, also to one that hears late of what is in the store."""
 
 
 @cache
@@ -251,6 +253,21 @@ class JobChecks:
             return
         if self.able(view, without=[member]) is None:
             raise Violation(f"{member} is ended for being slow, and takes the only copy of something along")
+
+    def takes_for_dead(self, agent: AgentProcess, name: str) -> None:
+        """An agent takes a node for dead by its lease: none may live that another one with a lease reaches."""
+        there, now = self._world.agents.get(name), self._world.clock.now
+        if agent.core.cluster.view is None or there is None or not there.runs or there.core.shutdown.end is not None:
+            return
+        if there.started_s > now - _WORD_S:  # it may be the one before that is dead
+            return
+        for other, peer in agent.core.cluster.peers.nodes.items():
+            third = self._world.agents.get(other)
+            if other == name or not peer.leased or third is None or not third.runs:
+                continue
+            since_s = third.linked_since_s.get(name)  # a word takes its time to the store, and from there
+            if since_s is not None and since_s < now - _WORD_S:
+                raise Violation(f"{agent.name} takes {name} for dead, which lives and which {other} reaches")
 
     def handed_over(self, process: MemberProcess) -> None:
         """A member ends because its node is told to go: what it held is with others. Another of its node goes later."""

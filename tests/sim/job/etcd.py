@@ -26,9 +26,10 @@ _LIMIT_S = 4.0
 class Etcd:
     """The one store of a job. `on_write` hears of each transaction that has changed something."""
 
-    def __init__(self, clock: Clock, network: Network) -> None:
+    def __init__(self, clock: Clock, network: Network, *, revision: int = 1) -> None:
         self.clock, self.network = clock, network
         self.memory = MemoryStore(clock.monotonic)
+        self.memory._revision = self.memory._compacted = revision
         self.is_away = False
         self.wiped_s: float | None = None
         """When it has lost its data."""

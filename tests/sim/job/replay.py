@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from tests.sim.job.disk_schedules import draw_disks
+from tests.sim.job.isolation_schedules import draw_isolations
 from tests.sim.job.schedule import Schedule, draw, draw_lives, from_text, to_text
 from tests.sim.job.shrink import failure_of, shrink
 from tests.sim.job.straggler_schedules import draw_stragglers
@@ -24,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lives", action="store_true", help="the seed is of a job that loses everything")
     parser.add_argument("--disks", action="store_true", help="likewise, with checkpoints on nodes' own disks")
     parser.add_argument("--stragglers", action="store_true", help="likewise, of a job whose members are slow for long")
+    parser.add_argument("--isolations", action="store_true", help="likewise, of a job whose nodes are out of reach")
     options = parser.parse_args(arguments)
     given, drawn = options.schedule, drawn_by(options)
     schedule = from_text(given) if given.startswith("{") else drawn(int(given))
@@ -32,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def drawn_by(options: argparse.Namespace) -> Callable[[int], Schedule]:
     """What draws the schedule of a seed."""
-    kinds = {"disks": draw_disks, "lives": draw_lives, "stragglers": draw_stragglers}
+    kinds = {"disks": draw_disks, "lives": draw_lives, "stragglers": draw_stragglers, "isolations": draw_isolations}
     return next((drawn for kind, drawn in kinds.items() if getattr(options, kind)), draw)
 
 

@@ -221,6 +221,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     check_every: int = 0
     slow_store: int = -1
     """The node that hears late of what is in the store; -1: none."""
+    used_store: bool = False
+    """The store has held other jobs: its revisions are high until it loses its data."""
     slow_behind: bool = False
     """Work that nobody waits for takes long."""
     resumes: int | None = None

@@ -51,6 +51,7 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
     for field, plain in (
         ("check_every", 0),
         ("slow_store", -1),
+        ("used_store", False),
         ("slow_behind", False),
         ("one_host", True),
         ("checkpoint_every", 0),

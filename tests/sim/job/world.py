@@ -43,7 +43,7 @@ class World:
         self.truth = truth_of(schedule.runs, is_long=schedule.steps > STEPS_MAX)
         self.clock = Clock(schedule.seed)
         self.network = Network(self.clock)
-        self.etcd = Etcd(self.clock, self.network)
+        self.etcd = Etcd(self.clock, self.network, revision=1000 if schedule.used_store else 1)
         self.agents: dict[str, AgentProcess] = {}
         """Node -> its newest start."""
         self.past: list[AgentProcess] = []

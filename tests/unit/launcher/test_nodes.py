@@ -699,6 +699,40 @@ def test_two_that_ask_for_the_same_node_answer_one_another_by_asking() -> None:
     assert dead_for(cluster, "node0") == dead_for(cluster, "node1") == {"node2"}
 
 
+def test_who_has_put_a_view_since_was_not_dead() -> None:
+    """An outage took both leases; one that is back in the store puts a view before its own key is there again."""
+    cluster = running()
+    cluster.cut_off("node2")
+    cut_off = cluster.agents["node2"]
+    cluster.far_from_store |= {"node0", "node1"}
+    later = replace(cluster.agents["node0"].core.cluster.view, generation=7)  # type: ignore[type-var]
+    for name in ("node0", "node1"):
+        cluster.happen(cut_off, ev.LeaseEnded(node=name))
+    assert dead_for(cluster, "node2") == {"node0", "node1"}
+    cluster._asked.clear()  # its own proposal comes too late
+    cluster.happen(cut_off, ev.ViewStands(view=later))
+    assert cut_off.core.cluster.gone_from_view() == [] and cut_off.end is None
+    cluster.tick(6.5)
+    assert cut_off.core.cluster.gone_from_view() == ["m0", "m1"], "neither a key nor an answer since"
+
+
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_a_node_that_was_gone_before_another_came_is_dead_if_nobody_reaches_it(is_reached: bool) -> None:
+    cluster = running()
+    cluster.cut.add(frozenset(("node2", "node3")))
+    for name in ("node0", "node1"):
+        cluster.happen(cluster.agents[name], ev.LeaseEnded(node="node2"))
+    del cluster.records["node2"]
+    cluster.agents["node2"].alive = False
+    late = cluster.add("node3")
+    assert "node2" not in late.core.cluster.peers.nodes and late.members == ALL
+    if not is_reached:
+        for name in ("node0", "node1"):
+            lose_link(cluster, name, "node2")
+    cluster.tick(6.5)
+    assert ("m2" in late.members) == is_reached and not late.core.cluster.gone_from_view()
+
+
 def test_isolated_node_can_not_remove_the_majority() -> None:
     cluster = running()
     isolated = cluster.agents["node2"]
@@ -1658,6 +1692,18 @@ def test_a_view_that_is_told_and_cannot_be_taken_yet_brings_nobody_back_in_touch
     assert not last.members
     cluster.happen(last, ev.StoreForgot(nodes=frozenset()))
     assert last.end is not None and "node0, node1 may have gone on" in last.end.sentence
+
+
+def test_node_ends_in_a_store_without_data_where_the_other_was_never_reached() -> None:
+    cluster = Cluster()
+    cluster.cut.add(frozenset(("node0", "node1")))
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2)
+    last = cluster.agents["node0"]
+    cluster.happen(last, ev.StoreForgot(nodes=frozenset({"node1"})))
+    assert last.end is None
+    cluster.happen(last, ev.StoreForgot(nodes=frozenset()))
+    assert last.end is not None and "node1 may have gone on" in last.end.sentence
 
 
 def test_node_that_has_heard_since_which_view_stands_goes_on_in_a_store_without_data() -> None:

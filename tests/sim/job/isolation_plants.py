@@ -1,0 +1,39 @@
+"""Bugs planted into what is done about nodes out of reach: jobs in which some are so for long must show each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from elastrain.launcher.core.peer_changes import PeerChanges
+from elastrain.launcher.core.peers import Peers
+from elastrain.launcher.core.vouching import Testimony, Vouching
+from elastrain.launcher.values import Command
+from tests.sim.job import schedule as sc
+from tests.sim.job.isolation_schedules import draw_isolations
+from tests.sim.job.plants import Plant, Rule, _has, planter
+
+PLANTS: dict[str, Plant] = {}
+
+_of_nodes = planter(PLANTS, draw=draw_isolations, kind="isolations", only=_has(sc.Isolate, sc.Cut))
+_of_losses = planter(PLANTS, draw=draw_isolations, kind="isolations", only=_has(sc.Wipe))
+
+
+@_of_nodes(Vouching, "word_on")
+def takes_no_word_of_others(rule: Rule, vouching: Vouching, node: str) -> Testimony:
+    """A node without a lease lives while another with one reaches it."""
+    return Testimony.MISSED
+
+
+@_of_nodes(Peers, "open_again")
+def a_death_by_silence_is_for_ever(rule: Rule, peers: Peers, members: Collection[str]) -> None:
+    """Whoever has put a view since lived then, and may be any of those who were taken for dead by silence."""
+
+
+@_of_losses(PeerChanges, "on_stands")
+def is_in_touch_whatever_it_was_told(rule: Rule, peers: PeerChanges, node: str, *given: Any) -> list[Command]:
+    """Only who takes a view that is told, or knows it, has missed nothing."""
+    commands: list[Command] = rule(peers, node, *given)
+    if node in peers._peers.nodes:
+        peers._peers.nodes[node].lost_touch = False
+    return commands
