@@ -167,7 +167,7 @@ class PeerChanges:
             return []
         # A closed port is as good as a silence that has lasted: the machine itself says that the agent is gone.
         peer.linked, peer.suspected = event.up, event.closed and not event.up
-        peer.met = peer.met or event.up
+        peer.met, peer.tells_view = peer.met or event.up, False
         # Who was linked until its port was closed has never missed this node: what it knew of the job is known here.
         peer.lost_touch = peer.lost_touch or not (event.up or event.closed)
         log = Log(event="link", fields={"node": event.node, "up": event.up, "reason": event.reason})
@@ -210,10 +210,13 @@ class PeerChanges:
 
     def on_stands(self, node: str, notice: Stands, now: float) -> list[Command]:
         """Another agent says which view stands: who takes that, or knows it, has missed nothing of what it did."""
+        peer = self._peers.nodes.get(node)
+        if peer is not None:
+            peer.tells_view = True
         commands = self._view_changes.on_told(notice, now)
         knows = self._cluster.view is not None and self._cluster.view.generation >= notice.view.generation
-        if node in self._peers.nodes and knows:
-            self._peers.nodes[node].lost_touch = False
+        if peer is not None and knows:
+            peer.lost_touch = False
         return commands
 
     def on_store_forgot(self, event: StoreForgot) -> list[Command]:

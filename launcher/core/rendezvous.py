@@ -150,6 +150,8 @@ class Rendezvous:
             commands.append(PutRecord(record=cluster.peers.record))
         if record.name not in (node.name for node in first):
             return commands, None
+        if any(peer.linked and peer.tells_view for peer in cluster.peers.nodes.values()):  # it stood: the store lost it
+            return commands, None
         if now < self._doubts_until_s and self._unheard():
             self._deadlines.set_first(AskStoreDue(), self._doubts_until_s)  # nothing else may happen until then
             return commands, None

@@ -38,6 +38,8 @@ class ViewChanges:
         self._deadlines, self._shutdown, self._parking = deadlines, shutdown, parking
         self._rendezvous, self._faults = rendezvous, faults
         self.proposing = False
+        self._mine: View | None = None
+        """The last one that this agent has proposed."""
         self._removed: ViewRemoved | None = None
         """What the store said while a proposal was under way."""
         self._quotas: dict[str, int] = {}
@@ -68,7 +70,8 @@ class ViewChanges:
             lost = self._shutdown.raised.isdisjoint(self._cluster.ids)
             return self._shutdown.finish(1, view.reason, self._shutdown.last_traceback, lost=lost)
         cluster.view = view
-        cluster.peers.open_again(view.ids)
+        if view != self._mine:
+            cluster.peers.open_again(view.ids)
         if view.links_since > (before.links_since if before is not None else 0):
             cluster.progress.note_new_links()
         self._cluster.progress.begun = self._cluster.progress.begun or view.begun
@@ -156,7 +159,7 @@ class ViewChanges:
     # ---- what this agent proposes
 
     def propose(self, view: View) -> list[Command]:
-        self.proposing = True
+        self.proposing, self._mine = True, view
         return [Propose(view=view)]
 
     def _try_first_view(self, now: float) -> list[Command]:

@@ -163,7 +163,7 @@ def forgets_incarnations(patch: pytest.MonkeyPatch) -> None:
 
 def looks_for_nobody(patch: pytest.MonkeyPatch) -> None:
     """A node of the view that has neither key nor link is waited for."""
-    patch.setattr(PeerChanges, "_on_absent", lambda self, name, now: [])
+    patch.setattr(PeerChanges, "_doubt_absent", lambda self, name, now: [])
 
 
 def waits_for_the_roster(patch: pytest.MonkeyPatch) -> None:

@@ -237,6 +237,12 @@ FOUND = {
         '{"type":"Isolate","at_s":0.548,"node":0,"for_s":39.18,"store":true},'
         '{"type":"Wipe","at_s":3.767,"for_s":1.0}]}'
     ),
+    "a node that missed the first view puts another beside it, once the store has lost it": (
+        '{"seed":5113,"nodes":3,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"Isolate","at_s":1.407,"node":4,"for_s":4.0,"store":true},{"type":"Wipe","at_s":3.919,"for_s":1.0},'
+        '{"type":"KillNode","at_s":4.0,"node":2,"again_s":null,"is_silent":true,"agent_only":false},'
+        '{"type":"StoreAway","at_s":7.0,"for_s":7.0,"restarts":true}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 

@@ -109,7 +109,7 @@ def lose(schedule: Schedule, stage: str, strike: str, gap_s: float) -> tuple[Wor
 def test_every_node_ends_within_seconds_when_the_last_holders_die(stage: str, backups: int) -> None:
     for nodes, strike, gap_s in product((1, 3), STRIKES, GAPS_S):
         workers = 3 if nodes == 1 else 1
-        schedule = Schedule(seed=7, nodes=nodes, workers=workers, backups=backups, steps=7, runs=3)
+        schedule = Schedule(seed=7, nodes=nodes, workers=workers, backups=backups, steps=30, runs=3)
         world, loss, ended_s = lose(schedule, stage, strike, gap_s)
         told = f"{nodes} nodes, {strike}, {gap_s} s apart"
         assert loss.lost_s, f"{told}: newcomers were never {stage}"

@@ -1694,6 +1694,23 @@ def test_a_view_that_is_told_and_cannot_be_taken_yet_brings_nobody_back_in_touch
     assert last.end is not None and "node0, node1 may have gone on" in last.end.sentence
 
 
+@pytest.mark.parametrize("told", ["by one that is linked", "by one whose link was lost since", "by nobody"])
+def test_no_first_view_is_put_beside_one_of_which_another_tells(told: str) -> None:
+    """The store has lost it, and it puts it again: this node was not there when it stood."""
+    cluster = Cluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name)
+    late = cluster.agents["node2"]
+    stood = View(generation=1, members=(Member(id="m0", node="node0", address="unix:m0"),), reason="first")
+    if told != "by nobody":
+        cluster.happen(late, ev.NoticeCame(node="node0", notice=Stands(view=stood)))
+    if told == "by one whose link was lost since":
+        lose_link(cluster, "node2", "node0")
+        cluster.link(late, cluster.agents["node0"])
+    cluster.hello(*ALL)
+    assert any(isinstance(c, Propose) for c in late.done) == (told != "by one that is linked")
+
+
 def test_node_ends_in_a_store_without_data_where_the_other_was_never_reached() -> None:
     cluster = Cluster()
     cluster.cut.add(frozenset(("node0", "node1")))
