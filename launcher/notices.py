@@ -65,9 +65,14 @@ class Raised(Tagged, frozen=True, kw_only=True):
 
 
 class Stands(Tagged, frozen=True, kw_only=True):
-    """The newest view that the sender has heard of, for those who do not reach the store."""
+    """The newest view that the sender has heard of, for those who do not reach the store.
+
+    `asks`: the receiver is to say the same, with this number in `answers`: what the network has held may be old.
+    """
 
     view: View
+    asks: int = 0
+    answers: int = 0
 
 
 class Ended(Tagged, frozen=True, kw_only=True):

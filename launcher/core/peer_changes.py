@@ -168,6 +168,7 @@ class PeerChanges:
         # A closed port is as good as a silence that has lasted: the machine itself says that the agent is gone.
         peer.linked, peer.suspected = event.up, event.closed and not event.up
         peer.met, peer.tells_view = peer.met or event.up, False
+        peer.times_up += event.up
         # Who was linked until its port was closed has never missed this node: what it knew of the job is known here.
         peer.lost_touch = peer.lost_touch or not (event.up or event.closed)
         log = Log(event="link", fields={"node": event.node, "up": event.up, "reason": event.reason})
@@ -196,7 +197,8 @@ class PeerChanges:
         told += [Exited(member=m) for m in self._cluster.ids if m in workers and not workers[m].alive]
         commands = [*(TellNodes(message=notice, node=name) for notice in told), *self._script.notices_for(name)]
         view = self._cluster.view
-        commands += [TellNodes(message=Stands(view=view), node=name)] if view is not None else []
+        asks = self._peers.nodes[name].times_up
+        commands += [TellNodes(message=Stands(view=view, asks=asks), node=name)] if view is not None else []
         return commands + ([TellNodes(message=Ended(), node=name)] if self._shutdown.finishing else [])
 
     # ---- out of touch
@@ -209,14 +211,18 @@ class PeerChanges:
             peer.lost_touch = peer.lost_touch or slept
 
     def on_stands(self, node: str, notice: Stands, now: float) -> list[Command]:
-        """Another agent says which view stands: who takes that, or knows it, has missed nothing of what it did."""
+        """Another agent says which view stands: who takes that, or knows it, has missed nothing of what it did, where
+        it was asked since it answers again.
+        """
         peer = self._peers.nodes.get(node)
+        commands = self._view_changes.on_told(notice, now)
+        view = self._cluster.view
+        knows = view is not None and view.generation >= notice.view.generation
         if peer is not None:
             peer.tells_view = True
-        commands = self._view_changes.on_told(notice, now)
-        knows = self._cluster.view is not None and self._cluster.view.generation >= notice.view.generation
-        if peer is not None and knows:
-            peer.lost_touch = False
+            peer.lost_touch = peer.lost_touch and not (knows and notice.answers == peer.times_up)
+        if notice.asks and view is not None:
+            commands.append(TellNodes(message=Stands(view=view, answers=notice.asks), node=node))
         return commands
 
     def on_store_forgot(self, event: StoreForgot) -> list[Command]:

@@ -23,6 +23,8 @@ class PeerNode:
     """It has not answered for long enough: its members may be removed by a majority."""
     lost_touch: bool = False
     """It may have taken this node for dead since it last said which view stands."""
+    times_up: int = 0
+    """How often its agent has begun to answer."""
     tells_view: bool = False
     """Since it was linked it has said which view stands: that is in the store, or it puts it there again."""
     leased: bool = True

@@ -243,10 +243,19 @@ FOUND = {
         '{"type":"KillNode","at_s":4.0,"node":2,"again_s":null,"is_silent":true,"agent_only":false},'
         '{"type":"StoreAway","at_s":7.0,"for_s":7.0,"restarts":true}]}'
     ),
+    "what the network has held of a node that has ended the job since makes another begin it anew": (
+        '{"seed":22694,"nodes":2,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":false,"slow_store":1,"faults":['
+        '{"type":"Isolate","at_s":2.0,"node":2,"for_s":39.58,"store":true},{"type":"Wipe","at_s":5.0,"for_s":1.0}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 
 MISTAKEN = {
+    "a node that comes while another is isolated reaches that no more than the others": (
+        '{"seed":25256,"nodes":2,"workers":1,"backups":1,"steps":3,"runs":3,"one_host":false,"faults":['
+        '{"type":"Isolate","at_s":3.358,"node":0,"for_s":18.0,"store":true},{"type":"Wipe","at_s":6.0,"for_s":0.0},'
+        '{"type":"Join","at_s":6.0}]}'
+    ),
     "who has dialled early is not told that the other has left": (
         '{"seed":17910,"nodes":2,"workers":1,"backups":0,"steps":3,"runs":3,"one_host":true,"check_every":0,"slow'
         '_store":-1,"slow_behind":false,"resumes":null,"checkpoint_every":0,"no_room":false,"faults":[{"type":"Is'

@@ -199,8 +199,10 @@ class Faults:
             return
         name = agent.name
         if isinstance(fault, sc.Isolate):
-            others = [other.name for other in self._world.living_agents() if other is not agent]
-            for place in others + ([STORE] if fault.store else []):
+            # Whoever comes or comes back meanwhile reaches it no more than the others.
+            late = sum(isinstance(other, sc.Join) for other in self._world.schedule.faults)
+            names = [f"node{n}" for n in range(self._world.schedule.nodes)] + [f"late{n}" for n in range(late)]
+            for place in [other for other in names if other != name] + ([STORE] if fault.store else []):
                 self._cut(name, place, fault.for_s, both=True)
             self.struck += 1
             return

@@ -1723,6 +1723,21 @@ def test_node_ends_in_a_store_without_data_where_the_other_was_never_reached() -
     assert last.end is not None and "node1 may have gone on" in last.end.sentence
 
 
+def test_what_the_network_has_held_of_another_brings_it_not_back_in_touch() -> None:
+    cluster = running()
+    last = cluster.agents["node2"]
+    view = last.core.cluster.view
+    assert view is not None
+    for name in ("node0", "node1"):
+        lose_link(cluster, "node2", name)
+        cluster.agents[name].alive = False
+        cluster.happen(last, ev.LinkChanged(node=name, up=True, reason="its agent answers again"))
+        cluster.happen(last, ev.NoticeCame(node=name, notice=Stands(view=view)))
+        cluster.happen(last, ev.LinkChanged(node=name, up=False, reason="port closed", closed=True))
+    cluster.happen(last, ev.StoreForgot(nodes=frozenset()))
+    assert last.end is not None and "may have gone on" in last.end.sentence
+
+
 def test_node_that_has_heard_since_which_view_stands_goes_on_in_a_store_without_data() -> None:
     cluster = running()
     last = cluster.agents["node2"]
