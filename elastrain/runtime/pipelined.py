@@ -23,7 +23,6 @@ from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.boundary import Direction
 from elastrain.pipeline.plan import PipelinePlan, Task, routes
 from elastrain.pipeline.stubs.absent import ON_RANK_0
-from elastrain.pipeline.stubs.backward_draws import BackwardDraws
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
 from elastrain.pipeline.stubs.trace import TracedModel
@@ -55,7 +54,6 @@ class _Waiting:
     """A micro-batch that has gone forward here and not yet backward."""
 
     passed: StubPass
-    draws: BackwardDraws
     measured: list[MeasuredLayer]
 
 
@@ -243,9 +241,9 @@ class ActionForward:
         assert passed is not None
         parts.untouched.check_gradients()
         self.backward_is_due = False
-        draws = self._pipelines.stubs_for(action.task).loss_is_made()
+        self._pipelines.stubs_for(action.task).loss_is_made()
         passed.backward_is_called(loss.device.type)
-        waiting = _Waiting(passed=passed, draws=draws, measured=parts.model.statistics.take())
+        waiting = _Waiting(passed=passed, measured=parts.model.statistics.take())
         parts.model.statistics.end()
         if action.task.end < self._pipelines.graph_blocks:
             self._pipelines.wait(action, waiting)
@@ -280,7 +278,7 @@ class ActionBackward:
         started_s = time.monotonic()
         stubs = pipelines.stubs_for(action.task)
         so_far = pipelines.count(action, counts)
-        self._accumulate(waiting, so_far, lambda: stubs.go_back(waiting.draws, compute))
+        self._accumulate(waiting, so_far, lambda: stubs.go_back(waiting.passed, compute))
         made = waiting.passed.gradients if action.task.begin > 0 else None
         done = pipelines.made(self._step, action, made, counts)
         # Together: each of them wakes the engine, which would have the interpreter before the gradient is on its way.

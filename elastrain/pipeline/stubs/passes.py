@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from elastrain.errors import ConfigError
+from elastrain.pipeline.stubs.backward_draws import BackwardDraws
 from elastrain.pipeline.stubs.fakes import copy_of
 
 
@@ -54,6 +55,8 @@ class StubPass:
         self._going = tuple(going)
         self._collected: dict[int, Tensor] = {}
         self._autocast: AutocastState | None = None
+        self.draws: BackwardDraws | None = None
+        """What its backward may draw, once the forward is over."""
 
     def entered(self, number: int) -> Tensor | None:
         """The received tensor in place of the fake, once for all blocks that take it; None if it does not come in."""

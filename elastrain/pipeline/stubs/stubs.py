@@ -18,7 +18,11 @@ from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.pipeline.stubs.untraced import UntracedDraws
 
 _RECEIVED = "_elastrain_received"
-"""On a fake: the tensor received for it. A checkpoint calls a block again with it, after other micro-batches."""
+"""On a fake: the tensor received for it. A checkpoint calls a block again with it, after other micro-batches.
+
+It may also call with another fake: torch hands out a copy of what was saved under saved-tensor hooks, such as those
+of offloading, and code between blocks makes its tensors anew. Then the micro-batch that goes back has what came in.
+"""
 
 
 class Stubs:
@@ -46,8 +50,8 @@ class Stubs:
         """Places of the blocks that this member computes."""
         self._fresh: frozenset[int] = frozenset()
         self._pass: StubPass | None = None
-        self._backward: BackwardDraws | None = None
-        """Of the backward under way."""
+        self._going_back: StubPass | None = None
+        """Whose backward is under way."""
         self.hold(begin, end)
         self._draws = UntracedDraws(traced.graph.blocks, traced.draws)
         self._entries = Entries(model, traced.graph.blocks, self._enter)
@@ -76,21 +80,20 @@ class Stubs:
         self._pass = StubPass(crossing[self._stretch.start], crossing[self._stretch.stop], received)
         return self._pass
 
-    def loss_is_made(self) -> BackwardDraws:
-        """The forward is over; what its backward may draw.
-
-        Raises ConfigError where code drew random numbers that the tracing pass has not seen.
-        """
+    def loss_is_made(self) -> None:
+        """The forward is over. Raises ConfigError where code drew random numbers that the tracing pass has not seen."""
+        assert self._pass is not None, "a micro-batch is under way"
         self._draws.behind()
-        return BackwardDraws(self._traced.graph.blocks, self._stretch, self._traced.draws)
+        self._pass.draws = BackwardDraws(self._traced.graph.blocks, self._stretch, self._traced.draws)
 
-    def go_back(self, draws: BackwardDraws, backward: Callable[[], Any]) -> None:
+    def go_back(self, passed: StubPass, backward: Callable[[], Any]) -> None:
         """Run the backward of a micro-batch. Raises ConfigError where it draws numbers that one worker does not."""
-        self._backward = draws
+        assert passed.draws is not None, "its forward is over"
+        self._going_back = passed
         try:
-            draws.compute(backward)
+            passed.draws.compute(backward)
         finally:
-            self._backward = None
+            self._going_back = None
 
     def finish(self) -> None:
         """The body of the loop is over: until the next `begin` a block may be entered where it is here."""
@@ -129,13 +132,19 @@ class Stubs:
         return self._of_block[place].take(self._fakes, fresh=fresh)
 
     def _again(self, compute: Callable[[], Any]) -> Any:
-        return compute() if self._backward is None else self._backward.again(compute)
+        draws = self._draws_back
+        return compute() if draws is None else draws.again(compute)
+
+    @property
+    def _draws_back(self) -> BackwardDraws | None:
+        return None if self._going_back is None else self._going_back.draws
 
     def _before(self, *_: object) -> None:
         """A block is about to be entered."""
         if torch._C._current_graph_task_id() != -1:
-            if self._backward is not None:
-                self._backward.entering()
+            draws = self._draws_back
+            if draws is not None:
+                draws.entering()
         elif self._pass is not None:
             self._draws.behind()
 
@@ -163,8 +172,9 @@ class Stubs:
 
     def _received_for(self, fake: Tensor, number: int, place: int, *, is_again: bool) -> Tensor:
         found = getattr(fake, _RECEIVED, None)
-        if found is None and self._pass is not None and not is_again:
-            found = self._pass.entered(number)
+        under_way = self._going_back if is_again else self._pass
+        if found is None and under_way is not None:
+            found = under_way.entered(number)
         if not isinstance(found, Tensor):
             raise ConfigError(
                 f"block {self._traced.graph.blocks[place]!r} takes a tensor that it did not take in the tracing pass: "

@@ -96,6 +96,19 @@ def test_pipelines_train_to_the_bits_of_a_job_of_one(
     assert all(len(members) == workers for members in computed(run).values())
 
 
+def test_with_offloading_checkpointed_blocks_train_to_the_bits_of_a_job_of_one(tmp_path: Path) -> None:
+    """Hooks for saved tensors stand around what checkpoints save: torch hands out other objects than it was given."""
+    arguments = ("--case", "checkpointed", "--steps", "3")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = ("--stages", "2", "--offload-dir", str(disk), "--memory-limit", "2GiB")
+    run = run_job(tmp_path / "job", workers=2, arguments=arguments, options=options, script=PIPELINED)
+    told = assert_every_step_is_that_of_one(run, *arguments)
+    assert_nothing_is_missing(told, *arguments)
+    assert all(len(members) == 2 for members in computed(run).values())
+    assert list(disk.iterdir()) == [], "something was left behind"
+
+
 PLACES = [(phase, place) for phase in ("forward", "backward", "reduce", "commit", "publish") for place in range(3)]
 USUAL = {("forward", 1), ("backward", 2), ("publish", 0)}
 

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from elastrain.errors import ConfigError
+from elastrain.pipeline.stubs.passes import StubPass
+from elastrain.pipeline.stubs.stubs import Stubs
 from tests.support.pipeline_models import CASES, WORDS, Case, Stack, loss_of
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 
@@ -19,6 +22,59 @@ def test_three_members_make_every_gradient_of_every_run_as_one_does(case: str, r
     runs = -(-MICRO_BATCHES // run_length)
     plan = chain(("a", "b", "c"), CASES[case].cuts, runs)
     assert in_pipelines(CASES[case], plan, ("a", "b", "c"), run_length).found == alone(CASES[case], run_length).found
+
+
+def _packed_loop(case: Case, model: nn.Module, step: Any) -> None:
+    """As any loop, with hooks around the forward that give back other objects than they took: offloading has such."""
+    for batch in step:
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: [saved.detach()], lambda kept: kept[0]):
+            loss = loss_of(model, batch)
+        step.backward(loss, weight=batch[0].numel())
+
+
+class InPairs(Stack):
+    """Two layers are computed again together, and the code before the first of them, too."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for place in (0, 2):
+            x = checkpoint(self._two, x, place, use_reentrant=False)
+        logits: Tensor = self.head(x)
+        return logits
+
+    def _two(self, x: Tensor, place: int) -> Tensor:
+        return self.layers[place + 1](self.layers[place](x * 1.5))  # type: ignore[no-any-return]  # torch: a module
+
+
+@pytest.mark.parametrize(
+    ("case", "cut", "loop"),
+    [
+        pytest.param(CASES["checkpointed"], 4, _packed_loop, id="hooked"),
+        pytest.param(Case(InPairs, (3, 4)), 3, None, id="before"),
+        pytest.param(Case(InPairs, (3, 4)), 4, None, id="within"),
+        pytest.param(Case(InPairs, (3, 4)), 4, _packed_loop, id="within, hooked"),
+    ],
+)
+def test_what_a_checkpoint_computes_again_is_given_what_came_in(case: Case, cut: int, loop: Any) -> None:
+    """Also where it is called with other objects than before, and other micro-batches have come in since."""
+    members = in_pipelines(case, chain(("a", "b", "c"), (cut, cut + 1), MICRO_BATCHES), ("a", "b", "c"), 1, loop=loop)
+    assert members.found == alone(case, 1).found
+
+
+def test_where_a_checkpoint_is_given_what_came_in_last_micro_batches_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule broken: what goes back is taken for the micro-batch that went forward last."""
+    begin, go_back = Stubs.begin, Stubs.go_back
+    newest: dict[Stubs, StubPass] = {}
+
+    def remember(stubs: Stubs, *received: Any) -> StubPass:
+        newest[stubs] = begin(stubs, *received)
+        return newest[stubs]
+
+    monkeypatch.setattr(Stubs, "begin", remember)
+    monkeypatch.setattr(Stubs, "go_back", lambda stubs, _, *how: go_back(stubs, newest[stubs], *how))
+    case = CASES["checkpointed"]
+    members = in_pipelines(case, chain(("a", "b", "c"), (4, 5), MICRO_BATCHES), ("a", "b", "c"), 1, loop=_packed_loop)
+    assert members.found != alone(case, 1).found
 
 
 def _compiled(backend: str) -> nn.Module:
