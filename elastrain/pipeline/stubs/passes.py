@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,9 +55,15 @@ class StubPass:
         self._coming = {number: index for index, number in enumerate(coming)}
         self._going = tuple(going)
         self._collected: dict[int, Tensor] = {}
+        self._entries: Counter[int] = Counter()
         self._autocast: AutocastState | None = None
         self.draws: BackwardDraws | None = None
         """What its backward may draw, once the forward is over."""
+
+    def enter(self, place: int) -> int:
+        """The forward enters a block; how often it has entered it before."""
+        self._entries[place] += 1
+        return self._entries[place] - 1
 
     def entered(self, number: int) -> Tensor | None:
         """The received tensor in place of the fake, once for all blocks that take it; None if it does not come in."""

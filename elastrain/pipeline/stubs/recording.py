@@ -17,15 +17,15 @@ class EnteredBlock:
     place: int
     """Among the blocks as they were named."""
     outputs: BlockOutputs
-    taken: dict[int, int]
-    """Index of an argument that is an activation -> the tensor's number."""
+    taken: list[Mapping[int, int]]
+    """By entry: index of an argument that is an activation -> the tensor's number."""
     flops: int
     saved_bytes: int
     """What its forward keeps for its backward."""
 
     def again(self, taken: Mapping[int, int], flops: int, saved_bytes: int) -> None:
-        """It was entered once more. No cut lies between the two, so that only its costs matter."""
-        self.taken.update(taken)
+        """It was entered once more. No cut lies between the two; what it takes may cross one above."""
+        self.taken.append(taken)
         self.flops += flops
         self.saved_bytes += saved_bytes
 
@@ -54,8 +54,7 @@ def _crossing(entered: Sequence[EnteredBlock], origins: Origins) -> Crossing:
     """By cut: what a block behind it takes of what lives before it, in order of first appearance."""
     found: list[list[int]] = [[] for _ in range(len(entered) + 1)]
     for at, each in enumerate(entered):
-        for index in sorted(each.taken):
-            number = each.taken[index]
+        for number in [taken[index] for taken in each.taken for index in sorted(taken)]:
             for cut in range(origins.home[number] + 1, at + 1):
                 if number not in found[cut]:
                     found[cut].append(number)

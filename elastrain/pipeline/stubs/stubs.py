@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -164,20 +165,43 @@ class Stubs:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with what was received in place of fakes."""
         leaves, tree = tree_flatten((args, kwargs))
-        for index, number in self._traced.taken[place].items():
-            if index < len(leaves) and is_fake(leaves[index]):
-                leaves[index] = self._received_for(leaves[index], number, place, is_again=is_again)
+        numbers = self._numbers_again(place) if is_again else self._numbers(place)
+        for index, leaf in enumerate(leaves):
+            if is_fake(leaf):
+                leaves[index] = self._received_for(leaf, numbers.get(index), place, is_again=is_again)
         exchanged: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(leaves, tree)
         return exchanged
 
-    def _received_for(self, fake: Tensor, number: int, place: int, *, is_again: bool) -> Tensor:
+    def _numbers(self, place: int) -> Mapping[int, int]:
+        """Of what the block takes now that the forward enters it."""
+        assert self._pass is not None
+        entries, entry = self._traced.taken[place], self._pass.enter(place)
+        return entries[entry] if entry < len(entries) else {}
+
+    def _numbers_again(self, place: int) -> Mapping[int, int]:
+        """The same where a checkpoint enters it, in any order: where only one tensor may have come in."""
+        pairs = {pair for taken in self._traced.taken[place] for pair in taken.items() if self._comes_back(pair[1])}
+        times = Counter(index for index, _ in pairs)
+        return {index: number for index, number in pairs if times[index] == 1}
+
+    def _comes_back(self, number: int) -> bool:
+        return self._going_back is not None and self._going_back.entered(number) is not None
+
+    def _received_for(self, fake: Tensor, number: int | None, place: int, *, is_again: bool) -> Tensor:
         found = getattr(fake, _RECEIVED, None)
         under_way = self._going_back if is_again else self._pass
-        if found is None and under_way is not None:
+        if found is None and under_way is not None and number is not None:
             found = under_way.entered(number)
         if not isinstance(found, Tensor):
+            name = self._traced.graph.blocks[place]
+            if is_again and len(self._traced.taken[place]) > 1:
+                raise ConfigError(
+                    f"block {name!r} is entered more than once in a forward, with tensors of other members, and a "
+                    "checkpoint does not say with which of them it computes it again: with --stages, do not checkpoint "
+                    "it; or, if the checkpoint holds no more than this block, train without --offload-dir"
+                )
             raise ConfigError(
-                f"block {self._traced.graph.blocks[place]!r} takes a tensor that it did not take in the tracing pass: "
+                f"block {name!r} takes a tensor that it did not take in the tracing pass: "
                 "the forward has to enter the same blocks with the same tensors in each micro-batch"
             )
         setattr(fake, _RECEIVED, found)
@@ -186,7 +210,7 @@ class Stubs:
     def _collect(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self._pass is not None
         leaves, _ = tree_flatten((args, kwargs))
-        for index, number in self._traced.taken[place].items():
+        for index, number in self._numbers(place).items():
             leaf = leaves[index] if index < len(leaves) else None
             if isinstance(leaf, Tensor) and is_fake(leaf):
                 # It may only pass through: then what came in goes on.

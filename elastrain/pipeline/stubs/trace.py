@@ -35,8 +35,8 @@ class TracedModel:
     graph: BlockGraph
     outputs: tuple[BlockOutputs, ...]
     """By place in the graph: what the block returns."""
-    taken: tuple[Mapping[int, int], ...]
-    """By place: index of an argument that is an activation -> its number."""
+    taken: tuple[tuple[Mapping[int, int], ...], ...]
+    """By place, and by entry of the block there: index of an argument that is an activation -> its number."""
     crossing: tuple[tuple[int, ...], ...]
     """By cut: the numbers of what crosses it, in the order in which it is sent."""
     returned_by: Mapping[int, int]
@@ -85,7 +85,7 @@ class TracingPass:
         return TracedModel(
             graph=graph,
             outputs=tuple(each.outputs for each in self._entered),
-            taken=tuple(each.taken for each in self._entered),
+            taken=tuple(tuple(each.taken) for each in self._entered),
             crossing=crossing,
             returned_by=dict(self._origins.returned_by),
             saved=tuple(each.saved_bytes for each in self._entered),
@@ -116,7 +116,7 @@ class TracingPass:
             if is_again:
                 self._entered[at].again(taken, *costs)
             else:
-                self._entered.append(EnteredBlock(place, outputs, taken, *costs))
+                self._entered.append(EnteredBlock(place, outputs, [taken], *costs))
             # Fresh ones: what a block returned as it came in would belong to two blocks.
             made = outputs.fakes(self._fakes)
             self._origins.returned(at, [leaf for leaf in tree_flatten(made)[0] if isinstance(leaf, Tensor)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -26,8 +27,10 @@ def test_three_members_make_every_gradient_of_every_run_as_one_does(case: str, r
 
 def _packed_loop(case: Case, model: nn.Module, step: Any) -> None:
     """As any loop, with hooks around the forward that give back other objects than they took: offloading has such."""
-    for batch in step:
-        with torch.autograd.graph.saved_tensors_hooks(lambda saved: [saved.detach()], lambda kept: kept[0]):
+    for number, batch in enumerate(step):
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda saved: [saved.detach()], lambda kept: kept[0])
+        # Offloading has none in the tracing pass.
+        with hooks if number else contextlib.nullcontext():
             loss = loss_of(model, batch)
         step.backward(loss, weight=batch[0].numel())
 
@@ -44,6 +47,56 @@ class InPairs(Stack):
 
     def _two(self, x: Tensor, place: int) -> Tensor:
         return self.layers[place + 1](self.layers[place](x * 1.5))  # type: ignore[no-any-return]  # torch: a module
+
+
+class Twice(Stack):
+    """The head takes two tensors one after the other."""
+
+    def __init__(self, *, again: bool) -> None:
+        super().__init__()
+        self.again = again
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.layers[0](self.embed(tokens))
+        y = self.layers[1](x * 0.5)
+        return self._head(x) + 2 * self._head(y)
+
+    def _head(self, x: Tensor) -> Tensor:
+        logits: Tensor = checkpoint(self.head, x, use_reentrant=False) if self.again else self.head(x)
+        return logits
+
+
+class Shared(Stack):
+    """Each time the same layer, which a checkpoint computes again."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for _ in self.layers:
+            x = checkpoint(self.layers[0], x, use_reentrant=False)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("build", "cut", "loop"),
+    [
+        pytest.param(lambda: Twice(again=False), 3, None, id="twice"),
+        pytest.param(lambda: Twice(again=False), 2, None, id="twice, one from here"),
+        pytest.param(lambda: Twice(again=True), 3, None, id="twice, computed again"),
+        pytest.param(Shared, 1, None, id="shared"),
+        pytest.param(Shared, 1, _packed_loop, id="shared, hooked"),
+    ],
+)
+def test_a_block_that_is_entered_more_than_once_takes_another_tensor_each_time(build: Any, cut: int, loop: Any) -> None:
+    case = Case(build, (cut, cut))
+    members = in_pipelines(case, chain(("a", "b"), (cut,), MICRO_BATCHES), ("a", "b"), 1, loop=loop)
+    assert members.found == alone(case, 1).found
+
+
+def test_which_of_two_tensors_a_checkpoint_means_is_not_guessed() -> None:
+    case = Case(lambda: Twice(again=True), (3, 3))
+    with pytest.raises(ConfigError, match=r"'head' is entered more than once .* train without --offload-dir"):
+        in_pipelines(case, chain(("a", "b"), (3,), MICRO_BATCHES), ("a", "b"), 1, loop=_packed_loop)
 
 
 @pytest.mark.parametrize(
