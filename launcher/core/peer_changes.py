@@ -66,7 +66,7 @@ class PeerChanges:
             commands += self._lose_node(known, "its name is taken by its successor", now)
         self._peers.nodes[record.name] = PeerNode(record=record)
         # Of the start that was taken for dead by its lease: who is still in the view may live, as its agent will say.
-        self._peers.dead_members.difference_update(self._members_of(record.name))
+        self._peers.back_to_life(self._members_of(record.name))
         return commands + self._weigh(now) + self._view_changes.settle(now)
 
     def on_lease_ended(self, event: LeaseEnded, now: float) -> list[Command]:
@@ -136,7 +136,11 @@ class PeerChanges:
         for name, why in nodes.items():
             peer = self._peers.nodes.get(name)
             gone = self._members_of(name)
-            lost = self._lose_node(peer, why, now) if peer else self._lose_members(gone, why, now, presumed=True)
+            lost = (
+                self._lose_node(peer, why, now)
+                if peer
+                else self._lose_members(gone, why, now, missed_s=now - self._config.times.absent_s)
+            )
             commands += lost
         return commands
 
@@ -150,7 +154,7 @@ class PeerChanges:
         commands: list[Command] = [Log(event="node_dead", fields={"node": name, "reason": why})]
         if self._cluster.view is None:
             return commands + self._view_changes.settle(now)
-        return commands + self._lose_members(self._members_of(name), "lease", now, presumed=True)
+        return commands + self._lose_members(self._members_of(name), "lease", now, missed_s=now)
 
     def _members_of(self, name: str) -> list[str]:
         return [member.id for member in self._cluster.members if member.node == name]
@@ -258,13 +262,13 @@ class PeerChanges:
         return self._lose_members([message.member], f"mutex, seen by {by.id}", now)
 
     def _lose_members(
-        self, members: Sequence[str], source: str, now: float, *, presumed: bool = False
+        self, members: Sequence[str], source: str, now: float, *, missed_s: float | None = None
     ) -> list[Command]:
-        """Lose members of other nodes that are proven gone; `presumed`: by the silence of their node."""
+        """Lose members of other nodes that are proven gone; `missed_s`: by the silence of their node, since when."""
         # Of its own workers this agent has better proof; what is known already is not told twice.
         others = [m for m in members if m not in self._cluster.workers.by_id]
         new = [m for m in others if m not in self._peers.dead_members]
-        self._peers.take_for_dead(new if presumed else others, presumed=presumed)
+        self._peers.take_for_dead(others if missed_s is None else new, presumed_s=missed_s)
         in_view = [m for m in new if m in self._cluster.ids]
         if not in_view or self._shutdown.end is not None:
             return []

@@ -46,8 +46,8 @@ class Peers:
         """Nodes (name, incarnation) that have gone in good order."""
         self.dead_members: set[str] = set()
         """Members of other nodes that are proven dead."""
-        self._presumed: set[str] = set()
-        """Of these, whose death was concluded from the silence of their node and its missing key."""
+        self._presumed_s: dict[str, float] = {}
+        """Of these, whose death was concluded from the silence of their node and its missing key; and since when."""
 
     def present(self) -> list[NodeRecord]:
         """The nodes that are there, this one too, in the order in which they came."""
@@ -63,18 +63,29 @@ class Peers:
         """Nodes that were met, and neither have a lease nor answer."""
         return [peer for peer in self.nodes.values() if peer.met and peer.is_silent]
 
-    def take_for_dead(self, members: Collection[str], *, presumed: bool) -> None:
+    def take_for_dead(self, members: Collection[str], *, presumed_s: float | None = None) -> None:
+        """`presumed_s`: since when they were missed, where that is all that is known of their deaths."""
         self.dead_members.update(members)
-        self._presumed = self._presumed | set(members) if presumed else self._presumed - set(members)
+        for member in members:
+            self._presumed_s.pop(member, None)
+            if presumed_s is not None:
+                self._presumed_s[member] = presumed_s
+
+    def presumed_since_s(self, members: Collection[str]) -> float | None:
+        """Since when the last of these is missed whose deaths were concluded from silence; None without any."""
+        return max((at_s for member, at_s in self._presumed_s.items() if member in members), default=None)
+
+    def back_to_life(self, members: Collection[str]) -> None:
+        for member in members:
+            self.dead_members.discard(member)
+            self._presumed_s.pop(member, None)
 
     def open_again(self, members: Collection[str]) -> None:
         """Let these members' deaths be concluded anew, where they were concluded from silence.
 
         Another agent has put them into a view since: whoever that was lived, and may be the one of any of them.
         """
-        again = self._presumed.intersection(members)
-        self.dead_members -= again
-        self._presumed -= again
+        self.back_to_life(self._presumed_s.keys() & set(members))
 
     def answering(self) -> set[tuple[str, int]]:
         """The nodes (name, incarnation) whose agents answer."""

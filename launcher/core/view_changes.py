@@ -20,6 +20,9 @@ from elastrain.launcher.values import Command, FullPriority, Log, Propose, Remem
 from elastrain.membership import NOBODY_LEFT, Outcome, propose, with_quotas, with_step_anew
 from elastrain.world import Member, View
 
+_LAST_WAIT_S = 2.0
+"""Who is missed as the last one may be on its way back, since the network that it was cut off by is there again."""
+
 
 class ViewChanges:
     """Changes views, from first to last. Owns `proposing`: this agent has asked the store, which has not answered."""
@@ -239,6 +242,10 @@ class ViewChanges:
         if not self._cluster.progress.begun:  # the initial state is as good with anybody
             return self._parking.unpark(now) + self._begin_anew(view)
         if not self._speaks_for_the_dead(view):
+            return self._parking.unpark(now)
+        silent_since_s = self._cluster.peers.presumed_since_s(view.ids)
+        if silent_since_s is not None and now < (ends_s := silent_since_s + _LAST_WAIT_S):
+            self._deadlines.set_first(AskStoreDue(), ends_s)
             return self._parking.unpark(now)
         reason = self._shutdown.last_words or NOBODY_LEFT
         return self.propose(View(generation=view.generation + 1, members=(), reason=reason, begun=True))

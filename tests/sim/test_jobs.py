@@ -247,6 +247,11 @@ FOUND = {
         '{"seed":22694,"nodes":2,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":false,"slow_store":1,"faults":['
         '{"type":"Isolate","at_s":2.0,"node":2,"for_s":39.58,"store":true},{"type":"Wipe","at_s":5.0,"for_s":1.0}]}'
     ),
+    "the last member's node is reached again a moment after its lease, and the job has been ended": (
+        '{"seed":1754468,"nodes":2,"workers":1,"backups":1,"steps":3,"runs":3,"one_host":true,"resumes":-1,"faults":['
+        '{"type":"Compact","at_s":0.145},{"type":"Isolate","at_s":4.224,"node":0,"for_s":2.87,"store":true},'
+        '{"type":"KillHolders","at_s":6.595,"shard":1,"spared":1}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 

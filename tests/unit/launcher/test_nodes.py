@@ -900,8 +900,27 @@ def test_last_member_dies_with_its_node_while_no_other_is_in_the_view() -> None:
     cluster.kill_node("node0")
     cluster.lease_goes("node0")
     (survivor,) = cluster.living
+    assert survivor.end is None, "it may be on its way back"
+    cluster.tick(2.1)
     assert survivor.end is not None
     assert (survivor.end.code, survivor.end.sentence) == (1, NOBODY_LEFT)
+
+
+def test_last_member_that_was_cut_off_comes_back_a_moment_after_its_lease() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2)
+    cluster.hello("m0", "m1")
+    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster.die("m1")
+    cluster.cut_off("node1")
+    other = cluster.agents["node1"]
+    cluster.happen(other, ev.LeaseEnded(node="node0"))
+    cluster.answer()
+    cluster.tick(1.0)
+    cluster.happen(other, ev.NodeCame(record=cluster.records["node0"]))
+    cluster.tick(5.0)
+    assert other.end is None and other.members == ("m0",)
 
 
 def test_last_member_killed_ends_the_job_on_every_node_with_one_sentence() -> None:
