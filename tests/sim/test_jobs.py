@@ -256,6 +256,12 @@ FOUND = {
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 
 MISTAKEN = {
+    "a number is used again that the store has lost, and all but one that was cut off when it was taken": (
+        '{"seed":41550,"nodes":2,"workers":2,"backups":1,"steps":3,"runs":1,"one_host":false,"faults":['
+        '{"type":"Isolate","at_s":1.795,"node":5,"for_s":7.0,"store":true},'
+        '{"type":"Kill","at_s":2.678,"who":2,"phase":"","sends":0},{"type":"Wipe","at_s":4.268,"for_s":1.0},'
+        '{"type":"KillNode","at_s":5.0,"node":2,"again_s":4.77,"is_silent":false,"agent_only":false}]}'
+    ),
     "a node that comes while another is isolated reaches that no more than the others": (
         '{"seed":25256,"nodes":2,"workers":1,"backups":1,"steps":3,"runs":3,"one_host":false,"faults":['
         '{"type":"Isolate","at_s":3.358,"node":0,"for_s":18.0,"store":true},{"type":"Wipe","at_s":6.0,"for_s":0.0},'

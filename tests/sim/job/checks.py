@@ -94,7 +94,7 @@ class JobChecks:
         return tuple(self.newest.ids) if self.newest is not None else ()
 
     def enter(self, process: MemberProcess) -> None:
-        if process.id in self._world.processes:
+        if process.id in self._world.processes and not self._is_forgotten_number(process):
             if not self._is_another_job():
                 raise Violation(f"the number of {process.id} is used twice")
             self._world.over = "another job begins in a store that has lost its data"
@@ -133,6 +133,15 @@ class JobChecks:
         agents, members = self._world.living_agents(), self._world.living()
         known = [*(a.core.cluster.view for a in agents), *(p.sim.view for p in members)]
         return self._world.etcd.wiped_s is not None and view not in known
+
+    def _is_forgotten_number(self, process: MemberProcess) -> bool:
+        """Whether nobody can know that another had it: that one has died, the store has lost its data since, and the
+        agents that have heard of that many numbers are dead.
+        """
+        world, number = self._world, int(process.id.removeprefix("m"))
+        others = [agent for agent in world.living_agents() if agent.name != process.node]
+        knew = any(agent.registry._standing._used.get("members", 0) > number for agent in others)
+        return world.etcd.wiped_s is not None and not world.processes[process.id].alive and not knew
 
     def _is_another_job(self) -> bool:
         """Whether nobody can know of what was before the store lost its data: the roster was made afterwards, and of
