@@ -138,10 +138,10 @@ def _state(run: RunDir) -> dict[str, Any] | None:
         return answer.state
     try:
         left = run.read_state()
-    except ConfigError:  # its former state goes as it starts, perhaps at this moment
-        if run.state.exists():
-            raise
-        return None
+    except ConfigError:  # its former state goes as it starts, perhaps at this moment, and the new one comes
+        if not run.state.exists():
+            return None
+        left = run.read_state()
     # A file of another version, or damaged: what is shown is looked up in it by name.
     if problem := problem_of(left):
         raise ConfigError(f"{run.state} is not a run's state, or that of another version of elastrain: {problem}")

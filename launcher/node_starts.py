@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 from elastrain.base.processes import ignores
 from elastrain.errors import ElastrainError
@@ -17,8 +18,10 @@ from elastrain.launcher.say import say
 RESTART_COUNTS_S = 3600.0
 """How long a node's restart counts."""
 _LOOK_AGAIN_S = 0.002
-_HEARS_S = 0.5
-"""Where the command itself was started with Ctrl-C ignored, its nodes ignore it for ever."""
+_HEARS_S = 10.0
+"""At load a fork comes late to its first lines."""
+_FIRST_LINES_S = 0.05
+"""Their processor time. Where the command itself was started with Ctrl-C ignored, its nodes ignore it for ever."""
 
 
 class NodeRestarts:
@@ -52,7 +55,17 @@ def begin(process: BaseProcess) -> None:
     # A fork of that process ignores Ctrl-C, as it does itself, until its first lines have run.
     deadline_s = time.monotonic() + _HEARS_S
     while process.pid is not None and ignores(process.pid, signal.SIGINT) and time.monotonic() < deadline_s:
+        if _ran_s(process.pid) > _FIRST_LINES_S:
+            return
         time.sleep(_LOOK_AGAIN_S)
+
+
+def _ran_s(pid: int) -> float:
+    """Processor time of the first thread of a process; 0 where the kernel does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[0]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def signal_all(processes: Iterable[BaseProcess], number: int) -> None:

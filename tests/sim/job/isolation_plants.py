@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from elastrain.launcher.core.peer_changes import PeerChanges
-from elastrain.launcher.core.peers import Peers
 from elastrain.launcher.core.vouching import Testimony, Vouching
 from elastrain.launcher.values import Command
 from tests.sim.job import schedule as sc
@@ -23,11 +21,6 @@ _of_losses = planter(PLANTS, draw=draw_isolations, kind="isolations", only=_has(
 def takes_no_word_of_others(rule: Rule, vouching: Vouching, node: str) -> Testimony:
     """A node without a lease lives while another with one reaches it."""
     return Testimony.MISSED
-
-
-@_of_nodes(Peers, "open_again")
-def a_death_by_silence_is_for_ever(rule: Rule, peers: Peers, members: Collection[str]) -> None:
-    """Whoever has put a view since lived then, and may be any of those who were taken for dead by silence."""
 
 
 @_of_losses(PeerChanges, "on_stands")
