@@ -108,18 +108,18 @@ class CommandRunner:
                     workers.start(command)
             case End():
                 self._parts.end.begin(command)
-            case Remember():
-                self._parts.registry.remember(command.view)
             case _:
                 self._ask_store(command)
 
     def _ask_store(
-        self, command: Propose | PutSpec | PutRoster | PutBegun | PutRecord | PutCheckpoint | TakeNumber
+        self, command: Propose | Remember | PutSpec | PutRoster | PutBegun | PutRecord | PutCheckpoint | TakeNumber
     ) -> None:
         registry, answered = self._parts.registry, self._answered
         match command:
             case Propose():
                 registry.propose(command.view, lambda view: answered(ev.ProposalAnswered(view=view)))
+            case Remember():
+                registry.remember(command.view)
             case PutSpec():
                 registry.put_spec(command.spec, lambda spec: answered(ev.SpecStands(spec=spec)))
             case PutRoster():

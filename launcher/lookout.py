@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastrain.base.places import Spot
-from elastrain.base.processes import state_of
+from elastrain.base.processes import scheduled, state_of
 from elastrain.comm.shm import group_trails
 from elastrain.comm.shm.liveness import Watcher
 from elastrain.comm.shm.whereabouts import STACKS_SIGNAL, Lane, read
@@ -76,18 +75,10 @@ def _look(member: str, worker: WatchedWorker) -> ev.Seen:
     loop, engine = read(worker.watcher.page, Lane.LOOP), read(worker.watcher.page, Lane.ENGINE)
     return ev.Seen(
         member=member,
-        loop=ev.SeenThread(spot=loop, starved_s=_starved_s(worker.pid, loop)),
-        engine=ev.SeenThread(spot=engine, starved_s=_starved_s(worker.pid, engine)),
+        loop=ev.SeenThread(spot=loop, starved_s=scheduled(worker.pid, loop.thread).waited_s),
+        engine=ev.SeenThread(spot=engine, starved_s=scheduled(worker.pid, engine.thread).waited_s),
         stopped=state_of(worker.pid) in ("T", "t"),
     )
-
-
-def _starved_s(pid: int, spot: Spot) -> float:
-    """How long the thread has waited for a processor in its life; 0 where the kernel does not say."""
-    try:
-        return int(Path(f"/proc/{pid}/task/{spot.thread}/schedstat").read_bytes().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
 
 
 def _kernel_says(pid: int) -> str:

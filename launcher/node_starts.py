@@ -9,9 +9,8 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
-from elastrain.base.processes import ignores
+from elastrain.base.processes import ignores, scheduled
 from elastrain.errors import ElastrainError
 from elastrain.launcher.say import say
 
@@ -55,17 +54,9 @@ def begin(process: BaseProcess) -> None:
     # A fork of that process ignores Ctrl-C, as it does itself, until its first lines have run.
     deadline_s = time.monotonic() + _HEARS_S
     while process.pid is not None and ignores(process.pid, signal.SIGINT) and time.monotonic() < deadline_s:
-        if _ran_s(process.pid) > _FIRST_LINES_S:
+        if scheduled(process.pid).ran_s > _FIRST_LINES_S:
             return
         time.sleep(_LOOK_AGAIN_S)
-
-
-def _ran_s(pid: int) -> float:
-    """Processor time of the first thread of a process; 0 where the kernel does not say."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[0]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
 
 
 def signal_all(processes: Iterable[BaseProcess], number: int) -> None:

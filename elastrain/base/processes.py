@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -59,3 +60,21 @@ def ignores(pid: int, number: int) -> bool:
         return False
     mask = status.partition("SigIgn:")[2].split(maxsplit=1)[:1]
     return bool(mask) and bool(int(mask[0], 16) >> (number - 1) & 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduled:
+    """What the kernel's scheduler has given a thread so far, in seconds."""
+
+    ran_s: float = 0.0
+    waited_s: float = 0.0
+    """Ready to run, and no processor was free."""
+
+
+def scheduled(pid: int, thread: int | None = None) -> Scheduled:
+    """Of a thread of the process, by default its first; zeros where the kernel does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/task/{pid if thread is None else thread}/schedstat").read_bytes().split()
+        return Scheduled(ran_s=int(fields[0]) / 1e9, waited_s=int(fields[1]) / 1e9)
+    except (OSError, IndexError, ValueError):
+        return Scheduled()

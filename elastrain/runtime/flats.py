@@ -69,8 +69,6 @@ class ParameterMemory:
         """What flats are slices of, by name."""
         self.flats: dict[int, Tensor] = {}
         """Those that are there."""
-        self.is_left_partial = False
-        """The loop is over, and no more of them come."""
         if apart:
             # Zeros between parameters are part of digests, so nothing here is NaN yet.
             self.flats = {index: self._allocated(index) for index in self._sizes}

@@ -15,25 +15,14 @@ from torch.utils.hooks import RemovableHandle
 
 from elastrain.errors import ConfigError
 from elastrain.layout import STATISTICS, Layout, Shard
-from elastrain.pipeline.stubs.absent import ON_RANK_0, absent
+from elastrain.pipeline.stubs.absent import absent
 from elastrain.runtime import statistics
 from elastrain.runtime.completion import Completion, OnBlockDone
 from elastrain.runtime.describe import Registration, parameter_at, readers_of, registrations_of
 from elastrain.runtime.flats import Allocate, ParameterMemory, flat_name, view_of
 from elastrain.runtime.gradients import GradientMemory, GradientSlot
+from elastrain.runtime.held_blocks import HeldBlocks
 from elastrain.snapshot.digest import digest
-
-
-def missing_block(model: ModelState) -> str | None:
-    """Name the first block that is absent, or has no values yet; None where the whole model is here."""
-    # Asked once per block: meanwhile values may come from another thread.
-    return next((block for number, block in enumerate(model.layout.blocks) if not model.has_block(number)), None)
-
-
-def leave_partial(model: ModelState) -> bool:
-    """The loop is over, and no more blocks come: say so to whoever asks for the whole model. False if all are here."""
-    model._memory.is_left_partial = missing_block(model) is not None
-    return model._memory.is_left_partial
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,8 +58,7 @@ class ModelState:
         self.readers = readers_of(model, layout)
         self.gradients = GradientMemory(layout, allocate, apart=apart)
         self._memory = ParameterMemory(layout, allocate, apart=apart)
-        self._awaited: set[int] = set()
-        """Shards of blocks that came, and have no values yet."""
+        self.blocks = HeldBlocks(layout, self.readers, self._memory)
         self._leaves: dict[int, nn.Parameter] = {}
         self._placed: list[_Placed] = []
         self._adopt(model)
@@ -122,11 +110,7 @@ class ModelState:
         for placed in self._placed:
             if placed.flat in before - here:
                 placed.parameter.data = absent(placed.parameter)
-        # First: the main thread may ask at any moment what is here.
-        self._awaited = {s.index for s in self.layout.shards if s.flat in here - before and s.numel} | {
-            shard for shard in self._awaited if self.layout.shards[shard].flat in here
-        }
-        self._memory.hold(here)
+        self.blocks.hold(here)
         for placed in self._placed:
             if placed.flat in here - before:
                 flat = self._memory.flats[placed.flat]
@@ -141,33 +125,14 @@ class ModelState:
     def take_parameters(self, shard: int, parameters: Tensor) -> None:
         """Write what the model computes with."""
         self.parameters_of(self.layout.shards[shard]).copy_(parameters)
-        self._awaited.discard(shard)
-
-    def has_block(self, block: int) -> bool:
-        """Whether all that the block reads is here: its memory, and its values."""
-        coming = {self.layout.shards[shard].flat for shard in tuple(self._awaited)}
-        here = self._memory.flats.keys() - coming
-        return all(flat in here for flat, readers in self.readers.items() if block in readers)
-
-    def check_is_whole(self, what: str) -> None:
-        """Raises ConfigError, naming `what`, where a block is absent, or has no values yet."""
-        missing = missing_block(self)
-        if missing is None:
-            return
-        if self._memory.is_left_partial:
-            raise ConfigError(f"{what} needs all parameters: block {missing!r} is not on this member, {ON_RANK_0}")
-        raise ConfigError(
-            f"{what} needs all parameters, and this member of a pipeline does not have block {missing!r} now: use it "
-            "behind the loop over job.steps(…), where rank 0 has all blocks, and every member that has room for them; "
-            "in the loop there are step.loss and step.grad_norm, and job.checkpoint() writes everything"
-        )
+        self.blocks.came(shard)
 
     def _guarded(self, module: nn.Module) -> RemovableHandle:
         """Let nobody take NaNs for parameters that are to be kept."""
 
         def check(of: nn.Module, prefix: str, keep_vars: bool) -> None:
             if not keep_vars:  # else the runtime asks, for buffers
-                self.check_is_whole("state_dict()")
+                self.blocks.check_are_all("state_dict()")
 
         return module.register_state_dict_pre_hook(check)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -190,7 +155,7 @@ class ModelState:
         """
         # In this order: the engine's thread says that values are awaited, then makes room for them, then writes them.
         there = self._memory.whole
-        coming = {flat_name(self.layout.shards[shard].flat) for shard in tuple(self._awaited)}
+        coming = {flat_name(flat) for flat in self.blocks.coming()}
         return {name: whole for name, whole in there.items() if name not in coming}
 
     def lanes(self) -> tuple[tuple[int, ...], ...]:
@@ -214,7 +179,7 @@ class ModelState:
 
         Raises ConfigError where a block is absent.
         """
-        self.check_is_whole("the digest of the model")
+        self.blocks.check_are_all("the digest of the model")
         hasher = blake2b(self.layout.digest().encode(), digest_size=8)
         for flat in self._memory.flats.values():
             hasher.update(digest(flat).to_bytes(8, "little"))

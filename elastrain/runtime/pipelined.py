@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from elastrain import protocol as p
 from elastrain.base.places import Station
-from elastrain.errors import ConfigError, DriveFailedError
+from elastrain.errors import DriveFailedError
 from elastrain.messages import Boundary
 from elastrain.offload.errors import SpillReadError
 from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.boundary import Direction
 from elastrain.pipeline.plan import PipelinePlan, Task, routes
-from elastrain.pipeline.stubs.absent import ON_RANK_0
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
 from elastrain.pipeline.stubs.trace import TracedModel
@@ -71,8 +70,6 @@ class Pipelines:
         self._sums: dict[Task, Contribution] = {}
         """What the micro-batches of a task's run count that have gone backward so far."""
         self._plan: PipelinePlan | None = None
-        self._is_left_partial = False
-        """The loop is over, and no more blocks come."""
 
     # ------------------------------------------------------------------------------------------------ for the step
 
@@ -125,10 +122,9 @@ class Pipelines:
     def has_plan(self) -> bool:
         return self._plan is not None
 
-    def close(self, *, is_left_partial: bool = False) -> None:
+    def close(self) -> None:
         """Take the stubs off the model, unless blocks stay absent; a second call does nothing."""
-        self._is_left_partial = is_left_partial
-        if self._stubs is not None and not is_left_partial:
+        if self._stubs is not None and not self.parts.model.blocks.are_left_partial:
             self._stubs.close()
 
     # ------------------------------------------------------------------------------------------- for what is computed
@@ -160,11 +156,8 @@ class Pipelines:
         return self._stubs
 
     def _is_here(self, place: int) -> bool:
-        model = self.parts.model
-        is_here = all(model.has_block(block) for block, its in enumerate(self._blocks) if its == place)
-        if self._is_left_partial and not is_here and self._traced is not None:
-            raise ConfigError(f"block {self._traced.graph.blocks[place]!r} is not on this member, {ON_RANK_0}")
-        return is_here
+        held = self.parts.model.blocks
+        return all(held.has(block) for block, its in enumerate(self._blocks) if its == place)
 
     def wait(self, action: TaskAction, waiting: _Waiting) -> None:
         self._waiting[action.task, action.micro_batch] = waiting

@@ -26,7 +26,6 @@ from elastrain.runtime.channel import ChannelClosedError
 from elastrain.runtime.handover import LoopOver, StepBegun
 from elastrain.runtime.last_words import NOT_THE_SCRIPTS_FAULT, LastWords
 from elastrain.runtime.loopstate import LoopSnapshot, LoopState
-from elastrain.runtime.model import leave_partial
 from elastrain.runtime.randomness import BEFORE
 from elastrain.runtime.settings import Settings
 from elastrain.runtime.step import Step
@@ -168,7 +167,7 @@ class TrainingLoop:
         if self._prepared.pipelines is not None:  # blocks have come back since the last step
             self._parts.model.statistics.refresh()
         model, memory = self._parts.model, self._prepared.memory
-        is_left_partial = memory is not None and not memory.work.has_room_for_all and leave_partial(model)
+        is_left_partial = memory is not None and not memory.work.has_room_for_all and model.blocks.leave()
         digest = "" if is_left_partial else model.parameters_digest()
         self._connections.journal.write("finished", step=step, digest=digest)
         try:
@@ -181,7 +180,7 @@ class TrainingLoop:
         if self._prepared.memory is not None:
             self._prepared.memory.close()
         if self._prepared.pipelines is not None:
-            self._prepared.pipelines.close(is_left_partial=is_left_partial)
+            self._prepared.pipelines.close()
         self._parts.loader.close()
         self._last_words.give_hook_back(raised=raised)
 

@@ -156,8 +156,8 @@ class Stubs:
         if not self._is_here(place):
             raise ConfigError(
                 f"block {self._traced.graph.blocks[place]!r} is not on this member, and was called outside of a step: "
-                "use the model behind the loop over job.steps(…), where rank 0 has all blocks, and so has every member "
-                "that has room for them"
+                "use the model behind the loop over job.steps(…), on rank 0 (if job.rank == 0), which has all blocks, "
+                "as has every member whose memory limit leaves room"
             )
 
     def _exchanged(
@@ -165,15 +165,15 @@ class Stubs:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with what was received in place of fakes."""
         leaves, tree = tree_flatten((args, kwargs))
-        numbers = self._numbers_again(place) if is_again else self._numbers(place)
+        numbers = self._numbers_again(place) if is_again else self._enter_forward(place)
         for index, leaf in enumerate(leaves):
             if is_fake(leaf):
                 leaves[index] = self._received_for(leaf, numbers.get(index), place, is_again=is_again)
         exchanged: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(leaves, tree)
         return exchanged
 
-    def _numbers(self, place: int) -> Mapping[int, int]:
-        """Of what the block takes now that the forward enters it."""
+    def _enter_forward(self, place: int) -> Mapping[int, int]:
+        """The forward enters the block once more: the numbers of what it takes now, by index of the argument."""
         assert self._pass is not None
         entries, entry = self._traced.taken[place], self._pass.enter(place)
         return entries[entry] if entry < len(entries) else {}
@@ -210,7 +210,7 @@ class Stubs:
     def _collect(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self._pass is not None
         leaves, _ = tree_flatten((args, kwargs))
-        for index, number in self._numbers(place).items():
+        for index, number in self._enter_forward(place).items():
             leaf = leaves[index] if index < len(leaves) else None
             if isinstance(leaf, Tensor) and is_fake(leaf):
                 # It may only pass through: then what came in goes on.

@@ -9,12 +9,12 @@ from elastrain.launcher.core.vouching import Testimony, Vouching
 from elastrain.launcher.values import Command
 from tests.sim.job import schedule as sc
 from tests.sim.job.isolation_schedules import draw_isolations
-from tests.sim.job.plants import Plant, Rule, _has, planter
+from tests.sim.job.plants import Plant, Rule, has, planter
 
 PLANTS: dict[str, Plant] = {}
 
-_of_nodes = planter(PLANTS, draw=draw_isolations, kind="isolations", only=_has(sc.Isolate, sc.Cut))
-_of_losses = planter(PLANTS, draw=draw_isolations, kind="isolations", only=_has(sc.Wipe))
+_of_nodes = planter(PLANTS, draw=draw_isolations, kind="isolations", only=has(sc.Isolate, sc.Cut))
+_of_losses = planter(PLANTS, draw=draw_isolations, kind="isolations", only=has(sc.Wipe))
 
 
 @_of_nodes(Vouching, "word_on")

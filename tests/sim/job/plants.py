@@ -86,13 +86,13 @@ def _any(schedule: sc.Schedule) -> bool:
     return bool(schedule.faults)
 
 
-def _has(*kinds: type) -> Filter:
+def has(*kinds: type) -> Filter:
     return lambda schedule: any(isinstance(fault, kinds) for fault in schedule.faults)
 
 
-_STORE = _has(sc.StoreAway, sc.StoreTorn, sc.Compact, sc.Wipe, sc.Cut)
-_NODES = _has(sc.KillNode, sc.KillAll)
-_SILENCE = _has(sc.Cut, sc.Isolate, sc.Pause)
+_STORE = has(sc.StoreAway, sc.StoreTorn, sc.Compact, sc.Wipe, sc.Cut)
+_NODES = has(sc.KillNode, sc.KillAll)
+_SILENCE = has(sc.Cut, sc.Isolate, sc.Pause)
 
 
 def planter(
@@ -137,7 +137,7 @@ def overwrites_the_view(rule: Rule, keys: JobKeys, view: View, seen: Any = None)
     return view
 
 
-@_plant(JobKeys, "put_next_view", _has(sc.Pause, sc.Isolate))
+@_plant(JobKeys, "put_next_view", has(sc.Pause, sc.Isolate))
 def puts_a_view_that_follows_upon_none(rule: Rule, keys: JobKeys, view: View, roster: Any, seen: Any) -> View:
     """A view follows upon the one that the store holds: where there is none, the job may be over."""
     keys.put_view_again(view)
@@ -146,7 +146,7 @@ def puts_a_view_that_follows_upon_none(rule: Rule, keys: JobKeys, view: View, ro
     return stands
 
 
-@_plant(StandingKeys, "are_removed", _has(sc.Isolate, sc.Pause))
+@_plant(StandingKeys, "are_removed", has(sc.Isolate, sc.Pause))
 def waits_for_a_job_that_is_over(
     rule: Rule, keys: StandingKeys, view: View | None, roster: Roster | None, items: Mapping[str, Item]
 ) -> bool:
@@ -154,7 +154,7 @@ def waits_for_a_job_that_is_over(
     return view is None and keys.view is not None
 
 
-@_plant(StandingKeys, "compare", _has(sc.Wipe))
+@_plant(StandingKeys, "compare", has(sc.Wipe))
 def puts_nothing_again(rule: Rule, keys: StandingKeys, news: Any, items: Mapping[str, Item]) -> None:
     """What stood is put again into a store that has lost it."""
     keys._remember(news)
@@ -173,7 +173,7 @@ def sees_a_death_and_does_nothing(rule: Rule, part: Failures, event: WorkerDied,
     return [command for command in commands if type(command).__name__ not in ("Propose", "TellNodes")]
 
 
-@_plant(ViewChanges, "_ask_later", _has(sc.StoreAway, sc.StoreTorn, sc.Cut))
+@_plant(ViewChanges, "_ask_later", has(sc.StoreAway, sc.StoreTorn, sc.Cut))
 def asks_the_store_once(rule: Rule, part: ViewChanges, now: float) -> list[Command]:
     """A store that did not answer is asked again."""
     commands: list[Command] = rule(part, now)
@@ -181,7 +181,7 @@ def asks_the_store_once(rule: Rule, part: ViewChanges, now: float) -> list[Comma
     return commands
 
 
-@_plant(ViewChanges, "on_answer", _has(sc.StoreAway, sc.StoreTorn, sc.Cut))
+@_plant(ViewChanges, "on_answer", has(sc.StoreAway, sc.StoreTorn, sc.Cut))
 def believes_in_its_own_proposal(rule: Rule, part: ViewChanges, event: ProposalAnswered, now: float) -> list[Command]:
     """A view stands when the store says so, and not because it was proposed."""
     mine, view = part._cluster, part._cluster.view
@@ -193,7 +193,7 @@ def believes_in_its_own_proposal(rule: Rule, part: ViewChanges, event: ProposalA
     return commands
 
 
-@_plant(RepeatedCalls, "until_answered", _has(sc.StoreAway, sc.StoreTorn, sc.Cut))
+@_plant(RepeatedCalls, "until_answered", has(sc.StoreAway, sc.StoreTorn, sc.Cut))
 def calls_the_store_once(
     rule: Rule, calls: RepeatedCalls, work: Callable[[], Any], then: Callable[[Any], None]
 ) -> None:
@@ -209,13 +209,13 @@ def hears_of_no_broken_watch(rule: Rule, part: Followed, change: Change | Broken
     rule(part, change)
 
 
-@_plant(JobKeys, "take_member", _has(sc.Wipe, sc.Isolate, sc.Cut))
+@_plant(JobKeys, "take_member", has(sc.Wipe, sc.Isolate, sc.Cut))
 def counts_members_anew(rule: Rule, keys: JobKeys, *, at_least: int, roster: Any) -> int:
     """No member's number is used twice, whatever the store forgets."""
     return keys.take_number("members")
 
 
-@_plant(Suspicions, "on_suspect", _has(sc.Reset, sc.Cut))
+@_plant(Suspicions, "on_suspect", has(sc.Reset, sc.Cut))
 def hears_no_suspicion(rule: Rule, part: Suspicions, by: Any, message: Any, now: float) -> list[Command]:
     """Of two members that live and do not reach each other, one is ended."""
     return []
@@ -231,7 +231,7 @@ def waits_for_the_whole_roster(rule: Rule, part: Rendezvous) -> list[NodeRecord]
     return first
 
 
-@_plant(ViewChanges, "_speaks_for_the_dead", _has(sc.KillAll, sc.KillNode))
+@_plant(ViewChanges, "_speaks_for_the_dead", has(sc.KillAll, sc.KillNode))
 def speaks_for_nobody(rule: Rule, part: ViewChanges, view: View) -> bool:
     """Where no member is left and none of their agents answers, another agent ends the job."""
     return False
@@ -252,7 +252,7 @@ def waits_for_copies_to_the_dead(rule: Rule, given: CopiesGiven) -> None:
     """A new view makes void what was on its way in the last one."""
 
 
-@_plant(Departure, "may_go", _has(sc.Preempt))
+@_plant(Departure, "may_go", has(sc.Preempt))
 def hands_over_the_only_copy(rule: Rule, departure: Departure, elsewhere: Any) -> bool:
     """A member whose node is told to go stays until another node has all that it holds."""
     return departure._is_asked

@@ -258,6 +258,16 @@ def running(**config: Any) -> Cluster:
     return cluster
 
 
+def a_pair(**config: Any) -> Cluster:
+    """Two nodes of one worker each, which have committed a step: either holds everything."""
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2, **config)
+    cluster.hello("m0", "m1")
+    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    return cluster
+
+
 def views_of(cluster: Cluster) -> set[tuple[str, ...]]:
     return {agent.members for agent in cluster.living}
 
@@ -480,11 +490,7 @@ def test_all_nodes_lost_before_the_first_commit_and_started_again_begin_the_job_
 def test_all_nodes_lost_and_started_again_under_the_same_names_say_that_the_state_is_gone(
     old_key_of_the_other: bool,
 ) -> None:
-    cluster = Cluster()
-    for name in ("node0", "node1"):
-        cluster.add(name, nodes_min=2, nodes_max=2)
-    cluster.hello("m0", "m1")
-    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster = a_pair()
     cluster.kill_node("node0")
     cluster.agents["node1"].alive = False
     again = cluster.add("node0", nodes_min=2, nodes_max=2)
@@ -496,11 +502,7 @@ def test_all_nodes_lost_and_started_again_under_the_same_names_say_that_the_stat
 
 
 def test_node_of_the_view_that_is_nowhere_to_be_found_is_dead() -> None:
-    cluster = Cluster()
-    for name in ("node0", "node1"):
-        cluster.add(name, nodes_min=2, nodes_max=2)
-    cluster.hello("m0", "m1")
-    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster = a_pair()
     for name in ("node0", "node1"):
         cluster.agents[name].alive = False
     (again,) = [cluster.add("node0", nodes_min=2, nodes_max=2)]
@@ -607,11 +609,7 @@ def test_members_of_a_killed_node_leave_in_one_view_by_the_majority_of_the_other
 
 
 def test_even_split_waits_for_the_lease() -> None:
-    cluster = Cluster()
-    for name in ("node0", "node1"):
-        cluster.add(name, nodes_min=2, nodes_max=2)
-    cluster.hello("m0", "m1")
-    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster = a_pair()
     cluster.kill_node("node1")
     assert views_of(cluster) == {("m0", "m1")}
     assert "no strict majority" in cluster.agents["node0"].logged("parked")[0].say
@@ -785,11 +783,7 @@ def test_parked_node_ends_after_its_limit_and_the_others_do_not() -> None:
 
 
 def test_nodes_that_answer_again_end_the_parking() -> None:
-    cluster = Cluster()
-    for name in ("node0", "node1"):
-        cluster.add(name, nodes_min=2, nodes_max=2, park_timeout_s=60.0)
-    cluster.hello("m0", "m1")
-    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster = a_pair(park_timeout_s=60.0)
     cluster.cut_off("node1")
     assert all(agent.core.parking.parked is not None for agent in cluster.living)
     cluster.cut.clear()
@@ -871,11 +865,7 @@ def test_agent_that_lost_its_only_member_does_not_judge_by_what_that_had_said_wh
 
 
 def test_newcomer_that_has_said_nothing_yet_lets_its_agent_remove_the_dead_and_says_itself_that_state_is_lost() -> None:
-    cluster = Cluster()
-    for name in ("node0", "node1"):
-        cluster.add(name, nodes_min=2, nodes_max=2)
-    cluster.hello("m0", "m1")
-    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster = a_pair()
     cluster.die("m1")
     cluster.hello("m2")
     assert views_of(cluster) == {("m0", "m2")}
@@ -890,11 +880,7 @@ def test_newcomer_that_has_said_nothing_yet_lets_its_agent_remove_the_dead_and_s
 
 
 def test_last_member_dies_with_its_node_while_no_other_is_in_the_view() -> None:
-    cluster = Cluster()
-    for name in ("node0", "node1"):
-        cluster.add(name, nodes_min=2, nodes_max=2)
-    cluster.hello("m0", "m1")
-    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster = a_pair()
     cluster.die("m1")
     assert views_of(cluster) == {("m0",)}
     cluster.kill_node("node0")
@@ -907,11 +893,7 @@ def test_last_member_dies_with_its_node_while_no_other_is_in_the_view() -> None:
 
 
 def test_last_member_that_was_cut_off_comes_back_a_moment_after_its_lease() -> None:
-    cluster = Cluster()
-    for name in ("node0", "node1"):
-        cluster.add(name, nodes_min=2, nodes_max=2)
-    cluster.hello("m0", "m1")
-    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster = a_pair()
     cluster.die("m1")
     cluster.cut_off("node1")
     other = cluster.agents["node1"]
@@ -1118,11 +1100,7 @@ def test_returning_node_joins_as_a_new_member() -> None:
 
 
 def test_successor_under_the_same_name_proves_the_death_of_what_was_there() -> None:
-    cluster = Cluster()
-    for name in ("node0", "node1"):
-        cluster.add(name, nodes_min=2, nodes_max=2)
-    cluster.hello("m0", "m1")
-    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster = a_pair()
     cluster.kill_node("node1")
     cluster.add("node1", nodes_min=2, nodes_max=2)
     assert cluster.agents["node0"].members == ("m0",)

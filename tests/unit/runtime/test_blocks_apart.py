@@ -10,7 +10,7 @@ from elastrain.comm.shm.segments import SharedMemory
 from elastrain.errors import ConfigError
 from elastrain.runtime.describe import describe
 from elastrain.runtime.layers import Layers
-from elastrain.runtime.model import ModelState, leave_partial
+from elastrain.runtime.model import ModelState
 from elastrain.runtime.untouched import Untouched
 
 torch.set_num_threads(1)
@@ -107,16 +107,16 @@ def test_a_block_that_comes_is_not_here_before_all_of_its_values_are() -> None:
     state.hold(ALL)
     blocks_of = {shard: state.lanes()[shard] for shard in gone}
     for shard in gone:
-        assert not any(state.has_block(block) for block in blocks_of[shard])
+        assert not any(state.blocks.has(block) for block in blocks_of[shard])
         with pytest.raises(ConfigError, match="does not have block"):
-            state.check_is_whole("state_dict()")
-        assert leave_partial(state)
+            state.blocks.check_are_all("state_dict()")
+        assert state.blocks.leave()
         with pytest.raises(ConfigError, match="the whole model is on rank 0, so use it there"):
-            state.check_is_whole("state_dict()")
-        state._memory.is_left_partial = False
+            state.blocks.check_are_all("state_dict()")
+        state.blocks.are_left_partial = False
         state.take_parameters(shard, kept[shard])
-    assert all(state.has_block(block) for block in ALL)
-    state.check_is_whole("state_dict()")
+    assert all(state.blocks.has(block) for block in ALL)
+    state.blocks.check_are_all("state_dict()")
 
 
 def test_values_that_come_while_somebody_asks_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,15 +125,15 @@ def test_values_that_come_while_somebody_asks_are_here(monkeypatch: pytest.Monke
     state.hold([HEAD])
     gone = [shard.index for shard in state.layout.shards if not state.has(shard)]
     state.hold(ALL)
-    has_block = state.has_block
+    has = state.blocks.has
 
     def asked_by_the_main_thread(block: int) -> bool:
         for shard in gone:
             state.take_parameters(shard, kept[shard])
-        return has_block(block)
+        return has(block)
 
-    monkeypatch.setattr(state, "has_block", asked_by_the_main_thread)
-    state.check_is_whole("state_dict()")
+    monkeypatch.setattr(state.blocks, "has", asked_by_the_main_thread)
+    state.blocks.check_are_all("state_dict()")
 
 
 def test_a_block_that_goes_before_its_values_came_is_awaited_no_more() -> None:
@@ -141,8 +141,8 @@ def test_a_block_that_goes_before_its_values_came_is_awaited_no_more() -> None:
     state.hold([HEAD])
     state.hold([HEAD, FIRST])
     state.hold([HEAD])
-    assert state.has_block(HEAD) and not state.has_block(FIRST)
-    assert state._awaited == set()
+    assert state.blocks.has(HEAD) and not state.blocks.has(FIRST)
+    assert state.blocks.coming() == set()
 
 
 @pytest.mark.parametrize("frozen", [False, True])
