@@ -23,9 +23,14 @@ settings.load_profile("house")
 # Unbuffered, Python writes a line of standard error in pieces, and what other processes write comes between.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
-# What is forked leaves its parent's garbage alone: a connection to etcd that is closed in a child, while the parent's
-# threads were calling into gRPC, ends that child with a signal or never.
+# What is forked leaves its parent's connections to etcd alone. One that is closed in a child, as garbage, ends that
+# child with a signal or never. And gRPC's own handlers start its threads again in every child, where they end it
+# likewise; it reads the setting while it is imported, and programs that tests start run without it, as users' do.
 os.register_at_fork(after_in_child=gc.freeze)
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+import grpc  # noqa: E402, F401
+
+del os.environ["GRPC_ENABLE_FORK_SUPPORT"]
 
 # Behind `nohup make test &` it is ignored, in all that is started from here too, and tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

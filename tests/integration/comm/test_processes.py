@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import grpc
 import pytest
 import torch
 
@@ -314,3 +315,17 @@ def test_a_forked_child_leaves_the_garbage_of_its_parent_alone() -> None:
     assert os.read(reader, 100) == b"%d\n" % os.getpid()
     os.close(reader)
     os.close(writer)
+
+
+def test_a_forked_child_does_not_start_the_threads_of_its_parents_connections() -> None:
+    """Threads of gRPC that begin anew in a child wait for others that are not there, and abort the process."""
+    with grpc.insecure_channel("127.0.0.1:1") as channel:
+        channel.subscribe(lambda _state: None, try_to_connect=True)
+        for _ in range(10):
+            with Child(lambda wire: wire.say(_threads_soon())) as child:
+                assert child.wire.hear() == 1
+
+
+def _threads_soon() -> int:
+    time.sleep(0.02)
+    return len(os.listdir("/proc/self/task"))
