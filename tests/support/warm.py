@@ -6,8 +6,9 @@ ever. A launcher that is started this way starts its agents and workers likewise
 
 Such a process is a true child of who started it: exit codes, signals, process groups, sessions, standard streams and
 death signals are those of any other, and /proc shows its own command line and environment. It differs in this: its
-modules are imported already, its memory is shared with others until it is written to, and what Python and torch read
-from the environment when they start is what the fork server has read. A command with another value there starts cold.
+modules are imported already, and what they asked for at the end of a process is not done; its memory is shared with
+others until it is written to, and what Python and torch read from the environment when they start is what the fork
+server has read. A command with another value there starts cold.
 
     the tests ── fork server                       children are handed up: a process between forks them and ends, and
         └─ launcher ── fork server                 for that moment the owner takes in who has lost his parent
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -290,6 +292,8 @@ def serve_cold(fd: int, more: Sequence[str] = ()) -> NoReturn:
     import torch
 
     torch.optim.SGD([torch.zeros(1)], lr=1.0)  # what it imports late
+    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        each.atexit = False  # by torch, which takes its operators apart: that would copy 32 MiB of shared memory
     gc.collect()
     gc.freeze()  # a collection in a forked process need not copy what is shared
     _serve(socket.socket(fileno=fd))
