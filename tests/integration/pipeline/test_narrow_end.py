@@ -12,7 +12,7 @@ from tests.support.training import SCRIPTS, Run, looked_at_by_many, run_job, und
 
 SCRIPT = SCRIPTS / "narrow_end_training.py"
 MIB = 1 << 20
-ARGUMENTS = ("--steps", "8")
+ARGUMENTS = ("--steps", "5")
 KEPT_MIB = 2500
 """What the script of the member in question keeps from some step on: more than its first steps take besides."""
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 def trained(folder: Path, member: str, limit_mib: int, *faults: str) -> Run:
     """One pipeline of four. `member` has the limit, all others have none."""
-    arguments = (*ARGUMENTS, "--limit", f"{member}={limit_mib}", "--keeps", f"{member}={KEPT_MIB}", "--keeps-from", "5")
+    arguments = (*ARGUMENTS, "--limit", f"{member}={limit_mib}", "--keeps", f"{member}={KEPT_MIB}", "--keeps-from", "3")
     options = ("--stages", "4", "--max-restarts", "0")
     return run_job(folder, workers=4, script=SCRIPT, arguments=arguments, options=options, faults=faults)
 
@@ -48,7 +48,7 @@ def too_small_mib() -> int:
     return int((last["need_base_bytes"] + 2.17 * last["need_parameters_bytes"]) // MIB)
 
 
-KILLED = pytest.param(("kill --target member:m0 --at step=8,phase=shutdown",), marks=pytest.mark.on_demand)
+KILLED = pytest.param(("kill --target member:m0 --at step=5,phase=shutdown",), marks=pytest.mark.on_demand)
 FAULTS = [(), KILLED]
 
 
