@@ -23,6 +23,11 @@ OTHERS: dict[str, Draw] = {
     "numpy, all words": lambda: float(np.random.rand(312)[0]),
     "numpy, normal": lambda: float(np.random.randn()),
 }
+DRAWN = [
+    pytest.param(draw, id=name, marks=[] if name in ("python", "numpy") else pytest.mark.slow)
+    for name, draw in OTHERS.items()
+]
+"""In whole steps: that each of them shows, and how, is seen by itself below."""
 
 
 class Scaling(Layer):
@@ -67,7 +72,7 @@ def case_of(
     return case, lambda: in_pipelines(case, plan, ("a", "b"), 1).found
 
 
-@pytest.mark.parametrize("draw", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("draw", DRAWN)
 def test_a_block_that_draws_for_the_first_time_behind_the_tracing_pass_is_named(draw: Draw) -> None:
     """Each member would have its first number where one worker has its first and its second."""
     _, train = case_of({1: draw, 3: draw}, {})
@@ -75,7 +80,7 @@ def test_a_block_that_draws_for_the_first_time_behind_the_tracing_pass_is_named(
         train()
 
 
-@pytest.mark.parametrize("draw", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("draw", DRAWN)
 def test_code_that_draws_for_the_first_time_behind_a_block_that_always_does_is_named(draw: Draw) -> None:
     _, train = case_of({0: draw}, {2: draw}, frozenset({0}))
     with pytest.raises(ConfigError, match=r"code behind block 'layers\.2' drew numbers of Python or NumPy in this"):
@@ -89,13 +94,13 @@ def test_code_that_draws_torchs_numbers_behind_a_block_that_does_is_named() -> N
         train()
 
 
-@pytest.mark.parametrize("draw", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("draw", DRAWN)
 def test_what_all_members_draw_alike_may_be_drawn_whenever_code_likes(draw: Draw) -> None:
     case, train = case_of({}, {0: draw, 2: draw})
     assert train() == alone(case, 1).found
 
 
-@pytest.mark.parametrize("draw", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("draw", DRAWN)
 def test_one_block_of_those_that_always_draw_may_draw_otherwise(draw: Draw) -> None:
     case, train = case_of({0: draw, 1: draw}, {}, frozenset({0, 1}))
     assert train() == alone(case, 1).found

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
 MIB = 1 << 20
 
 MEASURED = """

@@ -16,9 +16,13 @@ from elastrain.pipeline.stubs.stubs import Stubs
 from tests.support.pipeline_models import CASES, WORDS, Case, Stack, loss_of
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 
+SLOW = pytest.mark.slow
 
-@pytest.mark.parametrize("run_length", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", ["gpt", "checkpointed", "autocast-loop", "encoder-decoder"])
+
+@pytest.mark.parametrize("run_length", [1, pytest.param(2, marks=SLOW)])
+@pytest.mark.parametrize(
+    "case", ["gpt", "checkpointed", *(pytest.param(each, marks=SLOW) for each in ("autocast-loop", "encoder-decoder"))]
+)
 def test_three_members_make_every_gradient_of_every_run_as_one_does(case: str, run_length: int) -> None:
     runs = -(-MICRO_BATCHES // run_length)
     plan = chain(("a", "b", "c"), CASES[case].cuts, runs)
@@ -102,10 +106,10 @@ def test_which_of_two_tensors_a_checkpoint_means_is_not_guessed() -> None:
 @pytest.mark.parametrize(
     ("case", "cut", "loop"),
     [
-        pytest.param(CASES["checkpointed"], 4, _packed_loop, id="hooked"),
+        pytest.param(CASES["checkpointed"], 4, _packed_loop, id="hooked", marks=SLOW),
         pytest.param(Case(InPairs, (3, 4)), 3, None, id="before"),
         pytest.param(Case(InPairs, (3, 4)), 4, None, id="within"),
-        pytest.param(Case(InPairs, (3, 4)), 4, _packed_loop, id="within, hooked"),
+        pytest.param(Case(InPairs, (3, 4)), 4, _packed_loop, id="within, hooked", marks=SLOW),
     ],
 )
 def test_what_a_checkpoint_computes_again_is_given_what_came_in(case: Case, cut: int, loop: Any) -> None:
@@ -163,7 +167,7 @@ class Positioned(Stack):
         return logits
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=SLOW)])
 def test_behind_absent_blocks_code_draws_what_it_draws_behind_present_ones(compiled: bool) -> None:
     """A compiled block sets its random stream inside of what was compiled, which nobody calls where it is absent."""
     case = Case(lambda: Positioned(compiled=compiled), (3, 5))
