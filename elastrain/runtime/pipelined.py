@@ -8,7 +8,7 @@ first plan on a member has few blocks besides.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,11 +248,9 @@ class ActionForward:
         whole = scaled(loss, weight * self._loss_scale)
         backward.run(waiting, counts, whole.backward, forward=action)
 
-    def _received(self) -> list[Tensor]:
+    def _received(self) -> Sequence[Tensor | None]:
         kept = self._assignment.received
-        if kept is None:
-            return []
-        return [tensor for tensor in unpacked(kept.message.tensors, kept.tensors) if tensor is not None]
+        return () if kept is None else unpacked(kept.message.tensors, kept.tensors)
 
 
 class ActionBackward:

@@ -158,13 +158,14 @@ class MemberStep:
             return
         current, action = self._pass, self._action
         assert current is not None
+        self._stubs.loss_is_made()
         current.backward_is_called()
         self._waiting[action.micro_batch] = current
         if action.task.end == len(self._traced.graph.blocks):
             self.outcome.losses[action.micro_batch] = float(loss.detach())
             self._made(action, [])
             back = TaskAction(ActionKind.BACKWARD, action.micro_batch, action.task)
-            (loss * weight).backward()
+            self._stubs.go_back(current, (loss * weight).backward)
             self._finished_backward(back)
         else:
             self._made(action, [pack(tensor) for tensor in current.going])
@@ -192,7 +193,9 @@ class MemberStep:
 
     def _go_back(self, action: TaskAction) -> None:
         name = self._desk.shape.name(action.micro_batch, action.task.end, Direction.GRADIENT)
-        self._waiting[action.micro_batch].backward([unpack(packed) for packed in self._values[name]])
+        gradients = [unpack(packed) for packed in self._values[name]]
+        waiting = self._waiting[action.micro_batch]
+        self._stubs.go_back(waiting, lambda: waiting.backward(gradients))
         self._finished_backward(action)
 
     def _finished_backward(self, action: TaskAction) -> None:

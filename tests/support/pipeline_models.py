@@ -218,6 +218,18 @@ class Noisy(Layer):
         return x + 0.1 * torch.randn_like(x)
 
 
+class Dropped(Stack):
+    """Leaves one layer out in some micro-batches."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for place, layer in enumerate(self.layers):
+            if place != 1 or tokens.sum() % 2 == 0:
+                x = layer(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, how it is called, and where it is cut over two members (the first cut) or three."""
@@ -253,6 +265,7 @@ DRAWN = {
     "redrawing": Case(Redrawing, (3, 5)),
     "unpreserved": Case(Unpreserved, (2, 4)),
     "sampling": Case(Sampling, (3, 5)),
+    "dropped": Case(Dropped, (2, 3)),
 }
 """Of these the runtime's random streams are a part: stubs alone do not make their bits."""
 

@@ -33,7 +33,6 @@ class Origins:
         """The deepest block that was entered so far."""
         self.at = _NOWHERE
         """The block that was entered last."""
-        self.returned_by: dict[int, int] = {}
         self.shapes: dict[int, Tensor] = {}
         self.home: dict[int, int] = {}
         """Number -> the place of the block that the tensor lives with."""
@@ -71,9 +70,9 @@ class Origins:
         kept_at = self._place_inside(tensor)
         return self._register(tensor, max(self.latest, 0) if kept_at is None else kept_at)
 
-    def returned(self, at: int, tensors: Sequence[Tensor]) -> None:
-        for tensor in tensors:
-            self.returned_by[self._register(tensor, at)] = at
+    def returned(self, at: int, leaves: Sequence[object]) -> dict[int, int]:
+        """A block has made these. By index of a tensor its number."""
+        return {index: self._register(leaf, at) for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
 
     def made_inside(self, at: int, tensors: Sequence[Tensor]) -> None:
         """A block has made these, which code behind it may find in an attribute or a hook."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.backward_draws import BackwardDraws
-from elastrain.pipeline.stubs.fakes import copy_of
+from elastrain.pipeline.stubs.fakes import copy_of, is_fake
+
+SAME = "the forward has to enter the same blocks with the same tensors in each micro-batch"
 
 
 class _Entered(torch.autograd.Function):
@@ -42,57 +44,107 @@ class AutocastState:
 class StubPass:
     """A forward under way, or one whose backward is to come. Tensors go by the numbers of the trace."""
 
-    def __init__(self, coming: Sequence[int], going: Sequence[int], received: Sequence[Tensor]) -> None:
+    def __init__(self, coming: Sequence[int], going: Sequence[int], received: Sequence[Tensor | None]) -> None:
         """coming, going: numbers of what crosses the cut above and the one below, in the order in which it is sent.
 
-        Raises ValueError where another number of tensors was received.
+        `received`: None for what this micro-batch does without. Raises ValueError where another number was received.
         """
         if len(received) != len(coming):
             raise ValueError(f"{len(coming)} tensors cross the cut; {len(received)} were received")
-        self.received = tuple(each.detach().requires_grad_(each.requires_grad) for each in received)
+        self.received = tuple(t if t is None else t.detach().requires_grad_(t.requires_grad) for t in received)
         """Leaves; the gradients of those that require one are the boundary gradients of the cut above."""
         self._entered: dict[int, Tensor] = {}
         self._coming = {number: index for index, number in enumerate(coming)}
-        self._going = tuple(going)
-        self._collected: dict[int, Tensor] = {}
-        self._entries: Counter[int] = Counter()
+        self._going = dict.fromkeys(going)
+        self._collected: dict[int, tuple[Tensor, int, str]] = {}
+        """With its version, and the block that took it first."""
+        self._returned: dict[int, tuple[Tensor, list[int]]] = {}
+        """By id: a tensor that a block returned, and its numbers: some blocks return what they take."""
+        self._given: dict[int, tuple[Tensor, Tensor]] = {}
+        """By id: a fake, and the received tensor that stands for it in this micro-batch."""
+        self._at: dict[tuple[int, int], dict[int, Tensor]] = {}
+        """By place and index of the argument: the received tensors that a block was given there, by id."""
+        self.entries: Counter[int] = Counter()
+        """By place: how often the forward has entered the block."""
         self._autocast: AutocastState | None = None
         self.draws: BackwardDraws | None = None
         """What its backward may draw, once the forward is over."""
 
     def enter(self, place: int) -> int:
         """The forward enters a block; how often it has entered it before."""
-        self._entries[place] += 1
-        return self._entries[place] - 1
+        self.entries[place] += 1
+        return self.entries[place] - 1
+
+    def returned(self, leaves: Sequence[object], numbers: Mapping[int, int]) -> None:
+        """A block has returned these. `numbers`: by index, what they are in the tracing pass."""
+        for index, number in numbers.items():
+            leaf = leaves[index] if index < len(leaves) else None
+            if isinstance(leaf, Tensor) and (number in self._coming or number in self._going):
+                self._returned.setdefault(id(leaf), (leaf, []))[1].append(number)
+
+    def give(self, fake: Tensor, number: int | None, at: tuple[int, int]) -> Tensor | None:
+        """The received tensor in place of a fake: that of the same fake before, else the one with its number.
+
+        `number`: of what the tracing pass saw `at` this place and argument. None if it does not come in.
+        """
+        if id(fake) not in self._given:
+            number = next(iter(self._numbers(fake, number, self._coming)), None)
+            entered = None if number is None else self.entered(number)
+            if entered is None:
+                return None
+            self._given[id(fake)] = fake, entered
+        found = self._given[id(fake)][1]
+        self._at.setdefault(at, {})[id(found)] = found
+        return found
+
+    def give_again(self, fake: Tensor, at: tuple[int, int]) -> Tensor | None:
+        """The same where a checkpoint calls, maybe with another fake: torch hands out copies under saved-tensor hooks,
+        such as those of offloading, and code before the block makes its tensors anew.
+
+        Then it is what the block took there in the forward, or None where that were several tensors.
+        """
+        if id(fake) in self._given:
+            return self._given[id(fake)][1]
+        taken = list(self._at.get(at, {}).values())
+        return taken[0] if len(taken) == 1 else None
+
+    def _numbers(self, tensor: Tensor, number: int | None, crossing: Mapping[int, object]) -> list[int]:
+        """What a block returned keeps its numbers wherever it goes; others have those of the tracing pass there."""
+        _, own = self._returned.get(id(tensor), (None, []))
+        return [n for n in own if n in crossing] or [n for n in [number] if n is not None and n in crossing]
 
     def entered(self, number: int) -> Tensor | None:
-        """The received tensor in place of the fake, once for all blocks that take it; None if it does not come in."""
+        """The received tensor with the number, once for all blocks that take it; None if it does not come in."""
         index = self._coming.get(number)
-        if index is None:
+        leaf = None if index is None else self.received[index]
+        if leaf is None:
             return None
         if number not in self._entered:
-            leaf = self.received[index]
             entered: Tensor = _Entered.apply(leaf) if leaf.requires_grad else copy_of(leaf)  # type: ignore[no-untyped-call]  # of torch
             self._entered[number] = entered
         return self._entered[number]
 
-    def collect(self, number: int, tensor: Tensor) -> None:
-        """A block behind this member's takes it."""
-        self._collected.setdefault(number, tensor)
+    def collect(self, tensor: Tensor, number: int | None, at: tuple[int, int], block: str) -> None:
+        """A block behind this member's takes it. Raises ConfigError where that is not what others know by its number.
+
+        Whoever makes a tensor sees all who take it. Who receives it is given one by its number, and cannot see that.
+        """
+        for each in self._numbers(tensor, number, self._going):
+            # A fake may only pass through: then what came in goes on.
+            found = self.give(tensor, each, at) if is_fake(tensor) else tensor
+            if found is None or self._collected.setdefault(each, (found, found._version, block))[0] is not found:
+                raise ConfigError(f"block {block!r} takes another tensor than in the tracing pass: {SAME}")
 
     @property
-    def going(self) -> tuple[Tensor, ...]:
-        """What crosses the cut below, in the order in which it is sent.
+    def going(self) -> tuple[Tensor | None, ...]:
+        """What crosses the cut below, in the order in which it is sent; None for what no block has taken.
 
-        Raises ConfigError where the forward took another way than in the tracing pass.
+        Raises ConfigError where a tensor was changed after a block had taken it.
         """
-        lacking = [number for number in self._going if number not in self._collected]
-        if lacking:
-            raise ConfigError(
-                f"{len(lacking)} of {len(self._going)} tensors that crossed the cut in the tracing pass were not made: "
-                "the forward has to enter the same blocks with the same tensors in each micro-batch"
-            )
-        return tuple(self._collected[number] for number in self._going)
+        for tensor, version, block in self._collected.values():
+            if tensor._version != version:
+                raise ConfigError(f"code changes in place, behind block {block!r}, what that block has taken: {SAME}")
+        return tuple(self._collected.get(number, (None,))[0] for number in self._going)
 
     def backward_is_called(self, device: str = "cpu") -> None:
         """Remember the autocast state in which the user's loop calls `step.backward`."""
@@ -103,7 +155,7 @@ class StubPass:
         pairs = [
             (tensor, gradient)
             for tensor, gradient in zip(self.going, gradients, strict=True)
-            if gradient is not None and tensor.requires_grad
+            if tensor is not None and gradient is not None and tensor.requires_grad
         ]
         assert self._autocast is not None, "step.backward was called in this pass before"
         if pairs:
@@ -113,4 +165,4 @@ class StubPass:
     @property
     def gradients(self) -> tuple[Tensor | None, ...]:
         """Of what was received, in its order: what goes over the cut above once the backward is done."""
-        return tuple(leaf.grad for leaf in self.received)
+        return tuple(None if leaf is None else leaf.grad for leaf in self.received)

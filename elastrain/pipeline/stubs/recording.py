@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.stubs.fakes import BlockOutputs, shape_of
 from elastrain.pipeline.stubs.origins import Origins
+
+
+@dataclass(frozen=True)
+class SeenEntry:
+    """The numbers of what a block took and returned in one entry of it."""
+
+    taken: Mapping[int, int]
+    """Index of an argument that is an activation -> the tensor's number."""
+    returned: Mapping[int, int]
+    """Index of a tensor among what it returned -> its number."""
 
 
 @dataclass
@@ -17,15 +27,14 @@ class EnteredBlock:
     place: int
     """Among the blocks as they were named."""
     outputs: BlockOutputs
-    taken: list[Mapping[int, int]]
-    """By entry: index of an argument that is an activation -> the tensor's number."""
-    flops: int
-    saved_bytes: int
+    entries: list[SeenEntry] = field(default_factory=list)
+    flops: int = 0
+    saved_bytes: int = 0
     """What its forward keeps for its backward."""
 
-    def again(self, taken: Mapping[int, int], flops: int, saved_bytes: int) -> None:
-        """It was entered once more. No cut lies between the two; what it takes may cross one above."""
-        self.taken.append(taken)
+    def enter(self, entry: SeenEntry, flops: int, saved_bytes: int) -> None:
+        """Between two entries lies no cut; what it takes in the second may cross one above."""
+        self.entries.append(entry)
         self.flops += flops
         self.saved_bytes += saved_bytes
 
@@ -54,7 +63,7 @@ def _crossing(entered: Sequence[EnteredBlock], origins: Origins) -> Crossing:
     """By cut: what a block behind it takes of what lives before it, in order of first appearance."""
     found: list[list[int]] = [[] for _ in range(len(entered) + 1)]
     for at, each in enumerate(entered):
-        for number in [taken[index] for taken in each.taken for index in sorted(taken)]:
+        for number in [entry.taken[index] for entry in each.entries for index in sorted(entry.taken)]:
             for cut in range(origins.home[number] + 1, at + 1):
                 if number not in found[cut]:
                     found[cut].append(number)

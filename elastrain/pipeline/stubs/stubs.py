@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,16 +13,12 @@ from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.backward_draws import BackwardDraws
 from elastrain.pipeline.stubs.entries import Entries, Forward
 from elastrain.pipeline.stubs.fakes import Fakes, FakesOfBlock, is_fake
-from elastrain.pipeline.stubs.passes import StubPass
+from elastrain.pipeline.stubs.passes import SAME, StubPass
 from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.pipeline.stubs.untraced import UntracedDraws
 
-_RECEIVED = "_elastrain_received"
-"""On a fake: the tensor received for it. A checkpoint calls a block again with it, after other micro-batches.
-
-It may also call with another fake: torch hands out a copy of what was saved under saved-tensor hooks, such as those
-of offloading, and code between blocks makes its tensors anew. Then the micro-batch that goes back has what came in.
-"""
+_Give = Callable[[Tensor, tuple[int, int]], Tensor | None]
+"""(a fake, the block's place and the argument's index) -> what was received for it."""
 
 
 class Stubs:
@@ -49,7 +44,6 @@ class Stubs:
         self._of_block = tuple(FakesOfBlock(outputs) for outputs in traced.outputs)
         self._stretch = range(0)
         """Places of the blocks that this member computes."""
-        self._fresh: frozenset[int] = frozenset()
         self._pass: StubPass | None = None
         self._going_back: StubPass | None = None
         """Whose backward is under way."""
@@ -70,10 +64,8 @@ class Stubs:
         if begin not in points or end not in points or begin >= end:
             raise ConfigError(f"a member cannot hold the blocks [{begin}, {end}): legal cuts are {points}")
         self._stretch = range(begin, end)
-        returned_by = self._traced.returned_by
-        self._fresh = frozenset(returned_by[n] for n in self._traced.crossing[begin] if n in returned_by)
 
-    def begin(self, received: Sequence[Tensor] = ()) -> StubPass:
+    def begin(self, received: Sequence[Tensor | None] = ()) -> StubPass:
         """Before the user's body runs on a micro-batch. `received`: what crosses the cut above, in its order."""
         # Weights that were cast for the micro-batch before would tie its graph to this one's.
         torch.clear_autocast_cache()
@@ -111,26 +103,50 @@ class Stubs:
     def _enter(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A checkpoint computes a part again while another micro-batch is going forward: nothing of it is new.
         is_again = torch._C._current_graph_task_id() != -1
-        if self._pass is None and not is_again:
+        if self._pass is None and (self._going_back is None or not is_again):
             self._check_is_here(place)
             return forward(*args, **kwargs)
         self._before()
         set_stream = self._streams.get(self._traced.graph.blocks[place])
         if set_stream is not None:
             set_stream(self._traced.graph.blocks[place])
-        if self._is_computed(place):
-            args, kwargs = self._exchanged(place, args, kwargs, is_again=is_again)
-            if is_again:
-                return self._again(lambda: forward(*args, **kwargs))
-            return self._draws.computed(place, lambda: forward(*args, **kwargs))
-        if place >= self._stretch.stop and not is_again:
-            self._collect(place, args, kwargs)
-        if not is_again:
-            self._draws.passed(place)
-        fresh = place in self._fresh
         if is_again:
-            return self._again(lambda: self._of_block[place].take(self._fakes, fresh=fresh))
-        return self._of_block[place].take(self._fakes, fresh=fresh)
+            return self._again(lambda: self._computed_again(place, forward, args, kwargs))
+        return self._entered(place, forward, args, kwargs)
+
+    def _entered(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The forward of the micro-batch enters the block: what it returns."""
+        passed = self._pass
+        assert passed is not None, "else it would have been called outside of a step"
+        entry = passed.enter(place)
+        numbers = self._traced.numbers(place, entry)
+        leaves, tree = tree_flatten((args, kwargs))
+        if self._is_computed(place):
+            self._exchange(place, leaves, lambda fake, at: passed.give(fake, numbers.taken.get(at[1]), at))
+            args, kwargs = tree_unflatten(leaves, tree)
+            returned = self._draws.computed(place, lambda: forward(*args, **kwargs))
+        else:
+            if place >= self._stretch.stop:
+                for index, leaf in enumerate(leaves):
+                    if isinstance(leaf, Tensor):
+                        passed.collect(leaf, numbers.taken.get(index), (place, index), self._traced.graph.blocks[place])
+            self._draws.passed(place)
+            # What it returns one after the other must not be taken for one tensor.
+            returned = self._of_block[place].take(self._fakes, fresh=entry > 0)
+        passed.returned(tree_flatten(returned)[0], numbers.returned)
+        return returned
+
+    def _computed_again(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A checkpoint enters the block, in any order."""
+        # A forward may take gradients of its own, too.
+        passed = self._going_back or self._pass
+        assert passed is not None, "it came in for a micro-batch"
+        if self._is_computed(place):
+            leaves, tree = tree_flatten((args, kwargs))
+            self._exchange(place, leaves, passed.give_again, passed.entries[place])
+            args, kwargs = tree_unflatten(leaves, tree)
+            return forward(*args, **kwargs)
+        return self._of_block[place].take(self._fakes, fresh=passed.entries[place] > 1)
 
     def _again(self, compute: Callable[[], Any]) -> Any:
         draws = self._draws_back
@@ -160,60 +176,21 @@ class Stubs:
                 "as has every member whose memory limit leaves room"
             )
 
-    def _exchanged(
-        self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_again: bool
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with what was received in place of fakes."""
-        leaves, tree = tree_flatten((args, kwargs))
-        numbers = self._numbers_again(place) if is_again else self._enter_forward(place)
+    def _exchange(self, place: int, leaves: list[Any], give: _Give, entries: int = 1) -> None:
+        """Put received tensors in place of fakes. `entries`: how often the forward has entered what is computed again.
+
+        Raises ConfigError where none is known for a fake.
+        """
+        name = self._traced.graph.blocks[place]
         for index, leaf in enumerate(leaves):
             if is_fake(leaf):
-                leaves[index] = self._received_for(leaf, numbers.get(index), place, is_again=is_again)
-        exchanged: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(leaves, tree)
-        return exchanged
-
-    def _enter_forward(self, place: int) -> Mapping[int, int]:
-        """The forward enters the block once more: the numbers of what it takes now, by index of the argument."""
-        assert self._pass is not None
-        entries, entry = self._traced.taken[place], self._pass.enter(place)
-        return entries[entry] if entry < len(entries) else {}
-
-    def _numbers_again(self, place: int) -> Mapping[int, int]:
-        """The same where a checkpoint enters it, in any order: where only one tensor may have come in."""
-        pairs = {pair for taken in self._traced.taken[place] for pair in taken.items() if self._comes_back(pair[1])}
-        times = Counter(index for index, _ in pairs)
-        return {index: number for index, number in pairs if times[index] == 1}
-
-    def _comes_back(self, number: int) -> bool:
-        return self._going_back is not None and self._going_back.entered(number) is not None
-
-    def _received_for(self, fake: Tensor, number: int | None, place: int, *, is_again: bool) -> Tensor:
-        found = getattr(fake, _RECEIVED, None)
-        under_way = self._going_back if is_again else self._pass
-        if found is None and under_way is not None and number is not None:
-            found = under_way.entered(number)
-        if not isinstance(found, Tensor):
-            name = self._traced.graph.blocks[place]
-            if is_again and len(self._traced.taken[place]) > 1:
-                raise ConfigError(
-                    f"block {name!r} is entered more than once in a forward, with tensors of other members, and a "
-                    "checkpoint does not say with which of them it computes it again: with --stages, do not checkpoint "
-                    "it; or, if the checkpoint holds no more than this block, train without --offload-dir"
-                )
-            raise ConfigError(
-                f"block {name!r} takes a tensor that it did not take in the tracing pass: "
-                "the forward has to enter the same blocks with the same tensors in each micro-batch"
-            )
-        setattr(fake, _RECEIVED, found)
-        return found
-
-    def _collect(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        assert self._pass is not None
-        leaves, _ = tree_flatten((args, kwargs))
-        for index, number in self._enter_forward(place).items():
-            leaf = leaves[index] if index < len(leaves) else None
-            if isinstance(leaf, Tensor) and is_fake(leaf):
-                # It may only pass through: then what came in goes on.
-                leaf = self._pass.entered(number)
-            if isinstance(leaf, Tensor):
-                self._pass.collect(number, leaf)
+                leaves[index] = give(leaf, (place, index))
+                if leaves[index] is None and entries > 1:
+                    raise ConfigError(
+                        f"block {name!r} is entered more than once in a forward, with tensors of other members, and a "
+                        "checkpoint does not say with which of them it computes it again: with --stages, do not "
+                        "checkpoint it; or, if the checkpoint holds no more than this block, train without "
+                        "--offload-dir"
+                    )
+                if leaves[index] is None:
+                    raise ConfigError(f"block {name!r} takes a tensor that it did not take in the tracing pass: {SAME}")

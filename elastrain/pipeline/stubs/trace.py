@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from elastrain.pipeline.stubs.entries import Entries, Forward, check_caller_not_
 from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, device_of, is_fake
 from elastrain.pipeline.stubs.handed import check_handed
 from elastrain.pipeline.stubs.origins import CodeBetween, Origins
-from elastrain.pipeline.stubs.recording import EnteredBlock, graph_of_entries
+from elastrain.pipeline.stubs.recording import EnteredBlock, SeenEntry, graph_of_entries
 from elastrain.pipeline.stubs.saving import Saving
 
 
@@ -35,15 +35,17 @@ class TracedModel:
     graph: BlockGraph
     outputs: tuple[BlockOutputs, ...]
     """By place in the graph: what the block returns."""
-    taken: tuple[tuple[Mapping[int, int], ...], ...]
-    """By place, and by entry of the block there: index of an argument that is an activation -> its number."""
+    entries: tuple[tuple[SeenEntry, ...], ...]
+    """By place: what was seen each time that the forward entered the block."""
     crossing: tuple[tuple[int, ...], ...]
     """By cut: the numbers of what crosses it, in the order in which it is sent."""
-    returned_by: Mapping[int, int]
-    """Number -> the place of the block that returned this very tensor; what code between blocks made is not in it."""
     saved: tuple[int, ...]
     """By place in the graph: bytes that the block's forward keeps for its backward."""
     draws: TracedDraws
+
+    def numbers(self, place: int, entry: int) -> SeenEntry:
+        """Of a block that is entered so often already; none where the tracing pass did not enter it again."""
+        return self.entries[place][entry] if entry < len(self.entries[place]) else SeenEntry({}, {})
 
 
 class TracingPass:
@@ -85,9 +87,8 @@ class TracingPass:
         return TracedModel(
             graph=graph,
             outputs=tuple(each.outputs for each in self._entered),
-            taken=tuple(tuple(each.taken) for each in self._entered),
+            entries=tuple(tuple(each.entries) for each in self._entered),
             crossing=crossing,
-            returned_by=dict(self._origins.returned_by),
             saved=tuple(each.saved_bytes for each in self._entered),
             draws=draws,
         )
@@ -102,7 +103,7 @@ class TracingPass:
                 # Reentrant checkpointing: it would connect gradients to fakes.
                 raise ConfigError(
                     f"block {name!r} runs without gradients inside of the forward: with checkpointing pass "
-                    "use_reentrant=False"
+                    "use_reentrant=False; freeze blocks by requires_grad_(False), and not by torch.no_grad()"
                 )
             is_again = place in self._places
             at = self._places.setdefault(place, len(self._entered))
@@ -113,13 +114,11 @@ class TracingPass:
                 returned, costs = self._run(name, forward, args, kwargs)
             check_handed(name, [*leaves, *tree_flatten(returned)[0]])
             outputs = BlockOutputs.of(returned, device_of(self._model.get_submodule(name).parameters))
-            if is_again:
-                self._entered[at].again(taken, *costs)
-            else:
-                self._entered.append(EnteredBlock(place, outputs, [taken], *costs))
+            if not is_again:
+                self._entered.append(EnteredBlock(place, outputs))
             # Fresh ones: what a block returned as it came in would belong to two blocks.
             made = outputs.fakes(self._fakes)
-            self._origins.returned(at, [leaf for leaf in tree_flatten(made)[0] if isinstance(leaf, Tensor)])
+            self._entered[at].enter(SeenEntry(taken, self._origins.returned(at, tree_flatten(made)[0])), *costs)
             return made
 
     def _run(

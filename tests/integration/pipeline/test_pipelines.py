@@ -72,6 +72,7 @@ def trained(folder: Path, workers: int, stages: int, *arguments: str, faults: tu
         (3, 3, "drawing", 1),
         (2, 2, "redrawing", 1),
         (2, 2, "sampling", 1),
+        (3, 3, "dropped", 1),
         pytest.param(2, 2, "gpt", 2, marks=pytest.mark.on_demand),
         pytest.param(3, 2, "gpt", 1, marks=pytest.mark.on_demand),
         pytest.param(5, 3, "gpt", 1, marks=pytest.mark.on_demand),

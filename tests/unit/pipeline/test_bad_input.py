@@ -171,10 +171,13 @@ def test_a_cut_that_is_not_legal() -> None:
         Stubs(model, traced(model), 0, 2)
 
 
-def test_a_forward_that_takes_another_way_than_in_the_tracing_pass(begun: tuple[Stack, TracedModel]) -> None:
+def test_a_block_that_takes_what_nobody_took_where_it_was_made(begun: tuple[Stack, TracedModel]) -> None:
     model, found = begun
     stubs = Stubs(model, found, 0, 2)
-    current = stubs.begin()
-    with pytest.raises(ConfigError, match=r"1 of 1 tensors that crossed the cut in the tracing pass were not made"):
-        _ = current.going
+    assert stubs.begin().going == (None,)
+    stubs.close()
+    stubs = Stubs(model, found, 2, len(found.graph.blocks))
+    stubs.begin([None])
+    with pytest.raises(ConfigError, match=r"block 'layers.1' takes a tensor that it did not take in the tracing pass"):
+        loss_of(model, batch_of(0))
     stubs.close()

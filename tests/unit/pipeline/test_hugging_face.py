@@ -90,7 +90,8 @@ def test_a_model_of_hugging_face_cut_twice_has_the_gradients_of_the_whole(build:
         beside = [name for name, neighbour in traced.graph.never_entered if neighbour in blocks[begin:end]]
         here = [*blocks[begin:end], *beside]
         let_go(member, [name for name in blocks_of(model) if name not in here], here)
-        came = [copy_of(tensor).requires_grad_(tensor.requires_grad) for tensor in passes[-1].going] if passes else []
+        above = [tensor for tensor in passes[-1].going if tensor is not None] if passes else []
+        came = [copy_of(tensor).requires_grad_(tensor.requires_grad) for tensor in above]
         passes.append(Stubs(member, traced, begin, end).begin(came))
         told = member(**batch).loss
         passes[-1].backward_is_called()
