@@ -287,6 +287,11 @@ def _prctl(option: int, argument: Any) -> None:
 
 def serve_cold(fd: int, more: Sequence[str] = ()) -> NoReturn:
     """The body of the tests' own fork server."""
+    _import(more)
+    _serve(socket.socket(fileno=fd))
+
+
+def _import(more: Sequence[str] = ()) -> None:
     for module in (*IMPORTED, *more):
         __import__(module)
     import torch
@@ -296,7 +301,29 @@ def serve_cold(fd: int, more: Sequence[str] = ()) -> NoReturn:
         each.atexit = False  # by torch, which takes its operators apart: that would copy 32 MiB of shared memory
     gc.collect()
     gc.freeze()  # a collection in a forked process need not copy what is shared
-    _serve(socket.socket(fileno=fd))
+
+
+def in_other_surroundings(**environment: str) -> tuple[str, ...]:
+    """What to write before a launcher's command so that it starts cold, with this environment, and all else warm.
+
+    For what no fork server here has read, such as a library that is preloaded: the agents and workers are forked from
+    the launcher, and have it from there.
+    """
+    set_to = [f"{name}={value}" for name, value in {**environment, _PADDING: "x" * _PADDING_BYTES}.items()]
+    return ("env", *set_to, sys.executable, "-c", "from tests.support import warm; warm.launch()", "x" * _PADDING_BYTES)
+
+
+def launch() -> NoReturn:
+    """The body of such a launcher: become the process of the command behind the padding."""
+    _import()
+    del os.environ[_PADDING]
+    order = _order(tuple(sys.argv[2:]), dict(os.environ), os.getcwd(), (), session=False)
+    _show(order)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    sys.orig_argv = list(order.arguments)
+    _start_warm_too()
+    _end(_body(_options(order.arguments)[1]))
 
 
 def _serve(sock: socket.socket) -> NoReturn:

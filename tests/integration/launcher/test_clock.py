@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tests.support.nodes_harness import NodesJob
 from tests.support.training import assert_equal_to_undisturbed
 
@@ -25,10 +27,12 @@ class _Clock:
     """The wall clock of all processes that are started behind `inside`."""
 
     def __init__(self, folder: Path) -> None:
-        self._offset, library = folder / "offset", folder / "jumping_clock.so"
+        self._offset, self._library = folder / "offset", folder / "jumping_clock.so"
         self.jump(0)
-        subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"], check=True)
-        self.inside = ("env", f"LD_PRELOAD={library}", f"CLOCK_OFFSET={self._offset}")
+        subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", self._library, SOURCE, "-ldl"], check=True)
+        told = {"LD_PRELOAD": str(self._library), "CLOCK_OFFSET": str(self._offset)}
+        self._environment = {**os.environ, **told}
+        self.inside = warm.in_other_surroundings(**told)
 
     def jump(self, to_s: int) -> None:
         """So far from the true time, at once: the file is mapped where it is read."""
@@ -37,10 +41,12 @@ class _Clock:
 
     def now_s(self) -> float:
         """As a process that starts now sees it."""
-        shown = subprocess.run(
-            [*self.inside, sys.executable, "-c", "import time; print(time.time())"], capture_output=True, check=True
-        )
-        return float(shown.stdout)
+        shows = [sys.executable, "-c", "import time; print(time.time())"]
+        return float(subprocess.run(shows, env=self._environment, capture_output=True, check=True).stdout)
+
+    def is_read_by(self, pid: int) -> bool:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        return all(name in maps for name in (self._library.name, self._offset.name))
 
 
 @pytest.fixture
@@ -64,6 +70,8 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, clock: _Clock) -> No
             job.wait_copied()
             job.inject(f"kill --target {target}")
             generation = job.wait_members("node0", "node1", "node2", after=generation)
+        living = [pid for pid in job.sessions() if Path(f"/proc/{pid}").exists()]
+        assert len(living) >= 6 and all(map(clock.is_read_by, living))  # three agents, and a worker of each
         run = job.finish()
         assert_equal_to_undisturbed(run, *ARGUMENTS)
         job.assert_nothing_left()
