@@ -29,7 +29,8 @@ NODES = 3
 FAULTS = ("kill --target member:m1 --at step=3,phase=backward", "kill --target node:node2 --at step=16,phase=commit")
 GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE, SEED = 128, 8, 0
 LOOK_EVERY_S = 0.25
-TIMEOUT_S = 900.0
+STILL_S = 300.0
+"""A job without a step for so long is given up; on a busy machine all of it may take much longer."""
 PLAIN_WIDTH = 120
 """Columns where there is no terminal to ask."""
 
@@ -76,9 +77,10 @@ def elastic_job(folder: Path, script: Script, screen: Screen, *, steps: int) -> 
     follower = Follower(folder)
     with elastic(folder, script, members=NODES, nodes=NODES, options=("--faults", str(faults))) as process:
 
-        def look() -> None:
+        def look() -> int:
             run = follower.look()
             screen.show(run, steps=steps, note="" if run.views else "the processes start")
+            return sum(len(member.passed) for member in run.members.values())
 
         _until_end(process, look)
         printed = finish(process, folder, timeout_s=1.0)
@@ -91,19 +93,23 @@ def reference_job(folder: Path, script: Script, screen: Screen, run: Run, *, ste
     screen.show(run, steps=steps, note="now the undisturbed job of one, for comparison…")
     with alone(folder, script) as process:
 
-        def look() -> None:
+        def look() -> int:
             done = len(read_member(folder).advanced_s)
             screen.show(run, steps=steps, note=f"the undisturbed job of one: step {done} of {steps}")
+            return done
 
         _until_end(process, look)
         printed = finish(process, folder, timeout_s=1.0)
     return read_member(folder), printed
 
 
-def _until_end(process: subprocess.Popen[bytes], look: Callable[[], None]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline_s:
-        look()
+def _until_end(process: subprocess.Popen[bytes], look: Callable[[], int]) -> None:
+    """Until the process has ended, or `look`, which counts steps, has seen no further one for STILL_S."""
+    seen, moved_s = -1, time.monotonic()
+    while process.poll() is None and time.monotonic() < moved_s + STILL_S:
+        done = look()
+        if done != seen:
+            seen, moved_s = done, time.monotonic()
         time.sleep(LOOK_EVERY_S)
 
 
