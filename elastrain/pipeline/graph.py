@@ -120,7 +120,8 @@ def check_stages(graph: BlockGraph, stages: int) -> None:
         raise ConfigError(f"stages must be at least 1; got {stages}")
     most = len(graph.units)
     if stages > most:
-        raise CutError(f"stages={stages} asks for {stages - 1} cuts, and {_allowed(graph)}: {_advice(graph)}")
+        cuts = "1 cut" if stages == 2 else f"{stages - 1} cuts"
+        raise CutError(f"stages={stages} asks for {cuts}, and {_allowed(graph)}: {_advice(graph)}")
 
 
 def _allowed(graph: BlockGraph) -> str:

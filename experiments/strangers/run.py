@@ -1,6 +1,6 @@
 """Do models that we did not write come out, after kills, as if nothing had happened? See README.md.
 
-`python -m experiments.strangers.run [--only KIND …] [--nodes 3] [--lose-all N] [--record]`. Needs
+`python -m experiments.strangers.run [--only KIND …] [--nodes 3] [--stages N] [--lose-all N] [--record]`. Needs
 `pip install transformers`.
 """
 
@@ -20,7 +20,7 @@ from experiments.jobs import Script, alone, elastic, finish
 from experiments.strangers.models import MODELS
 
 STEPS = 60
-TIMEOUT_S = 300.0
+TIMEOUT_S = 900.0
 SCRIPT = ROOT / "experiments" / "strangers" / "train.py"
 # Far enough apart that a replacement, which imports transformers first, is there before the next loss.
 FAULTS = ("member:random --at step=7,phase=backward", "member:random --at step=40,phase=reduce")
@@ -33,14 +33,14 @@ def lines_of(output: str) -> set[str]:
     return {line for line in output.splitlines() if line.startswith("step ")}
 
 
-def verdict(kind: str, folder: Path, nodes: int | None) -> str:
+def verdict(kind: str, folder: Path, *, nodes: int | None, stages: int) -> str:
     """`equal`, `differs`, or the end of the output of a job that failed."""
-    script = Script(path=SCRIPT, args=(kind, str(STEPS)))
+    script = Script(path=SCRIPT, args=(kind, str(STEPS), *(["end"] if stages > 1 else [])))
     with alone(folder / "alone", script) as process:
         right = lines_of(finish(process, folder / "alone", timeout_s=TIMEOUT_S))
     faults = folder / "faults.txt"
     faults.write_text("".join(f"kill --target {fault}\n" for fault in (NODE_FAULTS if nodes else FAULTS)))
-    options = ["--faults", str(faults)] if nodes else ["--standalone", "--faults", str(faults)]
+    options = ["--faults", str(faults), "--stages", str(stages), *([] if nodes else ["--standalone"])]
     try:
         with elastic(folder / "job", script, members=3, nodes=nodes, options=options) as process:
             found = lines_of(finish(process, folder / "job", timeout_s=TIMEOUT_S))
@@ -89,6 +89,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=sorted(MODELS), default=list(MODELS), help="these models")
     parser.add_argument("--nodes", type=int, choices=(3,), help="three simulated nodes instead of one")
+    parser.add_argument("--stages", type=int, default=1, help="members of a pipeline")
     parser.add_argument("--lose-all", type=int, default=0, metavar="N", help="kill everything N times, and resume")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the numbers of workers")
     add_record_flag(parser)
@@ -99,7 +100,7 @@ def main() -> int:
             if args.lose_all:
                 found[kind] = verdict_after_losing_all(kind, Path(name) / kind, args.lose_all, args.seed)
             else:
-                found[kind] = verdict(kind, Path(name) / kind, args.nodes)
+                found[kind] = verdict(kind, Path(name) / kind, nodes=args.nodes, stages=args.stages)
             print(f"{kind:<12} {found[kind]}", flush=True)
     values: dict[str, Any] = {
         "models": len(found),

@@ -19,8 +19,9 @@ def check_handed(block: str, leaves: Iterable[object]) -> None:
     for leaf in leaves:
         if not isinstance(leaf, (*_PLAIN, Tensor)) and _keeps_fakes(leaf, _DEPTH):
             raise ConfigError(
-                f"block {block!r} is handed a {type(leaf).__name__} that keeps its activations for later blocks, which "
-                "another member may compute: switch such caches off (use_cache=False), or hand tensors over"
+                f"block {block!r} is handed a cache ({type(leaf).__name__}) that keeps its activations for later "
+                "blocks, which another member may compute: switch such caches off (use_cache=False), or hand tensors "
+                "over"
             )
 
 

@@ -131,7 +131,9 @@ class TracingPass:
                 with counter, self._saving as saved, self._fakes, _without_log_of_fakes():
                     returned = forward(*args, **kwargs)
             except Exception:  # noqa: BLE001  a kernel may raise anything where it is given a fake
-                # Some kernels do not know fakes, and blocks may read values of their own: zeros are values.
+                # Some kernels do not know fakes, and blocks may read values of their own: zeros are values. They would
+                # meet fakes where the run that failed has left some in a cache.
+                check_handed(name, tree_flatten((args, kwargs))[0])
                 counter = FlopCounterMode(display=False)
                 with counter, self._saving as saved:
                     zero_args, zero_kwargs = _zeros((args, kwargs))

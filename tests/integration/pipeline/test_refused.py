@@ -22,7 +22,7 @@ REFUSED = {
     "more": "asks for 3 cuts, and this model has 2 legal: before 'layers.0', before 'layers.1'",
     "parameter": "parameter 'scale' lies outside of blocks and is used behind block 'out'",
     "values": "aten._local_scalar_dense.default looks at values that are not on this member",
-    "cache": "is handed a Cache that keeps its activations for later blocks",
+    "cache": "is handed a cache (Cache) that keeps its activations for later blocks",
     "graph": "members have traced different block graphs in step 0",
     "compiled": "the whole model is compiled, and a pipeline needs the code between its blocks",
     "item": "read step.loss once the step is committed",

@@ -89,10 +89,18 @@ class CachingLayer(nn.Module):
         return cache.layers[-1]
 
 
+class ReadingLayer(CachingLayer):
+    """Reads a value of what the cache holds, which its first run, on fakes, cannot give."""
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        x = super().forward(x, cache)
+        return x * (1 if torch.cat(cache.layers).sum().item() > 0 else 2)
+
+
 class Caching(Stack):
-    def __init__(self) -> None:
+    def __init__(self, kind: type[CachingLayer] = CachingLayer) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(CachingLayer() for _ in range(2))
+        self.layers = nn.ModuleList(kind() for _ in range(2))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x, cache = self.embed(tokens), Cache()
@@ -101,9 +109,10 @@ class Caching(Stack):
         return self.head(x)
 
 
-def test_caches_that_are_handed_from_block_to_block() -> None:
-    with pytest.raises(ConfigError, match=r"block 'layers.0' is handed a Cache that keeps its activations"):
-        traced(Caching())
+@pytest.mark.parametrize("kind", [CachingLayer, ReadingLayer])
+def test_caches_that_are_handed_from_block_to_block(kind: type[CachingLayer]) -> None:
+    with pytest.raises(ConfigError, match=r"block 'layers.0' is handed a cache \(Cache\) that keeps its activations"):
+        traced(Caching(kind))
 
 
 @pytest.mark.slow
