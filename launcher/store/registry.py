@@ -22,7 +22,7 @@ from elastrain.launcher.store.followed import Followed
 from elastrain.launcher.store.life_keys import OutlivedError
 from elastrain.launcher.store.port import Item, Store, StoreError, StoreUnavailableError
 from elastrain.launcher.store.presence import Lapsed, Presence, Report, Unreachable
-from elastrain.launcher.store.standing_keys import NOTHING, News, StandingKeys, Trust
+from elastrain.launcher.store.standing_keys import NOTHING, News, StandingKeys, Trust, is_another
 from elastrain.launcher.store.thread import Inbox, StoreThread
 from elastrain.launcher.store.views import JobKeys, decode_roster, decode_view, encode_record
 from elastrain.launcher.values import Life, NodeRecord, PutCheckpoint, Roster
@@ -317,7 +317,8 @@ class SharedRegistry:
 
     def _look_for_losses(self, items: Mapping[str, Item], revision: int) -> None:
         """Note what makes an absent key prove nothing for a while."""
-        if self._trust.look(revision, time.monotonic() + 2 * LEASE_S):
+        if self._content is not None and is_another(*self._content, items, revision):
+            self._trust.lose(time.monotonic() + 2 * LEASE_S)
             self._keys.newest_revision = 0
         restored = self._keys.prefix + "restored"
         if restored in items and (self._content is None or restored not in self._content[0]):

@@ -66,7 +66,6 @@ class Trust:
         self.may_be_over = False
         """The job may have ended since data were lost: this node has not looked yet."""
         self._is_loss_new = False
-        self._revision = 0
 
     def lapse(self, until_s: float) -> None:
         self.until_s = until_s
@@ -75,12 +74,9 @@ class Trust:
         """The store says that data were lost before this node came: others may not have put again all they know."""
         self.lost_data, self.may_be_over, self.until_s = True, True, until_s
 
-    def look(self, revision: int, until_s: float) -> bool:
-        """True where the store has gone back: it has lost its data."""
-        fell, self._revision = revision < self._revision, revision
-        if fell:
-            self.lost_data, self.may_be_over, self._is_loss_new, self.until_s = True, True, True, until_s
-        return fell
+    def lose(self, until_s: float) -> None:
+        """The store has lost its data."""
+        self.lost_data, self.may_be_over, self._is_loss_new, self.until_s = True, True, True, until_s
 
     def take_loss(self) -> bool:
         """Whether data were lost, and who lives has had its time to come back: once for each loss."""
@@ -92,6 +88,16 @@ class Trust:
     def settle(self, *, is_lacking: bool) -> None:
         """What stood is there again, or not yet."""
         self.lost_data = self.lost_data and (is_lacking or self.until_s is not None)
+
+
+def is_another(known: Mapping[str, Item], last: int, items: Mapping[str, Item], revision: int) -> bool:
+    """Whether a store that says this at `revision` has another past than the one that said what is `known` at `last`.
+
+    Then it has lost its data, although others may have put so much since that it is no shorter.
+    """
+    # What was changed by then would be known as it is now. Of one revision several changes come one by one.
+    told = [item for item in items.values() if item.revision < last or item.revision == last < revision]
+    return revision < last or any(known.get(item.key) != item for item in told)
 
 
 class StandingKeys:

@@ -47,6 +47,11 @@ FOUND = {
         '{"seed":620,"nodes":3,"backups":0,"steps":1,"runs":4,"one_host":true,'
         '"faults":[{"type":"Pause","at_s":3.922,"who":3,"for_s":13.0,"is_node":true}]}'
     ),
+    "a node whose store lost its data before it had heard of much takes the keys for removed": (
+        '{"seed":2026340,"nodes":2,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"Cut","at_s":0.3,"node":0,"other":-1,"for_s":0.6,"both":true},'
+        '{"type":"Wipe","at_s":1.4,"for_s":4.0}]}'
+    ),
     "an agent that hears late of the first commit begins the job anew": (
         '{"seed":808,"nodes":3,"backups":0,"steps":2,"runs":1,"one_host":true,"slow_store":2,'
         '"faults":[{"type":"KillAll","at_s":1.237,"spread_s":1.5,"again_s":2.19}]}'
