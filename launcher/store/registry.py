@@ -285,8 +285,7 @@ class SharedRegistry:
         roster = decode_roster(there.value) if there is not None else None
         there = items.get(self._keys.prefix + "view")
         view = decode_view(there.value) if there is not None else None
-        spec, end = items.get(self._keys.prefix + "spec"), items.get(self._keys.prefix + "end")
-        terms = items.get(self._keys.prefix + "job")
+        spec, end, terms = (items.get(self._keys.prefix + key) for key in ("spec", "end", "job"))
         over = self._keys.read(end) if end is not None else None
         # News may be older than an answer to a call: then what it lacks is only still to come.
         is_removed = self._standing.are_removed(view, roster, items) and revision >= self._keys.newest_revision
