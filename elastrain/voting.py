@@ -125,7 +125,7 @@ def different_graphs(step: int, told: Mapping[str, str], where: str = "see `trac
     names = ", ".join(f"{member}: {digest[:8] or 'none'}" for member, digest in told.items())
     return (
         f"members have traced different block graphs in step {step} ({names}): {where}; the same blocks have to be "
-        "entered in the same order, with tensors of the same shapes, on every member"
+        "entered in the same order, with the same tensors, on every member"
     )
 
 

@@ -7,7 +7,7 @@ when they join (`BlockGraph.digest`). The tracing pass in `stubs/` records it; o
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
@@ -91,8 +91,9 @@ class BlockGraph:
         return tuple(sums)
 
     def digest(self) -> str:
-        """32 hexadecimal digits over every field: two members with the same digest cut alike."""
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        """32 hexadecimal digits over what is the same in all micro-batches, of which a newcomer traces another one."""
+        crossings = [[(tensor.dtype, tensor.requires_grad) for tensor in crossing] for crossing in self.crossings]
+        text = json.dumps((self.blocks, crossings, [(x.cut, x.why) for x in self.illegal], self.never_entered))
         return blake2b(text.encode(), digest_size=16, person=b"elastrain-graph").hexdigest()
 
     def difference(self, other: BlockGraph) -> str | None:

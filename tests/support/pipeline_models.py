@@ -218,6 +218,21 @@ class Noisy(Layer):
         return x + 0.1 * torch.randn_like(x)
 
 
+class Positioned(Stack):
+    """Code between blocks reads from an activation how long texts are, and how many."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x, places_in(x))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def places_in(x: Tensor) -> Tensor:
+    return torch.linspace(-1, 1, x.shape[1])[:, None] * x.shape[0]
+
+
 class Dropped(Stack):
     """Leaves one layer out in some micro-batches."""
 
@@ -238,11 +253,21 @@ class Case:
     cuts: tuple[int, int]
     autocast: str = ""
     """`forward`: around the forward and the loss; `loop`: around the body, `step.backward` too."""
+    collate: Callable[[list[Batch]], Batch] | None = None
+    """Samples -> batch."""
 
     def model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             return self.build().train()
+
+
+def ragged(samples: list[Batch]) -> Batch:
+    """Each micro-batch as long as its own longest text; every third has lost a sample."""
+    tokens, targets = torch.utils.data.default_collate(samples)
+    seen = int(tokens.sum())
+    length, size = 5 + seen % 7, 1 if seen % 3 == 0 else len(samples)
+    return tokens[:size, :length].contiguous(), targets[:size, :length].contiguous()
 
 
 _TINY = GPTConfig(layers=4, heads=2, width=24, context=32, vocabulary=WORDS)
@@ -266,8 +291,9 @@ DRAWN = {
     "unpreserved": Case(Unpreserved, (2, 4)),
     "sampling": Case(Sampling, (3, 5)),
     "dropped": Case(Dropped, (2, 3)),
+    "ragged": Case(Positioned, (2, 4), collate=ragged),
 }
-"""Of these the runtime's random streams are a part: stubs alone do not make their bits."""
+"""Of these the runtime's random streams, or its batches, are a part: stubs alone do not make their bits."""
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:

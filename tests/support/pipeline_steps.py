@@ -150,10 +150,11 @@ class WholeHandover:
         return Assignment(p.Compute(step=0, run=run), self._slot)
 
 
-def _parts(model: nn.Module, handover_of: Any, run_length: int, *, apart: bool = False) -> StepParts:
+def _parts(case: Case, model: nn.Module, handover_of: Any, run_length: int, *, apart: bool = False) -> StepParts:
     layout = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
     state = ModelState(model, layout, lambda numel, dtype: torch.zeros(numel, dtype=dtype), apart=apart)
-    loader = elastrain.DataLoader(Texts(), global_batch_size=2 * MICRO_BATCHES, micro_batch_size=2, num_workers=0)
+    sizes = {"global_batch_size": 2 * MICRO_BATCHES, "micro_batch_size": 2}
+    loader = elastrain.DataLoader(Texts(), **sizes, num_workers=0, collate_fn=case.collate)
     loader.bind(SEED)
     loader.start(0, lambda step: ())
     untouched = Untouched(model, lambda: state.memory, [])
@@ -190,7 +191,7 @@ def alone(case: Case, run_length: int) -> Post:
     """Whole runs on one member."""
     post, model = Post(plan=None), case.model()
     runs = -(-MICRO_BATCHES // run_length)
-    parts = _parts(model, lambda state: WholeHandover(post, state, runs), run_length)
+    parts = _parts(case, model, lambda state: WholeHandover(post, state, runs), run_length)
     _loop(case, model, _step(parts, None))
     return post
 
@@ -218,7 +219,8 @@ def _member(case: Case, post: Post, me: str, stages: int, run_length: int, loop:
     with post.turn:  # waiting for work gives the turn to others
         try:
             model = case.model()
-            parts = _parts(model, lambda state: DeskHandover(me, post, state, run_length), run_length, apart=True)
+            handover_of = lambda state: DeskHandover(me, post, state, run_length)  # noqa: E731
+            parts = _parts(case, model, handover_of, run_length, apart=True)
             wish = PipelineWish(model=model, stages=stages, allocate=lambda n, dtype: torch.empty(n, dtype=dtype))
             pipelines = Pipelines(wish, parts)
             loop(case, model, _step(parts, pipelines))

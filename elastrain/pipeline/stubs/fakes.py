@@ -1,11 +1,16 @@
-"""Fakes: tensors with shape, strides and dtype and without memory, and what follows when code reads a value of one."""
+"""Fakes: tensors with shape, strides and dtype, without memory; what absent blocks return; code that reads values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
@@ -14,13 +19,17 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import CrossingTensor
 
 _NO_NAMES: Mapping[str, object] = {}
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
+_MOST = 256  # lengths of texts, say, that are remembered of an absent block
+Given = tuple[object, ...]
+"""Names and, in order, what tensors are, whole numbers and words that a block is given; None for anything else."""
 
 
 class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `__init_subclass__` untyped
@@ -50,7 +59,10 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `_
         """A fake for a real tensor that meets fakes. What is unusual stays as it is: torch knows how to treat it."""
         if real.dim() == 0 or real.layout is not torch.strided or real.is_quantized or real.is_conj() or real.is_neg():
             return real  # type: ignore[no-any-return]  # a tensor: it is asked for everything first
-        meta = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+        is_absent = 0 in real.stride() and isinstance(real, nn.Parameter)
+        # Where it is here it is contiguous, as flats are.
+        stride = torch.empty(real.shape, device="meta").stride() if is_absent else real.stride()
+        meta = torch.empty_strided(real.shape, stride, dtype=real.dtype, device="meta")
         like = FakeTensor(self, meta, real.device)
         if self.stands_for_parameter is not None and isinstance(real, nn.Parameter):
             self.stands_for_parameter(like)
@@ -88,23 +100,23 @@ class BlockOutputs:
     device: torch.device
 
     @staticmethod
-    def of(returned: object, device: torch.device) -> BlockOutputs:
+    def of(returned: object, block: nn.Module) -> BlockOutputs:
         leaves, tree = tree_flatten(returned)
-        return BlockOutputs(tuple(shape_of(x) if isinstance(x, Tensor) else x for x in leaves), tree, device)
+        made = tuple(shape_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        return BlockOutputs(made, tree, device_of(block.parameters))
 
     def fakes(self, mode: FakeTensorMode) -> object:
         """Fresh fakes in the block's own tree."""
-        made = [self._fake(mode, leaf) if isinstance(leaf, CrossingTensor) else leaf for leaf in self.leaves]
+        with mode:
+            made = [fake(leaf, self.device) if isinstance(leaf, CrossingTensor) else leaf for leaf in self.leaves]
         return tree_unflatten(made, self.tree)
 
-    def _fake(self, mode: FakeTensorMode, shape: CrossingTensor) -> Tensor:
-        with mode:
-            if not shape.requires_grad:
-                dtype = getattr(torch, shape.dtype)
-                return torch.empty_strided(shape.shape, shape.stride, dtype=dtype, device=self.device)
-            leaf = torch.empty((), device=self.device, requires_grad=True)
-            made: Tensor = _Output.apply(leaf, shape)  # type: ignore[no-untyped-call]  # of torch
-            return made
+
+def fake(shape: CrossingTensor, device: torch.device) -> Tensor:
+    """A new one that is no leaf, under a mode of fakes."""
+    if not shape.requires_grad:
+        return torch.empty_strided(shape.shape, shape.stride, dtype=getattr(torch, shape.dtype), device=device)
+    return _Output.apply(torch.empty((), device=device, requires_grad=True), shape)  # type: ignore[no-untyped-call,no-any-return]  # of torch
 
 
 class FakesOfBlock:
@@ -126,11 +138,70 @@ class FakesOfBlock:
         return self._made
 
 
+class AbsentBlock:
+    """What one absent block returns for what it is given: seen in the tracing pass, or found by a run on fakes."""
+
+    def __init__(self, name: str, module: nn.Module, traced: Mapping[Given, BlockOutputs], mode: Fakes) -> None:
+        self._name, self._module, self._mode = name, module, mode
+        self._traced = {key: FakesOfBlock(outputs) for key, outputs in traced.items()}
+        self._found: dict[Given, FakesOfBlock] = {}
+
+    def take(self, forward: Callable[..., Any], args: Any, kwargs: Any, *, leaves: list[object], fresh: bool) -> object:
+        """`leaves`: of the arguments. Raises ConfigError for other shapes, if the block cannot run on fakes."""
+        key = given(leaves, kwargs)
+        known = self._traced.get(key) or self._found.get(key)
+        if known is None:
+            known = self._found[key] = self._find(key, forward, (args, kwargs))
+            if len(self._found) > _MOST:
+                del self._found[next(iter(self._found))]
+        return known.take(self._mode, fresh=fresh)
+
+    def _find(self, key: Given, forward: Callable[..., Any], arguments: Any) -> FakesOfBlock:
+        try:
+            return FakesOfBlock(self._run(forward, arguments))
+        except Exception as error:
+            # Numbers alone are taken not to change what it returns.
+            new, *seen = [str([tuple(x[0]) for x in each if isinstance(x, tuple)]) for each in (key, *self._traced)]
+            if new in seen:
+                return tuple(self._traced.values())[seen.index(new)]
+            what = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ConfigError(
+                f"block {self._name!r} is given {new}, and in the tracing pass it was given {' or '.join(seen)}; "
+                f"without values nobody can tell what it returns for that ({what}): give all micro-batches the same "
+                "shapes (pad them to one length, leave none smaller)"
+            ) from error
+
+    def _run(self, forward: Callable[..., Any], arguments: Any) -> BlockOutputs:
+        # Checkpoints count what is saved, and selective ones keep what operations make: they see nothing of this.
+        unsaved = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+        with _disable_current_modes(), left_as_it_was(self._module, wholly=True), unsaved, self._mode:
+            args, kwargs = tree_map(_fresh, arguments)
+            return BlockOutputs.of(forward(*args, **kwargs), self._module)
+
+
+def given(leaves: Sequence[object], kwargs: Mapping[str, object]) -> Given:
+    """Of `leaves`, which are those of all arguments."""
+    return (*kwargs, *map(_given, leaves))
+
+
+def _given(leaf: object) -> object:
+    if isinstance(leaf, Tensor):
+        return (leaf.shape, leaf.dtype, leaf.requires_grad) if leaf.layout is torch.strided else None
+    return leaf if isinstance(leaf, int | str) else None
+
+
+def _fresh(leaf: object) -> object:
+    """What a block may change in place. A value of no dimension stays one, as in the tracing pass."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return fake(shape_of(leaf), leaf.device) if leaf.dim() or is_fake(leaf) else leaf.clone()
+
+
 def _versions(tree: object) -> tuple[int, ...]:
     return tuple(leaf._version for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor))
 
 
-def is_fake(leaf: object) -> bool:
+def is_fake(leaf: object) -> TypeGuard[Tensor]:
     return isinstance(leaf, FakeTensor)
 
 
@@ -148,3 +219,32 @@ def copy_of(tensor: Tensor) -> Tensor:
 def device_of(parameters: Callable[[], Any]) -> torch.device:
     first = next(parameters(), None)
     return torch.device("cpu") if first is None else first.device
+
+
+@contextlib.contextmanager
+def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[None]:
+    """Give torch's generator and the module's buffers back: what runs counts for nothing. `wholly`: and all else."""
+    kept = [(each, dict(each.__dict__) if wholly else {"_buffers": each._buffers}) for each in module.modules()]
+    for each, its in kept:
+        each._buffers = {name: None if value is None else value.clone() for name, value in its["_buffers"].items()}
+    python, numpys, log = random.getstate(), np.random.get_state(), logging.getLogger("torch._subclasses.fake_tensor")
+    # Its tracebacks of missing fake kernels.
+    is_off, log.disabled = log.disabled, True
+    try:
+        with torch.random.fork_rng(devices=[]), not_compiled():
+            yield
+    finally:
+        log.disabled = is_off
+        for each, its in kept:
+            for name in (each.__dict__.keys() - its.keys()) if wholly else ():
+                del each.__dict__[name]
+            each.__dict__.update(its)
+        if wholly:
+            random.setstate(python)
+            np.random.set_state(numpys)
+
+
+def not_compiled() -> contextlib.AbstractContextManager[object]:
+    """A compiled block runs as it was written: in what was compiled no operation is seen."""
+    # Who has compiled anything has imported this already; who has not need not wait for it.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()

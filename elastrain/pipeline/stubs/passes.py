@@ -20,12 +20,15 @@ class _Entered(torch.autograd.Function):
     """A received tensor as a copy that is no leaf: blocks may begin in place, and what was received stays as it is."""
 
     @staticmethod
-    def forward(ctx: Any, received: Tensor) -> Tensor:
+    def forward(ctx: Any, received: Tensor, gradients: dict[int, Tensor], index: int) -> Tensor:
+        ctx.gradients, ctx.index = gradients, index
         return copy_of(received)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return gradients[0]
+        # With its strides, as the block before takes it in one worker: a leaf's .grad would have those of the leaf.
+        ctx.gradients[ctx.index] = gradients[0]
+        return None, None, None
 
 
 class AutocastState:
@@ -52,7 +55,8 @@ class StubPass:
         if len(received) != len(coming):
             raise ValueError(f"{len(coming)} tensors cross the cut; {len(received)} were received")
         self.received = tuple(t if t is None else t.detach().requires_grad_(t.requires_grad) for t in received)
-        """Leaves; the gradients of those that require one are the boundary gradients of the cut above."""
+        self._gradients: dict[int, Tensor] = {}
+        """By place among what was received."""
         self._entered: dict[int, Tensor] = {}
         self._coming = {number: index for index, number in enumerate(coming)}
         self._going = dict.fromkeys(going)
@@ -117,10 +121,10 @@ class StubPass:
         """The received tensor with the number, once for all blocks that take it; None if it does not come in."""
         index = self._coming.get(number)
         leaf = None if index is None else self.received[index]
-        if leaf is None:
+        if index is None or leaf is None:
             return None
         if number not in self._entered:
-            entered: Tensor = _Entered.apply(leaf) if leaf.requires_grad else copy_of(leaf)  # type: ignore[no-untyped-call]  # of torch
+            entered: Tensor = _Entered.apply(leaf, self._gradients, index) if leaf.requires_grad else copy_of(leaf)  # type: ignore[no-untyped-call]  # of torch
             self._entered[number] = entered
         return self._entered[number]
 
@@ -165,4 +169,4 @@ class StubPass:
     @property
     def gradients(self) -> tuple[Tensor | None, ...]:
         """Of what was received, in its order: what goes over the cut above once the backward is done."""
-        return tuple(None if leaf is None else leaf.grad for leaf in self.received)
+        return tuple(self._gradients.get(index) for index in range(len(self.received)))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elastrain.pipeline.graph import BlockGraph
-from elastrain.pipeline.stubs.fakes import BlockOutputs, shape_of
+from elastrain.pipeline.stubs.fakes import BlockOutputs, Given, shape_of
 from elastrain.pipeline.stubs.origins import Origins
 
 
@@ -26,7 +26,7 @@ class EnteredBlock:
 
     place: int
     """Among the blocks as they were named."""
-    outputs: BlockOutputs
+    outputs: dict[Given, BlockOutputs] = field(default_factory=dict)
     entries: list[SeenEntry] = field(default_factory=list)
     flops: int = 0
     saved_bytes: int = 0

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.backward_draws import BackwardDraws
 from elastrain.pipeline.stubs.entries import Entries, Forward
-from elastrain.pipeline.stubs.fakes import Fakes, FakesOfBlock, is_fake
+from elastrain.pipeline.stubs.fakes import AbsentBlock, Fakes, is_fake
 from elastrain.pipeline.stubs.passes import SAME, StubPass
 from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.pipeline.stubs.untraced import UntracedDraws
@@ -41,7 +41,6 @@ class Stubs:
         self._traced = traced
         self._is_here = is_here or self._is_computed
         self._fakes = Fakes()
-        self._of_block = tuple(FakesOfBlock(outputs) for outputs in traced.outputs)
         self._stretch = range(0)
         """Places of the blocks that this member computes."""
         self._pass: StubPass | None = None
@@ -51,6 +50,8 @@ class Stubs:
         self._draws = UntracedDraws(traced.graph.blocks, traced.draws)
         self._entries = Entries(model, traced.graph.blocks, self._enter)
         modules = {name: model.get_submodule(name) for name in traced.graph.blocks}
+        names = zip(modules.items(), traced.outputs, strict=True)
+        self._absent = tuple(AbsentBlock(name, module, outputs, self._fakes) for (name, module), outputs in names)
         # What was compiled runs its hooks behind the entry, or, where it is absent, not at all.
         compiled = {name for name, each in modules.items() if each._compiled_call_impl is not None}
         self._streams = dict.fromkeys(compiled, set_stream)
@@ -132,7 +133,7 @@ class Stubs:
                         passed.collect(leaf, numbers.taken.get(index), (place, index), self._traced.graph.blocks[place])
             self._draws.passed(place)
             # What it returns one after the other must not be taken for one tensor.
-            returned = self._of_block[place].take(self._fakes, fresh=entry > 0)
+            returned = self._absent[place].take(forward, args, kwargs, leaves=leaves, fresh=entry > 0)
         passed.returned(tree_flatten(returned)[0], numbers.returned)
         return returned
 
@@ -141,12 +142,12 @@ class Stubs:
         # A forward may take gradients of its own, too.
         passed = self._going_back or self._pass
         assert passed is not None, "it came in for a micro-batch"
+        leaves, tree = tree_flatten((args, kwargs))
         if self._is_computed(place):
-            leaves, tree = tree_flatten((args, kwargs))
             self._exchange(place, leaves, passed.give_again, passed.entries[place])
             args, kwargs = tree_unflatten(leaves, tree)
             return forward(*args, **kwargs)
-        return self._of_block[place].take(self._fakes, fresh=passed.entries[place] > 1)
+        return self._absent[place].take(forward, args, kwargs, leaves=leaves, fresh=passed.entries[place] > 1)
 
     def _again(self, compute: Callable[[], Any]) -> Any:
         draws = self._draws_back

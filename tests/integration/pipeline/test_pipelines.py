@@ -73,6 +73,7 @@ def trained(folder: Path, workers: int, stages: int, *arguments: str, faults: tu
         (2, 2, "redrawing", 1),
         (2, 2, "sampling", 1),
         (3, 3, "dropped", 1),
+        (2, 2, "ragged", 1),
         pytest.param(2, 2, "gpt", 2, marks=pytest.mark.on_demand),
         pytest.param(3, 2, "gpt", 1, marks=pytest.mark.on_demand),
         pytest.param(5, 3, "gpt", 1, marks=pytest.mark.on_demand),
@@ -154,8 +155,10 @@ def test_a_loss_before_the_first_commit_changes_no_bit(tmp_path: Path, place: in
     assert computed(run)[0] >= {f"m{other}" for other in range(3) if other != place}
 
 
-def test_a_newcomer_gets_blocks_and_computes_them(tmp_path: Path) -> None:
-    arguments = ("--steps", "12")
+@pytest.mark.parametrize("case", ["gpt", "ragged"])
+def test_a_newcomer_gets_blocks_and_computes_them(tmp_path: Path, case: str) -> None:
+    """It may trace another micro-batch than the others did, of other shapes."""
+    arguments = ("--steps", "12", "--case", case)
     run = run_job(
         tmp_path,
         workers=3,

@@ -48,7 +48,8 @@ def main() -> None:
     case = (CASES | DRAWN)[args.case]
     model = case.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    loader = elastrain.DataLoader(Texts(), global_batch_size=2 * args.micro_batches, micro_batch_size=2, num_workers=0)
+    sizes = {"global_batch_size": 2 * args.micro_batches, "micro_batch_size": 2}
+    loader = elastrain.DataLoader(Texts(), **sizes, num_workers=0, collate_fn=case.collate)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=0.5)
     folder = Path(os.environ["ELASTRAIN_RUN_DIR"])
     me = os.environ.get("ELASTRAIN_MEMBER", "alone")
