@@ -21,6 +21,15 @@ _ENCODER = {
     "intermediate_size": 64,
     "max_position_embeddings": 32,
 }
+_BOTH = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+}
 _DECODER = {**_ENCODER, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -124,13 +133,7 @@ def _albert() -> nn.Module:
 def _whisper() -> nn.Module:
     """Convolutions over sound, an encoder, a decoder with a tied head; positions that are frozen."""
     sizes = {
-        "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 64,
-        "decoder_ffn_dim": 64,
+        **_BOTH,
         "max_source_positions": 24,
         "max_target_positions": 32,
         "num_mel_bins": 16,
@@ -216,18 +219,14 @@ def _gemma2() -> nn.Module:
 
 def _bart() -> nn.Module:
     """Layers of the encoder that a forward leaves out at random."""
-    sizes = {
-        "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 64,
-        "decoder_ffn_dim": 64,
-        "max_position_embeddings": 32,
-    }
     return transformers.BartForConditionalGeneration(
-        transformers.BartConfig(vocab_size=VOCABULARY, decoder_start_token_id=2, encoder_layerdrop=0.3, **sizes)
+        transformers.BartConfig(
+            vocab_size=VOCABULARY,
+            max_position_embeddings=32,
+            decoder_start_token_id=2,
+            encoder_layerdrop=0.3,
+            **_BOTH,
+        )
     )
 
 
