@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import signal
 import time
@@ -10,17 +11,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 
-from elastrain.base.processes import ignores, scheduled
 from elastrain.errors import ElastrainError
 from elastrain.launcher.say import say
+from elastrain.launcher.stop_signals import NUMBERS
 
 RESTART_COUNTS_S = 3600.0
 """How long a node's restart counts."""
-_LOOK_AGAIN_S = 0.002
-_HEARS_S = 10.0
-"""At load a fork comes late to its first lines."""
-_FIRST_LINES_S = 0.05
-"""Their processor time. Where the command itself was started with Ctrl-C ignored, its nodes ignore it for ever."""
 
 
 class NodeRestarts:
@@ -44,6 +40,27 @@ class NodeRestarts:
         return True
 
 
+def start_fork_server() -> None:
+    """Signals that stop the command pass it by: they wait in it, and in what is forked from it until `hear_signals`.
+
+    Else Ctrl-C in a terminal, or at a node in its first moments, would write a traceback or be lost.
+    """
+    multiprocessing.resource_tracker.ensure_running()  # it would let the signals through again
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def hear_signals() -> None:
+    """The first deed of what the fork server has forked: a signal ends it from now on, also one that has waited."""
+    for number in NUMBERS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as the command was started
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
+
+
 def begin(process: BaseProcess) -> None:
     """Raises ElastrainError where the fork server ends just then; one that is gone already is started again."""
     try:
@@ -51,12 +68,6 @@ def begin(process: BaseProcess) -> None:
     except (EOFError, ConnectionError):
         reason = f"the process that nodes are started from was killed as it was to start {process.name}: all nodes end"
         raise ElastrainError(reason) from None
-    # A fork of that process ignores Ctrl-C, as it does itself, until its first lines have run.
-    deadline_s = time.monotonic() + _HEARS_S
-    while process.pid is not None and ignores(process.pid, signal.SIGINT) and time.monotonic() < deadline_s:
-        if scheduled(process.pid).ran_s > _FIRST_LINES_S:
-            return
-        time.sleep(_LOOK_AGAIN_S)
 
 
 def signal_all(processes: Iterable[BaseProcess], number: int) -> None:

@@ -7,7 +7,7 @@ machine again, and joins as a new node. Nothing is decided about the job.
 
 from __future__ import annotations
 
-import multiprocessing.forkserver
+import multiprocessing
 import multiprocessing.util
 import os
 import signal
@@ -35,7 +35,14 @@ from elastrain.launcher.life_changes import SharedLives
 from elastrain.launcher.lives import Following
 from elastrain.launcher.namespaces.programs import enter, lacking
 from elastrain.launcher.namespaces.switch import SWITCH, SWITCH_ADDRESS, Switch
-from elastrain.launcher.node_starts import NodeRestarts, begin, end_fork_server, signal_all
+from elastrain.launcher.node_starts import (
+    NodeRestarts,
+    begin,
+    end_fork_server,
+    hear_signals,
+    signal_all,
+    start_fork_server,
+)
 from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir
@@ -74,7 +81,7 @@ def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
         switch = stack.enter_context(_switch(options, guardian)) if netns else None
         nodes = _Nodes(options, run, forks)
         stack.callback(nodes.close)
-        nodes.warm_up()
+        start_fork_server()
         etcd = EmbeddedEtcd(run.path / "etcd", host=SWITCH_ADDRESS if switch is not None else None)
         stack.callback(etcd.close)
         log = EventLog(run.events, "launcher")
@@ -119,9 +126,6 @@ class _Nodes:
         """Those that were ended to be started again."""
         self._stopped_by = 0
         self._loop = EventLoop()
-
-    def warm_up(self) -> None:
-        multiprocessing.forkserver.ensure_running()
 
     def guard(self, guardian: Guardian, log: EventLog) -> GuardianWatch:
         return GuardianWatch(self._loop, guardian, lambda say: log.write("guardian", reason=say))
@@ -311,6 +315,7 @@ def answer(options: RunOptions, around: Surroundings, request: Request) -> Answe
 
 def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str | None, *, again: bool) -> None:
     """The body of a node's process. `again`: it has run before."""
+    hear_signals()
     os.setsid()
     if namespace is not None:
         enter(namespace)

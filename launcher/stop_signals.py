@@ -6,7 +6,7 @@ import signal
 import socket
 from contextlib import ExitStack
 
-_NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class StopSignals:
@@ -18,7 +18,7 @@ class StopSignals:
         for sock in (self._out, into):
             sock.setblocking(False)
             self._former.callback(sock.close)
-        for number in _NUMBERS:
+        for number in NUMBERS:
             self._former.callback(signal.signal, number, signal.signal(number, _noted_elsewhere))
         # Written to by the interpreter itself, so that a signal wakes a loop whatever it waits for.
         former = signal.set_wakeup_fd(into.fileno(), warn_on_full_buffer=False)
@@ -29,7 +29,7 @@ class StopSignals:
 
     def take(self) -> list[signal.Signals]:
         """Those that have come since."""
-        return [signal.Signals(number) for number in self._out.recv(64) if number in _NUMBERS]
+        return [signal.Signals(number) for number in self._out.recv(64) if number in NUMBERS]
 
     def close(self) -> None:
         """Whoever had the signals before has them again."""

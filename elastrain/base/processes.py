@@ -52,16 +52,6 @@ def is_stopped(pid: int) -> bool:
     return state_of(pid) == "T"
 
 
-def ignores(pid: int, number: int) -> bool:
-    """Whether a process ignores the signal; not where it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    mask = status.partition("SigIgn:")[2].split(maxsplit=1)[:1]
-    return bool(mask) and bool(int(mask[0], 16) >> (number - 1) & 1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scheduled:
     """What the kernel's scheduler has given a thread so far, in seconds."""

@@ -85,6 +85,17 @@ def test_it_stays_in_its_parents_group_unless_it_gets_a_session(start: Start, sc
     assert told["group"] and not told["session"]
 
 
+def test_a_signal_that_its_parent_holds_back_waits_in_it(start: Start) -> None:
+    lists = "print(*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+    shows = f"import os, signal; os.kill(os.getpid(), signal.SIGTERM); {lists}"
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        process = start([sys.executable, "-c", shows], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+    assert (process.communicate()[0], process.returncode) == ("15\n", 0)
+
+
 def test_who_has_started_it_finds_it_in_its_session(start: Start) -> None:
     """A forked one was told of before it had left the fork server's: a priority that was set at once was lost."""
     for _ in range(20 if start is warm.Popen else 1):

@@ -80,6 +80,8 @@ class Order:
     folder: str
     session: bool
     """In a session of its own, else in the process group of its parent."""
+    held_back: tuple[int, ...] = ()
+    """The signals that its parent blocks."""
     fds: tuple[int, ...]
     network: str
     """The network namespace that it enters, by its name; empty: its parent's."""
@@ -253,6 +255,7 @@ def _order(
         network=network,
         parent=os.getpid(),
         group=os.getpgrp(),
+        held_back=tuple(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
     )
 
 
@@ -369,6 +372,7 @@ def _become(order: Order, fds: Sequence[int], told: int) -> NoReturn:
     """Look like a process that was started with this command, tell its id, run the command, and end as it does."""
     global _forked
     _forked = True
+    signal.pthread_sigmask(signal.SIG_SETMASK, order.held_back)
     if order.session:
         os.setsid()
     else:

@@ -38,12 +38,15 @@ def test_an_ignored_ctrl_c_stays_ignored() -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("after_s", [0.0, 0.4, 1.0])
-def test_nodes_that_are_stopped_while_they_start_say_so(tmp_path: Path, number: signal.Signals, after_s: float) -> None:
+@pytest.mark.parametrize(("after_s", "to_all"), [(0.0, False), (0.0, True), (0.4, False), (1.0, True)])
+def test_nodes_that_are_stopped_while_they_start_say_so(
+    tmp_path: Path, number: signal.Signals, after_s: float, to_all: bool
+) -> None:
+    """`to_all`: as Ctrl-C in a terminal, which all processes of the command hear."""
     with NodesJob(tmp_path, "--local-nodes", "2", arguments=("--steps", "100000")) as job:
         until(job.run.path.exists, 60, "the command's first deed")
         time.sleep(after_s)  # whatever it is about: all of its moments are asked the same
-        os.kill(job.process.pid, number)
+        (os.killpg if to_all else os.kill)(job.process.pid, number)
         assert job.process.wait(60) == 128 + number, job.text()
         assert f"stopped by {number.name}" in job.text()
-        assert "lost" not in job.text() and "Traceback" not in job.text()
+        assert "was lost" not in job.text() and "Traceback" not in job.text()
