@@ -20,10 +20,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import CrossingTensor
+from elastrain.pipeline.stubs.trees import flatten, leaves_of, mapped, unflatten
 
 _NO_NAMES: Mapping[str, object] = {}
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
@@ -101,7 +102,7 @@ class BlockOutputs:
 
     @staticmethod
     def of(returned: object, block: nn.Module) -> BlockOutputs:
-        leaves, tree = tree_flatten(returned)
+        leaves, tree = flatten(returned)
         made = tuple(shape_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         return BlockOutputs(made, tree, device_of(block.parameters))
 
@@ -109,7 +110,7 @@ class BlockOutputs:
         """Fresh fakes in the block's own tree."""
         with mode:
             made = [fake(leaf, self.device) if isinstance(leaf, CrossingTensor) else leaf for leaf in self.leaves]
-        return tree_unflatten(made, self.tree)
+        return unflatten(made, self.tree)
 
 
 def fake(shape: CrossingTensor, device: torch.device) -> Tensor:
@@ -175,7 +176,7 @@ class AbsentBlock:
         # Checkpoints count what is saved, and selective ones keep what operations make: they see nothing of this.
         unsaved = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
         with _disable_current_modes(), left_as_it_was(self._module, wholly=True), unsaved, self._mode:
-            args, kwargs = tree_map(_fresh, arguments)
+            args, kwargs = mapped(_fresh, arguments)
             return BlockOutputs.of(forward(*args, **kwargs), self._module)
 
 
@@ -198,7 +199,7 @@ def _fresh(leaf: object) -> object:
 
 
 def _versions(tree: object) -> tuple[int, ...]:
-    return tuple(leaf._version for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor))
+    return tuple(leaf._version for leaf in leaves_of(tree) if isinstance(leaf, Tensor))
 
 
 def is_fake(leaf: object) -> TypeGuard[Tensor]:

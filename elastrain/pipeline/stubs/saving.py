@@ -6,9 +6,9 @@ from types import TracebackType
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from elastrain.pipeline.stubs.fakes import Fakes
+from elastrain.pipeline.stubs.trees import leaves_of
 
 
 class SavedByForward:
@@ -25,10 +25,10 @@ class SavedByForward:
     def ran(self, taken: object, returned: object) -> None:
         """The forward was given `taken`, and has returned this."""
         if self.is_for_another:
-            for leaf in tree_leaves(taken):
+            for leaf in leaves_of(taken):
                 if isinstance(leaf, Tensor):
                     self.tensors[_storage(leaf)] = leaf
-        for leaf in tree_leaves(returned):
+        for leaf in leaves_of(returned):
             if isinstance(leaf, Tensor):
                 self.elsewhere[_storage(leaf)] = leaf
 

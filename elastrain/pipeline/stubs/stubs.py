@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.backward_draws import BackwardDraws
+from elastrain.pipeline.stubs.counters import Counters
 from elastrain.pipeline.stubs.entries import Entries, Forward
 from elastrain.pipeline.stubs.fakes import AbsentBlock, Fakes, is_fake
 from elastrain.pipeline.stubs.passes import SAME, StubPass
 from elastrain.pipeline.stubs.trace import TracedModel
+from elastrain.pipeline.stubs.trees import flatten, leaves_of, unflatten
 from elastrain.pipeline.stubs.untraced import UntracedDraws
 
 _Give = Callable[[Tensor, tuple[int, int]], Tensor | None]
@@ -39,6 +40,7 @@ class Stubs:
         Raises ConfigError for a model that is compiled as a whole, and for a cut that is not legal.
         """
         self._traced = traced
+        self._counters = Counters(model, traced.counted)
         self._is_here = is_here or self._is_computed
         self._fakes = Fakes()
         self._stretch = range(0)
@@ -67,7 +69,11 @@ class Stubs:
         self._stretch = range(begin, end)
 
     def begin(self, received: Sequence[Tensor | None] = ()) -> StubPass:
-        """Before the user's body runs on a micro-batch. `received`: what crosses the cut above, in its order."""
+        """Before the user's body runs on a micro-batch. `received`: what crosses the cut above, in its order.
+
+        Raises ConfigError for a model that counts its micro-batches.
+        """
+        self._counters.look()
         # Weights that were cast for the micro-batch before would tie its graph to this one's.
         torch.clear_autocast_cache()
         crossing = self._traced.crossing
@@ -121,10 +127,10 @@ class Stubs:
         assert passed is not None, "else it would have been called outside of a step"
         entry = passed.enter(place)
         numbers = self._traced.numbers(place, entry)
-        leaves, tree = tree_flatten((args, kwargs))
+        leaves, tree = flatten((args, kwargs))
         if self._is_computed(place):
             self._exchange(place, leaves, lambda fake, at: passed.give(fake, numbers.taken.get(at[1]), at))
-            args, kwargs = tree_unflatten(leaves, tree)
+            args, kwargs = unflatten(leaves, tree)
             returned = self._draws.computed(place, lambda: forward(*args, **kwargs))
         else:
             if place >= self._stretch.stop:
@@ -134,7 +140,7 @@ class Stubs:
             self._draws.passed(place)
             # What it returns one after the other must not be taken for one tensor.
             returned = self._absent[place].take(forward, args, kwargs, leaves=leaves, fresh=entry > 0)
-        passed.returned(tree_flatten(returned)[0], numbers.returned)
+        passed.returned(leaves_of(returned), numbers.returned)
         return returned
 
     def _computed_again(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -142,10 +148,10 @@ class Stubs:
         # A forward may take gradients of its own, too.
         passed = self._going_back or self._pass
         assert passed is not None, "it came in for a micro-batch"
-        leaves, tree = tree_flatten((args, kwargs))
+        leaves, tree = flatten((args, kwargs))
         if self._is_computed(place):
             self._exchange(place, leaves, passed.give_again, passed.entries[place])
-            args, kwargs = tree_unflatten(leaves, tree)
+            args, kwargs = unflatten(leaves, tree)
             return forward(*args, **kwargs)
         return self._absent[place].take(forward, args, kwargs, leaves=leaves, fresh=passed.entries[place] > 1)
 

@@ -12,18 +12,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import BlockGraph
+from elastrain.pipeline.stubs.counters import Numbers, changed, numbers_of
 from elastrain.pipeline.stubs.draws import TracedDraws
 from elastrain.pipeline.stubs.entries import Entries, Forward, check_caller_not_compiled
 from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, Given, given, is_fake, left_as_it_was, not_compiled
-from elastrain.pipeline.stubs.handed import check_handed
+from elastrain.pipeline.stubs.handed import Handed
 from elastrain.pipeline.stubs.origins import CodeBetween, Origins
 from elastrain.pipeline.stubs.recording import EnteredBlock, SeenEntry, graph_of_entries
 from elastrain.pipeline.stubs.saving import Saving
+from elastrain.pipeline.stubs.trees import leaves_of, mapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,8 @@ class TracedModel:
     saved: tuple[int, ...]
     """By place in the graph: bytes that the block's forward keeps for its backward."""
     draws: TracedDraws
+    counted: Mapping[tuple[str, str], tuple[float, float]]
+    """Numbers in attributes of modules that the forward has changed, from what to what."""
 
     def numbers(self, place: int, entry: int) -> SeenEntry:
         """Of a block that is entered so often already; none where the tracing pass did not enter it again."""
@@ -63,9 +66,11 @@ class TracingPass:
         self._entries = Entries(model, self._blocks, self._enter)
         self._stack = contextlib.ExitStack()
         self._has_grad = True
+        self._numbers: Numbers = {}
 
     def begin(self) -> None:
         self._has_grad = torch.is_grad_enabled()
+        self._numbers = numbers_of(self._model)
         # Also of code around blocks, which a compiler that comes upon an entry would end with a long traceback.
         self._stack.enter_context(not_compiled())
         self._stack.enter_context(self._between)
@@ -89,6 +94,7 @@ class TracingPass:
             crossing=crossing,
             saved=tuple(each.saved_bytes for each in self._entered),
             draws=draws,
+            counted=changed(self._numbers, numbers_of(self._model)),
         )
 
     # ----------------------------------------------------------------------------------------------------- at an entry
@@ -104,25 +110,25 @@ class TracingPass:
                     "use_reentrant=False; freeze blocks by requires_grad_(False), and not by torch.no_grad()"
                 )
             at = self._places.setdefault(place, len(self._entered))
-            leaves, _ = tree_flatten((args, kwargs))
+            leaves = leaves_of((args, kwargs))
             self._between.enter(at, name, leaves)
             taken = {i: self._origins.number(leaf) for i, leaf in enumerate(leaves) if is_fake(leaf)}
             with self._between.inside():
                 returned, costs = self._run(name, forward, args, kwargs)
-            check_handed(name, [*leaves, *tree_flatten(returned)[0]])
             outputs = BlockOutputs.of(returned, self._model.get_submodule(name))
             if at == len(self._entered):
                 self._entered.append(EnteredBlock(place))
             self._entered[at].outputs[given(leaves, kwargs)] = outputs
             # Fresh ones: what a block returned as it came in would belong to two blocks.
             made = outputs.fakes(self._fakes)
-            self._entered[at].enter(SeenEntry(taken, self._origins.returned(at, tree_flatten(made)[0])), *costs)
+            self._entered[at].enter(SeenEntry(taken, self._origins.returned(at, leaves_of(made))), *costs)
             return made
 
     def _run(
         self, name: str, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[object, tuple[int, int]]:
         """What the block returns, as fakes or, where it has no fake kernel, as zeros; its FLOPs, and what it saves."""
+        handed = Handed(name, args, kwargs)
         with left_as_it_was(self._model.get_submodule(name)):
             counter = FlopCounterMode(display=False)
             try:
@@ -131,11 +137,13 @@ class TracingPass:
             except Exception:  # noqa: BLE001  a kernel may raise anything where it is given a fake
                 # Some kernels do not know fakes, and blocks may read values of their own: zeros are values. They would
                 # meet fakes where the run that failed has left some in a cache.
-                check_handed(name, tree_flatten((args, kwargs))[0])
+                handed.check()
+                zero_args, zero_kwargs = mapped(_zeros, (args, kwargs))
+                handed = Handed(name, zero_args, zero_kwargs)
                 counter = FlopCounterMode(display=False)
                 with counter, self._saving as saved:
-                    zero_args, zero_kwargs = tree_map(_zeros, (args, kwargs))
                     returned = forward(*zero_args, **zero_kwargs)
+            handed.check(returned)
             saved.ran((args, kwargs), returned)
         return returned, (counter.get_total_flops(), saved.nbytes)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -190,3 +194,86 @@ def test_a_block_that_takes_what_nobody_took_where_it_was_made(begun: tuple[Stac
     with pytest.raises(ConfigError, match=r"block 'layers.1' takes a tensor that it did not take in the tracing pass"):
         loss_of(model, batch_of(0))
     stubs.close()
+
+
+class _Notes(nn.Module):
+    """Leaves something in what it is given: a list that grows or shrinks, a number in a dict or an object."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.inner, self.how = nn.Linear(24, 24), how
+
+    def forward(self, x: Tensor, notes: Any) -> Tensor:
+        if self.how == "read" and x.sum().item() == 1:
+            raise AssertionError("the first run, on fakes, has no value")
+        if self.how in ("append", "read"):
+            notes.append(1)
+        elif self.how == "pop":
+            notes.pop()
+        elif self.how == "count":
+            notes["calls"] = notes.get("calls", 0) + 1
+        else:
+            notes.calls += 1
+        made: Tensor = self.inner(x)
+        return made
+
+
+class _Noting(Stack):
+    def __init__(self, how: str, notes: Callable[[], Any]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Notes(how) for _ in range(2))
+        self.notes = notes
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, notes = self.embed(tokens), self.notes()
+        for layer in self.layers:
+            x = layer(x, notes)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "notes", "kind"),
+    [
+        ("append", list, "list"),
+        ("read", list, "list"),
+        ("pop", lambda: [[1], [2]], "list"),
+        ("count", dict, "dict"),
+        ("count", lambda: {"calls": 0}, "dict"),
+        ("object", lambda: SimpleNamespace(calls=0), "SimpleNamespace"),
+    ],
+)
+def test_blocks_that_change_what_they_are_given(how: str, notes: Callable[[], Any], kind: str) -> None:
+    """Members that do not compute the block went on with what was there before: other bits, or torch's traceback."""
+    with pytest.raises(ConfigError, match=rf"block 'layers.0' changes the {kind} that it is given"):
+        traced(_Noting(how, notes))
+
+
+class _Counting(Stack):
+    def __init__(self, change: Callable[[float], float]) -> None:
+        super().__init__()
+        self.n, self.change = 1, change
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.n = self.change(self.n)  # type: ignore[assignment]
+        return super().forward(tokens)
+
+
+def _micro_batches(model: nn.Module, count: int) -> None:
+    """So many of a member that holds the first two blocks."""
+    stubs = Stubs(model, traced(model), 0, 2)
+    for micro_batch in range(count):
+        stubs.begin()
+        loss_of(model, batch_of(micro_batch))
+    stubs.close()
+
+
+@pytest.mark.parametrize("change", [lambda n: n + 1, lambda n: n * 0.9], ids=["counts", "decays"])
+def test_a_model_that_counts_its_micro_batches(change: Callable[[float], float]) -> None:
+    """Each member counted what it computed itself, and nobody compared: other bits."""
+    with pytest.raises(ConfigError, match=r"the forward counts in 'n' of the model, from .* in one micro-batch"):
+        _micro_batches(_Counting(change), 2)
+
+
+@pytest.mark.parametrize("change", [lambda n: 7, lambda n: n * n + 1], ids=["set once", "varies"])
+def test_a_number_that_the_forward_only_keeps_is_no_count(change: Callable[[float], float]) -> None:
+    _micro_batches(_Counting(change), 5)
