@@ -295,11 +295,18 @@ def serve_cold(fd: int, more: Sequence[str] = ()) -> NoReturn:
 
 
 def _import(more: Sequence[str] = ()) -> None:
+    gc.disable()  # as in conftest.py: imports leave hardly any garbage
     for module in (*IMPORTED, *more):
         __import__(module)
     import torch
+    import typer.main
 
-    torch.optim.SGD([torch.zeros(1)], lr=1.0)  # what it imports late
+    from elastrain.launcher.command_line import app
+
+    # What they import late, fifty modules of pydantic among it: a twentieth of a second of each command.
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    typer.main.get_command(app).commands["run"].make_context("run", [__file__])  # type: ignore[attr-defined]
+    gc.enable()
     for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         each.atexit = False  # by torch, which takes its operators apart: that would copy 32 MiB of shared memory
     gc.collect()
