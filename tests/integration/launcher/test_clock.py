@@ -17,7 +17,7 @@ from tests.support.training import assert_equal_to_undisturbed
 
 SOURCE = Path(__file__).parents[2] / "support" / "jumping_clock.c"
 COMPILER = shutil.which("cc") or ""
-ARGUMENTS = ("--steps", "40", "--backups", "1")
+ARGUMENTS = ("--steps", "28", "--backups", "1")
 DAY_S = 86_400
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not COMPILER, reason="there is no C compiler")]

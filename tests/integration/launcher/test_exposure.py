@@ -20,7 +20,7 @@ from tests.support.nodes_harness import NodesJob
 from tests.support.sources import ROOT
 
 pytestmark = pytest.mark.slow
-ARGUMENTS = ("--steps", "40", "--backups", "1")
+ARGUMENTS = ("--steps", "28", "--backups", "1")
 # Connects to every TCP port of the address; tells what each open one says to a greeting with a guessed secret.
 SCAN = """
 import errno, json, socket, struct, sys

@@ -13,7 +13,7 @@ from tests.support.training import assert_equal_to_undisturbed
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(lacking() is not None, reason=str(lacking()))]
-ARGUMENTS = ("--steps", "40", "--backups", "1")
+ARGUMENTS = ("--steps", "28", "--backups", "1")
 
 
 def namespaces() -> str:

@@ -13,7 +13,7 @@ from tests.support.training import assert_equal_to_undisturbed
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(lacking() is not None, reason=str(lacking()))]
-ARGUMENTS = ("--steps", "40", "--backups", "1")
+ARGUMENTS = ("--steps", "28", "--backups", "1")
 LONG = ("--steps", "150", "--backups", "1")
 
 
@@ -106,7 +106,7 @@ def test_node_that_reaches_the_others_and_not_etcd_stays_through_a_loss_and_a_jo
 
 def test_node_that_has_lost_etcd_lives_for_those_who_do_not_reach_it_while_another_does(tmp_path: Path) -> None:
     """Without backups everybody is needed: whoever takes one for dead ends the job."""
-    alone = ("--steps", "40", "--backups", "0")
+    alone = ("--steps", "28", "--backups", "0")
     with netns_job(tmp_path, arguments=alone) as job:
         job.wait_step(3)
         job.inject("partition --target node:node2 --only etcd --for 14")

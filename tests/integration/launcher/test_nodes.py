@@ -25,7 +25,7 @@ from tests.support.training import SCRIPT, assert_equal_to_undisturbed, environm
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
-ARGUMENTS = ("--steps", "40", "--backups", "1")
+ARGUMENTS = ("--steps", "28", "--backups", "1")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_worker_killed_then_a_node_killed_then_both_return_and_nothing_is_left(t
 
 
 def test_worker_and_another_node_killed_at_the_same_time(tmp_path: Path) -> None:
-    arguments = ("--steps", "40", "--backups", "3")
+    arguments = ("--steps", "28", "--backups", "3")
     options = ("--local-nodes", "3", "--nproc-per-node", "2", "--max-restarts", "0")
     with NodesJob(tmp_path, *options, arguments=arguments) as job:
         job.wait_step(3)
@@ -104,7 +104,7 @@ def test_a_node_killed_before_the_first_commit_is_started_again_and_no_bit_diffe
 
 def test_a_node_that_is_lost_right_before_the_end_is_not_waited_for_when_it_comes_back(tmp_path: Path) -> None:
     """Started again, it found no job any more, waited two minutes for the others, and the command ended with 1."""
-    (tmp_path / "faults").write_text("kill --target node:node2 --at step=38,phase=commit\n")
+    (tmp_path / "faults").write_text("kill --target node:node2 --at step=26,phase=commit\n")
     options = ("--local-nodes", "3", "--faults", str(tmp_path / "faults"))
     with NodesJob(tmp_path, *options, arguments=ARGUMENTS) as job:
         job.wait_step(2)
@@ -130,7 +130,7 @@ def test_two_nodes_lose_their_only_workers_one_after_the_other_and_the_third_has
 
 
 def test_node_of_the_last_holder_dies_while_newcomers_are_all_that_is_left(tmp_path: Path) -> None:
-    arguments = ("--steps", "40", "--backups", "0")
+    arguments = ("--steps", "28", "--backups", "0")
     with NodesJob(tmp_path, "--local-nodes", "2", arguments=arguments) as job:
         job.wait_step(2)
         for member in ("m0", "m1"):
@@ -196,7 +196,7 @@ def test_etcd_outage_longer_than_the_leases_stops_no_step_and_ends_nobody_and_a_
         run = job.finish()
         assert_equal_to_undisturbed(run, *ARGUMENTS)
         assert reasons(job) == {1: "all 3 workers are ready", 2: "m1 lost", 3: "m3 joined"}
-        assert job.text().count("elastrain: finished after step 39\n") == 1
+        assert job.text().count("elastrain: finished after step 27\n") == 1
         assert job.text().count("elastrain: the store does not answer") == 1
         job.assert_nothing_left()
 

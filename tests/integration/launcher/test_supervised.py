@@ -14,7 +14,7 @@ from tests.support.relay import Relay
 from tests.support.training import assert_equal_to_undisturbed
 
 pytestmark = [pytest.mark.slow, pytest.mark.on_demand]  # half a minute of leases
-ARGUMENTS = ("--steps", "40", "--backups", "1")
+ARGUMENTS = ("--steps", "28", "--backups", "1")
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def test_a_bit_in_a_micro_batchs_own_gradient_is_put_right_and_the_member_is_nam
 
 
 def test_whose_gradients_are_wrong_twice_leaves_and_is_replaced(tmp_path: Path) -> None:
-    arguments = ("--steps", "24", "--backups", "2")
+    arguments = ("--steps", "18", "--backups", "2")
     run = run_job(
         tmp_path, workers=3, arguments=(*arguments, "--audit", "all"), faults=[_flip("m1", 3), _flip("m1", 6)]
     )

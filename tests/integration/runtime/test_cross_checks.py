@@ -42,10 +42,10 @@ def test_where_kernels_may_differ_it_is_a_warning_on_the_screen_once(tmp_path: P
 
 
 def test_checks_in_every_step_change_no_bit_and_raise_no_alarm_under_losses_and_joins(tmp_path: Path) -> None:
-    arguments = ("--every", "1", "--steps", "40", "--linger", "3")
+    arguments = ("--every", "1", "--steps", "20", "--linger", "3")
     faults = ["kill --target member:m1 --at step=3,phase=backward", "kill --target member:m2 --at step=9,phase=commit"]
     run = run_job(tmp_path, workers=3, script=CARRYING, arguments=arguments, faults=faults)
-    assert_equal_to_undisturbed(run, "--steps", "40", script=CARRYING)
+    assert_equal_to_undisturbed(run, "--steps", "20", script=CARRYING)
     checked = {m: {e["step"] for e in events if e["event"] == "cross_check"} for m, events in run.journals.items()}
     assert checked["m0"] >= {0, 1, 2}
     assert checked["m3"] and checked["m4"], "those that came in their place were checked, too"

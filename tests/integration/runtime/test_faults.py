@@ -22,7 +22,7 @@ def struck(run: Run) -> set[tuple[str, str]]:
 
 
 def test_members_that_raise_or_crash_are_lost_one_after_the_other(tmp_path: Path) -> None:
-    arguments = ("--steps", "24", "--backups", "all")
+    arguments = ("--steps", "18", "--backups", "all")
     faults = [
         "slow --target member:m0 --at step=2 --for 0.5",
         "stop --target member:m0 --at step=3,phase=commit --for 0.2",
@@ -40,7 +40,7 @@ def test_members_that_raise_or_crash_are_lost_one_after_the_other(tmp_path: Path
 
 
 def test_a_member_without_memory_and_one_that_aborts_are_lost(tmp_path: Path) -> None:
-    arguments = ("--steps", "24", "--backups", "all")
+    arguments = ("--steps", "18", "--backups", "all")
     faults = [
         "memory-limit --target member:m1 --at step=4,phase=backward",
         "abort --target member:m2 --at step=8,phase=reduce",
@@ -58,7 +58,7 @@ def test_a_member_without_memory_and_one_that_aborts_are_lost(tmp_path: Path) ->
 
 
 def test_a_replacement_that_does_not_fit_is_refused_with_a_sentence_and_the_job_goes_on(tmp_path: Path) -> None:
-    arguments = ("--steps", "24", "--backups", "all")
+    arguments = ("--steps", "18", "--backups", "all")
     faults = [
         "wrong-replacement --target member:m1 --at step=2,phase=backward --what config",
         "wrong-replacement --target member:m2 --at step=2,phase=backward --what secret",
@@ -125,7 +125,7 @@ def test_a_flipped_master_of_half_precision_parameters_is_put_right(tmp_path: Pa
 
 def test_bits_of_every_kind_are_put_right_and_who_was_at_fault_twice_is_replaced(tmp_path: Path) -> None:
     """One member after the other; m0 has two faults of its own, and ends after the commit that follows the second."""
-    arguments = ("--steps", "36", "--backups", "1")
+    arguments = ("--steps", "32", "--backups", "1")
     faults = [
         "flip --target member:m0 --at step=4 --where moments",
         "flip --target member:m1 --at step=10 --where partial",
@@ -142,8 +142,8 @@ def test_bits_of_every_kind_are_put_right_and_who_was_at_fault_twice_is_replaced
 
 
 def test_a_flipped_state_that_nobody_else_has_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
-    arguments = ("--steps", "30", "--backups", "1")
-    faults = ["kill --target member:m1 --at step=5", "flip --target member:m0 --at step=15 --where moments"]
+    arguments = ("--steps", "18", "--backups", "1")
+    faults = ["kill --target member:m1 --at step=5", "flip --target member:m0 --at step=12 --where moments"]
     run = run_job(tmp_path, workers=2, arguments=arguments, faults=faults, options=("--max-restarts", "0"))
     assert run.exit_code == 1
     assert struck(run) == {("m1", "kill"), ("m0", "flip")}

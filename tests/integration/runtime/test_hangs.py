@@ -23,11 +23,11 @@ def hang(run: Run, member: str) -> dict[str, object]:
 
 
 def test_a_held_lock_a_loop_and_a_stopped_process_are_each_found_and_replaced(tmp_path: Path) -> None:
-    arguments = ("--steps", "24", "--backups", "all")
+    arguments = ("--steps", "18", "--backups", "all")
     faults = (
         "hang --target member:m1 --at step=6,phase=backward --how lock",
-        "hang --target member:m2 --at step=10,phase=forward --how loop",
-        "stop --target member:m3 --at step=14,phase=reduce",
+        "hang --target member:m2 --at step=9,phase=forward --how loop",
+        "stop --target member:m3 --at step=13,phase=reduce",
     )
     run = run_job(tmp_path, workers=4, arguments=arguments, faults=faults, slow_until="m6")
     assert_equal_to_undisturbed(run, *arguments)
@@ -44,7 +44,7 @@ def test_a_held_lock_a_loop_and_a_stopped_process_are_each_found_and_replaced(tm
 
 
 def test_a_hang_on_a_node_with_one_worker_is_found_by_what_the_other_agents_tell(tmp_path: Path) -> None:
-    arguments = ("--steps", "24", "--backups", "1")
+    arguments = ("--steps", "18", "--backups", "1")
     with NodesJob(tmp_path, "--local-nodes", "3", "--inject", arguments=arguments) as job:
         job.wait_step(6)
         job.inject("hang --target member:m1 --at phase=forward --how forward")
@@ -113,7 +113,7 @@ def test_a_straggler_gets_fewer_runs_then_another_takes_its_place(tmp_path: Path
 
 
 def test_a_preempted_node_hands_over_between_two_steps_and_leaves(tmp_path: Path) -> None:
-    arguments = ("--steps", "24", "--backups", "1")
+    arguments = ("--steps", "18", "--backups", "1")
     with NodesJob(tmp_path, "--local-nodes", "3", "--inject", arguments=arguments) as job:
         job.wait_step(3)
         job.inject("preempt --target node:node1 --grace 30")

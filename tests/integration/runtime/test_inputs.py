@@ -109,13 +109,13 @@ def test_leaving_the_loop_early_on_all_members_ends_the_job_in_peace(tmp_path: P
 
 def test_early_stopping_by_a_local_counter_ends_the_job_though_a_newcomer_counts_otherwise(tmp_path: Path) -> None:
     """Those who rightly stopped were failed, and the newcomer went on alone until the state was gone."""
-    arguments = ("--steps", "80", "--patience", "40")
+    arguments = ("--steps", "40", "--patience", "20")
     kill = "kill --target member:m1 --at step=3,phase=backward"
     run = run_job(tmp_path, workers=3, arguments=arguments, faults=[kill], slow_until="m3")
     assert_equal_to_undisturbed(run, *arguments)
     assert set(run.digests) == {"m0", "m2", "m3"}
     ended = {m: max(e["step"] for e in events if e["event"] == "passed") for m, events in run.journals.items()}
-    assert [ended[m] for m in ("m0", "m2", "m3")] == [39, 39, 39]
+    assert [ended[m] for m in ("m0", "m2", "m3")] == [19, 19, 19]
     # What the body of the newcomer's loop did for a step that does not count is undone.
     assert len(set(re.findall("digest .* lr .*", run.output))) == 1, run.output
     assert len([e for e in run.events if e["event"] == "restart"]) == 1

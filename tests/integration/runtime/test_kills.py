@@ -25,7 +25,7 @@ def _kill(member: str, step: int, phase: str) -> str:
     ],
 )
 def test_three_of_four_die_one_after_another(tmp_path: Path, phases: tuple[str, ...], backups: str) -> None:
-    arguments = ("--steps", "24", "--backups", backups)
+    arguments = ("--steps", "18", "--backups", backups)
     # The first kill leaves work for "copy" to strike at: the survivors copy what lost its backup.
     faults = [
         _kill(member, 4 + 6 * i, phase)
@@ -51,7 +51,7 @@ def test_three_of_four_die_one_after_another(tmp_path: Path, phases: tuple[str, 
 def test_members_that_die_in_the_very_first_step_are_replaced(
     tmp_path: Path, phases: tuple[str, str], backups: str
 ) -> None:
-    arguments = ("--steps", "12", "--backups", backups)
+    arguments = ("--steps", "8", "--backups", backups)
     faults = [_kill(member, 0, phase) for member, phase in zip(("m0", "m1"), phases, strict=True)]
     run = run_job(tmp_path, workers=3, arguments=arguments, faults=faults)
     if backups != "all" and run.exit_code == 1:
@@ -71,7 +71,7 @@ def test_only_member_that_dies_before_the_first_commit_begins_anew(tmp_path: Pat
 
 
 def test_state_that_died_with_its_holders_ends_the_job_and_the_member_that_is_left_says_so(tmp_path: Path) -> None:
-    arguments = ("--steps", "24", "--backups", "0")
+    arguments = ("--steps", "18", "--backups", "0")
     run = run_job(tmp_path, workers=2, arguments=arguments, faults=[_kill("m1", 5, "backward")])
     assert run.exit_code == 1
     assert "are gone (m1); the last committed step is" in run.output
@@ -79,7 +79,7 @@ def test_state_that_died_with_its_holders_ends_the_job_and_the_member_that_is_le
 
 
 def test_a_second_member_dies_while_the_first_loss_is_recovered(tmp_path: Path) -> None:
-    arguments = ("--steps", "12", "--backups", "2")
+    arguments = ("--steps", "8", "--backups", "2")
     faults = [_kill("m1", 5, "backward"), "kill --target member:m3 --at step=5,phase=report"]
     run = run_job(tmp_path, workers=4, arguments=arguments, faults=faults)
     assert_equal_to_undisturbed(run, *arguments)
@@ -88,7 +88,7 @@ def test_a_second_member_dies_while_the_first_loss_is_recovered(tmp_path: Path) 
 
 def test_an_owner_and_one_of_its_backups_die_in_the_same_step(tmp_path: Path) -> None:
     """Each shard has three of four holders: most that m1 owns are m2's too, and no commit changes that in between."""
-    arguments = ("--steps", "12", "--backups", "2")
+    arguments = ("--steps", "8", "--backups", "2")
     faults = [_kill("m1", 5, "backward"), _kill("m2", 5, "backward")]
     run = run_job(tmp_path, workers=4, arguments=arguments, faults=faults)
     assert_equal_to_undisturbed(run, *arguments)
@@ -96,7 +96,7 @@ def test_an_owner_and_one_of_its_backups_die_in_the_same_step(tmp_path: Path) ->
 
 
 def test_members_come_back_and_one_dies_on_its_way_in(tmp_path: Path) -> None:
-    arguments = ("--steps", "24", "--backups", "1")
+    arguments = ("--steps", "18", "--backups", "1")
     faults = [_kill("m1", 2, "commit"), "kill --target member:m2 --at phase=join"]
     run = run_job(tmp_path, workers=2, arguments=arguments, faults=faults, slow_until="m3")
     assert_equal_to_undisturbed(run, *arguments)
@@ -106,7 +106,7 @@ def test_members_come_back_and_one_dies_on_its_way_in(tmp_path: Path) -> None:
 
 
 def test_a_death_at_the_very_end_loses_nothing(tmp_path: Path) -> None:
-    arguments = ("--steps", "12")
-    run = run_job(tmp_path, workers=3, arguments=arguments, faults=[_kill("m1", 12, "shutdown")])
+    arguments = ("--steps", "8")
+    run = run_job(tmp_path, workers=3, arguments=arguments, faults=[_kill("m1", 8, "shutdown")])
     assert_equal_to_undisturbed(run, *arguments)
-    assert run.phases_struck() == [("m1", 12, "shutdown")]
+    assert run.phases_struck() == [("m1", 8, "shutdown")]

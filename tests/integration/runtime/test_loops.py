@@ -22,7 +22,7 @@ def _assert_one_was_killed_and_another_took_part(run: Run, phase: str) -> None:
 
 @pytest.mark.parametrize(("model", "phase"), [("ends", "backward"), ("adapters", "publish")])
 def test_fine_tuning_survives_a_kill_bit_for_bit(tmp_path: Path, model: str, phase: str) -> None:
-    arguments = ("--steps", "24", "--model", model)
+    arguments = ("--steps", "20", "--model", model)
     faults = [f"kill --target member:m1 --at step=6,phase={phase}"]
     run = run_job(tmp_path, workers=3, script=FINETUNING, arguments=(*arguments, "--linger", "3"), faults=faults)
     assert_equal_to_undisturbed(run, *arguments, script=FINETUNING)
@@ -34,7 +34,7 @@ def _besides(run: Run) -> set[str]:
 
 
 def test_what_a_loop_draws_changes_and_averages_is_that_of_a_job_of_one_also_on_a_newcomer(tmp_path: Path) -> None:
-    arguments = ("--steps", "24")
+    arguments = ("--steps", "20")
     faults = ["kill --target member:m1 --at step=6,phase=backward"]
     run = run_job(tmp_path, workers=3, script=LOOPS, arguments=(*arguments, "--linger", "3"), faults=faults)
     assert_equal_to_undisturbed(run, *arguments, script=LOOPS)

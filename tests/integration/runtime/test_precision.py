@@ -30,7 +30,7 @@ def test_half_precision_survives_two_kills_bit_for_bit(tmp_path: Path, precision
 
 
 def test_float16_survives_kills_in_steps_that_overflow_and_newcomers_get_the_scale(tmp_path: Path) -> None:
-    arguments = ("--steps", "30", "--precision", "float16")
+    arguments = ("--steps", "20", "--precision", "float16")
     alone = undisturbed(*arguments, script=PRECISION)
     told = {e["step"]: (e["skipped"], e["loss_scale"]) for e in _passed(alone)}
     overflowed = [step for step, (skipped, _) in told.items() if skipped]

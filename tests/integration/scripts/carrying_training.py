@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--every", type=int, default=0)
     parser.add_argument("--deterministic", type=int, default=1)
-    parser.add_argument("--linger", type=int, default=0, help="go slowly after step 12 while there are fewer members")
+    parser.add_argument("--linger", type=int, default=0, help="go slowly after step 10 while there are fewer members")
     args = parser.parse_args()
     torch.set_num_threads(1)
     job = elastrain.init(seed=3, deterministic=bool(args.deterministic), cross_check_every=args.every)
@@ -68,8 +68,8 @@ def main() -> None:
             if args.carries == "loop":
                 loss, state = loss + 0.1 * state * loss, loss.detach()
             step.backward(loss)
-        if step.number >= 12 and job.world_size < args.linger:
-            time.sleep(0.5)
+        if step.number >= 10 and job.world_size < args.linger:
+            time.sleep(1.0)
     sys.stderr.write(f"digest {job.digest()}\n")
 
 

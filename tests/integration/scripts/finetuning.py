@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--model", choices=["ends", "adapters"], required=True)
-    parser.add_argument("--linger", type=int, default=0, help="go slowly after step 12 while there are fewer members")
+    parser.add_argument("--linger", type=int, default=0, help="go slowly after step 10 while there are fewer members")
     args = parser.parse_args()
     torch.set_num_threads(1)
     job = elastrain.init(seed=5)
@@ -85,8 +85,8 @@ def main() -> None:
         for words, labels in step:
             loss = nn.functional.cross_entropy(model(words), labels)
             step.backward(loss, weight=(labels != 0).sum())
-        if step.number >= 12 and job.world_size < args.linger:
-            time.sleep(4.0)
+        if step.number >= 10 and job.world_size < args.linger:
+            time.sleep(2.0)
     now = dict(model.named_parameters())
     assert all(torch.equal(now[name], value) for name, value in frozen.items()), "what is frozen has not moved"
     sys.stderr.write(f"frozen {len(frozen)} of {len(now)}\n")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import elastrain
 
-KILL_AT, UNTIL, MICRO_BATCHES, SHARE = 4, 10, 6, 2
+KILL_AT, UNTIL, MICRO_BATCHES, SHARE = 3, 6, 6, 2
 ME = os.environ.get("ELASTRAIN_MEMBER", "alone")
 
 

@@ -48,7 +48,7 @@ def move(teacher: nn.Module, model: nn.Module) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--linger", type=int, default=0, help="go slowly after step 12 while there are fewer members")
+    parser.add_argument("--linger", type=int, default=0, help="go slowly after step 10 while there are fewer members")
     args = parser.parse_args()
     torch.set_num_threads(1)
     job = elastrain.init(seed=5)
@@ -78,8 +78,8 @@ def main() -> None:
         move(teacher, model)
         drawn["count"] += int(random.randint(0, 9) + np.random.randint(0, 9) + torch.randint(0, 9, ()))
         history.copy_(torch.tensor([step.loss, step.grad_norm, float(scale)]))
-        if step.number >= 12 and job.world_size < args.linger:
-            time.sleep(4.0)
+        if step.number >= 10 and job.world_size < args.linger:
+            time.sleep(2.0)
     told = [digest(value) for value in (*teacher.state_dict().values(), history)]
     sys.stderr.write(f"besides the model: {hash(tuple(told))} {drawn['count']}\n")
 

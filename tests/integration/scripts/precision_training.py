@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=["float32", "mixed", "autocast", "float16"], default="float32")
     parser.add_argument("--batch-norm", action="store_true")
     parser.add_argument("--around", action="store_true", help="one autocast around the whole loop")
-    parser.add_argument("--linger", type=int, default=0, help="go slowly after step 12 while there are fewer members")
+    parser.add_argument("--linger", type=int, default=0, help="go slowly after step 10 while there are fewer members")
     args = parser.parse_args()
     torch.set_num_threads(1)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "autocast")
@@ -48,8 +48,8 @@ def main() -> None:
                 with contextlib.nullcontext() if args.around else autocast:
                     loss = nn.functional.cross_entropy(model(inputs, labels), labels)
                 step.backward(loss, weight=float(len(labels)))
-            if step.number >= 12 and job.world_size < args.linger:
-                time.sleep(0.5)
+            if step.number >= 10 and job.world_size < args.linger:
+                time.sleep(1.0)
     buffers = [float(buffer.double().sum()) for buffer in model.buffers()]
     sys.stderr.write(f"digest {job.digest()} buffers {buffers}\n")
 

@@ -43,6 +43,13 @@ class Model(nn.Module):
         return self.head(hidden).float()
 
 
+def hold_up(slow: Path, step: int) -> None:
+    """Soon far enough, and long not at the end. Once the file is gone nobody waits any more."""
+    until_s = time.monotonic() + (0.15 if step < 8 else 0.5 if step < 14 else 1.0)
+    while slow.exists() and (left_s := until_s - time.monotonic()) > 0:
+        time.sleep(min(0.1, left_s))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
@@ -78,8 +85,8 @@ def main() -> None:
                 loss = loss * float("nan")
             if step.number == args.raise_at and step.micro_batch == 4:
                 raise KeyError(f"a mistake in micro-batch {step.micro_batch}, number {number > 99}")
-            if args.slow_while is not None and args.slow_while.exists():
-                time.sleep(0.15 if step.number < 8 else 0.5)  # soon far enough, and long not at the end
+            if args.slow_while is not None:
+                hold_up(args.slow_while, step.number)
             step.backward(loss, weight=float(len(labels)))
         scheduler.step()
         waited += step.loss > 0.0  # never good enough
