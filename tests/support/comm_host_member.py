@@ -43,7 +43,8 @@ def main() -> None:
     rank, world, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
     # Of a host whose cable is cut nobody hears: the kernel's silence is all there is.
-    mesh = MeshConfig(transport="tcp", bind_host=bootstrap._own_address(), tcp_silence_s=2)
+    patient = {"connect_timeout_s": 60.0, "handshake_timeout_s": 60.0}  # all come, however busy the machine is
+    mesh = MeshConfig(transport="tcp", bind_host=bootstrap._own_address(), tcp_silence_s=2, **patient)
     options = elastrain.comm.Options(mesh=mesh, secret=b"s" * 32)
     store = dist.FileStore(path, world)
     dist.init_process_group("elastrain", store=store, rank=rank, world_size=world, pg_options=options)

