@@ -279,6 +279,8 @@ COMPILE_IN: dict[str, Callable[[nn.Module], Callable[[Tensor], Tensor]]] = {
 }
 
 
+# Refused before anything could leave: how much may leave makes no difference.
+@pytest.mark.parametrize("offload", ["a limit that bites"], indirect=True)
 @pytest.mark.parametrize("when", ["before, and it has run", "before", "inside"])
 @pytest.mark.parametrize("what", COMPILE_IN)
 def test_compiled_code_is_refused_in_one_sentence_and_what_is_not_compiled_still_works(

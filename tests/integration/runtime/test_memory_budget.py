@@ -49,7 +49,7 @@ def test_a_loss_within_the_limit_moves_activations_to_disk_and_changes_no_bit(tm
         + needs["need_shards_bytes"] // 2
         + 4 * MIB
     )
-    arguments = ("--steps", "6")
+    arguments = ("--steps", "5")
     faults = ["kill --target member:m1 --at step=2,phase=backward"]
     run = squeezed(tmp_path / "tight", disk, limit_bytes, workers=3, arguments=arguments, faults=faults)
     assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
