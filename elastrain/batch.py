@@ -54,22 +54,15 @@ class DataOrder:
         """`(data epoch, sample index)` of each sample, in order."""
         return tuple(self._sample(position) for position in self.positions(step, micro_batch))
 
-    # For people and schedules: a step may have samples of two epochs.
-    def data_epoch(self, step: int) -> int:
-        """The data epoch in which the step begins."""
-        return step * self.global_batch_size // self.dataset_size
-
     def fingerprint(self, step: int, micro_batch: int) -> int:
         """Sum up the samples' fingerprints, mod 2**64; sums over micro-batches tell whether each was used once."""
         return sum(sample_fingerprint(epoch, sample) for epoch, sample in self.samples(step, micro_batch)) & MASK
 
     def _sample(self, position: int) -> tuple[int, int]:
         epoch, index = divmod(position, self.dataset_size)
-        return epoch, permuted(index, self.dataset_size, self._epoch_key(epoch)) if self.shuffle else index
-
-    def _epoch_key(self, epoch: int) -> int:
         # Mixed twice, so that seed 1 in epoch 0 is not seed 0 in epoch 1.
-        return mix(self._seed_key ^ mix(epoch + GOLDEN))
+        key = mix(self._seed_key ^ mix(epoch + GOLDEN))
+        return epoch, permuted(index, self.dataset_size, key) if self.shuffle else index
 
     @cached_property
     def _seed_key(self) -> int:

@@ -81,7 +81,7 @@ def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s
     """
     left_bytes = limit_bytes - needs.fixed_bytes
     if needs.shards_bytes + needs.activations_bytes <= left_bytes:
-        reason = f"{_mib(needs.total_bytes)} of {_mib(limit_bytes)} are needed: everything stays in memory"
+        reason = f"{mib(needs.total_bytes)} of {mib(limit_bytes)} are needed: everything stays in memory"
         return Fit(activations_bytes=left_bytes - needs.shards_bytes, shards_on_disk_bytes=0, reason=reason)
     # Something of both has to be in memory at any time: a shard while it is updated, a storage while it is used.
     least_bytes = needs.shards_least_bytes + needs.activations_least_bytes
@@ -97,7 +97,7 @@ def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s
     return Fit(
         activations_bytes=kept_activations_bytes,
         shards_on_disk_bytes=shards_out_bytes,
-        reason=f"{_mib(needs.total_bytes)} are needed and {_mib(limit_bytes)} allowed: "
+        reason=f"{mib(needs.total_bytes)} are needed and {mib(limit_bytes)} allowed: "
         + _leaving(activations_out_bytes, shards_out_bytes, disk_bytes_per_s),
     )
 
@@ -134,14 +134,14 @@ def settle(limit_bytes: int, last: Fit, decided: Fit | Shortfall, measured: Meas
     return Fit(
         activations_bytes=measured.activations_bytes + limit_bytes - measured.peak_bytes,
         shards_on_disk_bytes=last.shards_on_disk_bytes,
-        reason=f"{_mib(measured.peak_bytes)} of {_mib(limit_bytes)} were held in the last step: it fits as it is",
+        reason=f"{mib(measured.peak_bytes)} of {mib(limit_bytes)} were held in the last step: it fits as it is",
     )
 
 
 def _leaving(activations_bytes: int, shards_bytes: int, disk_bytes_per_s: float) -> str:
     """Say what leaves and what it costs: activations are written and read once per micro-batch, shards per step."""
     parts = [
-        f"{_mib(size_bytes)} of {what} go to disk ({2 * size_bytes / disk_bytes_per_s:.3f} s of its time per {unit})"
+        f"{mib(size_bytes)} of {what} go to disk ({2 * size_bytes / disk_bytes_per_s:.3f} s of its time per {unit})"
         for what, size_bytes, unit in (
             ("activations", activations_bytes, "micro-batch"),
             ("optimizer shards", shards_bytes, "step"),
@@ -166,8 +166,8 @@ def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Shortfall:
     unknown = "" if is_known else ", and more for saved activations, which nobody has measured yet"
     return Shortfall(
         missing_bytes=missing_bytes,
-        reason=f"a member's memory limit is {_mib(missing_bytes)} too small for this plan: {_mib(wanted_bytes)} are "
-        f"needed {how}{unknown}, {_mib(limit_bytes)} allowed; smaller micro-batches would change the bits: raise the "
+        reason=f"a member's memory limit is {mib(missing_bytes)} too small for this plan: {mib(wanted_bytes)} are "
+        f"needed {how}{unknown}, {mib(limit_bytes)} allowed; smaller micro-batches would change the bits: raise the "
         "limit, or start with more members",
     )
 
@@ -180,13 +180,13 @@ def too_small(limit_bytes: int, *, needed_bytes: int, left_bytes: int, share: in
     smallest_bytes = limit_bytes + share * (needed_bytes - left_bytes)
     needed_mib, left_mib = needed_bytes / (1 << 20), left_bytes / (1 << 20)
     return (
-        f"a member's memory limit of {_mib(limit_bytes)} is too small: one operation of the model needs "
+        f"a member's memory limit of {mib(limit_bytes)} is too small: one operation of the model needs "
         f"{needed_mib:.1f} MiB of saved activations at once and {left_mib:.1f} MiB are left for them; the "
-        f"smallest limit that lets it work is {_mib(smallest_bytes)}"
+        f"smallest limit that lets it work is {mib(smallest_bytes)}"
     )
 
 
-def _mib(size_bytes: int) -> str:
+def mib(size_bytes: int) -> str:
     """Write bytes as MiB, rounded up, so that a shortfall is never shown as nothing."""
     return f"{-(-size_bytes // (1 << 20))} MiB"
 

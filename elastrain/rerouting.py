@@ -101,12 +101,10 @@ def _told(report: Report, shape: Shape, traced: TracedGraph, decision: Recovery)
         return TaskReport()
     # A place of the graph counts only where each of its blocks has its gradient: they are computed together.
     whole = [leaves(nodes) for nodes in report.own]
-    own = frozenset(
-        (place, run)
-        for place in range(len(traced.graph.blocks))
-        for run in range(shape.runs)
-        if (blocks := _blocks_at(traced, place)) and all(run in whole[block] for block in blocks)
-    )
+    done: dict[int, list[frozenset[int]]] = {}
+    for place, runs in zip(traced.places, whole, strict=True):
+        done.setdefault(place, []).append(runs)
+    own = frozenset((place, run) for place, each in done.items() for run in frozenset.intersection(*each))
     return TaskReport(tasks=report.work.tasks, kept=frozenset(report.work.kept), own=own)
 
 
@@ -123,8 +121,3 @@ def _folded(shape: Shape, traced: TracedGraph, decision: Recovery) -> frozenset[
         for run in range(shape.runs)
         if all(run in there for there in lanes.get(place, ()))
     )
-
-
-def _blocks_at(traced: TracedGraph, place: int) -> tuple[int, ...]:
-    """Blocks of the layout that are computed with this one of the graph."""
-    return tuple(block for block, at in enumerate(traced.places) if at == place)

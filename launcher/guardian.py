@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 _LOOK_AT_LEAST_S = 0.5
@@ -48,10 +49,8 @@ class Guardian:
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # somebody had killed it before
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # somebody had killed it before
 
     @property
     def pid(self) -> int:
@@ -159,10 +158,8 @@ def _end_all(mark: bytes, sessions: Collection[int]) -> None:
         left = False
         for pid in _living(mark, sessions):
             left = True
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         time.sleep(_LOOK_AGAIN_S)
 
 

@@ -53,7 +53,7 @@ class SpillManager:
         self._lock = lock = DeferredLock(self._after_notes)
         wait = BoundedWait(lock, deadline_s=deadline_s, clock=clock)
         self._passes = passes = Passes(self.devices, plan, clock)
-        self._account = account = Account(lock, self._count_live)
+        self._account = account = Account(lock, lambda: passes.live(account.live_bytes))
         self._memory = ReadMemory(lock, limit, passes)
         self._mover = mover = Mover(self.devices, lock, account, take=self._memory.take, dropped=self._dropped)
         self._holds = Holds(lock, mover)
@@ -221,9 +221,6 @@ class SpillManager:
         """Finalizers have let something go: there may be room now."""
         self._backward.read_ahead_everywhere()
         self._memory.trim()
-
-    def _count_live(self) -> None:
-        self._passes.live(self._account.live_bytes)
 
     def _dropped(self, record: SpillRecord) -> None:
         self._holds.forget(record)

@@ -84,11 +84,8 @@ class Comparison:
                 self._asked_turn = self._turn
                 needed = tuple(self._commit.parameters.needed())
                 self._out.do(p.DigestParameters(turn=self._turn, needed=needed))
-        elif self._is_all_told():
+        elif all(shard in self._told for shard in self._commit.parameters.needed()):
             self.compare(self._found)
-
-    def _is_all_told(self) -> bool:
-        return all(shard in self._told for shard in self._commit.parameters.needed())
 
     def on_digested(self, event: p.ParametersDigested) -> None:
         if event.turn == self._turn:

@@ -213,7 +213,8 @@ class Recovering:
         # From the reports that all have, again: who knew the plan before may be lost, and have left gradients here.
         decision = decide(m.views.view, m.views.reports, m.shape)
         assert isinstance(decision, Recovery)
-        reports = {member: _with_graph(m.views.reports[member], m.step.tracing.traced) for member in m.views.view.ids}
+        known = {member: m.views.reports[member] for member in m.views.view.ids}
+        reports = {name: replace(r, work=replace(r.work, traced=m.step.tracing.traced)) for name, r in known.items()}
         m.step.tasks.resume(plan, reroute(reports, m.shape, decision, plan))
         return True
 

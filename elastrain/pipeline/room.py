@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from elastrain.memory_budget import slots_needed
+from elastrain.memory_budget import Needs, mib, slots_needed
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor
 from elastrain.pipeline.plan import PipelinePlan, Task, held, routes
 from elastrain.pipeline.planning import PlanWish, first_plan
 from elastrain.pipeline.tasks import StepShape
-
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +135,21 @@ class Lack:
     """What every member holds of parameters, whatever its blocks: before the first commit. None: those of its own."""
 
 
+def lack_of(
+    needs: Needs, tasks: TaskBytes, *, members: int, missing_bytes: int, whole_bytes: int, activations_leave: bool
+) -> Lack:
+    """Of a member with these needs, among them those of its tasks; `whole_bytes`: parameters of all blocks."""
+    leaving_bytes = tasks.activations_bytes if activations_leave else 0
+    return Lack(
+        members=members,
+        left_bytes=needs.parameters_bytes + tasks.total_bytes - leaving_bytes - missing_bytes,
+        missing_bytes=missing_bytes,
+        activations_leave=activations_leave,
+        # Until the first commit each member has the whole model, as its script has made it.
+        parameters_bytes=whole_bytes if needs.parameters_bytes >= whole_bytes else None,
+    )
+
+
 def advice(model: ModelBytes, load: Load, lack: Lack) -> str:
     """Say which of the member's blocks is the costliest, where the model can be cut, and what would fit."""
     graph = model.graph
@@ -145,7 +158,7 @@ def advice(model: ModelBytes, load: Load, lack: Lack) -> str:
     costliest = min(sizes, key=lambda block: (-sizes[block], block))
     cuts = ", ".join(f"before {graph.blocks[cut]!r}" for cut in graph.legal_cuts) or "none"
     return (
-        f"of its blocks {graph.blocks[costliest]!r} takes most, {_mib(sizes[costliest])}; legal cuts: {cuts}; "
+        f"of its blocks {graph.blocks[costliest]!r} takes most, {mib(sizes[costliest])}; legal cuts: {cuts}; "
         f"{_what_fits(model, load, lack)}"
     )
 
@@ -158,7 +171,7 @@ def _what_fits(model: ModelBytes, load: Load, lack: Lack) -> str:
         return f"--stages {fitting[0]} would fit"
     best = min(needed, key=lambda stages: (needed[stages], stages))
     raised_bytes = min(lack.missing_bytes, needed[best] - lack.left_bytes)
-    return f"what fits best is --stages {best}, with a limit that is {_mib(raised_bytes)} larger"
+    return f"what fits best is --stages {best}, with a limit that is {mib(raised_bytes)} larger"
 
 
 def heaviest_bytes(model: ModelBytes, load: Load, stages: int, lack: Lack) -> int:
@@ -185,8 +198,3 @@ def _block_bytes(model: ModelBytes, load: Load, lack: Lack, block: int) -> int:
     counts = [count for (begin, end), count in _in_flight(load).items() if begin <= block < end]
     saved_bytes = 0 if lack.activations_leave else sum(counts) * model.saved[block]
     return model.parameters_of(block) + model.gradients_of(block) + saved_bytes
-
-
-def _mib(size_bytes: int) -> str:
-    """Write bytes as MiB, rounded up."""
-    return f"{-(-size_bytes // _MIB)} MiB"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastrain.pipeline.plan import PipelinePlan, held, routes
 from elastrain.pipeline.planning import PlanWish, first_plan
-from elastrain.pipeline.room import Lack, Load, ModelBytes, TaskBytes, advice, task_bytes
+from elastrain.pipeline.room import Load, ModelBytes
 from elastrain.pipeline.tasks import StepShape
 
 
@@ -43,10 +43,3 @@ class StagedScript:
         """What the member computes of a step. `is_spread`: members are on several nodes."""
         tasks = tuple(task for route in routes(plan) for task in route if task.member == member)
         return Load(tasks=tasks, shape=self.shape, in_flight=plan.limits[member], copies_received=is_spread)
-
-    def tasks(self, load: Load) -> TaskBytes:
-        return task_bytes(self.model, load)
-
-    def advice(self, load: Load, lack: Lack) -> str:
-        """What else would fit, where these tasks do not."""
-        return advice(self.model, load, lack)

@@ -84,9 +84,10 @@ class Executor:
         return self._tensors.hyper
 
     def warm_up(self) -> None:
-        """Get the first slot's memory from the kernel before somebody waits for it."""
-        self.books.slots.start_run().begin_run()
-        self.books.slots.end_run()
+        """Get the first slot's memory before somebody waits for it; in pipelines no slot has all blocks."""
+        if not self.model.gradients.apart:
+            self.books.slots.start_run().begin_run()
+            self.books.slots.end_run()
 
     def carry_out(self, command: p.Command) -> p.Event | None:
         """Do the work of one command, on tensors."""

@@ -38,16 +38,12 @@ def _numbers(shape: tuple[int, ...], device: torch.device) -> Tensor:
     return ((positions * 7919 + 31) % 2039).float().sub(1019).div(2039).view(shape)
 
 
-def _pick(rows: Tensor) -> Tensor:
-    return rows[torch.arange(256, device=rows.device) * 5 % 16]
-
-
 _KERNELS: dict[str, tuple[Kernel, tuple[tuple[int, ...], ...]]] = {
     "convolution": (lambda x, w: functional.conv2d(x, w, padding=1), ((2, 16, 14, 14), (32, 16, 3, 3))),
     "matrix product": (lambda a, b: a @ b, ((48, 192), (192, 64))),
     "matrix-vector product": (lambda a, b: a @ b, ((3, 500), (500, 1))),
     "attention": (functional.scaled_dot_product_attention, ((1, 2, 32, 16),) * 3),
-    "indexing": (_pick, ((16, 32),)),
+    "indexing": (lambda rows: rows[torch.arange(256, device=rows.device) * 5 % 16], ((16, 32),)),
     "layer norm": (lambda x, w, b: functional.layer_norm(x, (96,), w, b), ((8, 96), (96,), (96,))),
     "softmax": (lambda x: x.mul(9.0).softmax(-1), ((8, 100),)),
     "tanh": (lambda x: x.mul(9.0).tanh(), ((8, 100),)),

@@ -155,13 +155,10 @@ def schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
 
     torch keeps no list of them; they are looked up once, when the loop starts. Equal ones are interchangeable then.
     """
-    found = [s for s in gc.get_objects() if _is_scheduler(s) and getattr(s, "optimizer", None) is optimizer]
-    return sorted(found, key=lambda s: (type(s).__qualname__, json.dumps(Packer().pack("", s.state_dict()))))
-
-
-def _is_scheduler(thing: object) -> bool:
     # type() rather than isinstance(): among all objects there are proxies whose __class__ does things when asked
-    return issubclass(type(thing), LRScheduler)
+    schedulers = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
+    found = [each for each in schedulers if getattr(each, "optimizer", None) is optimizer]
+    return sorted(found, key=lambda s: (type(s).__qualname__, json.dumps(Packer().pack("", s.state_dict()))))
 
 
 def settings_digest(hyper: list[dict[str, Any]]) -> str:

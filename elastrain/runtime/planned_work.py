@@ -11,7 +11,7 @@ from elastrain import memory_budget as budget
 from elastrain import protocol as p
 from elastrain.books.behind import BEHIND_BYTES
 from elastrain.fold import Node, leaves
-from elastrain.pipeline.room import Lack, Load, ModelBytes, TaskBytes, advice, task_bytes
+from elastrain.pipeline.room import Load, ModelBytes, TaskBytes, advice, lack_of, task_bytes
 from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.placement import Placement
 from elastrain.plan import plan as hand_out
@@ -158,15 +158,12 @@ class PlannedWork:
             return budget.AT_THE_END
         if self._model is None or self._load is None or not self._load.tasks:
             return ""
-        leaving_bytes = self.tasks.activations_bytes if activations_leave else 0
-        taken_bytes = needs.parameters_bytes + self.tasks.total_bytes - leaving_bytes
-        whole_bytes = self.whole_bytes()
-        lack = Lack(
+        lack = lack_of(
+            needs,
+            self.tasks,
             members=self.members,
-            left_bytes=taken_bytes - missing_bytes,
             missing_bytes=missing_bytes,
+            whole_bytes=self.whole_bytes(),
             activations_leave=activations_leave,
-            # Until the first commit each member has the whole model, as its script has made it.
-            parameters_bytes=whole_bytes if needs.parameters_bytes >= whole_bytes else None,
         )
         return f"; {advice(self._model, self._load, lack)}"

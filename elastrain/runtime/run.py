@@ -120,9 +120,6 @@ class Run:
         length = 1 if isinstance(compute, p.Recompute) and not compute.whole else self._parts.run_length
         return range(first, min(first + length, self._parts.loader.micro_batches))
 
-    def _is_last_of_run(self) -> bool:
-        return not self._is_check and self._at == self._micro_batches()[-1]
-
     def _try(self) -> Iterator[Any]:
         """Its micro-batches one after another, up to one whose activations did not come back."""
         self._assignment.slot.begin_run()
@@ -159,7 +156,7 @@ class Run:
         model, slot = self._parts.model, self._assignment.slot
         model.statistics.give(model.statistics.take(), slot.statistics)
         model.attach(slot)
-        is_last = self._is_last_of_run()
+        is_last = not self._is_check and self._at == self._micro_batches()[-1]
         try:
             self._parts.whereabouts.go_on()
             if is_last:

@@ -13,7 +13,6 @@ from typing import NoReturn
 import torch
 
 from elastrain.base.stating import StatementWish
-from elastrain.books.behind import BEHIND_BYTES
 from elastrain.errors import ConfigError
 from elastrain.layout import Layout
 from elastrain.member.copies import COPY_BUDGET_BYTES
@@ -45,9 +44,10 @@ class Statement:
     def __init__(self, wish: StatementWish, request: Request, layout: Layout, chosen: Chosen) -> None:
         """Measures what the script prepares. Raises ConfigError as `prepare` does."""
         self._wish, self._request, self._chosen = wish, request, chosen
-        held_bytes = PeakMeter(lambda: 0).now_bytes
         pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
         self._model = model = ModelState(request.model, layout, in_private_memory)
+        # By now the script's own parameters have been freed, and the allocator may have kept their memory.
+        held_bytes = PeakMeter(lambda: 0).now_bytes
         self._shape = shape = chosen.settings.shape(layout, model.lanes(), request.loader.micro_batches)
         self._needs = ScriptNeeds(
             sizes=shape.sizes,
@@ -59,7 +59,7 @@ class Statement:
             runs=shape.runs,
             backups=shape.backups if wish.backups is None else wish.backups,
             base_bytes=max(0, held_bytes - model.nbytes),
-            behind_bytes=BEHIND_BYTES,
+            landing_bytes=max((p.nbytes for p in request.model.parameters() if p.requires_grad), default=0),
             all_write=None if chosen.checkpoints is None else chosen.checkpoints.is_local,
             limit=_limit(chosen.limit),
         )
@@ -73,7 +73,7 @@ class Statement:
         """Write what each member will hold, and end the process. Raises SystemExit."""
         is_checked_again = self._shape.cross_check_every > 0 or self._shape.audit.every > 0
         stated = state_memory(self._needs, self._wish.members, staged, is_checked_again=is_checked_again)
-        members = [{**asdict(each), "total": each.total} for each in stated]
+        members = [{**asdict(each), **each.worst.told, "moments": [at.told for at in each.moments]} for each in stated]
         told = {
             "backups": self._needs.backups,
             "limit": self._chosen.limit.limit_bytes if self._chosen.limit else None,

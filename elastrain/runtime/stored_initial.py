@@ -22,7 +22,7 @@ from elastrain.runtime.handover import InitialUnread, Told
 from elastrain.runtime.model import ModelState
 from elastrain.scaling import Scaler
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
-from elastrain.snapshot.durable.manifest import LOOP, Manifest
+from elastrain.snapshot.durable.manifest import LOOP
 from elastrain.snapshot.durable.plain import gather
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.state import ShardState
@@ -121,7 +121,8 @@ class StoredInitial:
         """As they lie there; by the names of parameters where that model was cut otherwise, or never."""
         checkpoint = self._open()
         others = () if self._has_parameters else [s for s in range(len(self._layout.shards)) if s not in shards]
-        if self._is_cut_alike(checkpoint.manifest):
+        # A model's cutting has one digest. Without it (a spec that says nothing) no shard can be taken as it is.
+        if checkpoint.manifest.spec.get("model") == self._layout.digest():
             self._put(checkpoint.read_shards(shards), shards)
             # Of what others hold only the parameters are read: optimizer state is twice as much.
             for shard, parameters in checkpoint.read_parameters(others):
@@ -146,10 +147,6 @@ class StoredInitial:
         with self._writing:  # a holder of copies may be the last one that lives, and train before all is read
             if shard not in self._elsewhere and self._model.has(place):
                 self._model.parameters_of(place).copy_(parameters)
-
-    def _is_cut_alike(self, manifest: Manifest) -> bool:
-        """A model's cutting has one digest. Without it (a spec that says nothing) no shard can be taken as it is."""
-        return manifest.spec.get("model") == self._layout.digest()
 
 
 def _error(resume: Resume, error: CheckpointError) -> Exception:

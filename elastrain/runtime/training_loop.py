@@ -7,7 +7,7 @@ import gc
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
@@ -170,10 +170,8 @@ class TrainingLoop:
         is_left_partial = memory is not None and not memory.work.has_room_for_all and model.blocks.leave()
         digest = "" if is_left_partial else model.parameters_digest()
         self._connections.journal.write("finished", step=step, digest=digest)
-        try:
+        with suppress(ChannelClosedError):  # the launcher has gone before us: nothing depends on it any more
             self._connections.agent.say(am.Finished(step=step, digest=digest, raised=raised))
-        except ChannelClosedError:
-            pass  # the launcher has gone before us: nothing depends on it any more
         self._prepared.engine.close()
         if self._prepared.checkpoints is not None:
             self._prepared.checkpoints.close()

@@ -1,6 +1,6 @@
 """Bits that flip in a job's memory and in sums on their way: `flips`, and how many of them were `caught`.
 
-    python -m experiments.snapshot.flips
+    python -m experiments.snapshot.flips [--only KIND …] [--seed N]
 
 Every kind strikes in a job of its own. It counts as caught where a member said what was wrong, and the job ended with
 the digest of the undisturbed job: seen and not put right, or put right by chance, is not enough.
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -39,6 +40,15 @@ class Kind:
     nodes: int | None = None
     script: tuple[str, ...] = ()
     """What the script is told besides."""
+    member: str = "m1"
+    bit: int = 20
+    """Counted from the lowest of the number, round and round."""
+
+    def drawn(self, seed: int) -> Kind:
+        """Of another member, in another bit and, unless it is the first one, in another step."""
+        rng = random.Random(f"{seed} {self.name}")
+        member, bit, step = f"m{rng.randrange(MEMBERS)}", rng.randrange(64), rng.randrange(2, STEPS - 4)
+        return replace(self, member=member, bit=bit, step=step if self.step else 0)
 
 
 KINDS = (
@@ -56,6 +66,7 @@ KINDS = (
     Kind(name="initial parameters taken", where="taken", step=0),
     Kind(name="initial backup", where="backup", step=0),
 )
+FILE = Kind(name="file", where="file", step=FLIPPED_AT)
 AUDITED_KINDS = (
     Kind(name="micro-batch", where="micro-batch", phase="backward", script=("audit",)),
     Kind(name="working parameters", where="parameters", phase="backward", script=("audit",)),
@@ -91,7 +102,7 @@ def undisturbed(folder: Path, *arguments: str) -> str:
 
 def flip(folder: Path, kind: Kind, wanted: str) -> Flip:
     """Strike once, in the middle of a job or at its beginning; `wanted`: the digest of the undisturbed one."""
-    line = f"flip --target member:m1 --at step={kind.step},phase={kind.phase} --where {kind.where}"
+    line = _line(kind)
     try:
         output = _run(folder, line, kind.script, nodes=kind.nodes)
     except RuntimeError as ended:  # with a sentence: seen, and not put right
@@ -101,9 +112,10 @@ def flip(folder: Path, kind: Kind, wanted: str) -> Flip:
     return Flip(name=kind.name, noticed=bool(says), equal=_digests(folder) == {wanted}, says=(says or [""])[0][:300])
 
 
-def flip_file(folder: Path, wanted: str) -> Flip:
+def flip_file(folder: Path, wanted: str, seed: int | None = None) -> Flip:
     """Flip a bit in the newest checkpoint of a job that ends soon after, and go on from what is good."""
-    line = f"flip --target member:m1 --at step={FLIPPED_AT},phase=forward --where file"
+    kind = FILE if seed is None else replace(FILE.drawn(seed), step=FILE.step)
+    line = _line(kind)
     options = ("--checkpoint-dir", str(folder / "checkpoints"))
     before = (*options, "--checkpoint-every", str(EVERY))
     (folder / "flipped").mkdir(parents=True)
@@ -112,19 +124,21 @@ def flip_file(folder: Path, wanted: str) -> Flip:
         _run(folder / "flipped", line, (), steps=STOPPED_AT, options=before)
         output = _run(folder / "resumed", "", (), options=options)
     except RuntimeError as ended:
-        return Flip(name="file", noticed=True, equal=False, says=str(ended)[-500:])
+        return Flip(name=FILE.name, noticed=True, equal=False, says=str(ended)[-500:])
     goes_on = [each for each in output.splitlines() if "the job goes on after step" in each]
     # The look before a start reads no shard: what is damaged inside is found by who reads it, in a life that ends so.
     took_older = bool(goes_on) and f"after step {EVERY - 1}," in goes_on[-1]
     equal = _digests(folder / "resumed") == {wanted}
-    return Flip(name="file", noticed=took_older, equal=equal, says=" | ".join(goes_on)[-500:])
+    return Flip(name=FILE.name, noticed=took_older, equal=equal, says=" | ".join(goes_on)[-500:])
 
 
-def figures(folder: Path, kinds: Sequence[Kind] = KINDS, *, file: bool = True) -> dict[str, object]:
-    """`flips` and `caught`, and what was said of each."""
-    found = _strike(folder, kinds)
+def figures(
+    folder: Path, kinds: Sequence[Kind] = KINDS, *, file: bool = True, seed: int | None = None
+) -> dict[str, object]:
+    """`flips` and `caught`, and what was said of each. `seed`: of members, bits and steps; None: the usual ones."""
+    found = _strike(folder, kinds if seed is None else [kind.drawn(seed) for kind in kinds])
     if file:
-        found.append(flip_file(folder / "file", undisturbed(folder / "alone for file")))
+        found.append(flip_file(folder / "file", undisturbed(folder / "alone for file"), seed))
     return {"flips": len(found), "caught": sum(each.is_caught for each in found), "each": [asdict(f) for f in found]}
 
 
@@ -135,13 +149,19 @@ def audited(folder: Path, kinds: Sequence[Kind] = AUDITED_KINDS) -> dict[str, ob
     return {"audit_flips": len(found), "audit_caught": caught, "audit_each": [asdict(each) for each in found]}
 
 
+def _line(kind: Kind) -> str:
+    """Of a file of faults."""
+    where = f"--where {kind.where} --bit {kind.bit}"
+    return f"flip --target member:{kind.member} --at step={kind.step},phase={kind.phase} {where}"
+
+
 def _strike(folder: Path, kinds: Sequence[Kind]) -> list[Flip]:
     scripts = {kind.script for kind in kinds}
     wanted = {script: undisturbed(folder / " ".join(("alone", *script)), *script) for script in scripts}
     found = []
     for kind in kinds:
         found.append(flip(folder / kind.name.replace(" ", "-"), kind, wanted[kind.script]))
-        print(found[-1], file=sys.stderr, flush=True)
+        print(kind, found[-1], file=sys.stderr, flush=True)
     return found
 
 
@@ -177,10 +197,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [kind.name for kind in KINDS]
     parser.add_argument("--only", nargs="+", choices=[*names, "file"], metavar="KIND", default=[*names, "file"])
-    wanted = parser.parse_args().only
+    parser.add_argument("--seed", type=int, help="of members, bits and steps; default: the usual ones")
+    args = parser.parse_args()
+    wanted = args.only
     unwind_on_sigterm()
     with TemporaryDirectory(prefix="elastrain-flips-") as folder:
-        found = figures(Path(folder), [kind for kind in KINDS if kind.name in wanted], file="file" in wanted)
+        kinds = [kind for kind in KINDS if kind.name in wanted]
+        found = figures(Path(folder), kinds, file="file" in wanted, seed=args.seed)
     sys.stdout.write(json.dumps(found) + "\n")
     return 0 if found["caught"] == found["flips"] else 1
 

@@ -162,7 +162,7 @@ class Chaos:
 
     def _ends_before(self, at_s: float) -> bool:
         """Wait for the time; true if the job has ended before."""
-        while not _has_ended(self._state()):
+        while (state := self._state())["exit_code"] is None and state["state"] != "vanished":
             left_s = at_s - self._clock()
             if left_s <= 0:
                 return False
@@ -203,10 +203,6 @@ class Chaos:
             }
         )
         return code
-
-
-def _has_ended(state: dict[str, Any]) -> bool:
-    return state["exit_code"] is not None or state["state"] == "vanished"
 
 
 def _as_lines(told: DrawnFault | dict[str, Any]) -> None:

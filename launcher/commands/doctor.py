@@ -28,15 +28,20 @@ from elastrain.launcher.say import say
 from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, Script
 
 _PARTS = {
-    "base": "interpreter, libraries and data, where the script prepares",
+    "base": "interpreter, libraries and data; and what the allocator keeps of the script's own parameters",
+    "computing": "what torch's kernels and allocator keep, which nobody knows before, and one parameter's new gradient",
     "model": "parameters and running statistics; with stages of its blocks from the first commit on",
     "gradients": "copies of the gradient, sums on their way, what is kept for backups, scratch of updates",
-    "activations": "saved for backward by all micro-batches in flight, and what crosses the cuts in a step",
+    "check": "one more copy, for a neighbour's micro-batch that is computed again",
+    "activations": "saved for backward by all micro-batches in flight",
+    "boundaries": "what crosses the cuts in a step",
     "shards": "optimizer state of the shards that the member is primary of",
-    "backups": "parameters and state of others' shards, with those of the step that is not verified yet",
+    "backups": "parameters and state of others' shards",
+    "unverified": "of backups, the next parameters and state until they are verified",
+    "copies": "shards on their way to new holders",
     "staging": "states of a durable checkpoint that wait for the disk, at most; 0 under a limit that has no room",
     "spill": "what of all this lies on disk under the memory limit: taken off the total",
-    "total": "at its most",
+    "total": "at the moment at which the member holds most",
 }
 """What a member holds, and what each of it is."""
 
@@ -137,17 +142,17 @@ def _asked(named: str, script: Script, question: QuestionFlags, environment: Map
 
 def _show(told: Mapping[str, Any]) -> None:
     members = told["members"]
-    has_stages = told["stages"] > 1
-    parts = {part: meaning for part, meaning in _PARTS.items() if has_stages or part != "activations"}
+    parts = {name: its for name, its in _PARTS.items() if any(m[name] for each in members for m in each["moments"])}
     rows = [(each["member"], each["node"], *(f"{each[part]:,}" for part in parts)) for each in members]
     print_table(("member", "node", *parts), rows)
     for part, meaning in parts.items():
         print(f"{part:<{max(map(len, parts))}}  {meaning}")
     worst = max(members, key=lambda each: each["total"])
+    moments = [(each["moment"], *(f"{each[part]:,}" for part in parts)) for each in worst["moments"]]
+    print_table((f"moments of {worst['member']}", *parts), moments)
     limit = f" of {told['limit']:,} allowed" if told["limit"] is not None else ""
-    when = f", {worst['moment']}" if has_stages else ""
     copies = min(told["backups"], len(members) - 1)
     print(
-        f"worst: member {worst['member']}, {worst['total']:,} bytes{limit}{when}; backups of each shard: "
-        f"{copies}" + ("" if has_stages else "; saved activations come on top, which only a step shows")
+        f"worst: member {worst['member']}, {worst['total']:,} bytes{limit}, {worst['moment']}; backups of each shard: "
+        f"{copies}" + ("" if told["stages"] > 1 else "; saved activations come on top, which only a step shows")
     )

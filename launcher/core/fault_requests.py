@@ -92,7 +92,8 @@ class FaultRequests:
     def hand_over(self, worker: Worker) -> list[Command]:
         """Give a worker that is ready the faults that wait for it, or for any worker of this node."""
         # Fault files name members that do not exist yet: a replacement takes what was meant for its number.
-        mine = [f for f in self._waiting if not _is_for_first_view(f) and self._waits_for(worker, f)]
+        here = [f for f in self._waiting if f.member == worker.id or f.node == self._config.node]
+        mine = [f for f in here if not _is_for_first_view(f)]
         self._waiting = [f for f in self._waiting if f not in mine]
         return [command for fault in mine for command in (_log(fault), self._arm(fault, worker))]
 
@@ -178,9 +179,6 @@ class FaultRequests:
         self._last_number += 1
         self._timed[self._last_number] = fault, asked
         self._deadlines.set(FaultDue(self._last_number), self._config.began_s + fault.place.t_s)
-
-    def _waits_for(self, worker: Worker, fault: Fault) -> bool:
-        return fault.member == worker.id or fault.node == self._config.node
 
     def _first_ready(self) -> Worker | None:
         """This node's first worker that is ready: it tells when it comes to the place of another's fault."""

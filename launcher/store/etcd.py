@@ -15,6 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -110,10 +111,8 @@ class EtcdStore:
             raise LeaseLostError(f"lease {lease} has expired or was revoked: grant a new one and write its keys again")
 
     def revoke(self, lease: int) -> None:
-        try:
+        with suppress(LeaseLostError):  # the end that was asked for
             self._call(lambda e: e.lease.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease), self._until())
-        except LeaseLostError:
-            pass  # the end that was asked for
 
     def compact(self) -> int:
         """Have etcd forget all revisions but the newest, and say which that is. For tests of what follows from that."""
@@ -134,10 +133,8 @@ class EtcdStore:
         if self._mark_lease is not None:
             request, until_s = rpc.LeaseRevokeRequest(ID=self._mark_lease), time.monotonic() + _CLOSE_S
             self._mark_lease = None
-            try:
+            with suppress(LeaseLostError, StoreUnavailableError, StoreRefusedError):  # it ends by itself
                 self._call(lambda e: e.lease.LeaseRevoke, request, until_s)
-            except (LeaseLostError, StoreUnavailableError, StoreRefusedError):
-                pass  # it ends by itself
         self._connection.close()
 
     # ---- marks

@@ -115,8 +115,8 @@ class StepRecorder(TorchDispatchMode):
 
     def _declare(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
         """Give a storage a kind; the first one that it is given counts, so that tied weights have one name."""
-        if not _has_storage(tensor):
-            return
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+            return  # a sparse one, or a wrapper: it has no memory of its own kind
         storage = tensor.untyped_storage()
         life = self._life(storage, storage._cdata)
         if life.kind is None:
@@ -186,11 +186,6 @@ class StepRecorder(TorchDispatchMode):
         self._living[key] = life
         self._lives.append(life)
         return life
-
-
-def _has_storage(value: Any) -> bool:
-    """Whether a value is a tensor with memory of its own kind: no sparse one, no wrapper."""
-    return type(value) in _PLAIN and value.layout is torch.strided
 
 
 def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:

@@ -39,9 +39,11 @@ class Updates:
 
     def landed(self, parameter: nn.Parameter) -> None:
         """A gradient is complete, or as far as this backward goes."""
-        assert parameter.grad is not None
-        self._norms[parameter] = _norm(parameter.grad)
-        self._versions[parameter] = parameter.grad._version
+        gradient = parameter.grad
+        assert gradient is not None
+        # As `clip_grad_norm_` takes it: on CUDA the operator for many tensors has other bits than that for one.
+        norm = torch._foreach_norm([gradient])[0] if gradient.is_cuda else torch.linalg.vector_norm(gradient)
+        self._norms[parameter], self._versions[parameter] = norm, gradient._version
 
     def close_step(
         self, order: list[nn.Parameter], max_grad_norm: float | None, *, only_finite: bool
@@ -200,11 +202,6 @@ def _one_by_one(groups: list[list[nn.Parameter]]) -> list[list[list[nn.Parameter
         for own, group in enumerate(groups)
         for each in group
     ]
-
-
-def _norm(gradient: torch.Tensor) -> torch.Tensor:
-    """As `clip_grad_norm_` takes it: on CUDA the operator for many tensors has other bits than that for one."""
-    return torch._foreach_norm([gradient])[0] if gradient.is_cuda else torch.linalg.vector_norm(gradient)
 
 
 def _options_of(group: dict[str, Any]) -> dict[str, Any]:

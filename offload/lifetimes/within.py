@@ -232,7 +232,7 @@ class TrainingWithin:
 
     def _hook_up(self) -> Iterator[Any]:
         yield self._model.register_forward_pre_hook(OriginalsHook(self._model_begins))
-        yield self._model.register_forward_hook(OriginalsHook(self._model_ends), always_call=True)
+        yield self._model.register_forward_hook(OriginalsHook(lambda *_: self._saved.leave()), always_call=True)
         yield self._model.register_state_dict_pre_hook(OriginalsHook(self._settle))  # type: ignore[no-untyped-call]
         yield self._optimizer.register_state_dict_pre_hook(self._settle)
         yield self._optimizer.register_load_state_dict_pre_hook(self._settle)
@@ -260,9 +260,6 @@ class TrainingWithin:
         self._custody.acquire(self._rest())
         if torch.is_grad_enabled():
             self._saved.enter()
-
-    def _model_ends(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        self._saved.leave()
 
     def _forward(self, number: int) -> None:
         touched, wanted = self._blocks[number].touches, self._computes_with(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError
@@ -77,10 +78,8 @@ def visible(place: ReadablePlace) -> list[str]:
 
 def mark_verified(place: CheckpointPlace, checkpoint: str) -> None:
     """Note that it was read back whole. Raises CheckpointError."""
-    try:
+    with contextlib.suppress(TakenError):
         put(place, f"{checkpoint}/{VERIFIED}", b"read back whole\n")
-    except TakenError:
-        pass
 
 
 def _check_newest(place: CheckpointPlace, name: str) -> None:

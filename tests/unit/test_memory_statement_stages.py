@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,8 @@ from unittest.mock import patch
 import pytest
 
 from elastrain import memory_statement
+from elastrain.memory_budget import AT_THE_END
+from elastrain.memory_moments import ADDING, COMPUTING, ENDED, VERIFYING
 from elastrain.memory_statement import MemberBytes, ScriptNeeds, WorkerLimit, state_memory
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor
 from elastrain.pipeline.room import ModelBytes
@@ -48,30 +51,62 @@ SCRIPT = ScriptNeeds(
     runs=4,
     backups=0,
     base_bytes=200 * MIB,
-    behind_bytes=4 * MIB,
+    landing_bytes=0,
 )
 TOGETHER = {"m0": "node0", "m1": "node0"}
 """The first has two blocks before the cut in the middle and two micro-batches in flight, the second has one."""
 
 
-def mib(stated: MemberBytes) -> dict[str, int]:
-    return {name: getattr(stated, name) // MIB for name in ("model", "gradients", "activations", "shards", "total")}
+FIRST, MOVING = f"in the first step, {COMPUTING}", "while holders move, "
+
+
+def mib(stated: MemberBytes, name: str) -> dict[str, int]:
+    """At this moment: the parts that differ between members."""
+    moment = next(each for each in stated.moments if each.moment == name)
+    parts = {part: size_bytes // MIB for part, size_bytes in moment.parts.items() if size_bytes}
+    return {part: size for part, size in parts.items() if part not in ("base", "computing")}
 
 
 def test_in_the_first_step_a_member_has_the_whole_model_and_its_own_tasks() -> None:
     _, second = state_memory(SCRIPT, TOGETHER, STAGED)
-    assert second.moment == "in the first step"
-    # Three copies of its blocks' gradients, 8 MiB of shards with sums and scratch, 4 MiB behind. One micro-batch in
-    # flight with 23 MiB, and four gradients that stay until the commit.
-    assert mib(second) == {"model": 16, "gradients": 18 + 16 + 4, "activations": 23 + 4, "shards": 16, "total": 305}
+    # Three copies of its blocks' gradients. One micro-batch in flight with 23 MiB, and four gradients that stay until
+    # the commit.
+    assert mib(second, FIRST) == {"model": 16, "gradients": 18, "activations": 23, "boundaries": 4}
 
 
 def test_while_holders_move_a_member_has_the_blocks_of_its_shards_and_what_is_on_its_way() -> None:
-    # The second member was given the shard of `first`, which the first one computes with.
+    # The second member was given the shard of `first`, which the first one computes with: it copies the finished
+    # gradient, and has scratch for 8 MiB of shards.
     first, second = state_memory(SCRIPT, TOGETHER, replace(STAGED, copied_bytes=4 * MIB))
-    assert first.moment == second.moment == "while holders move"
-    assert mib(second) == {"model": 6 + 2, "gradients": 38 + 24, "activations": 27, "shards": 16, "total": 321}
-    assert mib(first) == {"model": 10, "gradients": 50 + 4 + 24, "activations": 28, "shards": 20, "total": 344}
+    name = MOVING + COMPUTING
+    assert mib(second, name) == {
+        "model": 6 + 2,
+        "gradients": 18 + 2 + 8,
+        "activations": 23,
+        "boundaries": 4,
+        "shards": 16,
+        "copies": 12,
+    }
+    # It takes over 2 MiB of shards later: then it has 10 of them, and none of another one's gradients.
+    assert mib(first, name) == {
+        "model": 10,
+        "gradients": 30 + 10,
+        "activations": 22,
+        "boundaries": 6,
+        "shards": 20,
+        "copies": 12,
+    }
+    # What crosses the cuts stays until the commit; what its graphs held of it is counted, too.
+    assert mib(first, MOVING + ADDING) == {k: v for k, v in mib(first, name).items() if k != "activations"}
+
+
+def test_a_member_does_not_hold_all_that_it_ever_holds_at_once() -> None:
+    """With two members and a backup, moving is a change of roles: each shard is held once, as one or the other."""
+    script = replace(SCRIPT, backups=1)
+    for stated in state_memory(script, TOGETHER, STAGED):
+        held = mib(stated, MOVING + VERIFYING)
+        assert held["backups"] == held["unverified"]
+        assert held["shards"] // 2 + held["backups"] // 3 <= 16 + 2, "16 MiB of shards, of which 2 change hands"
 
 
 def test_no_more_is_on_its_way_than_there_is() -> None:
@@ -92,13 +127,23 @@ def test_who_has_room_to_train_has_room_for_the_whole_model_at_the_end(members: 
     script = replace(
         SCRIPT, sizes=sizes, moments=(2.0,) * 8, model_bytes=32 * MIB, slot_bytes=32 * MIB, runs=1, backups=backups
     )
-    stated = state_memory(script, dict.fromkeys((f"m{n}" for n in range(members)), "node0"), staged)
-    assert "at the end" not in {each.moment for each in stated}
+    nodes = dict.fromkeys((f"m{n}" for n in range(members)), "node0")
+
+    def refused(limit_mib: int) -> list[str]:
+        limit = WorkerLimit(limit_bytes=limit_mib * MIB, has_disk=False, assumed_moments=2.0)
+        return [each.shortfall for each in state_memory(replace(script, limit=limit), nodes, staged) if each.shortfall]
+
+    def trains(limit_mib: int) -> bool:
+        return all(AT_THE_END in each for each in refused(limit_mib))
+
+    smallest_mib = bisect_left(range(1024), True, lo=200, key=trains)
+    assert smallest_mib > 200
+    assert not refused(smallest_mib)
 
 
 def test_between_nodes_what_is_received_counts_too() -> None:
     apart = state_memory(SCRIPT, {"m0": "node0", "m1": "node1"}, STAGED)
-    assert [mib(each)["activations"] for each in apart] == [28 + 4, 27 + 4]
+    assert [mib(each, FIRST)["boundaries"] for each in apart] == [6 + 4, 4 + 4]
 
 
 def limited(limit_mib: int, *, has_disk: bool) -> tuple[MemberBytes, ...]:
@@ -107,10 +152,13 @@ def limited(limit_mib: int, *, has_disk: bool) -> tuple[MemberBytes, ...]:
 
 
 def test_activations_leave_first() -> None:
-    assert [each.spill for each in limited(310, has_disk=False)] == [0, 0]
+    assert [each.worst.spill for each in limited(310, has_disk=False)] == [0, 0]
     first, second = limited(300, has_disk=True)
-    assert (first.spill, first.total, first.shortfall) == (10 * MIB, 308 * MIB, "")
-    assert second.spill == 0
+    spills = {each.moment: each.spill // MIB for each in first.moments}
+    # While holders move it is given a shard of 2 MiB, whose state leaves no room for that much.
+    assert spills == {FIRST: 10, MOVING + COMPUTING: 12, MOVING + ADDING: 0, MOVING + VERIFYING: 12, ENDED: 0}
+    assert first.shortfall == ""
+    assert all(each.spill == 0 for each in second.moments)
 
 
 @pytest.mark.parametrize(("has_disk", "costliest"), [(False, "first"), (True, "embed")])
@@ -124,11 +172,10 @@ def test_a_limit_that_is_too_small_names_the_costliest_block_and_what_would_fit(
 
 def test_only_rank_0_is_refused_for_what_all_blocks_take_at_the_end() -> None:
     # Whatever they take of the steps: the end is made the narrowest moment of both.
-    def short_at_the_end(script: ScriptNeeds, nodes: Mapping[str, str], work: Any) -> MemberBytes:
-        return replace(stated, member=work.member, moment=work.moment, shortfall="too small" if work.is_end else "")
+    def short_at_the_end(script: ScriptNeeds, nodes: Mapping[str, str], work: Any) -> Any:
+        return frozenset(), 0, "too small" if work.is_end else ""
 
-    stated = state_memory(SCRIPT, TOGETHER, STAGED)[0]
-    with patch.object(memory_statement, "_member", short_at_the_end):
+    with patch.object(memory_statement, "_leaves", short_at_the_end):
         first, second = state_memory(SCRIPT, TOGETHER, STAGED)
-    assert (first.moment, first.shortfall) == ("at the end", "too small")
-    assert second.shortfall == "" and second.moment != "at the end"
+    assert first.shortfall == "too small" and ENDED in {each.moment for each in first.moments}
+    assert second.shortfall == "" and ENDED not in {each.moment for each in second.moments}

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -187,10 +188,8 @@ class LocalPlace:
         above = self._root
         while above != "/":
             above = above.rpartition("/")[0] or "/"
-            try:
+            with suppress(PermissionError):  # somebody else's, and made by somebody else
                 self._files.sync_folder(above)
-            except PermissionError:  # somebody else's, and made by somebody else
-                pass
         self._is_made = True
 
     def _remove(self, path: str) -> None:
@@ -252,10 +251,8 @@ class _LocalSink:
 
     def discard(self) -> None:
         self._close()
-        try:
+        with suppress(OSError):  # the disk is full or gone; what is left has a temporary name
             self._files.remove(self._temporary)
-        except OSError:  # the disk is full or gone; what is left has a temporary name
-            pass
 
     def _close(self) -> None:
         fd, self._fd = self._fd, None
@@ -272,10 +269,8 @@ class _LocalSource:
             self._fd = files.open(path)
             self._size_bytes = files.size(self._fd)
         self._direct_fd: int | None = None
-        try:
+        with suppress(OSError):  # a file system in memory, say
             self._direct_fd = files.open_direct(path)
-        except OSError:  # a file system in memory, say
-            pass
 
     @property
     def size_bytes(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elastrain.base.processes import state_of
-from elastrain.memory_budget import COMPUTING_BYTES, WRITING_BYTES
+from elastrain.memory_budget import WRITING_BYTES
 from tests.support import warm
 from tests.support.training import SCRIPTS, environment, run_job
 from tests.support.waiting import until
@@ -41,11 +41,11 @@ def test_what_is_stated_is_what_the_members_of_a_job_find(tmp_path: Path) -> Non
     for member, journal in run.journals.items():
         said, first = stated[member], next(each for each in journal if each["event"] == "room")
         assert said["model"] == first["need_parameters_bytes"]
-        # A member with one run has a second copy in the first step, for a check: it goes before states come.
-        copy_bytes = first["need_gradients_bytes"] - said["gradients"]
-        assert copy_bytes == 0 or copy_bytes == pytest.approx(said["model"], rel=0.01)
-        assert said["shards"] + said["backups"] == pytest.approx(first["need_shards_bytes"], rel=0.05)
-        assert said["base"] - COMPUTING_BYTES == pytest.approx(first["need_base_bytes"], rel=0.05)
+        # A plan has room for what is never there at once, and is for both steps of which gradients are kept.
+        assert said["gradients"] + said["check"] < first["need_gradients_bytes"]
+        states_bytes = said["shards"] + said["backups"] + said["unverified"]
+        assert states_bytes == pytest.approx(first["need_shards_bytes"], rel=0.05)
+        assert said["base"] == pytest.approx(first["need_base_bytes"], rel=0.05)
         peaks = [each["peak_bytes"] for each in journal if each["event"] == "memory"]
         assert max(peaks) <= 1.05 * said["total"], "as the kernel counts it"
 
@@ -63,13 +63,13 @@ def test_what_is_stated_with_stages_is_what_the_members_of_pipelines_find(tmp_pa
         said = stated[member]
         rooms = [each for each in journal if each["event"] == "room"]
         tasks_bytes = {each["need_activations_bytes"] + each["need_boundaries_bytes"] for each in rooms} - {0}
-        assert tasks_bytes == {said["activations"]}
+        assert tasks_bytes == {said["activations"] + said["boundaries"]}
         assert said["model"] == max(each["need_parameters_bytes"] for each in rooms)
-        # Holders move by and by.
-        assert said["moment"] == "while holders move"
-        assert 0.85 < max(each["need_gradients_bytes"] for each in rooms) / said["gradients"] <= 1
-        assert max(each["need_shards_bytes"] for each in rooms) <= 1.05 * (said["shards"] + said["backups"])
-        assert said["base"] - COMPUTING_BYTES == pytest.approx(rooms[0]["need_base_bytes"], rel=0.05)
+        assert said["moment"].startswith("while holders move, ")
+        assert said["total"] == max(each["total"] for each in said["moments"])
+        assert said["base"] == pytest.approx(rooms[0]["need_base_bytes"], rel=0.05)
+        peaks = [each["peak_bytes"] for each in journal if each["event"] == "memory"]
+        assert max(peaks) <= 1.05 * said["total"], "as the kernel counts it"
 
 
 def test_a_limit_that_is_too_small_for_stages_is_refused_as_by_the_members() -> None:
@@ -110,6 +110,23 @@ def test_members_stay_within_what_is_stated_of_each_kind_of_model(
         assert max(each["captured_bytes"] for each in steps) <= stated[member]["staging"] - WRITING_BYTES
 
 
+@pytest.mark.on_demand
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(("kind", "batch"), [("gpt2", 1), ("gpt2", 4), ("t5", 1), ("t5", 4)])
+def test_models_of_others_hold_what_is_stated(kind: str, batch: int, stages: int, tmp_path: Path) -> None:
+    """At the most, as the kernel counts it; what the allocator keeps at the start, activations may lie in later."""
+    script, size = SCRIPTS / "measured_training.py", ("--nproc-per-node", "2", "--stages", str(stages), *LIMIT)
+    arguments = ("--kind", kind, "--steps", "5", "--batch", str(batch))
+    asked = doctor(str(script), *size, "--json", "--", *arguments)
+    assert asked.returncode == 0, asked.stderr
+    stated = {each["member"]: each["total"] for each in json.loads(asked.stdout)["members"]}
+    run = run_job(tmp_path, script=script, workers=2, arguments=arguments, options=size[2:])
+    assert run.exit_code == 0, run.output
+    for member, journal in run.journals.items():
+        held = max(each["peak_bytes"] for each in journal if each["event"] == "memory")
+        assert 0.92 < held / stated[member] < 1.05, (member, held, stated)
+
+
 def rows(output: str) -> list[dict[str, str]]:
     head, *lines = (line.split() for line in output.splitlines() if re.match(r"member|m\d", line))
     return [dict(zip(head, line, strict=True)) for line in lines]
@@ -125,8 +142,11 @@ def test_an_example_under_a_limit_that_is_too_small(tmp_path: Path) -> None:
     stated = rows(asked.stdout)
     assert [each["member"] for each in stated] == [f"m{rank}" for rank in range(8)]
     assert any(each["staging"] != "0" for each in stated)
-    explained = [line.split()[0] for line in asked.stdout.splitlines()[9:-1]]
-    assert explained == list(stated[0])[2:], "a line for each column"
+    columns, below = list(stated[0])[2:], asked.stdout.splitlines()[9:]
+    assert [line.split()[0] for line in below[: len(columns)]] == columns, "a line for each column"
+    moments = below[len(columns) :]
+    assert moments[0].split()[3:] == columns
+    assert [line.partition(",")[0] for line in moments[1:3]] == ["in the first step"] * 2
     assert asked.stdout.splitlines()[-1].startswith("worst: member m")
     assert list(tmp_path.iterdir()) == [], "no job was started"
 

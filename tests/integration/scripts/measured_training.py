@@ -1,4 +1,4 @@
-"""Models of three kinds, most of whose memory is parameters: what members hold is compared with what is stated."""
+"""Models of five kinds, most of whose memory is parameters: what members hold is compared with what is stated."""
 
 import argparse
 import itertools
@@ -49,7 +49,25 @@ def images() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
+def gpt2() -> nn.Module:
+    import transformers
+
+    sizes = {"n_embd": 512, "n_layer": 4, "n_head": 8, "n_positions": 32}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=4096, use_cache=False, **sizes))
+
+
+def t5() -> nn.Module:
+    import transformers
+
+    sizes = {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 3, "num_heads": 8}
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=4096, use_cache=False, decoder_start_token_id=0, **sizes)
+    )
+
+
 MODELS = {
+    "gpt2": gpt2,
+    "t5": t5,
     "gpt": lambda: Text(tied=False, frozen=False),
     "conv": images,
     "frozen": lambda: Text(tied=True, frozen=True),
@@ -70,27 +88,31 @@ class Samples(torch.utils.data.Dataset[Tensor]):
         return torch.randint(4096, (16,), generator=generator)
 
 
+def loss_of(kind: str, model: nn.Module, inputs: Tensor) -> Tensor:
+    if kind in ("gpt2", "t5"):
+        return model(input_ids=inputs, labels=inputs).loss  # type: ignore[no-any-return]
+    told = model(inputs)
+    if kind == "conv":
+        return told.square().mean()
+    return nn.functional.cross_entropy(told[:, :-1].flatten(0, 1), inputs[:, 1:].flatten())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", choices=MODELS, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--backups", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=2, help="samples of a micro-batch; there are four of them")
     args = parser.parse_args()
     torch.set_num_threads(1)
     job = elastrain.init(seed=3, backups=args.backups)
     model = MODELS[args.kind]()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    loader = elastrain.DataLoader(Samples(args.kind), global_batch_size=8, micro_batch_size=2)
+    loader = elastrain.DataLoader(Samples(args.kind), global_batch_size=4 * args.batch, micro_batch_size=args.batch)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
     for step in job.steps(loader, until=args.steps):
         for inputs in step:
-            told = model(inputs)
-            loss = (
-                told.square().mean()
-                if args.kind == "conv"
-                else nn.functional.cross_entropy(told[:, :-1].flatten(0, 1), inputs[:, 1:].flatten())
-            )
-            step.backward(loss)
+            step.backward(loss_of(args.kind, model, inputs))
     sys.stderr.write(f"digest {job.digest()}\n")
 
 
