@@ -516,3 +516,12 @@ def test_an_own_gradient_is_read_for_a_checksum_only_where_it_is_compared_later(
     kept = p.Keep(step=0, shard=0, lane=0, node=(0, 1), payload=None, index=0, block=0, maker="m0")
     executor.carry_out(kept)
     assert bool(read) == is_read
+
+
+def test_only_whole_copies_of_the_gradients_are_warmed_up() -> None:
+    """A member of a pipeline computes some blocks: a copy of all would lie there unused until blocks move."""
+    whole, apart = _executor(), _executor(apart=True)
+    for each in (whole, apart):
+        each.warm_up()
+    assert whole.gradients_bytes() == whole.slot_bytes > 0
+    assert apart.gradients_bytes() == 0
