@@ -1,6 +1,6 @@
 """Chooses the micro-batches that two members compute, and says what differs where they got different results.
 
-One micro-batch of each member's, the first of its first run, is its *probe*. Its neighbour computes the probe again
+One micro-batch of each member's, the first of its last run, is its *probe*. Its neighbour computes the probe again
 after its own runs. All functions are pure: of the view, of the hand-out of runs, and of what came out.
 """
 
@@ -42,8 +42,10 @@ def probes(runs: Mapping[str, Sequence[int]], newcomers: Collection[str] | None 
     runs: all runs of the step, by member in rank order.
     newcomers: check only these, each against a member that was there before; None checks all members.
     """
-    # The first micro-batch of a run: there the slot is empty, so that its gradient is that of the micro-batch alone.
-    firsts = {member: todo[0] for member, todo in runs.items() if todo}
+    # The first micro-batch of a run: there the slot is empty, so that its gradient is that of the micro-batch alone. Of
+    # the last run: where shares are even, who computes it again has computed one run more, and not a whole share, after
+    # which what changes from one micro-batch to the next and back could be as it was.
+    firsts = {member: todo[-1] for member, todo in runs.items() if todo}
     if newcomers is None:
         return firsts
     # Two newcomers on one wrong machine could agree with each other: only an older member's probe proves something.

@@ -24,8 +24,17 @@ def test_in_a_resumed_job_they_check_each_other_in_its_first_step_too() -> None:
     assert [step for step in range(7, 12) if Due(7, 5).is_in(step)] == [7, 10]
 
 
-def test_a_probe_is_the_first_run_of_each_who_has_runs() -> None:
-    assert probes(RUNS) == {"a": 0, "b": 2, "c": 4}
+def test_a_probe_is_the_last_run_of_each_who_has_runs() -> None:
+    assert probes(RUNS) == {"a": 1, "b": 3, "c": 4}
+
+
+@pytest.mark.parametrize("runs_each", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("circle", [2, 3, 4, 6])
+def test_who_computes_a_probe_again_has_counted_on_since_however_small_the_circle(runs_each: int, circle: int) -> None:
+    """Of the first run it had counted a whole share more: four of each, in circles of two, were no difference."""
+    runs = {name: tuple(range(at * runs_each, (at + 1) * runs_each)) for at, name in enumerate("abc")}
+    for owner, probe in probes(runs).items():
+        assert runs[owner].index(probe) % circle != runs_each % circle
 
 
 @pytest.mark.parametrize(("me", "checks"), [("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")])
@@ -41,8 +50,8 @@ def test_nobody_checks_himself() -> None:
 
 def test_newcomers_are_checked_against_those_who_were_there_before_and_nobody_else_has_work() -> None:
     assert probes(RUNS, ()) == {}
-    assert probes(RUNS, ("c",)) == {"a": 0}
-    assert probes(RUNS, ("b", "c")) == {"a": 0}
+    assert probes(RUNS, ("c",)) == {"a": 1}
+    assert probes(RUNS, ("b", "c")) == {"a": 1}
     assert probes({"new": (0,), "old": ()}, ("new",)) == {}
 
 

@@ -20,11 +20,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import TreeSpec
+from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import CrossingTensor
-from elastrain.pipeline.stubs.trees import flatten, leaves_of, mapped, unflatten
+from elastrain.pipeline.stubs.trees import flatten, leaves_of, mapped
 
 _NO_NAMES: Mapping[str, object] = {}
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
@@ -110,7 +110,7 @@ class BlockOutputs:
         """Fresh fakes in the block's own tree."""
         with mode:
             made = [fake(leaf, self.device) if isinstance(leaf, CrossingTensor) else leaf for leaf in self.leaves]
-        return unflatten(made, self.tree)
+        return tree_unflatten(made, self.tree)
 
 
 def fake(shape: CrossingTensor, device: torch.device) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_unflatten
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.backward_draws import BackwardDraws
@@ -15,7 +16,7 @@ from elastrain.pipeline.stubs.entries import Entries, Forward
 from elastrain.pipeline.stubs.fakes import AbsentBlock, Fakes, is_fake
 from elastrain.pipeline.stubs.passes import SAME, StubPass
 from elastrain.pipeline.stubs.trace import TracedModel
-from elastrain.pipeline.stubs.trees import flatten, leaves_of, unflatten
+from elastrain.pipeline.stubs.trees import flatten, leaves_of
 from elastrain.pipeline.stubs.untraced import UntracedDraws
 
 _Give = Callable[[Tensor, tuple[int, int]], Tensor | None]
@@ -130,7 +131,7 @@ class Stubs:
         leaves, tree = flatten((args, kwargs))
         if self._is_computed(place):
             self._exchange(place, leaves, lambda fake, at: passed.give(fake, numbers.taken.get(at[1]), at))
-            args, kwargs = unflatten(leaves, tree)
+            args, kwargs = tree_unflatten(leaves, tree)
             returned = self._draws.computed(place, lambda: forward(*args, **kwargs))
         else:
             if place >= self._stretch.stop:
@@ -151,7 +152,7 @@ class Stubs:
         leaves, tree = flatten((args, kwargs))
         if self._is_computed(place):
             self._exchange(place, leaves, passed.give_again, passed.entries[place])
-            args, kwargs = unflatten(leaves, tree)
+            args, kwargs = tree_unflatten(leaves, tree)
             return forward(*args, **kwargs)
         return self._absent[place].take(forward, args, kwargs, leaves=leaves, fresh=passed.entries[place] > 1)
 

@@ -48,14 +48,10 @@ def leaves_of(tree: Any) -> list[Any]:
     return flatten(tree)[0]
 
 
-def unflatten(leaves: Iterable[Any], spec: TreeSpec) -> Any:
-    return tree_unflatten(leaves, spec)
-
-
 def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
     """A tree of new containers, with `change` of each leaf."""
     leaves, spec = flatten(tree)
-    return unflatten(map(change, leaves), spec)
+    return tree_unflatten(map(change, leaves), spec)
 
 
 def _opened(tree: Any) -> Any:
