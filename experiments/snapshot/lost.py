@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 
 from experiments.harness import ROOT
 from experiments.jobs import Script, elastic, unwind_on_sigterm
@@ -29,10 +30,11 @@ from tests.support.killing import processes_of
 
 SCRIPT = ROOT / "tests" / "integration" / "scripts" / "resumed_training.py"
 NODES = 3
-PATHS = {"PYTHONPATH": str(ROOT)}
+PATHS = {"PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
 BEFORE = 4
 """Steps that every member has made when the first strike falls."""
 TIMEOUT_S, SETTLED_S = 600.0, 60.0
+STOOD_STILL = "stood still"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,8 @@ def strike(folder: Path, loss: Loss) -> Settled:
         agents = [follower.run.agents[follower.run.nodes[name]] for name in left] if loss.whole_nodes else []
         _kill([*agents, *(follower.run.pids[name] for name in left)])
         settled = _settled(follower, job, struck_s=time.monotonic())
+        if settled.how == STOOD_STILL:
+            print(f"what there is of it: {_kept(folder)}", file=sys.stderr, flush=True)
         job.kill()  # nobody asks for its last checkpoint
         _kill(processes_of(folder))
     print(f"{loss}: {settled}", file=sys.stderr, flush=True)
@@ -118,7 +122,19 @@ def _settled(follower: Follower, job: subprocess.Popen[bytes], struck_s: float) 
         if job.poll() is not None:
             return Settled(took_s=now_s - struck_s, how="ended" if job.returncode else "finished")
         time.sleep(0.02)
-    return Settled(took_s=float("inf"), how="stood still")
+    return Settled(took_s=float("inf"), how=STOOD_STILL)
+
+
+def _kept(folder: Path) -> Path:
+    """A copy of the journals and of what the processes said, with the stacks of all, which end by it."""
+    for pid in processes_of(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGABRT)
+            time.sleep(0.2)  # one after the other into one file
+    kept = Path(mkdtemp(prefix="elastrain-lost-kept-"))
+    special = lambda at, names: [name for name in names if Path(at, name).is_socket()]  # noqa: E731  a word for it
+    shutil.copytree(folder, kept, dirs_exist_ok=True, ignore=special)
+    return kept
 
 
 def _kill(pids: Iterable[int]) -> None:
