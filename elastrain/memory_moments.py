@@ -1,4 +1,4 @@
-"""The moments of a step, and what of a member's memory lives at each of them.."""
+"""The moments of a step, and what of a member's memory lives at each of them."""
 
 from __future__ import annotations
 

@@ -46,16 +46,13 @@ class Counters:
             moves = changed(self._last, now)
             for key, move in moves.items():
                 if key in self._traced and _is_same(self._traced[key], move):
-                    self._refuse(".".join(filter(None, key)), move)
+                    name = ".".join(filter(None, key))
+                    raise ConfigError(
+                        f"the forward counts in {name!r} of the model, from {move[0]} to {move[1]} in one micro-batch, "
+                        "and members compute different ones: let the loop set it by step.number, before its inner loop"
+                    )
             self._traced = {key: move for key, move in moves.items() if key in self._traced}
         self._last = now
-
-    @staticmethod
-    def _refuse(name: str, move: tuple[float, float]) -> None:
-        raise ConfigError(
-            f"the forward counts in {name!r} of the model, from {move[0]} to {move[1]} in one micro-batch, and members "
-            "compute different ones: let the loop set it by step.number, before `for batch in step`"
-        )
 
 
 def _is_same(one: tuple[float, float], other: tuple[float, float]) -> bool:

@@ -6,9 +6,10 @@ The types of dataclasses themselves are not registered with torch: that is for t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from torch import nn
 from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_map, tree_unflatten
 
 
@@ -31,7 +32,8 @@ class _Opened:
     """An instance of a dataclass as a node; it is one again where the tree is put together."""
 
     def __init__(self, thing: Any) -> None:
-        names = (*getattr(thing, "__dict__", ()), *getattr(type(thing), "__slots__", ()))
+        # Slots of a class that it inherits from are among its fields only.
+        names = dict.fromkeys((*getattr(thing, "__dict__", ()), *(each.name for each in fields(thing))))
         self.form = _Form(type(thing), tuple(name for name in names if hasattr(thing, name)))
         self.values = [_opened(getattr(thing, name)) for name in self.form.names]
 
@@ -59,4 +61,6 @@ def _opened(tree: Any) -> Any:
 
 
 def _is_record(leaf: object) -> bool:
-    return hasattr(type(leaf), "__dataclass_fields__")
+    """A plain dataclass: others, such as a dict with fields or a module, cannot be taken apart like this."""
+    kind = type(leaf)
+    return hasattr(kind, "__dataclass_fields__") and kind.__new__ is object.__new__ and not isinstance(leaf, nn.Module)
