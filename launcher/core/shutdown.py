@@ -35,13 +35,22 @@ class Shutdown:
     # ---- the end
 
     def finish(
-        self, code: int, sentence: str, detail: str = "", *, everywhere: bool = True, lost: bool = False
+        self,
+        code: int,
+        sentence: str,
+        detail: str = "",
+        *,
+        everywhere: bool = True,
+        lost: bool = False,
+        is_over: bool = False,
     ) -> list[Command]:
-        """End with this code and sentence. `everywhere`: the job is over on all nodes; else others may go on."""
+        """End with this code and sentence. `everywhere`: the job is over on all nodes; else others may go on, unless
+        they have said themselves that it `is_over`.
+        """
         if self.end is not None:
             return []
         # Nodes that come late must not wait for a job whose work is done, however this node came to its end.
-        over = everywhere or (code == 0 and self.finishing)
+        over = everywhere or is_over or (code == 0 and self.finishing)
         self.end = End(code=code, sentence=sentence, detail=detail, everywhere=everywhere, job_is_over=over, lost=lost)
         # What was waited for must not act on a job that has ended.
         self._deadlines.clear()
@@ -57,7 +66,10 @@ class Shutdown:
         return self.finish(self.leaving.code, self.leaving.sentence, everywhere=False)
 
     def on_over(self, node: str, notice: Over, now: float) -> list[Command]:
-        return self.finish(notice.code, notice.sentence, notice.detail, everywhere=False, lost=notice.lost)
+        # Who said so may be killed before anybody else hears of it: those that come back are not to wait for the job.
+        return self.finish(
+            notice.code, notice.sentence, notice.detail, everywhere=False, lost=notice.lost, is_over=True
+        )
 
     def on_end(self, event: EndStands, now: float) -> list[Command]:
         over = event.over

@@ -1194,6 +1194,19 @@ def test_node_that_learns_of_the_end_from_the_store_shows_its_traceback_too() ->
     assert (late.end.code, late.end.detail) == (1, "Traceback on m1")
 
 
+@pytest.mark.parametrize("word", ["link", "store"])
+def test_node_that_hears_of_the_end_knows_that_the_job_is_over(word: str) -> None:
+    """Who said so was killed in the same moment: nodes that were started again waited two minutes for a dead job."""
+    cluster = running()
+    hears, over = (
+        cluster.agents["node0"],
+        Over(code=1, sentence="all holders of shard 1 are gone", detail="", lost=True),
+    )
+    told = ev.NoticeCame(node="node2", notice=over) if word == "link" else ev.EndStands(over=over)
+    cluster.happen(hears, told, NOW)
+    assert hears.end == End(code=1, sentence=over.sentence, everywhere=False, job_is_over=True, lost=True)
+
+
 @pytest.mark.parametrize(
     "other", [raised("m1", micro_batch=4), raised("m1", signature="KeyError at x.py:1"), raised("m1", micro_batch=None)]
 )
