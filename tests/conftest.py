@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import shared
+from tests.support.huge_pages import collapse
 
 # The same examples in every run: a failure is a fault of the code, never of the day. No deadline: machines are shared.
 settings.register_profile(
@@ -73,9 +74,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: no later collection of garbage need look at it."""
+    """What is imported by now stays: no later collection of garbage need look at it, and tests fork it."""
     gc.collect()
     gc.freeze()
+    collapse()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -29,7 +29,7 @@ from elastrain.runtime.loopstate import LoopSnapshot, LoopState
 from elastrain.runtime.randomness import BEFORE
 from elastrain.runtime.settings import Settings
 from elastrain.runtime.step import Step
-from elastrain.runtime.warm_up import compute_device, warm_up
+from elastrain.runtime.warm_up import warm_up
 
 
 class TrainingLoop:
@@ -87,7 +87,7 @@ class TrainingLoop:
         parts = self._parts
         # Whatever takes time comes before this member says that it is ready: others wait for it from then on.
         parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died)
-        warm_up(compute_device(self._prepared.model))
+        warm_up(self._prepared.model)
         spec = {
             **self._prepared.describe(),
             "layers' switches and numbers": parts.layers.digest(),

@@ -37,6 +37,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from elastrain.base.processes import die_with_parent, tied
+from tests.support.huge_pages import collapse
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
@@ -311,6 +312,7 @@ def _import(more: Sequence[str] = ()) -> None:
         each.atexit = False  # by torch, which takes its operators apart: that would copy 32 MiB of shared memory
     gc.collect()
     gc.freeze()  # a collection in a forked process need not copy what is shared
+    collapse()
 
 
 def in_other_surroundings(**environment: str) -> tuple[str, ...]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, fx
+from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import ComputedBuffer
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from elastrain.offload.compiling.graphs import Departures, base_of, is_view, let_leave
@@ -116,3 +119,27 @@ def test_a_part_of_a_value_comes_back_as_that_part() -> None:
     (found,) = backward(tangent, handle)
     assert torch.equal(found, expected)
     assert found.stride() == expected.stride()
+
+
+def kernels(*, leaves: bool) -> list[set[str]]:
+    """What inductor computes in each kernel of relu(x) / sum(relu(x)) in half precision, whose relu is saved."""
+    with FakeTensorMode() as mode:
+        x = torch.empty(64, 64, dtype=torch.bfloat16)
+    forward, backward = Made(mode), Made(mode)
+    saved = forward.call(aten.relu.default, forward.takes("x", x))
+    quotient = forward.call(aten.div.Tensor, saved, forward.call(aten.sum.dim_IntList, saved, [1], True))
+    fw = forward.returns(quotient, saved)
+    tangent = backward.takes("tangents_1", quotient.meta["val"])
+    product = backward.call(aten.mul.Tensor, backward.takes("relu", saved.meta["val"]), tangent)
+    if leaves:
+        assert let_leave(fw, backward.returns(product), outputs=1, min_bytes=1).values == 1
+    with mode:
+        lowered = GraphLowering(fw, [x])
+        with V.set_graph_handler(lowered), V.set_fake_mode(mode):
+            lowered.run(x)
+    return [{node.name for node in each.origins} for each in lowered.buffers if isinstance(each, ComputedBuffer)]
+
+
+def test_a_value_that_leaves_is_computed_once_and_read_rounded_as_without_us() -> None:
+    """A kernel that computes it anew reads it from a register, before it was rounded: other bits in half precision."""
+    assert kernels(leaves=True) == kernels(leaves=False) == [{"relu"}, {"sum_1"}, {"div"}]
