@@ -1,6 +1,6 @@
 """What the launcher asks of a job's durable checkpoints: which one to start from, and how far the newest goes.
 
-No torch is imported for it, and the rooms of the checkpoints only when they are needed.
+No torch is imported for it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elastrain.base.resume import Resume
 from elastrain.errors import ConfigError
 from elastrain.launcher.offers import DiskOffer
 from elastrain.launcher.run_options import AUTO, NONE, RunOptions
-
-if TYPE_CHECKING:
-    from elastrain.snapshot.durable.choosing import Choice
-    from elastrain.snapshot.durable.manifest import Manifest
-    from elastrain.snapshot.durable.owner import Claim
-    from elastrain.snapshot.durable.places.port import CheckpointPlace
+from elastrain.snapshot.durable.choosing import Choice, candidates, choose, left_behind, lives_before, quick, thorough
+from elastrain.snapshot.durable.errors import CheckpointError, OtherFormatError, TakenError
+from elastrain.snapshot.durable.manifest import Manifest, place_in_time
+from elastrain.snapshot.durable.owner import Claim, claim, hold_for
+from elastrain.snapshot.durable.places.opening import checkpoint_at, place_at
+from elastrain.snapshot.durable.places.port import CheckpointPlace
+from elastrain.snapshot.durable.publishing import try_out, visible
+from elastrain.snapshot.durable.reading import Checkpoint
 
 _OFFERS_MAX = 8
 _SIMULATED = re.compile(r"node\d+")
@@ -46,11 +47,6 @@ def newest_step(options: RunOptions) -> int | None:
     """
     if options.checkpoints is None:
         return None
-    from elastrain.snapshot.durable.errors import CheckpointError
-    from elastrain.snapshot.durable.manifest import place_in_time
-    from elastrain.snapshot.durable.places.opening import place_at
-    from elastrain.snapshot.durable.publishing import visible
-
     place = options.checkpoints.place
     try:
         if options.checkpoints.is_local:
@@ -76,26 +72,20 @@ def held_place(options: RunOptions, *, is_of_simulated: bool = False) -> Iterato
         return
     if overlooked := _overlooked(options, options.checkpoint_dir, is_of_simulated=is_of_simulated):
         raise ConfigError(f"--checkpoint-dir {options.checkpoint_dir}: {overlooked}, or begin anew with --resume none")
-    from elastrain.snapshot.durable.errors import CheckpointError
-    from elastrain.snapshot.durable.places.opening import place_at
-
     is_new = not _is_there(options.checkpoint_dir)
-    claim = _claimed(options)
+    held = _claimed(options)
     try:
         yield
     finally:
         # What is written is whole; what cannot be tidied up now is in nobody's way.
         with suppress(CheckpointError):
-            if claim is not None:
-                claim.withdraw()
+            if held is not None:
+                held.withdraw()
             if is_new and not (place := place_at(options.checkpoint_dir)).names():
                 place.remove("")
 
 
 def _is_there(folder: str) -> bool:
-    from elastrain.snapshot.durable.errors import CheckpointError
-    from elastrain.snapshot.durable.places.opening import place_at
-
     try:
         return place_at(folder).exists()
     except CheckpointError:  # `_claimed` says it
@@ -104,10 +94,6 @@ def _is_there(folder: str) -> bool:
 
 def _overlooked(options: RunOptions, folder: str, *, is_of_simulated: bool) -> str:
     """Where the newest is to be taken, and there is none, but for the folders that simulated nodes have: in words."""
-    from elastrain.snapshot.durable.errors import CheckpointError
-    from elastrain.snapshot.durable.places.opening import place_at
-    from elastrain.snapshot.durable.publishing import visible
-
     assert options.checkpoints is not None
     if options.resume.source != AUTO:
         return ""
@@ -132,11 +118,6 @@ def _overlooked(options: RunOptions, folder: str, *, is_of_simulated: bool) -> s
 
 
 def _claimed(options: RunOptions) -> Claim | None:
-    from elastrain.snapshot.durable.errors import CheckpointError, TakenError
-    from elastrain.snapshot.durable.owner import claim, hold_for
-    from elastrain.snapshot.durable.places.opening import place_at
-    from elastrain.snapshot.durable.publishing import try_out
-
     assert options.checkpoint_dir is not None
     try:
         place = place_at(options.checkpoint_dir)
@@ -156,8 +137,6 @@ def find_start(options: RunOptions, life: int = 1) -> Beginning:
 
     life: the number of the job's life that starts from it.
     """
-    from elastrain.snapshot.durable.errors import CheckpointError
-
     wish, folder = options.resume, options.checkpoint_dir
     if folder is None and wish.source in (NONE, AUTO):
         return Beginning(resume=None)
@@ -172,9 +151,6 @@ def find_start(options: RunOptions, life: int = 1) -> Beginning:
 
 
 def _anew(folder: str) -> Beginning:
-    from elastrain.snapshot.durable.places.opening import place_at
-    from elastrain.snapshot.durable.publishing import visible
-
     if there := visible(place_at(folder)):
         raise ConfigError(
             f"--resume none: {folder} holds checkpoints already, the newest of them {there[-1]}: name another "
@@ -200,10 +176,6 @@ def _newest(options: RunOptions, place: str, life: int) -> Beginning:
 
 def _named(options: RunOptions, source: str, life: int) -> Beginning:
     """A checkpoint's own folder, or a directory of them, of which the newest counts: it must be good."""
-    from elastrain.snapshot.durable.choosing import candidates, thorough
-    from elastrain.snapshot.durable.places.opening import checkpoint_at
-    from elastrain.snapshot.durable.reading import Checkpoint
-
     at, named = checkpoint_at(source or "nothing")
     if not source or not at.exists():
         raise ConfigError(f"--resume {source!r}: there is no such folder: name a checkpoint, or write auto or none")
@@ -221,9 +193,6 @@ def _named(options: RunOptions, source: str, life: int) -> Beginning:
 
 def _offered(options: RunOptions, source: str, life: int) -> Beginning:
     """What lies in this node's part of the source; a checkpoint's name may be given, too."""
-    from elastrain.snapshot.durable.manifest import place_in_time
-    from elastrain.snapshot.durable.places.opening import place_at
-
     place, asked = place_at(source), options.resume.source
     named = options.resume.named if asked != AUTO and place_in_time(options.resume.named) else ""
     left = _left_behind(options, place)
@@ -237,9 +206,6 @@ def _offered(options: RunOptions, source: str, life: int) -> Beginning:
 
 def _offer(options: RunOptions, place: CheckpointPlace, name: str, life: int) -> DiskOffer:
     """Of one checkpoint: its parts that lie here and are good."""
-    from elastrain.snapshot.durable.errors import CheckpointError, OtherFormatError
-    from elastrain.snapshot.durable.reading import Checkpoint
-
     files = tuple(file for file in place.names(name) if file.startswith("part-"))
     try:
         checkpoint = Checkpoint.open([place], name)
@@ -258,19 +224,12 @@ def _offer(options: RunOptions, place: CheckpointPlace, name: str, life: int) ->
 
 
 def _choose(options: RunOptions, place: str, *, is_thorough: bool) -> Choice:
-    from elastrain.snapshot.durable.choosing import choose, quick, thorough
-    from elastrain.snapshot.durable.places.opening import place_at
-
     at = place_at(place)
     return choose([at], thorough if is_thorough else quick, _left_behind(options, at))
 
 
 def _left_behind(options: RunOptions, place: CheckpointPlace) -> list[str]:
     """What others have written after the checkpoint that this job was told to go back to."""
-    from elastrain.snapshot.durable.choosing import left_behind
-    from elastrain.snapshot.durable.errors import CheckpointError
-    from elastrain.snapshot.durable.publishing import visible
-    from elastrain.snapshot.durable.reading import Checkpoint
 
     def is_ours(name: str) -> bool:
         try:
@@ -284,18 +243,12 @@ def _left_behind(options: RunOptions, place: CheckpointPlace) -> list[str]:
 
 def _lives_before(options: RunOptions, name: str, life: int) -> int:
     """What lifts the job's lives above those in the directory that it writes to."""
-    from elastrain.snapshot.durable.choosing import lives_before
-    from elastrain.snapshot.durable.places.opening import place_at
-    from elastrain.snapshot.durable.publishing import visible
-
     there = visible(place_at(options.checkpoint_dir)) if options.checkpoint_dir is not None else []
     return lives_before(there, name, life)
 
 
 def _what_is_left(options: RunOptions, resume: Resume) -> str:
     """Newer ones in the directory that the job writes to stay there, until they are old."""
-    from elastrain.snapshot.durable.places.opening import place_at
-
     left = _left_behind(options, place_at(options.checkpoint_dir)) if options.checkpoint_dir is not None else []
     return f"; {left[-1]} is left behind: what this job writes counts as newer" if left else ""
 

@@ -1,1 +1,3 @@
-"""Verification and copying of shard state: digests, packed states. Knows nothing of the runtime."""
+"""States of shards: what they are and how they travel (`state`), their digests (`digest`), their copies in memory
+(`store`) and on disk (`durable`). Knows nothing of the runtime.
+"""

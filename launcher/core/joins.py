@@ -225,11 +225,13 @@ class Joins:
     def _refuse(self, worker: Worker, difference: str, now: float) -> list[Command]:
         worker.follow(Course.UNFIT)
         sentence = f"{worker.id} is refused: {difference}"
+        ends = worker.initial  # the job cannot begin without it; a joiner's refusal costs only the joiner
         commands: list[Command] = [
             Tell(member=worker.id, message=Refused(reason=sentence)),
-            Log(event="refused", fields={"member": worker.id, "reason": difference}, say=sentence),
+            # What ends the job is said with its end.
+            Log(event="refused", fields={"member": worker.id, "reason": difference}, say="" if ends else sentence),
         ]
-        if worker.initial:  # the job cannot begin without it; a joiner's refusal costs only the joiner
+        if ends:
             return commands + self._shutdown.finish(1, sentence)
         self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
         return commands

@@ -35,7 +35,8 @@ _ADVICE = {
     errno.EACCES: "there is no permission: change the rights, or name another directory",
     errno.EPERM: "there is no permission: change the rights, or name another directory",
     errno.EROFS: "the file system is read-only: name another directory",
-    errno.ENOTDIR: "a part of the path is a file: name another directory",
+    errno.ENOTDIR: "a part of the path is no folder: name another directory",
+    errno.EISDIR: "it is a folder, where a file is expected",
     errno.EIO: "the device reports an error: look at that drive",
 }
 

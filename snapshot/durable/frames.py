@@ -77,6 +77,9 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
     frames: tuple[FrameEntry, ...]
 
 
+_TAIL = msgspec.msgpack.Decoder(Tail)
+
+
 def write(sink: Sink, file: str, meta: bytes, arrays: Sequence[tuple[str, memoryview]]) -> Part:
     """Append one section; `arrays`: dtype and bytes. Raises what the sink raises, ValueError for an unknown dtype."""
     unknown = [dtype for dtype, _ in arrays if dtype not in ITEM_BYTES]
@@ -196,7 +199,7 @@ def _decoded(source: Source, part: Part, what: str) -> Tail:
         raise DamagedError(f"the description of {what} in {part.file} is damaged: its checksum differs")
     length = int.from_bytes(raw[:_LENGTH_BYTES], "little")
     try:
-        return msgspec.msgpack.decode(memoryview(raw)[_LENGTH_BYTES : _LENGTH_BYTES + length], type=Tail)
+        return _TAIL.decode(memoryview(raw)[_LENGTH_BYTES : _LENGTH_BYTES + length])
     except (ValueError, RecursionError) as error:
         raise _none(part, what, str(error)) from None
 

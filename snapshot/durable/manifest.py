@@ -214,19 +214,22 @@ class _Head(msgspec.Struct, frozen=True):
     xxh3: str
 
 
+_HEAD, _MANIFEST = msgspec.json.Decoder(_Head), msgspec.json.Decoder(Manifest)
+
+
 def decode(text: bytes, where: str) -> Manifest:
     """The manifest that `text` is. Raises DamagedError or OtherFormatError; `where` names it."""
     line, _, body = text.partition(b"\n")
     if len(line) > _HEAD_BYTES_MAX:
         raise DamagedError(f"{where} is damaged: its first line is none of a manifest")
     try:
-        head = msgspec.json.decode(line, type=_Head)
+        head = _HEAD.decode(line)
     except (ValueError, RecursionError):
         raise DamagedError(f"{where} is damaged: its first line is none of a manifest") from None
     if len(body) != head.bytes or f"{xxhash.xxh3_64_intdigest(body):016x}" != head.xxh3:
         raise DamagedError(f"{where} is damaged: its text has another checksum than its first line says")
     try:
-        manifest = msgspec.json.decode(body, type=Manifest)
+        manifest = _MANIFEST.decode(body)
     except (ValueError, RecursionError) as error:
         if head.format != FORMAT:
             raise OtherFormatError(

@@ -33,6 +33,9 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     claim: str
 
 
+_DECODER = msgspec.json.Decoder(Owner)
+
+
 class Claim:
     """This process's part in its job's claim to a place; it ends with the process, or with `release`."""
 
@@ -106,7 +109,7 @@ def owner_of(place: CheckpointPlace) -> Owner | None:
     if OWNER not in place.names():
         return None
     try:
-        owner = msgspec.json.decode(get(place, OWNER, at_most_bytes=_BYTES_MAX), type=Owner)
+        owner = _DECODER.decode(get(place, OWNER, at_most_bytes=_BYTES_MAX))
     except (ValueError, RecursionError) as error:
         raise DamagedError(
             f"{place.location}/{OWNER} is damaged ({error}): remove it if no job uses this directory"

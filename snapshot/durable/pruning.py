@@ -1,15 +1,21 @@
-"""What may be removed: old checkpoints by count and age, and what interrupted writes left. Decided over values."""
+"""What may go: old checkpoints by count and age, and what interrupted writes left. `prune` decides over values."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import MANIFEST, VERIFIED, place_in_time
 from elastrain.snapshot.durable.places.port import CheckpointPlace
+from elastrain.snapshot.durable.publishing import mark_verified, visible
 from elastrain.snapshot.durable.reading import Checkpoint
+
+Moment = tuple[int, int]
+"""Life and step of a checkpoint."""
+NEVER: Moment = (-1, -2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,27 +39,28 @@ class Removal:
     reason: str
 
 
-def prune(entries: Sequence[Kept], *, keep: int, now_s: float, age_s: float | None = None) -> tuple[Removal, ...]:
+def prune(
+    entries: Sequence[Kept], *, keep: int, now_s: float, age_s: float | None = None, over: Moment = NEVER
+) -> tuple[Removal, ...]:
     """What goes, the oldest first: beyond the newest `keep`, or older than `age_s`; and what nobody writes any more.
 
-    Nothing goes unless a newer one has been verified; the newest verified one and all that is newer stay. `keep` >= 1.
+    No checkpoint goes unless a newer one has been verified; the newest verified one and all that is newer stay.
+    `keep` >= 1. `over`: up to here nothing is being written any more.
     """
     if keep < 1:
         raise ValueError(f"at least one checkpoint is kept; got {keep}")
-    ordered = sorted((entry for entry in entries if _when(entry)), key=_when)
-    verified = [_when(entry) for entry in ordered if entry.is_visible and entry.is_verified]
-    if not verified:
-        return ()
-    seen = [entry for entry in ordered if entry.is_visible]
+    seen = [entry for entry in entries if entry.is_visible]
+    verified = max((_when(entry) for entry in seen if entry.is_verified), default=NEVER)
     gone = []
     # Checkpoints become visible in rising order, so a folder without a manifest that is older than a verified one stays
     # invisible for ever: what lies in it is certainly nobody's.
-    for entry in ordered:
-        if _when(entry) >= verified[-1]:
-            break
-        newer = sum(_when(other) > _when(entry) for other in seen)
-        if not entry.is_visible:
-            gone.append(Removal(name=entry.name, reason="its writing was interrupted, and a newer one is complete"))
+    for entry in sorted(entries, key=_when):
+        when = _when(entry)
+        newer = sum(_when(other) > when for other in seen)
+        if not entry.is_visible and when <= max(verified, over):
+            gone.append(Removal(name=entry.name, reason="it was interrupted, or given up"))
+        elif not entry.is_visible or when >= verified:
+            continue
         elif newer >= keep:
             gone.append(Removal(name=entry.name, reason=f"{newer} newer ones are there, and {keep} are kept"))
         elif age_s is not None and now_s - entry.time_s > age_s:
@@ -61,13 +68,8 @@ def prune(entries: Sequence[Kept], *, keep: int, now_s: float, age_s: float | No
     return tuple(gone)
 
 
-def _when(entry: Kept) -> tuple[int, int]:
-    return place_in_time(entry.name) or (-1, -2)
-
-
-def removals(place: CheckpointPlace, *, keep: int, age_s: float | None, now_s: float) -> tuple[Removal, ...]:
-    """What may go from this place. Ages are asked for only where they count. Raises CheckpointError."""
-    return prune(kept(place, with_times=age_s is not None), keep=keep, now_s=now_s, age_s=age_s)
+def _when(entry: Kept) -> Moment:
+    return place_in_time(entry.name) or NEVER
 
 
 def kept(place: CheckpointPlace, *, with_times: bool = False) -> list[Kept]:
@@ -106,3 +108,25 @@ def remove(place: CheckpointPlace, name: str) -> None:
             place.remove(f"{name}/{file}")
     if not place.names(name):
         place.remove(name)
+
+
+def tidy(place: CheckpointPlace, *, keep: int, age_s: float | None = None, over: Moment = NEVER) -> list[str]:
+    """Verify the newest one, and `clear`; what was done, or went wrong, as sentences."""
+    try:
+        there = visible(place)
+        if len(there) > (keep if age_s is None else 1):  # else none could go, so none is read
+            if problems := Checkpoint.open([place], there[-1]).verify(digests=False):
+                return [f"{there[-1]} is damaged, and nothing is removed: {problems[0]}"]
+            mark_verified(place, there[-1])
+        return clear(place, keep=keep, age_s=age_s, over=over)
+    except CheckpointError as error:
+        return [str(error)]
+
+
+def clear(place: CheckpointPlace, *, keep: int, age_s: float | None, over: Moment = NEVER) -> list[str]:
+    """Remove what may go; a sentence for each. Ages are asked for only where they count. Raises CheckpointError."""
+    there = kept(place, with_times=age_s is not None)
+    gone = prune(there, keep=keep, now_s=time.time(), age_s=age_s, over=over)
+    for removal in gone:
+        remove(place, removal.name)
+    return [f"{removal.name} is removed: {removal.reason}" for removal in gone]

@@ -22,8 +22,7 @@ CLOCKS = {"CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI"}
 LAST_NAMES = {call.rpartition(".")[2] for call in CALLS} | CLOCKS
 
 READERS = {
-    "elastrain.runtime.durable.disk": "the age of checkpoints (--keep-for)",
-    "elastrain.runtime.durable.tidying": "the age of checkpoints (--keep-for)",
+    "elastrain.snapshot.durable.pruning": "the age of checkpoints (--keep-for)",
     "elastrain.runtime.durable.checkpoints": "when a checkpoint was made, in its manifest",
     "elastrain.snapshot.durable.importing": "when a checkpoint was made, in its manifest",
     "elastrain.launcher.enrol": "the number of a start, where the store has lost its count",

@@ -28,9 +28,10 @@ class Captured:
         self._patience_s = CLOSE_S
         """For the disk, until the next part: states change together, and nobody hears this member meanwhile."""
 
-    def begin(self, command: p.BeginPart, place: CheckpointPlace, name: str, me: str) -> None:
+    def begin(self, command: p.BeginPart, place: CheckpointPlace, name: str, me: str) -> PartInWriting:
         self._patience_s = CLOSE_S
         self._parts.append(PartInWriting(command, place, name, me, self._tell))
+        return self._parts[-1]
 
     def end(self, step: int) -> None:
         """The checkpoint is complete, or given up."""

@@ -7,8 +7,9 @@ beside those that are not written yet. Where no room would do for a copy, the st
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,9 +25,9 @@ from elastrain.runtime.durable.captured import CLOSE_S, Captured
 from elastrain.runtime.durable.disk import CheckpointDisk, kept_text, told_by_keepers
 from elastrain.runtime.durable.manifests import Begin, Described, hyper_of
 from elastrain.runtime.durable.parts import WriterThread
-from elastrain.runtime.durable.tidying import tidy
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import Manifest, Part, name_of
+from elastrain.snapshot.durable.pruning import tidy
 from elastrain.snapshot.durable.publishing import Staged, stage
 from elastrain.values import Record
 from elastrain.world import View
@@ -105,7 +106,7 @@ class Checkpoints:
         self._with = bearings
         self._described = described
         self._disk = CheckpointDisk(bearings.options, bearings.job, bearings.log)
-        self._thread = WriterThread()
+        self._thread = WriterThread(self._on_failed)
         self.captured = Captured(self._thread, bearings.tell, bearings.wake)
         self._payload: Callable[[], list[Tensor]] = list
         self._loop: KeptLoop | None = None
@@ -187,7 +188,8 @@ class Checkpoints:
     # --------------------------------------------------------------------------------------------------- inside
 
     def _begin(self, command: p.BeginPart) -> None:
-        self.captured.begin(command, self._disk.place, name_of(self._with.life, command.step), self._with.me)
+        part = self.captured.begin(command, self._disk.place, name_of(self._with.life, command.step), self._with.me)
+        self._thread.do(lambda: part.check(self._disk.check))
 
     def _capture_loop(self, command: p.CaptureLoop) -> None:
         loop = self._loop = KeptLoop(step=command.step, text=command.state, payload=self._payload)
@@ -227,8 +229,16 @@ class Checkpoints:
         if command.is_told and command.reason:
             is_last = command.step == self._newest.last_step
             self._with.say(am.CheckpointEnded(step=command.step, reason=command.reason, last=is_last))
+            self._thread.do(lambda: self._tidy(command.step))
 
     # ------------------------------------------------------------------------------------- in the writer's thread
+
+    def _on_failed(self, error: Exception) -> None:
+        """Nobody has thought of this: the checkpoint is given up, since a loop at its end waits for it."""
+        self._with.log("checkpoint_failed", reason="".join(traceback.format_exception(error)))
+        if (step := self._newest.open_step) is not None:
+            problem = f"{type(error).__name__}: {error}"
+            self._with.tell(p.PartWritten(step=step, shards=(), told=(), problem=problem))
 
     def _write_loop(self, loop: KeptLoop) -> None:
         """Onto this node's own disk."""
@@ -303,7 +313,14 @@ class Checkpoints:
             last=manifest.step == self._newest.last_step,
         )
         self._with.say(ended)
-        if not self._disk.is_local:
-            options = self._with.options
-            for sentence in tidy(self._disk.place, keep=options.keep, age_s=options.keep_for_s):
+        self._tidy(manifest.step)
+
+    def _tidy(self, step: int) -> None:
+        """The checkpoint of this step is complete, or given up. On local disks the keepers do it."""
+        if self._disk.is_local:
+            return
+        options, over = self._with.options, (self._with.life, step)
+        with suppress(CheckpointError):  # another job's by now: it is not touched
+            self._disk.check()
+            for sentence in tidy(self._disk.place, keep=options.keep, age_s=options.keep_for_s, over=over):
                 self._with.log("checkpoint_tidied", reason=sentence)

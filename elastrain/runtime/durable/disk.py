@@ -7,7 +7,6 @@ its part of a newer one was read back whole. All but `open`, `take_over` and `cl
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -32,7 +31,7 @@ from elastrain.snapshot.durable.owner import Claim, claim, hold_for, owner_of
 from elastrain.snapshot.durable.places.opening import place_at
 from elastrain.snapshot.durable.places.port import CheckpointPlace
 from elastrain.snapshot.durable.plain import pack_named
-from elastrain.snapshot.durable.pruning import removals, remove
+from elastrain.snapshot.durable.pruning import clear
 from elastrain.snapshot.durable.publishing import mark_verified, publish, visible
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.writing import PartWriter
@@ -56,9 +55,12 @@ class KeptCopy(PlainValue, frozen=True):
     """The newest checkpoint that all of them have verified; empty: none."""
 
 
+_TOLD, _KEPT = msgspec.json.Decoder(KeeperTold), msgspec.json.Decoder(KeptCopy)
+
+
 def told_by_keepers(loops: Sequence[str]) -> tuple[dict[str, tuple[Part, ...]], str]:
     """All copies of the attachments, and the newest checkpoint that every keeper has verified."""
-    told = [msgspec.json.decode(each, type=KeeperTold) for each in loops]
+    told = [_TOLD.decode(each) for each in loops]
     names = sorted({name for each in told for name in each.attachments})
     copies = {name: tuple(part for each in told for part in each.attachments.get(name, ())) for name in names}
     return copies, newest_of_all(each.verified for each in told)
@@ -139,6 +141,7 @@ class CheckpointDisk:
         self, checkpoint: str, me: str, loop: tuple[str, Sequence[Tensor]], buffers: Mapping[str, Tensor]
     ) -> dict[str, tuple[Part, ...]]:
         """Write the loop's state and the model's buffers. Raises CheckpointError."""
+        self.check()
         writer = PartWriter(self.place, checkpoint, writer=f"{me}-loop")
         try:
             found: dict[str, tuple[Part, ...]] = {LOOP: (writer.attach(*loop),)}
@@ -168,7 +171,7 @@ class CheckpointDisk:
         if self._wrote != name:
             return
         try:
-            self._keep(name, msgspec.json.decode(text, type=KeptCopy))
+            self._keep(name, _KEPT.decode(text))
         except CheckpointError as error:
             self._log("checkpoint_tidied", reason=str(error))
 
@@ -179,9 +182,8 @@ class CheckpointDisk:
         if told.verified in visible(self.place):
             mark_verified(self.place, told.verified)
             options = self._options
-            for removal in removals(self.place, keep=options.keep, age_s=options.keep_for_s, now_s=time.time()):
-                remove(self.place, removal.name)
-                self._log("checkpoint_tidied", reason=f"{removal.name} is removed: {removal.reason}")
+            for sentence in clear(self.place, keep=options.keep, age_s=options.keep_for_s):
+                self._log("checkpoint_tidied", reason=sentence)
         problems = Checkpoint.open([self.place], name).verify(digests=False)
         if problems:
             self._log("checkpoint_tidied", reason=f"{name} is damaged, and nothing is removed for it: {problems[0]}")

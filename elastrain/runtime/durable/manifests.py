@@ -17,6 +17,8 @@ from elastrain.snapshot.durable.manifest import GroupEntry, Manifest, ParameterE
 from elastrain.snapshot.durable.writing import Written
 from elastrain.values import Record
 
+_WRITTEN = msgspec.json.Decoder(Written)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Begin:
@@ -68,7 +70,7 @@ class Described:
         """`told`: what writers told of all shards. Raises CheckpointError where copies of one differ."""
         copies: dict[int, list[Written]] = {}
         for each in told:
-            written = msgspec.json.decode(each, type=Written)
+            written = _WRITTEN.decode(each)
             copies.setdefault(written.shard, []).append(written)
         groups = [GroupEntry(parameters=n, hyper=dict(h)) for n, h in zip(self._groups, begin.hyper, strict=True)]
         return Manifest(

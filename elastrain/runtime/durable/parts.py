@@ -23,9 +23,13 @@ Task = Callable[[], None]
 
 
 class WriterThread:
-    """Does one task after the other. Daemon: a disk that hangs must not keep the process."""
+    """Does one task after the other. Daemon: a disk that hangs must not keep the process.
 
-    def __init__(self) -> None:
+    `failed` is told what nobody has thought of, in the thread: the next task follows.
+    """
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="elastrain-checkpoints", daemon=True)
         self._lock = threading.Lock()
@@ -76,7 +80,10 @@ class WriterThread:
     def _run(self) -> None:
         self._count(0)
         while (task := self._tasks.get()) is not None:
-            task()
+            try:
+                task()
+            except Exception as error:  # noqa: BLE001  # it is told, and the next checkpoint may work
+                self._failed(error)
 
 
 class Room:
@@ -154,6 +161,13 @@ class PartInWriting:
         self._told: dict[int, str] = {}
         self._writer = PartWriter(place, name, writer=me)
         self._tell = tell
+
+    def check(self, check: Task) -> None:
+        """Before anything of it is written. `check` raises CheckpointError where the place is another job's now."""
+        try:
+            check()
+        except CheckpointError as error:
+            self.fail(str(error))
 
     def write(self, state: ShardState, digest: int | None, then: Callable[[], None]) -> None:
         """One of its states; the last one ends it. `digest`: what it was verified with. `then` follows in any case."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.places.opening import place_at
 from elastrain.snapshot.durable.publishing import visible
 from elastrain.snapshot.durable.reading import Checkpoint
@@ -76,11 +77,11 @@ def test_a_member_that_dies_while_it_is_written_spoils_neither_job_nor_checkpoin
 
 
 @pytest.fixture
-def full_disk() -> Iterator[Path]:
-    """A file system with next to no room."""
-    folder = Path(f"/tmp/writing-full-{os.getpid()}")
+def full_disk(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system with next to no room, or as much as is asked for."""
+    folder, size = Path(f"/tmp/writing-full-{os.getpid()}"), getattr(request, "param", "64k")
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], capture_output=True)
     if mounted.returncode != 0:
         folder.rmdir()
         pytest.skip("no file system can be mounted here")
@@ -96,6 +97,44 @@ def test_a_full_disk_is_said_and_the_job_goes_on(tmp_path: Path, full_disk: Path
     assert_equal_to_undisturbed(done, *STEPS)
     assert "is given up, because" in done.output and "there is no room" in done.output
     assert visible(place_at(str(full_disk))) == []
+
+
+@pytest.mark.parametrize("full_disk", ["900k"], indirect=True)
+def test_a_disk_that_is_full_of_old_checkpoints_has_room_again_where_fewer_are_kept(
+    tmp_path: Path, full_disk: Path
+) -> None:
+    folder = full_disk / "checkpoints"
+    (tmp_path / "first").mkdir()
+    before = run(tmp_path / "first", folder, every="2")
+    assert "there is no room: free some, or keep fewer checkpoints" in before.output
+    there = steps_of(folder)
+    assert 2 <= len(there) <= 3
+    interrupted = folder / name_of(1, 0)
+    (interrupted / "part-m0-00000000").parent.mkdir()
+    (interrupted / "part-m0-00000000").write_bytes(bytes(9))
+    (tmp_path / "second").mkdir()
+    done = run(tmp_path / "second", folder, every="1", more=("--keep", "1"))
+    assert set(done.digests.values()) == set(undisturbed(*STEPS).digests.values())
+    assert steps_of(folder)[-1] > there[-1]
+    assert not interrupted.exists()
+
+
+def test_a_directory_that_is_removed_while_the_job_runs_is_not_filled_with_what_no_checkpoint_comes_of(
+    tmp_path: Path,
+) -> None:
+    place, brake = tmp_path / "checkpoints", tmp_path / "brake"
+    brake.touch()
+    options = ("--nproc-per-node", "2", "--run-dir", str(tmp_path / "run"), "--checkpoint-dir", str(place))
+    command = [sys.executable, "-m", "elastrain.launcher", "run", *options, "--checkpoint-every", "1"]
+    with (tmp_path / "output").open("wb") as output:
+        command += [str(SCRIPT), *STEPS, "--slow-while", str(brake)]
+        job = warm.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
+    assert until(lambda: any(place.glob("*/manifest.json")) or job.poll() is not None)
+    place.rename(tmp_path / "away")
+    brake.unlink()
+    assert job.wait(60) == 0
+    assert "belongs to nobody now" in (tmp_path / "output").read_text()
+    assert [path for path in place.rglob("*") if path.is_file()] == []
 
 
 def test_another_jobs_directory_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The directory of a job's durable checkpoints, without files: what was written, what can be seen, what is damaged.
 
-Which checkpoint is taken and which may go is decided by production's `choosing`, `pruning` and `tidying`, over the
+Which checkpoint is taken and which may go is decided by production's `choosing` and `pruning`, over the
 port of places.
 """
 
@@ -16,7 +16,6 @@ from unittest.mock import patch
 from elastrain.base.resume import Resume
 from elastrain.errors import StateLostError
 from elastrain.launcher.values import End, Life, Roster
-from elastrain.runtime.durable import tidying
 from elastrain.scaling import Scaler
 from elastrain.snapshot.durable import choosing, pruning
 from elastrain.snapshot.durable.manifest import MANIFEST, VERIFIED, name_of, place_in_time
@@ -109,7 +108,7 @@ class Disk:
         """As the member that made the newest one visible does."""
         good = self.newest_good()
         with self._opened():
-            tidying.tidy(self, keep=keep)  # type: ignore[arg-type]  # what it uses of the port
+            pruning.tidy(self, keep=keep)  # type: ignore[arg-type]  # what it uses of the port
         if good is not None and good not in self.folders:
             raise Violation(f"{good} is removed, which is the newest good checkpoint")
 
@@ -185,9 +184,9 @@ class Disk:
         """Production's decisions see these folders as checkpoints."""
         opening = SimpleNamespace(open=lambda places, name: SimCheckpoint(places[0].folders[name], name))
         with ExitStack() as stack:
-            for module in (choosing, tidying, pruning):
+            for module in (choosing, pruning):
                 stack.enter_context(patch.object(module, "Checkpoint", opening))
-            stack.enter_context(patch.object(tidying, "mark_verified", _mark_verified))
+            stack.enter_context(patch.object(pruning, "mark_verified", _mark_verified))
             yield
 
 

@@ -15,8 +15,7 @@ from elastrain.launcher.lives import Following
 from elastrain.launcher.store.life_keys import read_life
 from elastrain.launcher.values import Command, Life
 from elastrain.member.checkpointing import Checkpointing
-from elastrain.runtime.durable import tidying
-from elastrain.snapshot.durable import choosing
+from elastrain.snapshot.durable import choosing, pruning
 from elastrain.snapshot.durable.pruning import remove
 from elastrain.snapshot.durable.publishing import visible
 from tests.sim.job import lives as sim_lives
@@ -53,7 +52,7 @@ def looks_only_at_sizes(rule: Rule, checkpoint: Any) -> list[str]:
     return choosing.quick(checkpoint)
 
 
-@_plant(tidying, "tidy", _damaged)
+@_plant(pruning, "tidy", _damaged)
 def removes_before_a_newer_one_is_verified(rule: Rule, place: Any, *, keep: int) -> list[str]:
     """An older checkpoint goes when a newer one has been read back whole."""
     for name in visible(place)[:-1]:

@@ -18,6 +18,7 @@ from elastrain.runtime.durable.captured import Captured
 from elastrain.runtime.durable.checkpoints import Bearings, Checkpoints, Waiting
 from elastrain.runtime.durable.disk import CheckpointDisk, KeptCopy
 from elastrain.runtime.durable.manifests import Described
+from elastrain.runtime.durable.parts import PartInWriting
 from elastrain.scaling import Scaler
 from elastrain.snapshot.durable.manifest import Manifest
 from elastrain.snapshot.durable.places.port import CheckpointPlace
@@ -144,9 +145,10 @@ class _CapturedSymbols(Captured):
         super().__init__(thread, bearings.tell, bearings.wake)
         self._process, self._disks = process, disks
 
-    def begin(self, command: p.BeginPart, place: CheckpointPlace, name: str, me: str) -> None:
-        super().begin(command, place, name, me)
-        self._disks.contents[f"{name}/{self._parts[-1]._writer._file}"] = frozenset(command.shards)
+    def begin(self, command: p.BeginPart, place: CheckpointPlace, name: str, me: str) -> PartInWriting:
+        part = super().begin(command, place, name, me)
+        self._disks.contents[f"{name}/{part._writer._file}"] = frozenset(command.shards)
+        return part
 
     def make_room(self, size_bytes: int, *, is_awaited: bool) -> bool:
         return self._process.sim.disk.has_room

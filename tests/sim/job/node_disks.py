@@ -26,10 +26,9 @@ from elastrain.runtime.durable import checkpoints as durable
 from elastrain.runtime.durable import disk as durable_disk
 from elastrain.runtime.durable import node_disks
 from elastrain.runtime.stored_initial import _error
-from elastrain.snapshot.durable import reading, sections, writing
+from elastrain.snapshot.durable import pruning, reading, sections, writing
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import MANIFEST, Part, place_in_time
-from elastrain.snapshot.durable.places import opening
 from elastrain.snapshot.durable.places.node import ServedDisk
 from elastrain.snapshot.durable.places.port import Source
 from tests.sim.job.disk import LACKING, Manifest
@@ -218,9 +217,9 @@ class NodeDisks:
     def opened(self) -> Iterator[None]:
         clock = SimpleNamespace(time=self._world.clock.monotonic, monotonic=self._world.clock.monotonic)
         with ExitStack() as stack:
-            for module in (opening, durable_disk, node_disks):
+            for module in (launcher_checkpoints, durable_disk, node_disks):
                 stack.enter_context(patch.object(module, "place_at", self.at))
-            for module in (durable_disk, durable):
+            for module in (pruning, durable):
                 stack.enter_context(patch.object(module, "time", clock))
             stack.enter_context(patch.object(durable, "hyper_of", lambda loop: []))
             stack.enter_context(patch.object(reading, "_in_threads", lambda tasks: (task() for task in tasks)))

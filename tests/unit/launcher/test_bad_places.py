@@ -72,8 +72,9 @@ def test_values_that_mean_nothing_are_refused(tmp_path: Path, flags: list[str], 
 
 def test_a_path_that_is_a_file_or_leads_through_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ConfigError, match="a part of the path is a file"), held_place(options(place)):
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "dangling"):
+        with pytest.raises(ConfigError, match="a part of the path is no folder"), held_place(options(place)):
             pass
 
 

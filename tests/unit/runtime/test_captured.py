@@ -39,7 +39,7 @@ class Job:
     def __init__(self, folder: Path, shards: int) -> None:
         self.told: list[p.Event] = []
         self.disk = Disk()
-        self.thread = WriterThread()
+        self.thread = WriterThread(pytest.fail)
         self.thread.start()
         self.woken = 0
         self.captured = Captured(self.thread, self.told.append, self._wake)

@@ -34,7 +34,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def thread(asked: list[int]) -> Iterator[WriterThread]:
-    made = WriterThread()
+    made = WriterThread(pytest.fail)
     made.start()
     finish(made)
     yield made

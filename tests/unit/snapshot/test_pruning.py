@@ -9,7 +9,7 @@ import pytest
 
 from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.places.local import LocalPlace
-from elastrain.snapshot.durable.pruning import Kept, Removal, kept, prune, removals, remove
+from elastrain.snapshot.durable.pruning import Kept, Removal, kept, prune, remove
 from elastrain.snapshot.durable.publishing import mark_verified
 from tests.support.checkpoints import save
 
@@ -48,6 +48,13 @@ def test_by_count(told: str, keep: int, gone: list[int]) -> None:
     assert steps(prune(entries(told), keep=keep, now_s=100.0)) == gone
 
 
+def test_what_is_not_being_written_any_more_goes_whatever_was_read_back() -> None:
+    told = [*entries("10 20-"), Kept(name=name_of(1, 5), is_visible=False, is_verified=False, time_s=0.0)]
+    assert steps(prune(told, keep=3, now_s=0.0, over=(1, 4))) == [20]
+    assert steps(prune(told, keep=3, now_s=0.0, over=(1, 5))) == [20, 5]
+    assert prune(told, keep=3, now_s=0.0) == ()
+
+
 def test_by_age() -> None:
     gone = prune(entries("10 50 90v"), keep=5, now_s=100.0, age_s=60.0)
     assert steps(gone) == [10]
@@ -83,6 +90,6 @@ def test_what_is_too_old_goes_by_the_time_in_its_manifest_and_a_damaged_manifest
     mark_verified(place, name_of(0, 40))
     manifest = tmp_path / name_of(0, 20) / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:-9])
-    gone = removals(place, keep=9, age_s=15.0, now_s=1050.0)
+    gone = prune(kept(place, with_times=True), keep=9, age_s=15.0, now_s=1050.0)
     assert [removal.name for removal in gone] == [name_of(0, 10), name_of(0, 30)]
-    assert removals(place, keep=9, age_s=None, now_s=1050.0) == ()
+    assert prune(kept(place), keep=9, age_s=15.0, now_s=1050.0) == (), "without times none is too old"
