@@ -57,6 +57,7 @@ app.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )(_exits(run.run))
 app.command("status", short_help="Show members, progress, and what happened last.")(_exits(status.status))
+app.command("top", short_help="Show that again and again, until the run ends.")(_exits(status.top))
 app.command("doctor", short_help="Say what each member of a job will hold.")(_exits(doctor.doctor))
 app.command("chaos", short_help="Strike a job with faults drawn at random.")(_exits(chaos.chaos))
 _free = {"ignore_unknown_options": True}

@@ -47,7 +47,7 @@ class CheckpointOptions:
         return replace(self, place=f"{self.place}/{node}", source=f"{self.source or self.place}/{node}")
 
     def environment(self) -> dict[str, str]:
-        every = str(self.every_steps) if self.every_steps else f"{self.every_s:g}s" if self.every_s else ""
+        every = str(self.every_steps) if self.every_steps else f"{self.every_s:.0f}s" if self.every_s else ""
         age = "" if self.keep_for_s is None else str(self.keep_for_s)
         return {
             DIR: self.place,
@@ -61,7 +61,7 @@ class CheckpointOptions:
 
 def parse_every(text: str) -> tuple[int, float]:
     """Steps, or seconds of a time such as 30s, 5m, 1h or 2d; the other one is 0. Raises ValueError."""
-    found = re.fullmatch(r"([1-9]\d*)([smhd]?)", text)
+    found = re.fullmatch(r"([1-9]\d{0,15})([smhd]?)", text)
     if found is None:
         raise ValueError(f"{text!r}: write a number of steps, or a time such as 30s, 5m, 1h or 2d")
     number, unit = int(found[1]), found[2]

@@ -136,6 +136,8 @@ def import_state(
 
     with _sentences():
         place = place_at(into)
+        if into.startswith("memory://"):
+            raise ConfigError(f"--into {into}: it would be gone with this command: name a folder or a store's URL")
         if candidates([place]):
             raise ConfigError(f"--into {into} holds checkpoints already: name another one")
         made = import_files(place, models, optimizer)

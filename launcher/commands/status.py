@@ -1,8 +1,10 @@
-"""`elastrain status`: the state of a run, alive or ended, for people or (--json) for programs."""
+"""`elastrain status` and `top`: the state of a run, alive or ended, for people or (--json) for programs."""
 
 from __future__ import annotations
 
 import json
+import sys
+import time
 from typing import Annotated, Any
 
 import typer
@@ -18,14 +20,33 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> int:
     """Show who is a member, how far the job is, and what happened last."""
-    folder = rundir.find(one_of(run, named))
-    state = control.state(folder)
-    state["run_dir"] = str(folder.path)
+    state = _state(rundir.find(one_of(run, named)))
     if as_json:
         print(json.dumps(state))
     else:
         _show(state)
     return 0
+
+
+def top(
+    run: RunArgument = None,
+    named: RunOption = None,
+    every_s: Annotated[float, typer.Option("--every", min=0.1, max=3600.0, help="Seconds.")] = 1.0,
+) -> int:
+    """Show what `status` shows, again and again, until the run has ended."""
+    folder = rundir.find(one_of(run, named))
+    while True:
+        state = _state(folder)
+        if sys.stdout.isatty():
+            print("\x1b[H\x1b[2J", end="")  # a clear screen
+        _show(state)
+        if state["exit_code"] is not None or state["state"] == "vanished":
+            return 0
+        time.sleep(every_s)
+
+
+def _state(folder: rundir.RunDir) -> dict[str, Any]:
+    return control.state(folder) | {"run_dir": str(folder.path)}
 
 
 def _show(state: dict[str, Any]) -> None:

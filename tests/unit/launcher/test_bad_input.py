@@ -41,7 +41,9 @@ def run_with(folder: Path, state: object) -> RunDir:
     return run
 
 
-@pytest.mark.parametrize("command", [("status",), ("status", "--run"), ("offload", "show"), KILL, CHAOS], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [("status",), ("status", "--run"), ("top",), ("offload", "show"), KILL, CHAOS], ids=" ".join
+)
 @pytest.mark.parametrize("name", ["nowhere", "", "a/b", "..", NO_FILE])
 def test_a_run_that_is_not_there_is_named(command: tuple[str, ...], name: str) -> None:
     result = said(*command, name)
@@ -49,7 +51,7 @@ def test_a_run_that_is_not_there_is_named(command: tuple[str, ...], name: str) -
     assert "there is no run" in result.stderr and len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", [("status",), ("status", "--json"), CHAOS[:-1]], ids=" ".join)
+@pytest.mark.parametrize("command", [("status",), ("status", "--json"), ("top",), CHAOS[:-1]], ids=" ".join)
 @pytest.mark.parametrize(
     ("state", "problem"),
     [

@@ -12,7 +12,7 @@ from unittest.mock import ANY
 import pytest
 from typer.testing import CliRunner
 
-from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.checkpoints import EVERY, KEEP_FOR, CheckpointOptions, parse_every
 from elastrain.errors import ConfigError
 from elastrain.launcher.checkpoints import held_place
 from elastrain.launcher.command_line import app
@@ -47,12 +47,22 @@ def test_a_place_that_cannot_be_made_ends_the_command_at_once_with_one_sentence(
     assert len(told.splitlines()) == 1
 
 
+@pytest.mark.parametrize("time", ["30s", "5m", "12d", "1000001s", "99999999999d"])
+def test_a_time_comes_to_the_workers_as_it_was_written(time: str) -> None:
+    _, seconds = parse_every(time)
+    told = CheckpointOptions(place="/c", every_s=seconds, keep_for_s=seconds).environment()
+    assert parse_every(told[EVERY]) == (0, seconds)
+    assert float(told[KEEP_FOR]) == seconds
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--checkpoint-every", "0"], "write a number of steps, or a time"),
         (["--checkpoint-every", "-5"], "write a number of steps, or a time"),
         (["--checkpoint-every", "5q"], "write a number of steps, or a time"),
+        (["--checkpoint-every", "9" * 400 + "d"], "write a number of steps, or a time"),
+        (["--keep-for", "9" * 400 + "d"], "write a time such as"),
         (["--keep", "0"], "--keep"),
         (["--keep-for", "3"], "write a time such as"),
         (["--keep-for", "-1d"], "write a time such as"),

@@ -106,6 +106,7 @@ def test_wrong_names_end_with_2_and_a_sentence(folder: Path, tmp_path: Path) -> 
         ("ls", "nowhere://x"),
         ("ls", ""),
         ("import", model, "--into", ""),
+        ("import", model, "--into", "memory://x"),
     ):
         done = run(*arguments)
         assert done.exit_code == 2, (arguments, done.output)
