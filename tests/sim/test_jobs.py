@@ -65,6 +65,12 @@ FOUND = {
         '{"type":"KillNode","at_s":1.898,"node":6,"again_s":3.0},'
         '{"type":"Cut","at_s":2.0,"node":0,"other":-1,"for_s":7.0},{"type":"Wipe","at_s":5.0,"for_s":4.0}]}'
     ),
+    "the last who had heard of a number went as the store lost its data, and it is used again (the judge's mistake)": (
+        '{"seed":1311593,"nodes":3,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"StoreAway","at_s":2.122,"for_s":1.0,"restarts":false},{"type":"Raise","at_s":5.0,"who":2},'
+        '{"type":"Preempt","at_s":5.683,"node":7,"again_s":4.0},'
+        '{"type":"Preempt","at_s":6.0,"node":0,"again_s":4.0},{"type":"Wipe","at_s":6.0,"for_s":1.0}]}'
+    ),
     "the end of the job is heard while a proposal is under way, and forgotten": (
         '{"seed":859,"nodes":4,"backups":2,"steps":4,"runs":4,"one_host":true,"faults":['
         '{"type":"Isolate","at_s":3.378,"node":1,"for_s":5.0,"store":true},'

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from elastrain.errors import ElastrainError, StateLostError
 from elastrain.launcher.core.stopping import PREEMPTED
+from elastrain.launcher.store.registry import SharedRegistry
 from elastrain.launcher.store.views import decode_roster, decode_view
 from elastrain.launcher.values import End
 from elastrain.placement import Placement
@@ -87,6 +88,8 @@ class JobChecks:
         """The generation in which the store was told of the first commit."""
         self._was_lost = False
         """At some moment no living member could have made some shard."""
+        self._counted: dict[tuple[str, int], int] = {}
+        """Agent (name, incarnation) -> how many numbers it knew to be used when the store last lost its data."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -134,13 +137,18 @@ class JobChecks:
         known = [*(a.core.cluster.view for a in agents), *(p.sim.view for p in members)]
         return self._world.etcd.wiped_s is not None and view not in known
 
+    def store_forgets(self) -> None:
+        """The store is about to lose its data."""
+        agents = [agent for agent in self._world.living_agents() if isinstance(agent.registry, SharedRegistry)]
+        self._counted = {(a.name, a.incarnation): a.registry._standing._used.get("members", 0) for a in agents}
+
     def _is_forgotten_number(self, process: MemberProcess) -> bool:
         """Whether nobody can know that another had it: that one has died, the store has lost its data since, and the
-        agents that have heard of that many numbers are dead.
+        agents that had heard of that many numbers by then are dead.
         """
         world, number = self._world, int(process.id.removeprefix("m"))
-        others = [agent for agent in world.living_agents() if agent.name != process.node]
-        knew = any(agent.registry._standing._used.get("members", 0) > number for agent in others)
+        # Not by what they have heard since: the number of the other may be all of that.
+        knew = any(self._counted.get((a.name, a.incarnation), 0) > number for a in world.living_agents())
         return world.etcd.wiped_s is not None and not world.processes[process.id].alive and not knew
 
     def _is_another_job(self) -> bool:

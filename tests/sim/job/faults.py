@@ -263,6 +263,7 @@ class Faults:
             case sc.Compact():
                 etcd.compact()
             case sc.Wipe() if not etcd.is_away:
+                world.checks.store_forgets()
                 etcd.go_away(fault.for_s, restarts=False, wiped=True)
             case sc.Join():
                 joined = sum(name.startswith("late") for name in world.agents)
