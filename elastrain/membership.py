@@ -207,8 +207,11 @@ _ADVICE = {
 
 
 def _what_to_do(key: str) -> str:
-    same = f"start every worker with the same {key}"
-    return next((advice for start, advice in _ADVICE.items() if key.startswith(start)), same)
+    return next((advice for start, advice in _ADVICE.items() if key.startswith(start)), _same(key))
+
+
+def _same(key: str) -> str:
+    return f"start every worker with the same {key}"
 
 
 def without_a_suspect(
@@ -287,8 +290,7 @@ def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member], *, be
     if not rest and not (newcomers and not begun):
         return Proposal(outcome=Outcome.LOST, reason=NOBODY_LEFT)
     # Said in the order of what an operator asks first: what was lost, then what has come.
-    said = (("lost", gone), ("joined", [member.id for member in newcomers]))
-    reason = "; ".join(f"{_some(ids)} {word}" for word, ids in said if ids)
+    reason = "; ".join(_clause(word, ids) for word, ids in (("lost", gone), ("joined", _ids(newcomers))) if ids)
     return Proposal(
         outcome=Outcome.CHANGE,
         reason=reason,
@@ -313,6 +315,14 @@ def _unfit(view: View, gone: Sequence[str], holders: HoldersByShard | None) -> s
 def _why_wait(silent: Sequence[str], majority: bool, unfit: str) -> str:
     obstacle = "the others are no strict majority" if not majority else unfit
     return f"{_some(silent)} suspected but not proven dead, and {obstacle}"
+
+
+def _ids(members: Sequence[Member]) -> tuple[str, ...]:
+    return tuple(member.id for member in members)
+
+
+def _clause(word: str, ids: Sequence[str]) -> str:
+    return f"{_some(ids)} {word}"
 
 
 def _some(names: Sequence[str], limit: int = 6) -> str:

@@ -63,9 +63,7 @@ def _join(offered: Offered) -> Joined:
     candidates = {(each.name, each.content) for _, offers in offered for each in offers if each.resume is not None}
     reasons: list[str] = []
     for name, content in sorted(candidates, reverse=True):
-        # Files have names that nobody else draws: another checkpoint's of this name help nobody, and harm nobody.
-        of_it = {(name, ""), (name, content)}
-        having = [(disk, each) for disk, offers in offered for each in offers if (each.name, each.content) in of_it]
+        having = [(disk, each) for disk, offers in offered for each in offers if _is_of(each, name, content)]
         files = {file for _, each in having for file in each.files}
         whole = [each for _, each in having if each.resume is not None]
         missing = min(([need for need in each.needs if files.isdisjoint(need)] for each in whole), key=len)
@@ -77,6 +75,11 @@ def _join(offered: Offered) -> Joined:
         names = ", ".join(" or ".join(need) for need in missing[:_SOME]) + (" …" if len(missing) > _SOME else "")
         reasons.append(f"{name} is passed over: no disk that is here has a good copy of {names}")
     return Joined(resume=None, reasons=tuple(reasons))
+
+
+def _is_of(offer: DiskOffer, name: str, content: str) -> bool:
+    # Files have names that nobody else draws: those of another checkpoint of this name help nobody, and harm nobody.
+    return offer.name == name and offer.content in ("", content)
 
 
 def _resume(offer: DiskOffer, disks: Sequence[NodeDisk], counted: Sequence[DiskOffer]) -> Resume:

@@ -59,10 +59,7 @@ class ShardState:
             shard=self.shard,
             version=self.version,
             parameters=self.parameters.detach().clone(),
-            pieces=[
-                {name: each.detach().clone() if isinstance(each, Tensor) else each for name, each in piece.items()}
-                for piece in self.pieces
-            ],
+            pieces=[{name: _cloned(value) for name, value in piece.items()} for piece in self.pieces],
         )
 
     def digest(self) -> int:
@@ -140,6 +137,10 @@ def _unpacked(meta: bytes, tensors: Sequence[Tensor]) -> ShardState:
     if shard < 0 or version < -1:
         raise ValueError(f"shard state: shard {shard} or version {version} is out of range")
     return ShardState(shard=shard, version=version, parameters=parameters, pieces=pieces)
+
+
+def _cloned(value: Value) -> Value:
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _tensor_entry(index: int, tensor: Tensor) -> dict[str, Any]:

@@ -37,7 +37,7 @@ del os.environ["GRPC_ENABLE_FORK_SUPPORT"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-BUDGETS_S = {"unit": 40, "property": 25, "sim": 110, "contract": 40, "integration": 385}
+BUDGETS_S = {"unit": 60, "property": 30, "sim": 115, "contract": 45, "integration": 350}
 """Seconds that each folder may take on two quiet cores, ten minutes together."""
 
 _seconds: dict[str, float] = defaultdict(float)

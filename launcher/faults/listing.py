@@ -36,9 +36,7 @@ def _option_data(option: Option) -> dict[str, Any]:
 
 def as_text() -> str:
     """The table for people: a class and its options below one another."""
-    lines = (f"{left:<{_LEFT - 2}}  {right}" for row in CLASSES.values() for left, right in _columns(row))
-    indent = " " * _LEFT
-    return "\n".join(textwrap.fill(each, _WIDTH, subsequent_indent=indent, break_on_hyphens=False) for each in lines)
+    return "\n".join(_line(left, right) for row in CLASSES.values() for left, right in _columns(row))
 
 
 _SHAPES = {
@@ -68,3 +66,7 @@ def _values(option: Option) -> str:
     if isinstance(option.default, str):
         return "WORD" if len(option.choices) > 1 else "TEXT"
     return f"{option.least:g}..{option.most:g}"
+
+
+def _line(left: str, right: str) -> str:
+    return textwrap.fill(f"{left:<{_LEFT - 2}}  {right}", _WIDTH, subsequent_indent=" " * _LEFT, break_on_hyphens=False)

@@ -118,10 +118,13 @@ class TouchServer:
         while True:
             touch = self._asked.get()
             try:
-                touch.known = any(serve is not None and serve(touch.address) for serve in [o() for o in self._owners])
+                touch.known = self._is_served(touch.address)
             except Exception as fault:  # noqa: BLE001 - edge of a thread: whatever it is, the process ends with it
                 touch.sentence = str(fault) or repr(fault)
             touch.served.set()
+
+    def _is_served(self, address: int) -> bool:
+        return any(serve is not None and serve(address) for serve in [each() for each in self._owners])
 
 
 def _end(sentence: str) -> NoReturn:

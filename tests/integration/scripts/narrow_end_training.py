@@ -67,7 +67,7 @@ def main() -> None:
     keeps = dict(each.split("=") for each in args.keeps)
     own_limit = int(limits[ME]) * MIB if ME in limits else None
     job = elastrain.init(seed=3, backups=3, memory_limit=own_limit)
-    model = Model(width=1408, layers=24)
+    model = Model(width=992, layers=24)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3)
     loader = elastrain.DataLoader(Samples(), global_batch_size=12, micro_batch_size=2)

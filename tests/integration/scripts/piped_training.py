@@ -14,12 +14,17 @@ import elastrain
 
 
 class Samples(torch.utils.data.Dataset[Tensor]):
+    """`rows` of 64 numbers each: what a loader does for every sample takes longer than to compute with a single row."""
+
+    def __init__(self, rows: int = 1) -> None:
+        self.rows = rows
+
     def __len__(self) -> int:
-        return 4096
+        return 4096 // self.rows
 
     @functools.cache  # noqa: B019  the one data set of the process
     def __getitem__(self, index: int) -> Tensor:
-        return torch.randn(64, generator=torch.Generator().manual_seed(index))
+        return torch.randn(self.rows, 64, generator=torch.Generator().manual_seed(index)).squeeze(0)
 
 
 class Layer(nn.Module):
@@ -57,6 +62,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--micro-batch-size", type=int, default=257)
+    parser.add_argument("--rows", type=int, default=1, help="of each sample")
     args = parser.parse_args()
     torch.set_num_threads(1)
     job = elastrain.init(seed=3)
@@ -64,7 +70,7 @@ def main() -> None:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3)
     loader = elastrain.DataLoader(
-        Samples(), global_batch_size=6 * args.micro_batch_size, micro_batch_size=args.micro_batch_size
+        Samples(args.rows), global_batch_size=6 * args.micro_batch_size, micro_batch_size=args.micro_batch_size
     )
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
     for step in job.steps(loader, until=args.steps):
