@@ -57,9 +57,10 @@ def test_pages_move_from_a_leaving_piece_to_an_arriving_one_and_no_memory_is_add
         pool.give_to(first)
         first.allow(Access.WRITE)
         first.tensor.fill_(7)
+    grown = resident_bytes() - before  # before anything is compared, which takes 16 MiB that the heap may keep
+    assert grown < 4 * MIB
     assert first.tensor.data_ptr() == address
     assert bool((first.tensor == 7).all())
-    assert resident_bytes() - before < 4 * MIB
 
 
 def test_pieces_of_other_sizes_share_pages() -> None:
