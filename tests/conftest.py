@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import shared
-from tests.support.dealing import dealt
 from tests.support.huge_pages import collapse
 
 # The same examples in every run: a failure is a fault of the code, never of the day. No deadline: machines are shared.
@@ -72,14 +71,6 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of what is left after `-m` and `-k`."""
-    processes = getattr(config, "workerinput", {}).get("workercount", 1)
-    if processes > 1:
-        items[:] = dealt(items, processes)
 
 
 def pytest_collection_finish() -> None:
