@@ -111,7 +111,8 @@ def test_with_offloading_checkpointed_blocks_train_to_the_bits_of_a_job_of_one(t
     assert list(disk.iterdir()) == [], "something was left behind"
 
 
-PLACES = [(phase, place) for phase in ("forward", "backward", "reduce", "commit", "publish") for place in range(3)]
+STRIKES = ("forward", "backward", "reduce", "commit", "apply", "publish")
+PLACES = [(phase, place) for phase in STRIKES for place in range(3)]
 USUAL = {("forward", 1), ("backward", 2), ("publish", 0)}
 
 
@@ -128,6 +129,19 @@ def test_a_loss_in_any_phase_at_any_place_of_a_pipeline_changes_no_bit(tmp_path:
     assert_every_step_is_that_of_one(run, *arguments)
     assert [(member, at) for member, _, at in run.phases_struck()] == [(f"m{place}", phase)]
     assert_what_was_redone_is_told(run, step)
+
+
+@pytest.mark.on_demand
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("phase", ["quiesce", "report", "complete"])
+def test_a_second_loss_in_any_phase_of_the_recovery_changes_no_bit(tmp_path: Path, phase: str, place: int) -> None:
+    arguments = ("--steps", "8", "--backups", "2")
+    first = f"kill --target member:m{(place + 1) % 3} --at step=2,phase=forward"
+    second = f"kill --target member:m{place} --at step=2,phase={phase}"
+    run = trained(tmp_path, 3, 3, *arguments, faults=(first, second))
+    assert_every_step_is_that_of_one(run, *arguments)
+    struck = {(member, at) for member, _, at in run.phases_struck()}
+    assert struck == {(f"m{(place + 1) % 3}", "forward"), (f"m{place}", phase)}
 
 
 def assert_what_was_redone_is_told(run: Run, step: int) -> None:
