@@ -270,7 +270,8 @@ def test_a_wrapped_ddp_goes_on_after_a_loss_in_backward(tmp_path: Path, nodes: b
             if step == 3:
                 if rank == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
-                with pytest.raises(RuntimeError, match="MemberLost"):
+                # The other survivor may have gone on to its next view before this one has seen the loss.
+                with pytest.raises(RuntimeError, match=r"MemberLost|Aborted: .* went on to a newer view"):
                     ddp(_batch(rank, step)).square().mean().backward()
                 before = dist.group.WORLD
                 elastrain.comm.reconfigure(None, [0, 2])
