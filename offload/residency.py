@@ -30,9 +30,6 @@ class State(Enum):
 MEMORY = frozenset(
     {State.RESIDENT, State.PINNED, State.WRITING, State.FORWARDED, State.READING, State.RELOADED, State.LEAVING}
 )
-SLOT = frozenset(
-    {State.WRITING, State.FORWARDED, State.SPILLED, State.READING, State.RELOADED, State.FAILED, State.LEAVING}
-)
 IN_FLIGHT = frozenset({State.WRITING, State.FORWARDED, State.READING, State.LEAVING})
 
 

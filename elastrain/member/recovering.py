@@ -13,7 +13,7 @@ from elastrain.member.committing import Committing
 from elastrain.member.machine import Machine
 from elastrain.recovery import accused, decide, open_plan
 from elastrain.rerouting import Rerouting, reroute
-from elastrain.values import Recovery, Report, TracedGraph, Wrong
+from elastrain.values import Recovery, Report, Wrong
 
 
 class Recovering:
@@ -33,7 +33,7 @@ class Recovering:
         m.custody.forget_view()
         m.checkpointing.forget_view()
         m.end.forget_view()
-        m.views.switch()
+        m.views.switch(m.step.number)
         report = self.report()
         # From here on the loop may go on with what the report calls under way, and with nothing else.
         m.loop.forget_view()
@@ -90,6 +90,7 @@ class Recovering:
     def complete(self, decision: Recovery) -> None:
         """Finish apply and publish of the highest committed step, and repeat what may not have arrived."""
         m = self._machine
+        m.out.do(p.Decided(step=m.step.number))
         m.replicas.hear(m.views.reports)
         if m.commit.step < decision.committed:
             if m.commit.roles.committed is not None and decision.record is not None:
@@ -237,7 +238,3 @@ class Recovering:
             is_checking=m.step.check.left > 0 or m.step.audits.next_run() is not None,
             rerouting=rerouting,
         )
-
-
-def _with_graph(report: Report, traced: TracedGraph | None) -> Report:
-    return replace(report, work=replace(report.work, traced=traced))

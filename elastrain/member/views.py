@@ -67,15 +67,15 @@ class Views:
             return False
         return any(view.generation < a.generation <= newest.generation and a.source in view for a in self._waiting)
 
-    def switch(self) -> None:
-        """Go on to the newest view: nothing of older generations is read any more."""
+    def switch(self, step: int) -> None:
+        """Go on to the newest view while `step` is tried: nothing of older generations is read any more."""
         assert self.newest is not None
         self.current = self.newest
         self.is_recovering = True
         self.reports = {}
         # What comes from this view or a newer one was kept: it is read when the decision has been carried out.
         self._waiting = [arrival for arrival in self._waiting if not self.is_stale(arrival)]
-        self._out.do(p.EditMesh(view=self.current))
+        self._out.do(p.EditMesh(view=self.current, step=step))
 
     # -------------------------------------------------------------------------------------------------------- reports
 

@@ -21,6 +21,8 @@ class EditMesh:
     """Edit the mesh in place to this view; from now on frames of older generations are void."""
 
     view: View
+    step: int
+    """The one that is being tried."""
 
 
 # Names instead of tensors: this machine never touches a number, and the driver knows where they lie.
@@ -154,6 +156,13 @@ class Passed:
     record: Record
 
 
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """All of the view have reported while `step` was tried; what they decide comes next (for faults; no work)."""
+
+    step: int
+
+
 # Before anything of the new plan takes memory: what does not fit is said while nothing has begun.
 
 
@@ -266,6 +275,7 @@ Command: TypeAlias = (
     | Enter
     | Noticed
     | Passed
+    | Decided
     | Resumed
     | BeginPart
     | CaptureLoop

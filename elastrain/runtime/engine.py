@@ -37,7 +37,7 @@ from elastrain.runtime.memory_keeper import MemoryKeeper
 from elastrain.runtime.notes import Notes
 from elastrain.runtime.outgoing import Outgoing
 from elastrain.runtime.pacing import BETWEEN_STEPS_S, HANDED_OVER_S, RECOVERY_DEADLINE_S, EnginePace
-from elastrain.values import Record, Report
+from elastrain.values import Record
 from elastrain.world import Member, View
 
 
@@ -206,8 +206,6 @@ class Engine:
         while self._events:
             current = self._events.popleft()
             commands = self._core.handle(current)
-            if any(isinstance(command, p.Resumed) for command in commands):  # every report is there
-                self._reach_recovery("decide")
             self._handing.note(current)
             for command in commands:
                 done = command.message if isinstance(command, p.SendMessage) else command
@@ -219,10 +217,9 @@ class Engine:
     # -------------------------------------------------------------------------------------------------------- commands
 
     def _carry_out(self, command: p.Command) -> p.Event | None:
+        self._parts.faults.reach_before(command)
         match command:
             case p.SendMessage():
-                if isinstance(command.message, Report):
-                    self._reach_recovery("report")
                 self._outgoing.send(command)
             case p.Compute() | p.Recompute() | p.Forward() | p.Backward():
                 if not isinstance(command, p.Recompute):
@@ -248,7 +245,6 @@ class Engine:
             case p.ReadView():
                 self._parts.journal.write("newer", generation=command.generation)
             case _:
-                self._parts.faults.reach_before(command)
                 return self._parts.executor.carry_out(command)
         return None
 
@@ -261,11 +257,6 @@ class Engine:
         memory.trim()
         held = {"parameters_bytes": executor.model.nbytes, "shared_bytes": memory.resident_bytes()}
         self._parts.journal.write("holds", blocks=list(command.blocks), **held)
-
-    def _reach_recovery(self, phase: str) -> None:
-        """In the first view nothing is recovered: its phases have no names there."""
-        if self.view is not None and self.view.generation > 1:
-            self._parts.faults.reach(self._core.step, phase)
 
     def _hold(self, command: p.Advance | p.Enter) -> None:
         """Let the loop see the parameters only once they are known to be whole.
@@ -302,7 +293,6 @@ class Engine:
 
     def _edit(self, view: View) -> None:
         before, self.view = self.view, view
-        self._reach_recovery("quiesce")
         self._pace.recovery.begin()
         self._journal_view("edit", view)
         peers = [Peer(id=m.id, node=m.node, address=m.address) for m in view.members]
@@ -310,7 +300,6 @@ class Engine:
         self._parts.mesh.edit(view.generation, peers, links="all", renew=renew)
 
     def _resumed(self, command: p.Resumed) -> p.Event | None:
-        self._reach_recovery("complete")
         self._pace.recovery.end()
         self._notes.resumed(command)
         self._notes.tell_window(self._core)

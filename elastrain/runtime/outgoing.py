@@ -9,7 +9,7 @@ from torch import Tensor
 from elastrain import protocol as p
 from elastrain.comm.errors import CommError
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.messages import Copied, LoopHandover, Message, Partial, Publish, ShardCopy, encode
+from elastrain.messages import LoopHandover, Message, Partial, Publish, encode
 from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.journal import Journal
 from elastrain.values import Vote
@@ -34,7 +34,6 @@ class Outgoing:
     def send(self, command: p.SendMessage) -> None:
         message = command.message
         kind, body = encode(message)
-        self._reach_before(message)
         payload = self._payload(message)
         if isinstance(message, Partial):
             self._faults.tools.partial.strike(payload)
@@ -46,13 +45,6 @@ class Outgoing:
 
     def _payload(self, message: Message) -> list[Tensor]:
         return self._loop_payload() if isinstance(message, LoopHandover) else self._payload_of(message)
-
-    def _reach_before(self, message: Message) -> None:
-        match message:
-            case Partial():
-                self._faults.reach(message.step, "reduce")
-            case ShardCopy() | Copied():
-                self._faults.reach(message.step + 1, "copy")
 
     def _reach_after(self, message: Message) -> None:
         """Faults that strike when some members have got a message and others have not."""

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from elastrain import protocol as p
 from elastrain.agent_messages import ArmFault
+from elastrain.messages import Copied, Partial, ShardCopy
 from elastrain.runtime.faults.actions import ACTIONS, Tools
 from elastrain.runtime.journal import Journal
+from elastrain.values import Report
 
 LOOP_PHASES = frozenset({"forward", "backward", "shutdown"})
 """Reached in the training loop's own thread; the engine's thread comes to all others."""
@@ -25,6 +27,8 @@ class ArmedFaults:
         self._journal, self._tell = journal, tell
         self._lock = threading.Lock()
         self._armed: list[ArmFault] = []
+        self._is_recovering = False
+        """In the first view nothing is recovered: its phases have no names there."""
 
     def arm(self, fault: ArmFault) -> None:
         action = ACTIONS.get(fault.kind)
@@ -45,12 +49,25 @@ class ArmedFaults:
     def reach_before(self, command: p.Command) -> None:
         """What the engine is about to carry out may be such a place."""
         match command:
-            case p.Keep():
-                self.reach(command.step, "reduce")
+            case p.EditMesh():
+                self._is_recovering = command.view.generation > 1
+                self._reach_recovery(command.step, "quiesce")
+            case p.SendMessage(message=Report() as report):
+                self._reach_recovery(report.committed + 1, "report")
+            case p.Decided():
+                self._reach_recovery(command.step, "decide")
+            case p.Resumed():
+                self._reach_recovery(command.recovery.committed + 1, "complete")
+            case p.Keep(step=step) | p.SendMessage(message=Partial(step=step)):
+                self.reach(step, "reduce")
             case p.Apply():
                 self.reach(command.record.step, "apply")
-            case p.TakeCopy():
-                self.reach(command.step + 1, "copy")
+            case p.TakeCopy(step=step) | p.SendMessage(message=ShardCopy(step=step) | Copied(step=step)):
+                self.reach(step + 1, "copy")
+
+    def _reach_recovery(self, step: int, phase: str) -> None:
+        if self._is_recovering:
+            self.reach(step, phase)
 
     def _take_due(self, step: int, phase: str) -> list[ArmFault]:
         with self._lock:

@@ -131,9 +131,13 @@ def test_a_loss_in_any_phase_at_any_place_of_a_pipeline_changes_no_bit(tmp_path:
     assert_what_was_redone_is_told(run, step)
 
 
-@pytest.mark.on_demand
-@pytest.mark.parametrize("place", range(3))
-@pytest.mark.parametrize("phase", ["quiesce", "report", "complete"])
+RECOVERY = [(phase, place) for phase in ("quiesce", "report", "decide", "complete") for place in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("phase", "place"),
+    [each if each == ("decide", 1) else pytest.param(*each, marks=pytest.mark.on_demand) for each in RECOVERY],
+)
 def test_a_second_loss_in_any_phase_of_the_recovery_changes_no_bit(tmp_path: Path, phase: str, place: int) -> None:
     arguments = ("--steps", "8", "--backups", "2")
     first = f"kill --target member:m{(place + 1) % 3} --at step=2,phase=forward"
@@ -142,6 +146,68 @@ def test_a_second_loss_in_any_phase_of_the_recovery_changes_no_bit(tmp_path: Pat
     assert_every_step_is_that_of_one(run, *arguments)
     struck = {(member, at) for member, _, at in run.phases_struck()}
     assert struck == {(f"m{(place + 1) % 3}", "forward"), (f"m{place}", phase)}
+
+
+@pytest.mark.on_demand
+@pytest.mark.parametrize(("lost", "place"), [("m1", 0), ("m2", 1), ("m0", 2)])
+def test_a_loss_while_a_newcomer_takes_copies_changes_no_bit(tmp_path: Path, lost: str, place: int) -> None:
+    """What is copied to it at the first two places is lost with who gives it, at the last one with the newcomer."""
+    arguments = ("--steps", "12", "--backups", "2")
+    second = [member for member in ("m0", "m1", "m2", "m3") if member != lost][place]
+    run = run_job(
+        tmp_path,
+        workers=3,
+        arguments=arguments,
+        options=("--stages", "3"),
+        script=PIPELINED,
+        faults=(
+            f"kill --target member:{lost} --at step=2,phase=forward",
+            f"kill --target member:{second} --at phase=copy",
+        ),
+        slow_until="m3",
+    )
+    assert_every_step_is_that_of_one(run, *arguments)
+    assert {(member, at) for member, _, at in run.phases_struck()} == {(lost, "forward"), (second, "copy")}
+
+
+@pytest.mark.parametrize("place", [0, *(pytest.param(other, marks=pytest.mark.on_demand) for other in (1, 2))])
+def test_a_loss_on_the_way_into_the_loop_changes_no_bit(tmp_path: Path, place: int) -> None:
+    arguments = ("--steps", "4")
+    run = trained(tmp_path, 3, 3, *arguments, faults=(f"kill --target member:m{place} --at phase=join",))
+    assert_every_step_is_that_of_one(run, *arguments)
+    assert run.phases_struck() == [(f"m{place}", 0, "join")]
+
+
+@pytest.mark.on_demand
+def test_a_newcomer_that_is_lost_on_its_way_into_the_loop_changes_no_bit(tmp_path: Path) -> None:
+    arguments = ("--steps", "12")
+    run = run_job(
+        tmp_path,
+        workers=3,
+        arguments=arguments,
+        options=("--stages", "3"),
+        script=PIPELINED,
+        faults=("kill --target member:m1 --at step=2,phase=forward", "kill --target member:m3 --at phase=join"),
+        slow_until="m4",
+    )
+    assert_every_step_is_that_of_one(run, *arguments)
+    assert [(member, at) for member, _, at in run.phases_struck()] == [("m1", "forward"), ("m3", "join")]
+
+
+ENDING = [(phase, place) for phase in ("shutdown", "publish") for place in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("phase", "place"),
+    [each if each == ("publish", 1) else pytest.param(*each, marks=pytest.mark.on_demand) for each in ENDING],
+)
+def test_a_loss_before_or_while_blocks_move_to_everybody_changes_no_bit(tmp_path: Path, phase: str, place: int) -> None:
+    arguments = ("--steps", "4")
+    # In one pipeline nobody needs what another has trained: of the last step, parameters are published after the loop.
+    step = {"shutdown": 4, "publish": 3}[phase]
+    run = trained(tmp_path, 3, 3, *arguments, faults=(f"kill --target member:m{place} --at step={step},phase={phase}",))
+    assert_every_step_is_that_of_one(run, *arguments)
+    assert run.phases_struck() == [(f"m{place}", step, phase)]
 
 
 def assert_what_was_redone_is_told(run: Run, step: int) -> None:

@@ -10,6 +10,10 @@ from hypothesis import strategies as st
 from elastrain.offload import residency as r
 from elastrain.offload.residency import State
 
+HAS_SLOT = frozenset(
+    {State.WRITING, State.FORWARDED, State.SPILLED, State.READING, State.RELOADED, State.FAILED, State.LEAVING}
+)
+
 
 @dataclass
 class World:
@@ -31,7 +35,7 @@ class World:
         for command in commands:
             self.perform(command)
         assert self.memory == (self.state in r.MEMORY), self.log
-        assert self.slot <= (self.state in r.SLOT), self.log
+        assert self.slot <= (self.state in HAS_SLOT), self.log
         assert bool(self.in_flight) == (self.state in r.IN_FLIGHT), self.log
         return commands
 

@@ -24,6 +24,7 @@ from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.engine import Engine, EngineParts
 from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.handover import Assignment, InitialUnread, LoopOver, StepBegun
+from elastrain.runtime.journal import Journal
 from elastrain.runtime.last_words import LastWords
 from elastrain.runtime.pacing import LOOK_EVERY_S
 from elastrain.runtime.whereabouts import LoopWhereabouts
@@ -286,20 +287,18 @@ class SimExecutor:
         return result
 
 
-class SimPoints:
-    """`ArmedFaults`: the places of a step at which a schedule may kill."""
+class SimPoints(ArmedFaults):
+    """The places of a step at which a schedule may kill."""
 
     def __init__(self) -> None:
+        super().__init__(Journal(None, ""), lambda number: None, NoTools())  # type: ignore[arg-type]
         self.phase = ""
-        self.tools = NoTools()
 
     def arm(self, fault: am.ArmFault) -> None: ...
 
     def reach(self, step: int, phase: str) -> None:
         if phase == self.phase:
             raise Died
-
-    reach_before = ArmedFaults.reach_before  # the same places
 
 
 class MemberProcess(Process):

@@ -25,7 +25,7 @@ def tracing() -> tuple[Tracing, Commands, Commit]:
     out = Commands()
     views, commit = Views("a", out), Commit("a", test_rerouting.SHAPE)
     views.on_view(VIEW)
-    views.switch()
+    views.switch(0)
     out.take()
     return Tracing("a", Pipelining(stages=2, micro_batches=2, run_length=1), views, commit, out), out, commit
 

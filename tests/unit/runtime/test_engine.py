@@ -16,6 +16,7 @@ from elastrain import protocol as p
 from elastrain.comm.errors import MemberLost
 from elastrain.comm.wire.values import Frame, LossCause, PeerLost
 from elastrain.errors import NoRoomError, RefusedError, StateLostError, StoppedError
+from elastrain.member.lifecycle import Lifecycle
 from elastrain.messages import EndsBefore, LoopHandover, encode
 from elastrain.pipeline.room import Load
 from elastrain.placement import Holders
@@ -26,7 +27,7 @@ from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.handover import Assignment, Handover, LoopOver, StepBegun, TryAgain
 from elastrain.runtime.journal import Journal
 from elastrain.runtime.pacing import BETWEEN_STEPS_S, RECOVERY_DEADLINE_S
-from elastrain.values import Contribution, Record, Recovery, Shape
+from elastrain.values import Contribution, Record, Recovery, Report, Shape, ShardShape
 from elastrain.world import Member, View
 
 VIEW = View(generation=2, members=(Member(id="m0", node="a"), Member(id="m1", node="b")), reason="m2 was lost")
@@ -198,10 +199,21 @@ class FakeMemory:
         raise NoRoomError("12 MiB are missing")
 
 
+class NotedFaults(ArmedFaults):
+    """Notes the places that faults could be aimed at."""
+
+    def __init__(self) -> None:
+        super().__init__(Journal(None, "m0"), lambda number: None)
+        self.reached: list[tuple[int, str]] = []
+
+    def reach(self, step: int, phase: str) -> None:
+        self.reached.append((step, phase))
+
+
 class Bench:
     """An engine among fakes; `turn` is what its thread does again and again."""
 
-    def __init__(self, *, alone: bool = False, memory: FakeMemory | None = None) -> None:
+    def __init__(self, *, alone: bool = False, memory: FakeMemory | None = None, core: Lifecycle | None = None) -> None:
         self.now_s = 100.0
         self.done: list[str] = []
         self.mesh, self.executor = FakeMesh(), FakeExecutor(self.done)
@@ -210,21 +222,21 @@ class Bench:
         self.handover = Handover(self.mesh.wake)
         self.reported: list[Exception] = []
         self.reported_by: list[str] = []
-        journal = Journal(None, "m0")
+        self.faults = NotedFaults()
         parts = EngineParts(
             mesh=self.mesh,  # type: ignore[arg-type]
             beacon=SimpleNamespace(fd=7),  # type: ignore[arg-type]
             agent=self.agent,
             executor=self.executor,  # type: ignore[arg-type]
             handover=self.handover,
-            faults=ArmedFaults(journal, lambda number: None),
-            journal=journal,
+            faults=self.faults,
+            journal=Journal(None, "m0"),
             memory=memory,  # type: ignore[arg-type]
             report=self._report,
             trail=SimpleNamespace(move=lambda place, **more: None, beat=lambda: None),  # type: ignore[arg-type]
             clock=lambda: self.now_s,
         )
-        self.engine = Engine(self.core, parts)  # type: ignore[arg-type]
+        self.engine = Engine(core or self.core, parts)  # type: ignore[arg-type]
 
     def _report(self, error: Exception) -> None:
         self.reported.append(error)
@@ -388,7 +400,7 @@ def test_a_launcher_that_is_gone_stops_the_member() -> None:
 
 def test_a_view_is_taken_over_by_the_mesh_and_a_silent_recovery_is_told_once_per_deadline() -> None:
     bench = Bench()
-    bench.core.answers[p.Viewed] = [p.EditMesh(view=VIEW)]
+    bench.core.answers[p.Viewed] = [p.EditMesh(view=VIEW, step=0)]
     bench.core.silent = ("m1",)
     bench.turn(am.NewView(view=VIEW))
     assert (bench.mesh.edited, bench.engine.view) == ([2], VIEW)
@@ -398,12 +410,41 @@ def test_a_view_is_taken_over_by_the_mesh_and_a_silent_recovery_is_told_once_per
     assert bench.channel.told == [am.Suspect(member="m1", reason="no report for generation 2 in 10 s", generation=2)]
 
 
+def a_report_of(core: Lifecycle, view: View) -> Frame:
+    """What the member tells m0 when it goes on to the view."""
+    told = [c for c in core.handle(p.Viewed(view=view)) if isinstance(c, p.SendMessage) and c.to == "m0"]
+    (report,) = [each.message for each in told if isinstance(each.message, Report)]
+    kind, body = encode(report)
+    return Frame(source="m1", generation=view.generation, kind=kind, body=body, tensors=())
+
+
+@pytest.mark.parametrize("report_comes_first", [False, True])
+def test_faults_meet_the_phases_of_a_recovery_in_their_order_also_where_they_come_together(
+    *, report_comes_first: bool
+) -> None:
+    shape = Shape(runs=2, blocks=1, shards=(ShardShape(size_bytes=8, lanes=(0,)),), backups=1)
+    bench = Bench(core=Lifecycle(me="m0", shape=shape))
+    other = Lifecycle(me="m1", shape=shape)
+    for view in (replace(VIEW, generation=1, members=(*VIEW.members, Member(id="m2", node="b"))), VIEW):
+        assert bench.faults.reached == [], "nothing is recovered in the first view"
+        frame = a_report_of(other, view)
+        if report_comes_first:
+            bench.mesh.coming.append(frame)
+            bench.turn()
+        bench.turn(am.NewView(view=view))
+        if not report_comes_first:
+            bench.mesh.coming.append(frame)
+            bench.turn()
+    recovered = [(0, "quiesce"), (0, "report"), (0, "decide"), (-1, "publish"), (0, "complete")]
+    assert bench.faults.reached == [*recovered, (0, "join")]
+
+
 def test_links_are_made_anew_once_for_each_view_that_asks_for_it() -> None:
     bench = Bench()
     # The view that asked for it first, in generation 4, may never have been heard of here.
     for generation, since in ((2, 0), (3, 0), (5, 4), (6, 4)):
         view = replace(VIEW, generation=generation, links_since=since)
-        bench.core.answers[p.Viewed] = [p.EditMesh(view=view)]
+        bench.core.answers[p.Viewed] = [p.EditMesh(view=view, step=0)]
         bench.turn(am.NewView(view=view))
     assert (bench.mesh.edited, bench.mesh.renewed) == ([2, 3, 5, 6], [5])
 
@@ -435,7 +476,7 @@ def test_the_memory_of_a_view_that_is_in_order_comes_back_to_the_core_as_an_even
 
 def test_no_report_is_missed_once_the_view_is_in_order() -> None:
     bench = Bench()
-    bench.core.answers[p.Viewed] = [p.EditMesh(view=VIEW), resumed()]
+    bench.core.answers[p.Viewed] = [p.EditMesh(view=VIEW, step=0), resumed()]
     bench.core.silent = ("m1",)
     bench.turn(am.NewView(view=VIEW))
     bench.now_s += 2 * RECOVERY_DEADLINE_S
