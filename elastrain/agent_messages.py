@@ -46,6 +46,12 @@ class StepAnew(Tagged, frozen=True, kw_only=True):
     reason: str
 
 
+class FirstCommitDue(Tagged, frozen=True, kw_only=True):
+    """All have voted for the first commit of the job. Answer: `FirstCommitAllowed`."""
+
+    # Not before the store knows: others could take this node for dead, and begin the job from its initial state.
+
+
 class Progress(Tagged, frozen=True, kw_only=True):
     """The worker has passed the commit of `step`."""
 
@@ -159,6 +165,7 @@ FromWorker: TypeAlias = (
     Hello
     | Suspect
     | StepAnew
+    | FirstCommitDue
     | Progress
     | Window
     | Redone
@@ -182,6 +189,10 @@ class NewView(Tagged, frozen=True, kw_only=True):
 
     # Whole, and not what has changed: a worker may have missed any number of them.
     view: View
+
+
+class FirstCommitAllowed(Tagged, frozen=True, kw_only=True):
+    """The store knows that the first commit is due: nobody begins the job anew beside it."""
 
 
 class EndReached(Tagged, frozen=True, kw_only=True):
@@ -230,5 +241,7 @@ class Stop(Tagged, frozen=True, kw_only=True):
     reason: str
 
 
-ToWorker: TypeAlias = NewView | EndReached | ArmFault | HandOver | CheckpointSettled | WriteLast | Refused | Stop
+ToWorker: TypeAlias = (
+    NewView | FirstCommitAllowed | EndReached | ArmFault | HandOver | CheckpointSettled | WriteLast | Refused | Stop
+)
 TO_WORKER: LineCodec[ToWorker] = LineCodec(ToWorker)

@@ -40,8 +40,9 @@ from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.state import describe
 from elastrain.launcher.state_file import StateFile
 from elastrain.launcher.stop_signals import StopSignals
+from elastrain.launcher.store.lone_registry import LoneRegistry
 from elastrain.launcher.store.port import Store
-from elastrain.launcher.store.registry import LoneRegistry, Registry
+from elastrain.launcher.store.registry import Registry
 from elastrain.launcher.strikes import Strikes
 from elastrain.launcher.values import End, JobConfig
 from elastrain.launcher.worker_processes import WorkerProcesses, WorkerSpec

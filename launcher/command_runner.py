@@ -32,6 +32,7 @@ from elastrain.launcher.values import (
     Propose,
     PutBegun,
     PutCheckpoint,
+    PutDue,
     PutRecord,
     PutRoster,
     PutSpec,
@@ -112,7 +113,8 @@ class CommandRunner:
                 self._ask_store(command)
 
     def _ask_store(
-        self, command: Propose | Remember | PutSpec | PutRoster | PutBegun | PutRecord | PutCheckpoint | TakeNumber
+        self,
+        command: Propose | Remember | PutSpec | PutRoster | PutDue | PutBegun | PutRecord | PutCheckpoint | TakeNumber,
     ) -> None:
         registry, answered = self._parts.registry, self._answered
         match command:
@@ -124,6 +126,8 @@ class CommandRunner:
                 registry.put_spec(command.spec, lambda spec: answered(ev.SpecStands(spec=spec)))
             case PutRoster():
                 registry.put_roster(command.roster, lambda roster: answered(ev.RosterStands(roster=roster)))
+            case PutDue():
+                registry.put_due()
             case PutBegun():
                 registry.put_begun()
             case PutRecord():

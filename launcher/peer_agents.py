@@ -17,6 +17,7 @@ from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.links import AgentPassport, LinkEvents, Links, listen
 from elastrain.launcher.notices import Exited, Notice
+from elastrain.launcher.store.first_commit import FirstCommit
 from elastrain.launcher.store.port import Store, StoreError
 from elastrain.launcher.store.registry import RegistryEvents, SharedRegistry
 from elastrain.launcher.store.standing_keys import News
@@ -121,12 +122,14 @@ class PeerAgents:
         gone = [other for other in self._seen if other not in others] if news.absence_counts else []
         for record in [record for other, record in others.items() if self._seen.get(other) != record]:
             self._port.happen(ev.NodeCame(record=record))
-        if news.begun:
+        if news.first_commit is FirstCommit.MADE:
             self._port.happen(ev.FirstCommitStands())
         if news.spec is not None:
             self._port.happen(ev.SpecStands(spec=dict(news.spec)))
         if news.view is not None:
             self._port.happen(ev.ViewStands(view=news.view))
+        if news.first_commit is not FirstCommit.NONE:
+            self._port.happen(ev.FirstCommitStands(is_made=False))
         if news.forgot:
             self._port.happen(ev.StoreForgot(nodes=frozenset(others)))
         if news.removed:

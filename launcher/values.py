@@ -173,6 +173,10 @@ class PutRoster(Struct, frozen=True, kw_only=True):
     roster: Roster
 
 
+class PutDue(Struct, frozen=True, kw_only=True):
+    """Say in the store that the job's first commit is due; that it knows comes back as `FirstCommitStands`."""
+
+
 class PutBegun(Struct, frozen=True, kw_only=True):
     """Say in the store that a step has been committed."""
 
@@ -294,6 +298,7 @@ Command = (
     Start
     | PutSpec
     | PutRoster
+    | PutDue
     | PutBegun
     | PutRecord
     | PutCheckpoint

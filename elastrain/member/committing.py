@@ -122,6 +122,9 @@ class Committing:
             m.out.fail("DivergedError", found.reason)
         elif isinstance(found, Dispute):
             self._settle(found)
+        elif m.commit.is_initial and not m.views.may_commit:  # others could begin anew beside what is committed here
+            m.views.ask_to_commit()
+            return None
         return found if isinstance(found, Record) else None
 
     def _settle(self, dispute: Dispute) -> None:

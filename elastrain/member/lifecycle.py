@@ -74,6 +74,8 @@ class Lifecycle:
             case p.Viewed():
                 if m.views.on_view(event.view):
                     self._switch()
+            case p.CommitAllowed():
+                m.views.may_commit = True
             case p.Arrived():
                 self._on_arrival(event)
             case p.BlockDone():
@@ -318,6 +320,5 @@ class Lifecycle:
         return m.loop.step == m.step.number and (m.end.step is not None or m.step.is_done())
 
     def _commit(self) -> None:
-        record = self._committing.decide()
-        if record is not None:
+        if (record := self._committing.decide()) is not None:
             self._pass(record)

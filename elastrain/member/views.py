@@ -21,6 +21,10 @@ class Views:
         self.newest: View | None = None
         self.is_recovering = True
         self.reports: dict[str, Report] = {}
+        self.may_commit = False
+        """The store knows that the first commit of the job may have been made: nobody begins it anew."""
+        self._asked_in = 0
+        """The generation in which this member has asked for that."""
         self._out = out
         self._waiting: list[p.Arrived] = []
 
@@ -66,6 +70,12 @@ class Views:
         if view is None or newest is None:
             return False
         return any(view.generation < a.generation <= newest.generation and a.source in view for a in self._waiting)
+
+    def ask_to_commit(self) -> None:
+        """Have the store told before anything is committed for the first time."""
+        if self._asked_in < self.view.generation:
+            self._asked_in = self.view.generation
+            self._out.do(p.AskToCommit())
 
     def switch(self, step: int) -> None:
         """Go on to the newest view while `step` is tried: nothing of older generations is read any more."""

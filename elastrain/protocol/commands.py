@@ -25,6 +25,12 @@ class EditMesh:
     """The one that is being tried."""
 
 
+# Once in each view: who asked in the last one may have been answered there.
+@dataclass(frozen=True, kw_only=True)
+class AskToCommit:
+    """All have voted for the first commit of the job: have the store told before. Answer: `CommitAllowed`."""
+
+
 # Names instead of tensors: this machine never touches a number, and the driver knows where they lie.
 
 
@@ -266,6 +272,7 @@ Command: TypeAlias = (
     | EditMesh
     | SendMessage
     | ReadView
+    | AskToCommit
     | BeginAnew
     | Compute
     | Recompute

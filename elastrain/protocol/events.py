@@ -24,6 +24,11 @@ class Viewed:
     view: View
 
 
+@dataclass(frozen=True, kw_only=True)
+class CommitAllowed:
+    """The launcher says that the first commit of the job may be made."""
+
+
 # With the sender's generation: the same words of an older view, or of a newer one, mean something else.
 @dataclass(frozen=True, kw_only=True)
 class Arrived:
@@ -287,6 +292,7 @@ Event: TypeAlias = (
     | CopiesAllowed
     | JobEnded
     | Viewed
+    | CommitAllowed
     | Arrived
     | InitialRead
     | Began

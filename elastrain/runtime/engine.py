@@ -171,6 +171,8 @@ class Engine:
             case am.NewView(view=view):
                 self._journal_view("view", view)
                 self._handle(p.Viewed(view=view))
+            case am.FirstCommitAllowed():
+                self._handle(p.CommitAllowed())
             case am.HandOver():
                 self._departure.ask()
             case am.WriteLast():
@@ -238,7 +240,7 @@ class Engine:
             case p.Fail():
                 self._parts.journal.write("failed", kind=command.kind, reason=command.reason)
                 raise getattr(errors, command.kind)(command.reason)
-            case p.Noticed() | p.BeginAnew():
+            case p.Noticed() | p.BeginAnew() | p.AskToCommit():
                 return self._notes.hear(command, self.view)
             case p.HoldBlocks():
                 self._hold_blocks(command)

@@ -66,10 +66,13 @@ class Notes:
         self._journal.write("window", step=step, short=short, since_step=since)
         self._agent.say(am.Window(step=step, short=short, since_step=since))
 
-    def hear(self, command: p.Noticed | p.BeginAnew, view: View | None) -> p.Event | None:
+    def hear(self, command: p.Noticed | p.BeginAnew | p.AskToCommit, view: View | None) -> p.Event | None:
         """What the core has to tell; the event that follows, if any."""
         if isinstance(command, p.BeginAnew):
             return self._begin_anew(command, view)
+        if isinstance(command, p.AskToCommit):
+            self._agent.say(am.FirstCommitDue())
+            return None if self._agent.is_there else p.CommitAllowed()
         self._notice(command.reason)
         return None
 

@@ -198,7 +198,10 @@ class CheckpointAnswered(Struct, frozen=True, kw_only=True):
 
 
 class FirstCommitStands(Struct, frozen=True, kw_only=True):
-    """The store says that a step has been committed."""
+    """The store says that a step has been committed; or that one may have been, since it is due."""
+
+    is_made: bool = True
+    """False is told behind the view that stands beside it."""
 
 
 class EndStands(Struct, frozen=True, kw_only=True):

@@ -12,6 +12,10 @@ class JobProgress:
     """How far the job is: only committed steps count."""
 
     def __init__(self) -> None:
+        self.due = False
+        """The first commit may have been made, on this node or another, also where nobody has told of it."""
+        self.to_commit: set[str] = set()
+        """Members of this node that wait with the first commit until the store knows that it is due."""
         self.begun = False
         """A step has been committed, on this node or another."""
         self.step: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from elastrain.agent_messages import Hello, Progress, Refused
+from elastrain.agent_messages import FirstCommitAllowed, Hello, Progress, Refused
 from elastrain.base.resume import changes, refusal
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, HelloDue, LeaveDue, RestartDue, WarmUpDue
@@ -22,6 +22,7 @@ from elastrain.launcher.values import (
     Kill,
     Log,
     PutBegun,
+    PutDue,
     PutSpec,
     Roster,
     Start,
@@ -237,6 +238,23 @@ class Joins:
         return commands
 
     # ---- commits
+
+    def on_first_commit_due(self, worker: Worker, now: float) -> list[Command]:
+        """Let it commit once the store knows that: else others could take it for dead, and begin the job anew."""
+        progress = self._cluster.progress
+        progress.to_commit.add(worker.id)
+        # On one node nobody else could.
+        if self._config.alone or progress.due or progress.begun:
+            return self.on_first_commit_allowed(now)
+        return [PutDue(), *self._view_changes.settle(now)] if len(progress.to_commit) == 1 else []
+
+    def on_first_commit_allowed(self, now: float) -> list[Command]:
+        """Tell the members that wait for it, unless the view that stands is without them."""
+        progress = self._cluster.progress
+        waiting = [worker.id for worker in self._cluster.mine_in_view() if worker.id in progress.to_commit]
+        progress.due, progress.to_commit = True, set()
+        told: list[Command] = [Tell(member=member, message=FirstCommitAllowed()) for member in waiting]
+        return told + (self._view_changes.settle(now) if waiting else [])
 
     def on_progress(self, worker: Worker, message: Progress, now: float) -> list[Command]:
         first, ahead = worker.progress.step is None, worker.stage is Stage.NEWCOMER

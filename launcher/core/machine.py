@@ -134,12 +134,12 @@ class Core:
             case ev.CheckpointAnswered():
                 return self.cluster.checkpoints.on_answered(event)
             case ev.FirstCommitStands():
-                self.cluster.progress.begun = True
-                return []
+                self.cluster.progress.begun = self.cluster.progress.begun or event.is_made
+                return [] if event.is_made else self.joins.on_first_commit_allowed(now)
             case ev.EndStands():
                 return self.shutdown.on_end(event, now)
             case ev.StoreWentAway():
-                return self.parking.on_store_away(event, now)
+                return self.parking.on_store_away(event, now) + self._views.settle(now)
             case ev.StoreCameBack():
                 return self.parking.on_store_back(event, now)
 
@@ -152,6 +152,8 @@ class Core:
         match message:
             case am.Hello():
                 return self.joins.on_hello(worker, message, now)
+            case am.FirstCommitDue():
+                return self.joins.on_first_commit_due(worker, now)
             case am.Progress():
                 self._failures.watch.pace.commit(message.step, now)
                 commands = self.joins.on_progress(worker, message, now)

@@ -203,6 +203,8 @@ class ViewChanges:
         if proposal.outcome is Outcome.WAIT:
             reason = f"{proposal.reason}; it waits for an answer of theirs, or for the end of their leases"
             return self._parking.park(reason, now)
+        if cluster.progress.to_commit and self._parking.store_away_since_s is not None:
+            return self._parking.park("the first commit of the job waits for the store, which does not answer", now)
         return self._parking.unpark(now)
 
     def wish_anew(self, message: StepAnew, now: float) -> list[Command]:
@@ -239,12 +241,13 @@ class ViewChanges:
         # A node that has left in good order proves that the work was done: it goes only then.
         if self._shutdown.finishing or any((m.node, m.incarnation) in left for m in view.members):
             return self._parking.unpark(now) + self._shutdown.end_if_nobody_is_left_to_join()
-        if not self._cluster.progress.begun:  # the initial state is as good with anybody
+        progress, presumed_since_s = self._cluster.progress, self._cluster.peers.presumed_since_s(view.ids)
+        # The initial state is as good with anybody, unless some may have committed where nobody hears of it.
+        if not progress.begun and (presumed_since_s is None or not progress.due):
             return self._parking.unpark(now) + self._begin_anew(view)
         if not self._speaks_for_the_dead(view):
             return self._parking.unpark(now)
-        silent_since_s = self._cluster.peers.presumed_since_s(view.ids)
-        if silent_since_s is not None and now < (ends_s := silent_since_s + _LAST_WAIT_S):
+        if presumed_since_s is not None and now < (ends_s := presumed_since_s + _LAST_WAIT_S):
             self._deadlines.set_first(AskStoreDue(), ends_s)
             return self._parking.unpark(now)
         reason = self._shutdown.last_words or NOBODY_LEFT

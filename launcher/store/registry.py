@@ -1,4 +1,4 @@
-"""The agent's access to the store, which never makes its loop wait: for one node inline, for several through a thread.
+"""The agent's access to the store of a job of several nodes: through a thread, so that its loop never waits.
 
 Calls and answers only; what is asked for, and what follows from the answer, is decided in `core`.
 """
@@ -18,6 +18,7 @@ from msgspec.structs import asdict
 from elastrain.launcher.notices import Over
 from elastrain.launcher.store.calls import RepeatedCalls
 from elastrain.launcher.store.ended_keys import read_ended
+from elastrain.launcher.store.first_commit import FirstCommit, first_commit_in, put_due
 from elastrain.launcher.store.followed import Followed
 from elastrain.launcher.store.life_keys import OutlivedError
 from elastrain.launcher.store.port import Item, Store, StoreError, StoreUnavailableError
@@ -53,6 +54,9 @@ class Registry(Protocol):
 
     def take_number(self, at_least: int, then: Callable[[int], None]) -> None: ...
 
+    def put_due(self) -> None:
+        """Say that the first commit of the job is due; that the store knows comes back with its news."""
+
     def put_begun(self) -> None: ...
 
     def put_record(self, record: NodeRecord, *, if_lost: bool = False) -> None:
@@ -67,45 +71,6 @@ class Registry(Protocol):
         """This node goes; `is_done`: in good order, as its work is done."""
 
     def next_deadline_s(self) -> float | None: ...
-
-    def on_tick(self, now: float) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class LoneRegistry:
-    """A job of one node: the store is in memory, and answers at once."""
-
-    def __init__(self, store: Store, job: str) -> None:
-        self._keys = JobKeys(store, job)
-
-    def propose(self, view: View, then: Callable[[View | None], None]) -> None:
-        then(self._keys.put_view(view))
-
-    def remember(self, view: View) -> None: ...
-
-    def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
-        then(self._keys.put_spec(spec))
-
-    def put_roster(self, roster: Roster, then: Callable[[Roster | None], None]) -> None:
-        then(self._keys.put_roster(roster))
-
-    def take_number(self, at_least: int, then: Callable[[int], None]) -> None:
-        then(self._keys.take_number("members", at_least=at_least))
-
-    def put_begun(self) -> None: ...
-
-    def put_record(self, record: NodeRecord, *, if_lost: bool = False) -> None: ...
-
-    def put_checkpoint(self, command: PutCheckpoint, then: Callable[[str], None]) -> None:
-        then(self._keys.put_checkpoint(command))
-
-    def put_end(self, over: Over) -> None: ...
-
-    def put_left(self, incarnation: int, *, is_done: bool) -> None: ...
-
-    def next_deadline_s(self) -> float | None:
-        return None
 
     def on_tick(self, now: float) -> None: ...
 
@@ -158,8 +123,7 @@ class SharedRegistry:
         if self._trust.lost_data and self._trust.until_s is not None:
             self._thread.call(lambda _: None, answered)
         else:
-            # The job's end rests upon keys that are gone: who has put its own again meanwhile has the state.
-            seen = set(self._content[0]) if self._content is not None and not view.members else None
+            seen = set(self._content[0]) if self._content is not None else set()
             self._thread.call(lambda _: self._keys.put_next_view(view, self._standing.roster, seen), answered)
 
     def remember(self, view: View) -> None:
@@ -221,9 +185,13 @@ class SharedRegistry:
 
         self._calls.until_answered(take, taken)
 
+    def put_due(self) -> None:
+        # Until the view that this agent knows is the one that stands: where it is not, news of the other are coming.
+        self._calls.until_answered(lambda: put_due(self._keys, self._standing.view), lambda _: None)
+
     def put_begun(self) -> None:
-        self._standing.begun = True
-        self._calls.until_answered(lambda: self._keys.put_once("begun", {}), lambda _: None)
+        self._standing.first_commit = FirstCommit.MADE
+        self._calls.until_answered(lambda: self._keys.put_once(FirstCommit.MADE.key, {}), lambda _: None)
 
     def put_record(self, record: NodeRecord, *, if_lost: bool = False) -> None:
         value = encode_record(record)
@@ -301,7 +269,7 @@ class SharedRegistry:
             spec=self._keys.read(spec) if spec is not None else None,
             view=view,
             end=Over(**over) if over is not None else None,
-            begun=self._keys.prefix + "begun" in items,
+            first_commit=first_commit_in(items, self._keys),
             left=self._keys.left(items),
             removed=is_removed and not self._trust.lost_data,
             absence_counts=self._trust.until_s is None,

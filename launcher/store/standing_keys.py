@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastrain.launcher.notices import Over
+from elastrain.launcher.store.first_commit import FirstCommit
 from elastrain.launcher.store.port import Item, Store
 from elastrain.launcher.store.thread import StoreThread
 from elastrain.launcher.store.views import JobKeys, is_older
@@ -27,8 +28,7 @@ class News:
     spec: Mapping[str, Any] | None
     view: View | None
     end: Over | None
-    begun: bool
-    """A step has been committed."""
+    first_commit: FirstCommit
     left: frozenset[int]
     """The incarnations of nodes that have gone in good order."""
     removed: bool
@@ -46,7 +46,7 @@ NOTHING = News(
     spec=None,
     view=None,
     end=None,
-    begun=False,
+    first_commit=FirstCommit.NONE,
     left=frozenset(),
     removed=True,
     absence_counts=False,
@@ -110,7 +110,7 @@ class StandingKeys:
         """The first that this agent has heard of: any other is that of another job, under the same name."""
         self._spec: Mapping[str, Any] | None = None
         self.view: View | None = None
-        self.begun = False
+        self.first_commit = FirstCommit.NONE
         self.may_follow = False
         """Another life of the job, upon this one: whoever comes meanwhile is to see how this one has ended."""
         self._checkpoint: Mapping[str, Any] = {}
@@ -163,8 +163,8 @@ class StandingKeys:
             self._call(lambda _: keys.put_spec(spec))
         if terms is not None and news.terms is None:
             self._call(lambda _: keys.put_once("job", terms))
-        if self.begun and not news.begun:
-            self._call(lambda _: keys.put_once("begun", {}))
+        if (stage := self.first_commit) > news.first_commit:
+            self._call(lambda _: keys.put_once(stage.key, {}))
         self._compare_checkpoint(items)
         self._compare_counters(items)
         self._remember(news)
@@ -188,7 +188,7 @@ class StandingKeys:
             self._used[counter] = max(number, used)
 
     def _remember(self, news: News) -> None:
-        self.begun = self.begun or news.begun
+        self.first_commit = max(self.first_commit, news.first_commit)
         self._terms = news.terms or self._terms
         for stands in (news.roster, news.spec, news.view):
             self.learn(stands)

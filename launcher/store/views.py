@@ -5,6 +5,7 @@
     /elastrain/<job>/roster          immutable: the nodes that began the job; `restored`: the store had lost it
     /elastrain/<job>/spec            immutable: what every member must have in common
     /elastrain/<job>/view            the newest view
+    /elastrain/<job>/due             the first commit is due: it may have been made
     /elastrain/<job>/begun           a step has been committed: there is state to lose
     /elastrain/<job>/checkpoint      the newest durable checkpoint that may be seen
     /elastrain/<job>/end             how the job ended, until its last node has left
@@ -16,12 +17,9 @@
     /elastrain/.ended/<job>          how it ended, for `ENDED_TTL_S` after its last node has left
 
 A later life has the same keys under a name of its own, `<job>~<life>`: what an older one still writes is not read.
+The job's lease lives for hours, kept alive by every agent: where all are killed, the store forgets the job in the end.
 
-The job's lease lives for hours, and every agent keeps it alive: where all of them are killed, the store itself forgets
-the job in the end.
-
-Encoding and transactions; whether a view is wanted or allowed is decided before. Every method may block for as long as
-the store's calls do.
+Encoding and transactions; whether a view is wanted or allowed is decided before. All methods block as the store does.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class JobKeys:
         self.prefix = f"/elastrain/{job}/"
         self._lease_key = self.prefix + "lease"
         self.life = job
-        self._view_key, self._roster_key = self.prefix + "view", self.prefix + "roster"
+        self.view_key, self._roster_key = self.prefix + "view", self.prefix + "roster"
         self._hint = hint_key(job)
         self._ttl_s = ttl_s
         self._lease: int | None = None
@@ -78,29 +76,31 @@ class JobKeys:
     def put_view(self, view: View, seen: set[str] | None = None, *, upon: int | None = None) -> View | None:
         """Put the view unless the store holds one as new. Returns the newest that it holds: this one, or another's.
 
-        None: the store lacks the view before it, the job is over, a node of that view has a key that is not `seen`, or
-        the roster is no longer that of the revision `upon` (None: it may be).
+        None: the store lacks the view before it, the job is over, the roster is no longer that of the revision `upon`
+        (None: it may be), or nobody of the view before it is in this one and what that rests upon is not all `seen`:
+        keys of its nodes, and that the first commit is due.
         """
-        end, begun = self.prefix + "end", self.prefix + "begun"
+        end, due, begun = (self.prefix + key for key in ("end", "due", "begun"))
         while True:
-            there, newest = self._view()
+            there, newest = self.newest_view()
             if newest is not None and newest.generation >= view.generation:
                 return newest
             # A store without it has lost its data, or the job's last node has taken the keys along: whoever slept
             # meanwhile must not go on alone from what it remembers.
             if (newest.generation if newest is not None else 0) != view.generation - 1:
                 return None
-            nodes = {self.node(member.node) for member in newest.members} if newest is not None else set()
-            absent = [end, *(nodes.difference(seen) if seen is not None else ())]
+            gone = newest.members if newest is not None and set(newest.ids).isdisjoint(view.ids) else ()
+            signs = {due, *(self.node(member.node) for member in gone)} if gone else set()
+            absent = [end, *(signs.difference(seen) if seen is not None else ())]
             if any(self._store.get(key) is not None for key in absent):
                 return None
             # Who proposes may not have heard of the first commit yet: members that all come new must not begin again.
             has_begun = self._store.get(begun)
             view = view if has_begun is None or view.begun else replace(view, begun=True)
-            expect = {self._view_key: there, begun: 0 if has_begun is None else has_begun.revision}
+            expect = {self.view_key: there, begun: 0 if has_begun is None else has_begun.revision}
             if upon is not None:  # between that look and this, the last node may have taken everything along
                 expect[self._roster_key] = upon
-            if self._commit({**expect, **dict.fromkeys(absent, 0)}, {self._view_key: encode_view(view)}) is not None:
+            if self.commit({**expect, **dict.fromkeys(absent, 0)}, {self.view_key: encode_view(view)}) is not None:
                 return view
             if upon is not None and self._roster()[0] != upon:
                 return None
@@ -114,16 +114,16 @@ class JobKeys:
             upon, stands = self._roster()
             if roster is not None and stands is not None and stands != roster:
                 return view
-            there, newest = self._view()
+            there, newest = self.newest_view()
             if newest is not None and newest.generation >= view.generation:
                 return newest
-            expect = {self._roster_key: upon, self._view_key: there}
-            if self._commit(expect, {self._view_key: encode_view(view)}) is not None:
+            expect = {self._roster_key: upon, self.view_key: there}
+            if self.commit(expect, {self.view_key: encode_view(view)}) is not None:
                 return view
 
-    def _view(self) -> tuple[int, View | None]:
+    def newest_view(self) -> tuple[int, View | None]:
         """Its revision, 0 for none, and the view that the store holds."""
-        there = self._get(self._view_key)
+        there = self._get(self.view_key)
         return (0, None) if there is None else (there.revision, decode_view(there.value))
 
     def _roster(self) -> tuple[int, Roster | None]:
@@ -157,7 +157,7 @@ class JobKeys:
         put = {key: encode_roster(roster), members: str(max(roster.first_member + roster.workers, used)).encode()}
         if life is not None and life.number > stands.number:
             put[life_key(self.life)] = msgspec.json.encode(as_stored(life))
-        if self._commit({**(seen or {}), key: 0, life_key(self.life): there}, put) is not None:
+        if self.commit({**(seen or {}), key: 0, life_key(self.life): there}, put) is not None:
             return roster
         _, holds = self._roster()
         return holds if holds is not None or seen else self.put_roster(roster, used, life)
@@ -166,7 +166,7 @@ class JobKeys:
         """Put the value under the name if there is none. Returns the one that the store holds."""
         key = self.prefix + name
         while True:
-            if self._commit({key: 0}, {key: json.dumps(value, sort_keys=True).encode()}) is not None:
+            if self.commit({key: 0}, {key: json.dumps(value, sort_keys=True).encode()}) is not None:
                 return value
             there = self._get(key)
             if there is not None:
@@ -176,7 +176,7 @@ class JobKeys:
         """Name it as the newest while the member is in the view that stands. Returns why not; empty: it is done."""
         key = self.prefix + "checkpoint"
         while True:
-            revision, view = self._view()
+            revision, view = self.newest_view()
             if view is None or told.member not in view:
                 return f"{told.member} is no longer a member of the job"
             there = self._get(key)
@@ -184,8 +184,8 @@ class JobKeys:
             # The same one again is right: who made it visible was lost before it could tell the others.
             if there is not None and is_older(value, before := self.read(there)):
                 return f"the checkpoint of step {before['step']} is newer"
-            expect = {self._view_key: revision, key: there.revision if there is not None else 0}
-            if self._commit(expect, {key: json.dumps(value, sort_keys=True).encode()}) is not None:
+            expect = {self.view_key: revision, key: there.revision if there is not None else 0}
+            if self.commit(expect, {key: json.dumps(value, sort_keys=True).encode()}) is not None:
                 return ""
 
     def put_checkpoint_again(self, value: Mapping[str, Any]) -> None:
@@ -196,7 +196,7 @@ class JobKeys:
             if there is not None and not is_older(self.read(there), value):
                 return
             expect = {key: there.revision if there is not None else 0}
-            if self._commit(expect, {key: json.dumps(value, sort_keys=True).encode()}) is not None:
+            if self.commit(expect, {key: json.dumps(value, sort_keys=True).encode()}) is not None:
                 return
 
     def raise_number(self, counter: str, at_least: int) -> None:
@@ -207,7 +207,7 @@ class JobKeys:
             if there is not None and int(there.value) >= at_least:
                 return
             revision = there.revision if there is not None else 0
-            if self._commit({key: revision}, {key: str(at_least).encode()}) is not None:
+            if self.commit({key: revision}, {key: str(at_least).encode()}) is not None:
                 return
 
     def take_number(self, counter: str, *, at_least: int = 0, look: Callable[[], Mapping[str, int]] = dict) -> int:
@@ -221,7 +221,7 @@ class JobKeys:
             there = self._store.get(key)
             number = max(int(there.value) if there is not None else 0, at_least)
             revision = there.revision if there is not None else 0
-            if self._commit({**expect, key: revision}, {key: str(number + 1).encode()}) is not None:
+            if self.commit({**expect, key: revision}, {key: str(number + 1).encode()}) is not None:
                 return number
 
     def take_member(self, *, at_least: int, roster: Roster | None = None) -> int:
@@ -303,7 +303,7 @@ class JobKeys:
         self._lease = None
         return True
 
-    def _commit(self, expect: Mapping[str, int], put: Mapping[str, bytes]) -> int | None:
+    def commit(self, expect: Mapping[str, int], put: Mapping[str, bytes]) -> int | None:
         """Under the job's lease. Where that was lost, its keys went with it, and another takes its place."""
         while True:
             try:

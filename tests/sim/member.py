@@ -371,6 +371,8 @@ class SimMember:
                 self.generation = command.view.generation
             case p.ReadView():
                 out.read_view = True
+            case p.AskToCommit():  # the store answers at once
+                return p.CommitAllowed()
             case p.BeginAnew():
                 out.anew.append(command)
             case p.Noticed():

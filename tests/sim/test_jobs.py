@@ -257,6 +257,11 @@ FOUND = {
         '{"type":"Compact","at_s":0.145},{"type":"Isolate","at_s":4.224,"node":0,"for_s":2.87,"store":true},'
         '{"type":"KillHolders","at_s":6.595,"shard":1,"spared":1}]}'
     ),
+    "who makes the first commits where nobody, nor the store, hears of them goes on alone, and others begin anew": (
+        '{"seed":1331243,"nodes":2,"workers":1,"backups":0,"steps":5,"runs":2,"one_host":true,"faults":['
+        '{"type":"Pause","at_s":3.482,"who":6,"for_s":12.0},'
+        '{"type":"Isolate","at_s":6.446,"node":6,"for_s":13.0,"store":true}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 
@@ -365,25 +370,10 @@ MISTAKEN = {
 }
 """What the simulator once took for a defect of the product, and was its own."""
 
-OPEN = {
-    "who makes the first commits where nobody, nor the store, hears of them goes on alone, and others begin anew": (
-        '{"seed":1331243,"nodes":2,"workers":1,"backups":0,"steps":5,"runs":2,"one_host":true,"faults":['
-        '{"type":"Pause","at_s":3.482,"who":6,"for_s":12.0},'
-        '{"type":"Isolate","at_s":6.446,"node":6,"for_s":13.0,"store":true}]}'
-    ),
-}
-"""What was found and is not mended yet. Whoever mends it moves it to FOUND."""
-
 
 @pytest.mark.parametrize("name", MISTAKEN)
 def test_what_is_right_is_not_found_wrong(name: str) -> None:
     assert failure_of(from_text(MISTAKEN[name])) == ""
-
-
-@pytest.mark.xfail(strict=True, reason="the first commit does not wait for the store (docs/nodes.md)")
-@pytest.mark.parametrize("name", OPEN)
-def test_what_is_open_is_still_found(name: str) -> None:
-    assert failure_of(from_text(OPEN[name])) == ""
 
 
 @pytest.mark.parametrize("name", FOUND)

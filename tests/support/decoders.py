@@ -319,6 +319,7 @@ def _codec(name: str, codec: Any, said: Sequence[Any]) -> Decoder:
 def _line_codecs() -> list[Decoder]:
     from_worker = [
         am.Hello(member="m0", address="unix:x", spec={"seed": 0, "none": None}),
+        am.FirstCommitDue(),
         am.Progress(step=3, loss=0.1, samples=8, holders={"0": ("m0", "m1")}),
         am.Failed(step=3, micro_batch=None, signature="E", traceback="TB"),
         am.Note(fields={"noticed": [1, {"x": 2.5}]}),

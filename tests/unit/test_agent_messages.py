@@ -30,6 +30,7 @@ FROM_WORKER: list[am.FromWorker] = [
     am.Window(step=4, short={"0": 1, "7": 2}, since_step=3),
     am.Suspect(member="m1", reason="ended", dead=True),
     am.StepAnew(generation=3, reason="a gradient came changed"),
+    am.FirstCommitDue(),
     am.Progress(step=3, loss=0.1, samples=8),
     am.Progress(step=3, holders={"0": ("m0", "m1")}),
     am.Failed(step=3, micro_batch=None, signature="E", traceback="TB"),
@@ -46,6 +47,7 @@ FROM_WORKER: list[am.FromWorker] = [
 MEMBERS = (Member(id="m0", node="a", address="tcp:a:1", incarnation=2), Member(id="m1", node="b"))
 TO_WORKER: list[am.ToWorker] = [
     am.NewView(view=View(generation=2, members=MEMBERS, reason="m2 was lost", begun=True)),
+    am.FirstCommitAllowed(),
     am.EndReached(),
     am.ArmFault(kind="slow", step=4, phase=None, for_s=2.5, options={"factor": 3.0, "how": "busy"}, number=3),
     am.HandOver(),

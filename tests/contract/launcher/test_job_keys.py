@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from elastrain.launcher.store.etcd import EtcdStore
+from elastrain.launcher.store.first_commit import put_due
 from elastrain.launcher.store.port import LeaseLostError, MemoryStore, Store, StoreUnavailableError
-from elastrain.launcher.store.views import JobKeys
+from elastrain.launcher.store.views import JobKeys, encode_view
 from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.world import Member, View
 from tests.contract.launcher.test_store import IMPLEMENTATIONS, Clock, Seen
@@ -112,8 +114,54 @@ def test_a_job_is_not_ended_while_a_node_of_its_view_has_a_key_that_the_proposer
     keys.put_view(view(1))
     store.commit(expect={}, put={keys.node("a"): b"back"})
     assert keys.put_view(end, set()) is None
-    assert keys._view()[1] == view(1)
+    assert keys.newest_view()[1] == view(1)
     assert keys.put_view(end, {keys.node("a")}) == end, "what was seen is the proposer's to judge"
+
+
+def test_a_job_is_not_begun_anew_where_a_first_commit_is_due_that_the_proposer_has_not_seen(store: Store) -> None:
+    keys = JobKeys(store, "j", TTL_S)
+    keys.put_view(view(1))
+    put_due(keys, view(1))
+    others = (Member(id="m1", node="b", address="tcp:b:1"),)
+    anew = View(generation=2, members=others, reason="r")
+    assert keys.put_view(anew, set()) is None
+    assert keys.put_view(anew, {keys.prefix + "due"}) == anew, "what was seen is the proposer's to judge"
+    both = View(generation=3, members=(*others, *view(1).members), reason="r")
+    assert keys.put_view(both, set()) == both, "who has been there knows what was committed"
+
+
+def test_first_commit_is_due_only_while_the_view_stands(store: Store) -> None:
+    keys = JobKeys(store, "j", TTL_S)
+    keys.put_view(view(1))
+    keys.put_view(view(2))
+    for stale in (None, view(1)):
+        with pytest.raises(StoreUnavailableError):
+            put_due(keys, stale)
+    assert store.get(keys.prefix + "due") is None
+    for _ in range(2):
+        put_due(keys, view(2))
+    assert store.get(keys.prefix + "due") is not None
+
+
+class Unwatched(MemoryStore):
+    """Another view is put between the look for the one that stands and the transaction."""
+
+    def commit(self, *, expect: Mapping[str, int], put: Mapping[str, bytes] | None = None, **more: Any) -> int | None:
+        if put is not None and "/elastrain/j/due" in put and self.item == 0:
+            self.item = 1
+            super().commit(expect={}, put={"/elastrain/j/view": encode_view(view(2))})
+        return super().commit(expect=expect, put=put or {}, **more)
+
+    item = 0
+
+
+def test_a_view_that_is_put_meanwhile_makes_no_first_commit_due() -> None:
+    store = Unwatched()
+    keys = JobKeys(store, "j", TTL_S)
+    keys.put_view(view(1))
+    with pytest.raises(StoreUnavailableError):
+        put_due(keys, view(1))
+    assert store.get(keys.prefix + "due") is None
 
 
 def test_keys_of_a_job_that_has_ended_go_whoever_sleeps(store: Store) -> None:
@@ -192,13 +240,13 @@ def test_nothing_of_a_job_is_put_among_the_keys_of_another_that_has_begun_in_an_
 def test_no_first_view_is_put_where_the_last_node_takes_the_keys_along_meanwhile(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys, look = JobKeys(store, "j", TTL_S), JobKeys._view
+    keys, look = JobKeys(store, "j", TTL_S), JobKeys.newest_view
     keys.put_roster(roster())
 
     def late(asked: JobKeys) -> tuple[int, View | None]:
         store.commit(expect={}, delete=[keys.prefix + "roster", keys.prefix + "members"])
         return look(asked)
 
-    monkeypatch.setattr(JobKeys, "_view", late)
+    monkeypatch.setattr(JobKeys, "newest_view", late)
     assert keys.put_next_view(view(1), roster()) is None
     assert "view" not in names(store)

@@ -15,6 +15,7 @@ from elastrain.base.scope import scope
 from elastrain.launcher.notices import Over
 from elastrain.launcher.store import presence, registry
 from elastrain.launcher.store.ended_keys import epitaph, read_ended
+from elastrain.launcher.store.first_commit import FirstCommit
 from elastrain.launcher.store.life_keys import begin_life, life_key, read_life
 from elastrain.launcher.store.port import Broken, Change, Listing, Store, Watch
 from elastrain.launcher.store.registry import RegistryEvents, SharedRegistry
@@ -28,6 +29,7 @@ from tests.contract.launcher.test_store import IMPLEMENTATIONS
 WAIT_S = 10.0
 PREFIX = "/elastrain/j/"
 FIRST = Life()
+VIEW = View(generation=1, members=(Member(id="m0", node="a", address="unix:a"),), reason="first")
 
 
 class Slow:
@@ -144,9 +146,23 @@ def test_first_commit_is_known_to_all_and_said_again_to_a_store_that_has_forgott
     store: Store, watcher: Agent
 ) -> None:
     watcher.registry.put_begun()
-    watcher.until(lambda news: news.begun)
+    watcher.until(lambda news: news.first_commit is FirstCommit.MADE)
     store.commit(expect={}, delete=[PREFIX + "begun"])
     watcher.until(lambda news: store.get(PREFIX + "begun") is not None)
+
+
+def test_a_first_commit_that_is_due_is_known_to_all_and_said_again_to_a_store_that_has_forgotten(
+    store: Store, watcher: Agent
+) -> None:
+    watcher.registry.put_roster(Roster(nodes=(NodeRecord(name="watcher", incarnation=1, workers=1),)), lambda _: None)
+    watcher.until(lambda news: news.roster is not None)
+    watcher.registry.propose(VIEW, lambda _: None)
+    watcher.until(lambda news: news.view == VIEW)
+    watcher.registry.put_due()
+    watcher.until(lambda news: news.first_commit is FirstCommit.DUE)
+    assert next(news.view for news in watcher.news if news.first_commit is FirstCommit.DUE) == VIEW
+    store.commit(expect={}, delete=[PREFIX + "due"])
+    watcher.until(lambda news: store.get(PREFIX + "due") is not None)
 
 
 def test_life_that_stands_is_said_again_to_a_store_that_has_forgotten(store: Store) -> None:
@@ -284,7 +300,7 @@ def test_job_that_has_ended_since_the_store_lost_its_data_is_not_put_again(store
 def test_view_that_another_agent_has_told_is_put_again_where_the_store_has_lost_it(store: Store) -> None:
     """It had stood while this node did not reach the store: what it knew from there was an older one."""
     keys = JobKeys(store, "j", 60.0)
-    first = View(generation=1, members=(Member(id="m0", node="a", address="unix:a"),), reason="first")
+    first = VIEW
     told = View(generation=2, members=first.members, reason="told")
     roster = Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),))
     keys.put_roster(roster)
@@ -317,7 +333,7 @@ def test_newest_checkpoint_is_said_again_to_a_store_that_has_forgotten_it_or_rem
 def test_node_that_leaves_right_after_an_outage_does_not_take_the_keys_of_others_that_answer(store: Store) -> None:
     leaver = Agent(Slow(store, "nothing"), "leaver", 1)  # type: ignore[arg-type]
     leaver.registry.put_begun()
-    leaver.until(lambda news: news.begun)
+    leaver.until(lambda news: news.first_commit is FirstCommit.MADE)
     leaver.registry._on_presence(presence.Lapsed())  # so the keys of the others may have lapsed, too
     leaver.registry.close(answering={"other": 2})
     assert store.get(PREFIX + "begun") is not None
@@ -331,7 +347,7 @@ def test_node_that_leaves_takes_no_keys_of_one_that_answers_and_is_only_cut_off_
     other = Agent(Slow(store, "nothing"), "other", 2)  # type: ignore[arg-type]
     leaver = Agent(Slow(store, "nothing"), "leaver", 1)  # type: ignore[arg-type]
     leaver.registry.put_begun()
-    leaver.until(lambda news: news.begun and "other" in news.nodes)
+    leaver.until(lambda news: news.first_commit is FirstCommit.MADE and "other" in news.nodes)
     if has_said_that_it_goes:
         other.registry.put_left(2, is_done=False)
         leaver.until(lambda _: store.get(PREFIX + "gone/2") is not None)

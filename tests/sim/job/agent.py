@@ -16,9 +16,10 @@ from elastrain.launcher.enrol import _HISTORY
 from elastrain.launcher.lookout import _LOOK_EVERY_S
 from elastrain.launcher.node_end import NodeEnd
 from elastrain.launcher.peer_agents import AgentPort, ClusterAccess, PeerAgents
+from elastrain.launcher.store.lone_registry import LoneRegistry
 from elastrain.launcher.store.port import MemoryStore
 from elastrain.launcher.store.presence import Presence
-from elastrain.launcher.store.registry import LEASE_S, LoneRegistry
+from elastrain.launcher.store.registry import LEASE_S
 from elastrain.launcher.times import LeaveTimes
 from elastrain.launcher.values import JobConfig, Life, Start, Tell
 from tests.sim.job.clock import Process

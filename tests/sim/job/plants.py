@@ -132,8 +132,8 @@ def takes_silence_for_death(rule: Rule, cluster: Cluster, member: str) -> bool:
 @_plant(JobKeys, "put_view", _NODES)
 def overwrites_the_view(rule: Rule, keys: JobKeys, view: View, seen: Any = None) -> View:
     """The store takes the first view of each generation: whoever comes second adopts it."""
-    revision, _ = keys._view()
-    keys._commit({keys._view_key: revision}, {keys._view_key: encode_view(view)})
+    revision, _ = keys.newest_view()
+    keys.commit({keys.view_key: revision}, {keys.view_key: encode_view(view)})
     return view
 
 
@@ -141,7 +141,7 @@ def overwrites_the_view(rule: Rule, keys: JobKeys, view: View, seen: Any = None)
 def puts_a_view_that_follows_upon_none(rule: Rule, keys: JobKeys, view: View, roster: Any, seen: Any) -> View:
     """A view follows upon the one that the store holds: where there is none, the job may be over."""
     keys.put_view_again(view)
-    stands = keys._view()[1]
+    stands = keys.newest_view()[1]
     assert stands is not None
     return stands
 

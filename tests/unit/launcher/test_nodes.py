@@ -11,7 +11,19 @@ from typing import Any
 import pytest
 
 from elastrain import agent_messages as am
-from elastrain.agent_messages import Diverged, Failed, Finished, HandOver, Hello, LostState, Progress, Struck, Suspect
+from elastrain.agent_messages import (
+    Diverged,
+    Failed,
+    Finished,
+    FirstCommitAllowed,
+    FirstCommitDue,
+    HandOver,
+    Hello,
+    LostState,
+    Progress,
+    Struck,
+    Suspect,
+)
 from elastrain.base.places import Spot, Station
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
@@ -29,6 +41,7 @@ from elastrain.launcher.values import (
     NodeRecord,
     Propose,
     PutBegun,
+    PutDue,
     PutRecord,
     PutRoster,
     PutSpec,
@@ -77,7 +90,7 @@ class Cluster:
         self.records: dict[str, NodeRecord] = {}
         self.cut: set[frozenset[str]] = set()
         self.store_answers = True
-        self.begun = False
+        self.due = self.begun = False
         self.settle_s = 0.0
         self.deaf: set[str] = set()
         """Agents that hear nothing of the others, neither by links nor from the store."""
@@ -98,6 +111,8 @@ class Cluster:
                     self.link(agent, other)
         self.happen(agent, ev.NodeRegistered(record=agent.core.cluster.peers.record, settle_s=self.settle_s))
         self.answer()
+        if self.due:
+            agent.core.handle(ev.FirstCommitStands(is_made=False), NOW)
         if self.begun:
             agent.core.handle(ev.FirstCommitStands(), NOW)
         roster, view = self.store.get(agent.keys.prefix + "roster"), self.newest
@@ -145,7 +160,7 @@ class Cluster:
                         reached = not cut_off and other.name not in self.deaf
                         if other is not agent and command.node in (None, other.name) and reached:
                             self.happen(other, ev.NoticeCame(node=agent.name, notice=command.message))
-                case Propose() | PutSpec() | PutRoster() | TakeNumber():
+                case Propose() | PutSpec() | PutRoster() | TakeNumber() | PutDue():
                     self._asked.append((agent, command))
 
     def happen(self, agent: Agent, event: ev.Event, now: float | None = None) -> None:
@@ -165,6 +180,10 @@ class Cluster:
                     self.happen(agent, ev.ProposalAnswered(view=stands))
                     for other in [a for a in self.living if a.name not in self.deaf | self.far_from_store]:
                         self.happen(other, ev.ViewStands(view=stands))
+                case PutDue() if self.store_answers and agent.name not in self.far_from_store:
+                    self.due = True
+                    for other in [a for a in self.living if a.name not in self.far_from_store]:
+                        self.happen(other, ev.FirstCommitStands(is_made=False))
                 case PutSpec():
                     self.happen(agent, ev.SpecStands(spec=agent.keys.put_spec(command.spec)))
                 case PutRoster():
@@ -484,6 +503,83 @@ def test_all_nodes_lost_before_the_first_commit_and_started_again_begin_the_job_
     cluster.hello("m2", "m3")
     assert views_of(cluster) == {("m2", "m3")}
     assert not any(agent.core.cluster.view.begun for agent in cluster.living)  # type: ignore[union-attr]
+
+
+def allowed(cluster: Cluster) -> list[str]:
+    """The members that have been told that the first commit may be made."""
+    tells = [c for agent in cluster.living for c in agent.done if isinstance(c, Tell)]
+    return [tell.member for tell in tells if isinstance(tell.message, FirstCommitAllowed)]
+
+
+def before_the_first_commit() -> Cluster:
+    cluster = Cluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name)
+    cluster.hello(*ALL)
+    return cluster
+
+
+def test_the_first_commit_waits_until_the_store_knows_that_it_is_due() -> None:
+    cluster = before_the_first_commit()
+    agent = cluster.of("m0")
+    cluster.happen(agent, ev.WorkerSpoke(member="m0", message=FirstCommitDue()))
+    assert not allowed(cluster)
+    cluster.answer()
+    assert allowed(cluster) == ["m0"]
+    cluster.say("m2", FirstCommitDue())
+    assert allowed(cluster) == ["m0", "m2"]
+    assert sum(isinstance(c, PutDue) for a in cluster.living for c in a.done) == 1, "whoever comes later knows it"
+
+
+def test_a_first_commit_that_waits_for_a_store_that_is_away_is_parked() -> None:
+    cluster = before_the_first_commit()
+    cluster.store_answers = False
+    agent = cluster.of("m0")
+    cluster.say("m0", FirstCommitDue())
+    assert not agent.logged("parked"), "it may answer yet"
+    cluster.happen(agent, ev.StoreWentAway(problem="no answer within 4 s"))
+    assert [log.say for log in agent.logged("parked")] == [
+        "parked: the first commit of the job waits for the store, which does not answer"
+    ]
+    cluster.happen(agent, ev.StoreCameBack())
+    cluster.happen(agent, ev.FirstCommitStands(is_made=False))
+    assert allowed(cluster) == ["m0"] and len(agent.logged("unparked")) == 1
+
+
+def test_a_member_that_the_view_is_without_is_not_told_that_it_may_commit() -> None:
+    cluster = before_the_first_commit()
+    agent = cluster.of("m0")
+    cluster.store_answers = False
+    cluster.say("m0", FirstCommitDue())
+    view = agent.core.cluster.view
+    assert view is not None
+    others = replace(view, generation=2, members=view.members[1:])
+    cluster.happen(agent, ev.ViewStands(view=others))
+    cluster.happen(agent, ev.FirstCommitStands(is_made=False))
+    assert not allowed(cluster)
+
+
+@pytest.mark.parametrize("proven", [True, False], ids=["proven", "presumed"])
+@pytest.mark.parametrize("due", [True, False], ids=["due", "not due"])
+def test_nobody_begins_anew_where_the_silent_may_have_made_the_first_commit(due: bool, proven: bool) -> None:
+    cluster = before_the_first_commit()
+    if due:
+        cluster.say("m0", FirstCommitDue())
+    late = cluster.add("node3", nodes_max=4)
+    for name in ("node0", "node1", "node2"):
+        if proven:
+            exits = Exited(member=f"m{name[-1]}")
+            cluster.happen(late, ev.NoticeCame(node=name, notice=exits))
+        cluster.agents[name].alive = False
+        cluster.happen(late, ev.LinkChanged(node=name, up=False, reason="silence"))
+        cluster.happen(late, ev.LeaseEnded(node=name))
+    cluster.hello("m3")
+    cluster.tick(10.0)
+    cluster.answer()
+    if due and not proven:
+        assert late.end is not None and late.end.code == 1 and "every member of the view is gone" in late.end.sentence
+    else:
+        assert late.end is None and late.members == ("m3",)
 
 
 @pytest.mark.parametrize("old_key_of_the_other", [True, False])

@@ -35,6 +35,8 @@ class Alone:
         for command in commands:
             if isinstance(command, p.FinishGradients):
                 self.tell(p.GradientsFinished(step=command.step, square_norms=dict.fromkeys(command.shards, 4.0)))
+            elif isinstance(command, p.AskToCommit):
+                self.tell(p.CommitAllowed())
             elif isinstance(command, p.Compute) and command.probed:
                 self.tell(p.Checked(step=command.step, run=command.run, check=None))
 

@@ -81,6 +81,8 @@ class Pair:
         for command in commands:
             if isinstance(command, p.EditMesh):
                 self.generation = max(self.generation, command.view.generation)
+            if isinstance(command, p.AskToCommit):
+                self.tell(name, p.CommitAllowed())
             if isinstance(command, p.SendMessage):
                 self.tell(other, p.Arrived(source=name, generation=self.generation, message=command.message))
             if isinstance(command, p.FinishGradients):
