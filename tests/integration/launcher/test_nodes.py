@@ -201,6 +201,23 @@ def test_etcd_outage_longer_than_the_leases_stops_no_step_and_ends_nobody_and_a_
         job.assert_nothing_left()
 
 
+@pytest.mark.timeout(240)
+def test_the_first_commit_waits_for_an_etcd_that_stands_still_and_no_other_does(tmp_path: Path) -> None:
+    faults = tmp_path / "faults"
+    faults.write_text("hang --target member:m0 --at step=0,phase=forward --for 4 --how forward\n")
+    with NodesJob(tmp_path, "--local-nodes", "2", "--faults", str(faults), arguments=ARGUMENTS) as job:
+        job.wait("view")
+        job.signal_etcd(signal.SIGSTOP)  # while the first step is computed
+        parked = job.wait("parked")
+        assert parked["reason"] == "the first commit of the job waits for the store, which does not answer"
+        assert job.status()["step"] is None
+        job.signal_etcd(signal.SIGCONT)
+        assert job.wait("unparked")["t"] > parked["t"]
+        job.wait_step(1)
+        assert_equal_to_undisturbed(job.finish(), *ARGUMENTS)
+        assert reasons(job) == {1: "all 2 workers are ready"}
+
+
 def test_an_etcd_of_the_launcher_that_is_killed_is_started_again_and_members_come_and_go(tmp_path: Path) -> None:
     with NodesJob(tmp_path, "--local-nodes", "3", "--inject", arguments=ARGUMENTS) as job:
         job.wait_step(2)
