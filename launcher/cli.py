@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
-from elastrain.launcher.say import say
+from elastrain.launcher.say import Output, say
 
 
 def main() -> None:
@@ -18,6 +18,7 @@ def main() -> None:
             signal.signal(number, _stop)
     from elastrain.launcher.command_line import app
 
+    Output.install()
     app(prog_name="elastrain")
 
 

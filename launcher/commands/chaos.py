@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -220,5 +219,4 @@ def _as_json(told: DrawnFault | dict[str, Any]) -> None:
         shown = {"number": told.draw.number, "line": line, "struck": told.struck, "sentence": told.sentence}
     else:
         shown = told
-    sys.stdout.write(json.dumps(shown) + "\n")
-    sys.stdout.flush()
+    print(json.dumps(shown), flush=True)

@@ -60,17 +60,15 @@ def verify_checkpoints(
         where, named = _found(places)
         newest = _chosen(where, name or named)
         names = candidates(where) if every else [newest]
-        problems = {each: _verified(where, each) for each in names}
-        parts = {each: _here(where, each) for each in names}
+        found = {each: _verified(where, each) for each in names}
     if as_json:
-        print(json.dumps({"problems": problems, "here": {each: here for each, here in parts.items() if here}}))
+        problems = {each: told for each, (told, _) in found.items()}
+        print(json.dumps({"problems": problems, "here": {each: here for each, (_, here) in found.items() if here}}))
     else:
-        for each, told in problems.items():
-            words = [*([] if told else ["good"]), *([parts[each]] if parts[each] else [])]
-            print(f"{each}: {', '.join(words)}".rstrip())
-            for problem in told:
-                print(f"  {problem}")
-    return 1 if any(problems.values()) else 0
+        for each, (told, here) in found.items():
+            words = [*([] if told else ["good"]), *([here] if here else [])]
+            print("\n  ".join([f"{each}: {', '.join(words)}".rstrip(), *told]))
+    return 1 if any(told for told, _ in found.values()) else 0
 
 
 def show_checkpoint(places: Places, name: Name = None, as_json: Json = False) -> int:
@@ -188,13 +186,6 @@ def parts_here(checkpoint: Checkpoint) -> str:
     return f"{count - len(lacking)} of {count} parts are here: name the directories of the other nodes, too"
 
 
-def _here(places: Sequence[CheckpointPlace], name: str) -> str:
-    try:
-        return parts_here(Checkpoint.open(places, name))
-    except CheckpointError:
-        return ""
-
-
 def _row(places: Sequence[CheckpointPlace], name: str) -> dict[str, Any]:
     try:
         checkpoint = Checkpoint.open(places, name)
@@ -227,13 +218,14 @@ def _age(seconds: float) -> str:
     return f"{max(0, seconds):.0f} s"
 
 
-def _verified(places: Sequence[CheckpointPlace], name: str) -> list[str]:
+def _verified(places: Sequence[CheckpointPlace], name: str) -> tuple[list[str], str]:
+    """What is wrong with it; which of its parts are here."""
     try:
         checkpoint = Checkpoint.open(places, name)
         with _bar(f"verifying {name}", checkpoint.manifest.plain_bytes) as advance:
-            return checkpoint.verify(advance)
+            return checkpoint.verify(advance), parts_here(checkpoint)
     except CheckpointError as error:
-        return [str(error)]
+        return [str(error)], ""
 
 
 def _summary(manifest: Manifest) -> dict[str, Any]:

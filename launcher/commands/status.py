@@ -71,7 +71,8 @@ def _show(state: dict[str, Any]) -> None:
         print(f"parked      for {state['parked_s']:.0f} s: {state['parked']}")
     print(f"run folder  {state['run_dir']}\n")
     if state["members"]:
-        _show_members(state["members"])
+        columns = ("rank", "id", "node", "pid", "state", "step")
+        print_table(columns, [[_or_dash(member[column]) for column in columns] for member in state["members"]])
         print()
     for reason in state["reasons"]:
         print(f"· {reason}")
@@ -92,12 +93,6 @@ def window_words(window: dict[str, Any]) -> str:
 def _shards(shards: list[int]) -> str:
     named = ", ".join(map(str, shards[:8])) + (" …" if len(shards) > 8 else "")
     return f"shard {named}" if len(shards) == 1 else f"{len(shards)} shards ({named})"
-
-
-def _show_members(members: list[dict[str, Any]]) -> None:
-    columns = ("rank", "id", "node", "pid", "state", "step")
-    rows = [[_or_dash(member[column]) for column in columns] for member in members]
-    print_table(columns, rows)
 
 
 def _node(node: dict[str, Any]) -> str:
