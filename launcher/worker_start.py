@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,10 +75,8 @@ class WorkerProcess:
 
     def signal_group(self, number: int) -> None:
         """To the worker and all that it started. Safe until `reap`: its process id cannot be used again before."""
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-        except ProcessLookupError:
-            pass
 
     def reap(self) -> int:
         """After `pidfd` is readable: end what is left of its group, return the exit code (< 0: minus the signal)."""

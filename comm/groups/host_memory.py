@@ -6,6 +6,7 @@ import math
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
@@ -84,10 +85,8 @@ class HostMemory:
             if ended() is None:
                 self._failures.break_off(error)
 
-        try:
+        with suppress(CommError):  # closed meanwhile, which has ended the caller's generation
             self._driver.call(run)
-        except CommError:
-            pass  # closed meanwhile, which has ended the caller's generation
         return ended() or error
 
     # Generations; by the communicator's thread

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -45,7 +46,5 @@ def send(mesh: Mesh, member: str, kind: FrameKind, body: bytes, tensors: Sequenc
 
     The mesh tells of a loss once, in the next poll: that is where it is dealt with.
     """
-    try:
+    with suppress(MemberLost):
         mesh.send(member, kind, body, tensors)
-    except MemberLost:
-        pass

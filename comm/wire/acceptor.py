@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -71,10 +72,8 @@ class Introduction:
         return self._secure.establish()
 
     def _say_why(self) -> None:
-        try:
+        with suppress(OSError):  # it has gone already
             self.sock.send(self.handshake.bytes_to_send())
-        except OSError:
-            pass  # it has gone already
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -132,10 +133,8 @@ class MeshConnections:
     def _remove(self, link: Link) -> None:
         if link.stream is not None and not link.outbox:
             link.push_farewell(self._links.generation)
-            try:
+            with suppress(OSError):  # it learns of it from the closed connection
                 link.stream.flush()
-            except OSError:
-                pass  # it learns of it from the closed connection
         if link.lost is None:  # else that is done
             self._hang_up(link)
         link.lending.take_all_back()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from elastrain.base.event_loop import EventLoop
@@ -203,8 +204,6 @@ class Opener:
 
 def _turn_away(sock: Connection, generation: int) -> None:
     """Tell somebody from a former view that the present one does not name it."""
-    try:
+    with suppress(OSError):  # it has gone already
         sock.send(farewell(generation))
-    except OSError:
-        pass  # it has gone already
     sock.close()

@@ -16,6 +16,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from elastrain.base.processes import die_with_parent
@@ -100,10 +101,8 @@ class Nursery:
         self._process.kill()
 
     def _order(self, order: int) -> None:
-        try:
+        with suppress(ConnectionError):  # it has gone, as `ended` will tell
             self._orders.send(_ORDER.pack(order))
-        except ConnectionError:
-            pass  # it has gone, as `ended` will tell
 
 
 def how_it_ended(exit_code: int) -> str:
@@ -172,10 +171,8 @@ class _Keeper:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        try:
+        with suppress(ConnectionError):  # the training process has just ended: its sockets close before this ends
             self._orders.send(_ENDED.pack(slot, pid, os.waitstatus_to_exitcode(status)))
-        except ConnectionError:
-            pass  # the training process has just ended: its sockets close before the kernel ends this one
 
     def _become(self, slot: int, parent: int) -> None:
         code = 1

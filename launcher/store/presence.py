@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from elastrain.launcher.store.port import LeaseLostError, Store, StoreError
@@ -160,7 +161,5 @@ class Presence:
     def leave(self) -> None:
         """Take the key away; if the store does not answer, it goes with its lease."""
         if self._lease is not None:
-            try:
+            with suppress(StoreError):
                 self._store.revoke(self._lease)
-            except StoreError:
-                pass  # it goes with its lease

@@ -25,6 +25,7 @@ from elastrain.offload.queue import Urgency
 from elastrain.offload.residency import State
 
 _IN_MEMORY = residency.MEMORY
+_USABLE = (State.RESIDENT, State.RELOADED, State.FORWARDED)
 LOOK_AGAIN_S = 0.002
 USED_TOGETHER = 2
 """So many pieces stay that somebody outside touched last, since one operator may need them together."""
@@ -248,14 +249,8 @@ class PieceCustody:
 
     def _evict(self) -> bool:
         """Let one piece more leave: the one that is used last, at once where its copy is good."""
-        idle = [
-            piece
-            for piece in self._pieces
-            if piece not in self._pinned
-            and not piece.leaving
-            and piece.fault is None
-            and piece.state in (State.RESIDENT, State.RELOADED, State.FORWARDED)
-        ]
+        still = [each for each in self._pieces if each.state in _USABLE and not each.leaving and each.fault is None]
+        idle = [each for each in still if each not in self._pinned]
         if not idle:
             return False
         piece = max(idle, key=self.next_use)
@@ -270,7 +265,7 @@ class PieceCustody:
             raise PieceLostError(
                 f"{piece.name} did not come back ({piece.fault}): training cannot go on; start from a checkpoint"
             )
-        return piece.state in (State.RESIDENT, State.RELOADED, State.FORWARDED)
+        return piece.state in _USABLE
 
     def _wait_for(self, is_done: Callable[[], bool], what: str) -> None:
         until_s = time.monotonic() + self._deadline_s

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -27,7 +28,6 @@ from elastrain.runtime.durable.manifests import Begin, Described, hyper_of
 from elastrain.runtime.durable.parts import WriterThread
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import Manifest, Part, name_of
-from elastrain.snapshot.durable.pruning import tidy
 from elastrain.snapshot.durable.publishing import Staged, stage
 from elastrain.values import Record
 from elastrain.world import View
@@ -218,18 +218,18 @@ class Checkpoints:
     def _end(self, command: p.EndCheckpoint) -> None:
         self.captured.end(command.step)
         if self._waiting is not None and command.reason:
-            self._thread.do(self._waiting.staged.give_up)
+            self._thread.do(partial(self._apart, self._waiting.staged.give_up))
             self._waiting = None
         if self._loop is not None and self._loop.step == command.step:
             self._loop = None
         self._newest = replace(self._newest, open_step=None)
         self._with.log("checkpoint", step=command.step, reason=command.reason, blocked_s=self.captured.blocked.take())
         if command.told:
-            self._thread.do(lambda: self._disk.keep(self._with.life, command.step, command.told))
+            self._thread.do(lambda: self._apart(lambda: self._disk.keep(self._with.life, command.step, command.told)))
         if command.is_told and command.reason:
             is_last = command.step == self._newest.last_step
             self._with.say(am.CheckpointEnded(step=command.step, reason=command.reason, last=is_last))
-            self._thread.do(lambda: self._tidy(command.step))
+            self._thread.do(lambda: self._remove_older(command.step))
 
     # ------------------------------------------------------------------------------------- in the writer's thread
 
@@ -239,6 +239,18 @@ class Checkpoints:
         if (step := self._newest.open_step) is not None:
             problem = f"{type(error).__name__}: {error}"
             self._with.tell(p.PartWritten(step=step, shards=(), told=(), problem=problem))
+
+    def _apart(self, task: Callable[[], None]) -> None:
+        """No checkpoint waits for this task: where it fails, the one that is open by now goes on."""
+        try:
+            task()
+        except CheckpointError as error:
+            self._with.log("checkpoint_tidied", reason=str(error))
+        except Exception as error:  # noqa: BLE001  # as in `_on_failed`
+            self._with.log("checkpoint_failed", reason="".join(traceback.format_exception(error)))
+            self._with.say(
+                am.Note(fields={"noticed": f"while tidying up checkpoints: {type(error).__name__}: {error}"})
+            )
 
     def _write_loop(self, loop: KeptLoop) -> None:
         """Onto this node's own disk."""
@@ -313,14 +325,8 @@ class Checkpoints:
             last=manifest.step == self._newest.last_step,
         )
         self._with.say(ended)
-        self._tidy(manifest.step)
+        self._remove_older(manifest.step)
 
-    def _tidy(self, step: int) -> None:
-        """The checkpoint of this step is complete, or given up. On local disks the keepers do it."""
-        if self._disk.is_local:
-            return
-        options, over = self._with.options, (self._with.life, step)
-        with suppress(CheckpointError):  # another job's by now: it is not touched
-            self._disk.check()
-            for sentence in tidy(self._disk.place, keep=options.keep, age_s=options.keep_for_s, over=over):
-                self._with.log("checkpoint_tidied", reason=sentence)
+    def _remove_older(self, step: int) -> None:
+        """The checkpoint of this step is complete, or given up."""
+        self._apart(lambda: self._disk.remove_older(self._with.life, step))

@@ -31,7 +31,7 @@ from elastrain.snapshot.durable.owner import Claim, claim, hold_for, owner_of
 from elastrain.snapshot.durable.places.opening import place_at
 from elastrain.snapshot.durable.places.port import CheckpointPlace
 from elastrain.snapshot.durable.plain import pack_named
-from elastrain.snapshot.durable.pruning import clear
+from elastrain.snapshot.durable.pruning import clear, tidy
 from elastrain.snapshot.durable.publishing import mark_verified, publish, visible
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.writing import PartWriter
@@ -162,20 +162,22 @@ class CheckpointDisk:
             KeeperTold(attachments=dict(attachments), verified=tuple(self._verified[-self._options.keep - 1 :]))
         ).decode()
 
+    def remove_older(self, life: int, step: int) -> None:
+        """Than this one, which is complete, or given up. On local disks `keep` does it. Raises CheckpointError."""
+        if not self.is_local:
+            self.check()  # else it is another job's by now, and not touched
+            options = self._options
+            for sentence in tidy(self.place, keep=options.keep, age_s=options.keep_for_s, over=(life, step)):
+                self._log("checkpoint_tidied", reason=sentence)
+
     def keep(self, life: int, step: int, text: str) -> None:
         """The checkpoint is complete: have the manifest here too, remove what may go, and read back what lies here.
 
-        Nothing happens on a member that is no keeper. Says what goes wrong in the log: others have the checkpoint.
+        Nothing happens on a member that is no keeper. Raises CheckpointError; others have the checkpoint.
         """
-        name = name_of(life, step)
+        name, told = name_of(life, step), _KEPT.decode(text)
         if self._wrote != name:
             return
-        try:
-            self._keep(name, _KEPT.decode(text))
-        except CheckpointError as error:
-            self._log("checkpoint_tidied", reason=str(error))
-
-    def _keep(self, name: str, told: KeptCopy) -> None:
         self.check()
         if name not in visible(self.place):
             publish(self.place, decode(told.manifest.encode(), f"the manifest of {name}"))

@@ -5,42 +5,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from elastrain import agent_messages as am
 from elastrain import protocol as p
 from elastrain.base.checkpoints import CheckpointOptions
-from elastrain.checkpoint import Checkpointed
-from elastrain.runtime.durable.checkpoints import Bearings, Checkpoints
+from elastrain.runtime.durable import disk
+from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.writing import PartWriter
 from elastrain.snapshot.state import ShardState
-from elastrain.values import Contribution, Record
+from tests.support.member_checkpoints import member_checkpoints, record_of
+
+KEPT = '{"manifest":"","verified":""}'
 
 
 class Writing:
     """A member's checkpoints, and what they tell and log."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, options: CheckpointOptions) -> None:
         self.told: list[p.PartWritten] = []
         self.logged = ""
-        described: Any = SimpleNamespace(buffers=dict)
-        bearings = Bearings(
-            options=CheckpointOptions(place=str(folder)),
-            me="m0",
-            job="job",
-            life=1,
-            resume=None,
-            tell=self._hear,
-            wake=lambda: None,
-            say=lambda _message: None,
-            has_agent=False,
-            log=self._log,
-        )
-        self.checkpoints = Checkpoints(bearings, described)
-        self.checkpoints.open()
+        self.said: list[am.FromWorker] = []
+        self.checkpoints = member_checkpoints(options, tell=self._hear, say=self.said.append, log=self._log)
 
     def _hear(self, event: p.Event) -> None:
         assert isinstance(event, p.PartWritten)
@@ -51,35 +40,30 @@ class Writing:
 
     def write(self, step: int) -> p.PartWritten:
         """What is told of this member's part."""
-        contribution, taken = Contribution(), Checkpointed.TAKEN
-        record = Record(
-            step=step,
-            generation=1,
-            contribution=contribution,
-            square_norm=0.0,
-            skipped=False,
-            switch=False,
-            checkpoint=taken,
-        )
-        self.checkpoints.passed(record)
+        self.checkpoints.passed(record_of(step))
         self.checkpoints.carry_out(p.BeginPart(step=step, shards=(0,)))
         state = ShardState(shard=0, version=step, parameters=torch.ones(4), pieces=[{}])
         self.checkpoints.captured.take(step, None, state)
-        done = threading.Event()
-        self.checkpoints._thread.do(done.set)
-        assert done.wait(10.0), "the thread has ended"
+        self.finish()
         self.checkpoints.carry_out(p.EndCheckpoint(step=step, reason="over", is_told=False, told=""))
         return self.told.pop()
 
+    def finish(self) -> None:
+        """What the thread has been given so far is done."""
+        done = threading.Event()
+        self.checkpoints._thread.do(done.set)
+        assert done.wait(10.0), "the thread has ended"
+
 
 @pytest.fixture
-def writing(tmp_path: Path) -> Iterator[Writing]:
-    made = Writing(tmp_path)
+def writing(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Writing]:
+    """Its parameter: the layout."""
+    made = Writing(CheckpointOptions(place=str(tmp_path), layout=getattr(request, "param", "shared")))
     yield made
     made.checkpoints.close()
 
 
-def no_memory(*_: object) -> None:
+def no_memory(*_: object, **__: object) -> None:
     raise MemoryError("all is taken")
 
 
@@ -91,3 +75,29 @@ def test_one_checkpoint_is_given_up_and_the_next_is_written(writing: Writing, mo
     monkeypatch.undo()
     told = writing.write(4)
     assert (told.step, told.shards, told.problem) == (4, (0,), "")
+
+
+@pytest.mark.parametrize("writing", ["shared", "local"], indirect=True)
+def test_a_failure_that_tidies_an_older_one_leaves_the_open_one_alone(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "tidy", no_memory)
+    monkeypatch.setattr(disk, "visible", no_memory)
+    of_step_3 = p.EndCheckpoint(step=3, reason="", is_told=False, told=KEPT)
+    if not writing.checkpoints.plan.all_holders:
+        of_step_3 = p.EndCheckpoint(step=3, reason="it is too late", is_told=True, told="")
+    writing.checkpoints._disk._wrote = name_of(1, 3)  # on local disks, it is the keeper
+    held = threading.Event()
+
+    def hold() -> None:
+        assert held.wait(10.0)
+
+    writing.checkpoints._thread.do(hold)
+    writing.checkpoints.carry_out(of_step_3)
+    writing.checkpoints.passed(record_of(4))
+    held.set()
+    writing.finish()
+    assert writing.told == []
+    assert "no_memory" in writing.logged, "where it was"
+    assert am.Note(fields={"noticed": "while tidying up checkpoints: MemoryError: all is taken"}) in writing.said
+    assert writing.write(4).problem == ""

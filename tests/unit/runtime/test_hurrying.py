@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.checkpoint import Checkpointed
-from elastrain.runtime.durable.checkpoints import Bearings, Checkpoints
 from elastrain.runtime.durable.parts import NICE, WriterThread
 from elastrain.runtime.training_loop import TrainingLoop
-from elastrain.values import Contribution, Record
+from tests.support.member_checkpoints import member_checkpoints, record_of
 
 USUAL = 3
 """The niceness of the process, whatever that of the tests is: at 19 there would be nothing behind it."""
@@ -84,33 +82,8 @@ def test_a_loop_that_has_ended_waits_with_the_thread_hurried(asked: list[int], t
 def test_the_last_checkpoint_before_a_stop_is_hurried(
     checkpoint: Checkpointed, hurries: bool, asked: list[int], tmp_path: Path
 ) -> None:
-    nothing: Any = lambda *_, **__: None  # noqa: E731
-    bearings = Bearings(
-        options=CheckpointOptions(place=str(tmp_path)),
-        me="m0",
-        job="job",
-        life=1,
-        resume=None,
-        tell=nothing,
-        wake=nothing,
-        say=nothing,
-        has_agent=False,
-        log=nothing,
-    )
-    made = Checkpoints(bearings, nothing)
-    made.open()
-    contribution = Contribution()
-    made.passed(
-        Record(
-            step=3,
-            generation=1,
-            contribution=contribution,
-            square_norm=0.0,
-            skipped=False,
-            switch=False,
-            checkpoint=checkpoint,
-        )
-    )
+    made = member_checkpoints(tmp_path)
+    made.passed(record_of(3, checkpoint))
     finish(made._thread)
     assert (USUAL in asked) is hurries
     made.close()
