@@ -180,8 +180,8 @@ def _member(script: ScriptNeeds, nodes: Mapping[str, str], works: Sequence[_Work
             fresh = replace(script, moments=(0.0,) * len(script.sizes), frozen=frozenset(range(len(script.sizes))))
             begun = {**_taken(fresh, nodes, work, work.placements[0]), "staging": 0, "unverified": 0}
             on_disk = {**_states(fresh, work, work.placements[0], outside), "activations": activations_bytes}
-            for name in (COMPUTING, CHECKING) if work.check_bytes else (COMPUTING,):
-                moments.append(held_at(name, begun, on_disk, "in the first step"))
+            names = (COMPUTING, CHECKING) if work.check_bytes else (COMPUTING,)
+            moments += [held_at(name, begun, on_disk, "in the first step") for name in names]
         if work.moments:
             taken = most(_taken(script, nodes, work, each) for each in work.placements)
             on_disk = most(_states(script, work, each, outside) for each in work.placements)

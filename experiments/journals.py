@@ -70,6 +70,8 @@ class Member:
     """Generation -> when this member went on in it, having heard of all its members."""
     lost_s: dict[str, float] = field(default_factory=dict)
     """Peer -> when this member knew of its death."""
+    copied_s: list[float] = field(default_factory=list)
+    """When this member has sent a shard's state to a new holder, or has taken one."""
     faults: list[Fault] = field(default_factory=list)
     refused: list[tuple[float, str]] = field(default_factory=list)
     """When a fault on request found nothing to strike in this member, and why."""
@@ -108,6 +110,8 @@ class Member:
                 self.resumed_s[line["generation"]] = line["t"]
             case "lost":
                 self.lost_s.setdefault(line["peer"], line["t"])
+            case "copy":
+                self.copied_s.append(line["t"])
             case "fault":
                 self.faults.append(Fault(step=line["step"], phase=line["phase"], at_s=line["t"]))
             case "fault_refused":

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from elastrain.base.event_loop import EventLoop
 from elastrain.errors import ConfigError, ElastrainError
@@ -67,7 +66,7 @@ class Surroundings:
             case "etcd-kill" | "etcd-wipe":
                 self._kill_etcd(until_s, data_too=fault.kind == "etcd-wipe")
             case "etcd-compact":
-                self._tell("etcd_compacted", revision=self._etcd.compact())
+                self._log.write("etcd_compacted", revision=self._etcd.compact())
             case _:
                 self._impair(fault, until_s)
 
@@ -93,7 +92,7 @@ class Surroundings:
     def _apply(self, event: str, found: list[Impairment]) -> None:
         assert self._switch is not None
         self._switch.apply(condition(self._impairments))
-        self._tell(event, impairments=[str(impairment) for impairment in found])
+        self._log.write(event, impairments=[str(impairment) for impairment in found])
 
     # ---- etcd
 
@@ -102,31 +101,31 @@ class Surroundings:
 
     def _on_etcd_end(self) -> None:
         """Nobody has asked for it: the kernel was short of memory, say."""
-        self._tell("etcd_ended")
+        self._log.write("etcd_ended")
         say("etcd has ended: it is started again, with its data")
         self._due.append((time.monotonic() + _ETCD_AGAIN_S, self._start_etcd_again))
 
     def _stop_etcd(self, until_s: float) -> None:
         """Stopped, with all its threads: connections stand, and nothing answers."""
         self._etcd.stop()
-        self._tell("etcd_stopped")
+        self._log.write("etcd_stopped")
         self._due.append((until_s, self._let_etcd_go_on))
 
     def _let_etcd_go_on(self) -> None:
         self._etcd.go_on()
-        self._tell("etcd_goes_on")
+        self._log.write("etcd_goes_on")
 
     def _kill_etcd(self, until_s: float, *, data_too: bool) -> None:
         """SIGKILL; it is started again with its data, or, `data_too`, without."""
         self._etcd.kill()
         if data_too:
             self._etcd.forget()
-        self._tell("etcd_killed", data_too=data_too)
+        self._log.write("etcd_killed", data_too=data_too)
         self._due.append((until_s, self._start_etcd_again))
 
     def _start_etcd_again(self) -> None:
         self._etcd.start_again()
-        self._tell("etcd_started_again")
+        self._log.write("etcd_started_again")
 
     # ---- time
 
@@ -141,10 +140,7 @@ class Surroundings:
             try:
                 call()
             except (ElastrainError, StoreError) as error:
-                self._tell("fault_refused", reason=str(error))
-
-    def _tell(self, event: str, **fields: Any) -> None:
-        self._log.write(event, **fields)
+                self._log.write("fault_refused", reason=str(error))
 
 
 def _named(fault: Fault, switch: Switch) -> Fault:

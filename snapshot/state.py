@@ -109,9 +109,8 @@ def _joined(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Small tensors of one dtype end to end: one digest instead of many. The meta tells where each begins."""
     small = [tensor for tensor in tensors if tensor.nbytes <= _JOIN_LIMIT_BYTES]
     joined = [tensor for tensor in tensors if tensor.nbytes > _JOIN_LIMIT_BYTES]
-    for dtype in dict.fromkeys(tensor.dtype for tensor in small):
-        joined.append(torch.cat([tensor for tensor in small if tensor.dtype == dtype]))
-    return joined
+    dtypes = dict.fromkeys(tensor.dtype for tensor in small)
+    return joined + [torch.cat([tensor for tensor in small if tensor.dtype == dtype]) for dtype in dtypes]
 
 
 def _unpacked(meta: bytes, tensors: Sequence[Tensor]) -> ShardState:

@@ -9,7 +9,7 @@ from torch import Tensor
 from elastrain import protocol as p
 from elastrain.comm.errors import CommError
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.messages import LoopHandover, Message, Partial, Publish, encode
+from elastrain.messages import Copied, LoopHandover, Message, Partial, Publish, ShardCopy, encode
 from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.journal import Journal
 from elastrain.values import Vote
@@ -34,7 +34,9 @@ class Outgoing:
     def send(self, command: p.SendMessage) -> None:
         message = command.message
         kind, body = encode(message)
-        payload = self._payload(message)
+        payload = self._loop_payload() if isinstance(message, LoopHandover) else self._payload_of(message)
+        if isinstance(message, ShardCopy | Copied):
+            self._journal.write("copy", shard=message.shard, to=command.to)
         if isinstance(message, Partial):
             self._faults.tools.partial.strike(payload)
         try:
@@ -42,9 +44,6 @@ class Outgoing:
         except CommError as error:  # the view will say what became of the receiver
             self._journal.write("unsent", to=command.to, reason=str(error))
         self._reach_after(message)
-
-    def _payload(self, message: Message) -> list[Tensor]:
-        return self._loop_payload() if isinstance(message, LoopHandover) else self._payload_of(message)
 
     def _reach_after(self, message: Message) -> None:
         """Faults that strike when some members have got a message and others have not."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments.harness import ROOT, Reach, add_record_flag, record, report
 from experiments.jobs import unwind_on_sigterm
-from experiments.snapshot import files, flips, lost, overhead, resumed, window
+from experiments.snapshot import copies, files, flips, lost, overhead, resumed, window
 
 REACHES = {
     "overhead_b1": Reach(limit=1.03),
@@ -25,6 +25,8 @@ REACHES = {
     "durable_stall": Reach(limit=0.05),
     "window_steps": Reach(limit=1.5),
     "window_slowdown": Reach(limit=1.10),
+    "copy_delay": Reach(limit=0.02),
+    "copy_delay_busy": Reach(limit=0.02),
     "vs_torch_save": Reach(limit=50, at_least=True),
     "vs_dcp_async": Reach(limit=5, at_least=True),
     "restore_fraction": Reach(limit=0.6, at_least=True),
@@ -65,6 +67,10 @@ def _window(folder: Path, quick: bool) -> Mapping[str, Any]:
     return window.measure(folder, quick=quick)
 
 
+def _copies(folder: Path, quick: bool) -> Mapping[str, Any]:
+    return copies.figures(folder, rounds=1 if quick else 5)
+
+
 def _flips(folder: Path, quick: bool) -> Mapping[str, Any]:
     found = flips.figures(folder, flips.KINDS[:1] if quick else flips.KINDS, file=not quick)
     return {**found, "flips_missed": found["flips"] - found["caught"]}
@@ -103,6 +109,7 @@ PARTS = {
         not_in_quick=("overhead_b1", "overhead_b2"),
     ),
     "window": Part(measure=_window, keys=("window_steps", "window_slowdown")),
+    "copies": Part(measure=_copies, keys=("copy_delay", "copy_delay_busy")),
     "flips": Part(measure=_flips, keys=("flips", "caught", "flips_missed")),
     "audits": Part(measure=_audits, keys=("audit_flips", "audit_caught", "audit_missed")),
     "resume": Part(measure=_resume, keys=("resume_digest_equal", "resume_rounds", "resume_kills")),

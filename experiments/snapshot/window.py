@@ -76,7 +76,8 @@ class Course:
 
 def measure(folder: Path, *, backups: int = 1, quick: bool = False) -> dict[str, Any]:
     """`window_steps`, `window_slowdown` and what they are made of. Raises RuntimeError where the job ended badly."""
-    course = _play(folder, backups=backups, steps=QUICK_STEPS if quick else STEPS)
+    arguments = ("--backups", str(backups), "--wait-s", str(WAIT_S))
+    course = play(folder, steps=QUICK_STEPS if quick else STEPS, arguments=arguments)
     ends = _step_ends(course)
     after = {step: ends[step] - ends[step - 1] for step in sorted(ends) if step - 1 in ends and step > KILLED_IN}
     closing = max((line for line in course.windows if not line["short"]), key=lambda line: line["t"])
@@ -129,9 +130,10 @@ def _step_ends(course: Course) -> dict[int, float]:
     return {step: max(member.advanced_s[step] for member in members) for step in steps}
 
 
-def _play(folder: Path, *, backups: int, steps: int) -> Course:
+def play(folder: Path, *, steps: int, arguments: Sequence[str]) -> Course:
+    """Run the job, and kill the node in it. `arguments`: of the script."""
     folder.mkdir(parents=True)
-    arguments = ("--steps", str(steps), "--backups", str(backups), "--wait-s", str(WAIT_S))
+    arguments = ("--steps", str(steps), *arguments)
     with ExitStack() as stack:
         etcd = EmbeddedEtcd(folder / "etcd", host="127.0.0.1")
         stack.callback(etcd.close)

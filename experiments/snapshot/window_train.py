@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--backups", type=int, default=1)
     parser.add_argument("--layers", type=int, default=20, help="of a million parameters each")
     parser.add_argument("--wait-s", type=float, required=True, help="of each micro-batch, beside its computing")
+    parser.add_argument("--rows", type=int, default=1, help="of each sample, all the same: more of them compute longer")
     args = parser.parse_args()
     torch.set_num_threads(1)
     job = elastrain.init(seed=0, backups=args.backups)
@@ -50,7 +51,8 @@ def main() -> None:
     model, optimizer, loader = job.prepare(model, optimizer, loader)
     for step in job.steps(loader, until=args.steps):
         for features, wanted in step:
-            loss = nn.functional.mse_loss(model(features), wanted)
+            rows = (args.rows, WIDTH)
+            loss = nn.functional.mse_loss(model(features.expand(rows)), wanted.expand(rows))
             time.sleep(args.wait_s)
             step.backward(loss)
 

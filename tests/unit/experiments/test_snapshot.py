@@ -8,7 +8,7 @@ import pytest
 
 from experiments.harness import ROOT
 from experiments.journals import Member, MicroBatch
-from experiments.snapshot import overhead
+from experiments.snapshot import copies, overhead
 from experiments.snapshot.overhead import EVERY, WARM, Load, Timed
 from experiments.snapshot.run import PARTS, REACHES, reaches_of
 
@@ -69,3 +69,23 @@ def test_overheads_are_ratios_of_the_same_turn() -> None:
     assert found["overhead_durable"] == pytest.approx(2.0)
     assert found["durable_stall"] == pytest.approx(0.1)
     assert "overhead_b2" not in found
+
+
+def test_a_copys_delay_is_of_micro_batches_from_the_first_copy_to_the_last() -> None:
+    member = Member(id="m0", copied_s=[4.3, 4.4, 6.2])
+    for step in range(12):
+        copying, late = step in (4, 5, 6), step > 8
+        ended_s = step + (0.55 if copying else 0.9 if late or step == 0 else 0.5)
+        member.micro_batches.append(MicroBatch(step=step, index=0, run=0, started_s=float(step), ended_s=ended_s))
+    found = copies.beside(member)
+    assert found is not None
+    assert (found.copying, found.before) == (pytest.approx([0.55] * 3), pytest.approx([0.5] * 3))
+    assert found.after == pytest.approx([0.5] * 2), "the steps next to the copies, whatever the load is later"
+    assert (found.delay, found.delay_before) == (pytest.approx(0.1), pytest.approx(0.1))
+
+
+def test_who_copied_nothing_while_it_computed_says_nothing_of_delays() -> None:
+    member = a_member(slow={})
+    assert copies.beside(member) is None
+    member.copied_s += [3.94, 3.95]  # between the micro-batches of two steps
+    assert copies.beside(member) is None
