@@ -91,8 +91,8 @@ class BlockGraph:
         return tuple(sums)
 
     def digest(self) -> str:
-        """32 hexadecimal digits over what is the same in all micro-batches, of which a newcomer traces another one."""
-        crossings = [[(tensor.dtype, tensor.requires_grad) for tensor in crossing] for crossing in self.crossings]
+        """32 hexadecimal digits over what is the same in all micro-batches and steps: a newcomer traces another one."""
+        crossings = [[tensor.dtype for tensor in crossing] for crossing in self.crossings]
         text = json.dumps((self.blocks, crossings, [(x.cut, x.why) for x in self.illegal], self.never_entered))
         return blake2b(text.encode(), digest_size=16, person=b"elastrain-graph").hexdigest()
 

@@ -43,12 +43,8 @@ class Outgoing:
             self._mesh.send(command.to, kind, body, payload)
         except CommError as error:  # the view will say what became of the receiver
             self._journal.write("unsent", to=command.to, reason=str(error))
-        self._reach_after(message)
-
-    def _reach_after(self, message: Message) -> None:
-        """Faults that strike when some members have got a message and others have not."""
-        match message:
-            case Vote():
-                self._faults.reach(message.step, "commit")
-            case Publish():
-                self._faults.reach(message.step, "publish")
+        match message:  # some members have got it, and others have not
+            case Vote(step=step):
+                self._faults.reach(step, "commit")
+            case Publish(step=step):
+                self._faults.reach(step, "publish")

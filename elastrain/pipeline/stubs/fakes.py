@@ -228,6 +228,9 @@ def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[None]
     kept = [(each, dict(each.__dict__) if wholly else {"_buffers": each._buffers}) for each in module.modules()]
     for each, its in kept:
         each._buffers = {name: None if value is None else value.clone() for name, value in its["_buffers"].items()}
+    # It would hand weights that were cast as fakes to whoever takes them next.
+    is_cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
     python, numpys, log = random.getstate(), np.random.get_state(), logging.getLogger("torch._subclasses.fake_tensor")
     # Its tracebacks of missing fake kernels.
     is_off, log.disabled = log.disabled, True
@@ -236,6 +239,7 @@ def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[None]
             yield
     finally:
         log.disabled = is_off
+        torch.set_autocast_cache_enabled(is_cached)
         for each, its in kept:
             for name in (each.__dict__.keys() - its.keys()) if wholly else ():
                 del each.__dict__[name]

@@ -235,10 +235,13 @@ def test_a_loss_before_the_first_commit_changes_no_bit(tmp_path: Path, place: in
     assert computed(run)[0] >= {f"m{other}" for other in range(3) if other != place}
 
 
-@pytest.mark.parametrize("case", ["gpt", "ragged"])
-def test_a_newcomer_gets_blocks_and_computes_them(tmp_path: Path, case: str) -> None:
-    """It may trace another micro-batch than the others did, of other shapes."""
-    arguments = ("--steps", "12", "--case", case)
+@pytest.mark.parametrize(
+    ("case", "thaw_every"),
+    [("gpt", 1), ("ragged", 1), pytest.param("transposed", 9, marks=pytest.mark.on_demand)],
+)
+def test_a_newcomer_gets_blocks_and_computes_them(tmp_path: Path, case: str, thaw_every: int) -> None:
+    """It may trace another micro-batch than the others did, of other shapes, or a step in which a layer is frozen."""
+    arguments = ("--steps", "12", "--case", case, "--thaw-every", str(thaw_every))
     run = run_job(
         tmp_path,
         workers=3,

@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=6)
     parser.add_argument("--run-length", type=int, default=1)
     parser.add_argument("--backups", type=int, default=1)
+    parser.add_argument("--thaw-every", type=int, default=1, help="steps of which one trains the first parameter")
     parser.add_argument("--slow-while", type=Path, help="micro-batches wait a little while this file exists")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -58,6 +59,7 @@ def main() -> None:
         (folder / f"parameters-{me}.txt").open("w", buffering=1) as parameters,
     ):
         for step in job.steps(loader, until=args.steps):
+            next(model.parameters()).requires_grad_(step.number % args.thaw_every == 0)
             with autocast(case.autocast == "loop"):
                 for batch in step:
                     with autocast(case.autocast == "forward"):

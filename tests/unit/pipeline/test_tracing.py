@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from elastrain.pipeline.stubs.fakes import AbsentBlock, Fakes, is_fake
 from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.pipeline.stubs.trace import TracedModel, trace
-from tests.support.pipeline_models import CASES, EncoderDecoder, Stack, batch_of, loss_of
+from tests.support.pipeline_models import CASES, EncoderDecoder, Stack, autocast, batch_of, loss_of
 
 
 def traced(model: nn.Module) -> TracedModel:
@@ -330,16 +331,37 @@ class Counting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        return self.inner(x) * float(x.sum() == 0)
+        made = self.inner(x)
+        return made * float(made.sum() == 0)
 
 
-def test_a_block_without_a_fake_kernel_runs_once_on_zeros_and_leaves_its_buffers() -> None:
+@pytest.mark.parametrize("is_autocast", [False, True])
+def test_a_block_without_a_fake_kernel_runs_once_on_zeros_and_leaves_its_buffers(*, is_autocast: bool) -> None:
     model = Odd("")
     counting = model.layers[1] = Counting()
-    graph = traced(model).graph
+    with autocast(is_autocast):
+        graph = traced(model).graph
     assert graph.legal_cuts == (1, 2, 3, 4)
     assert graph.flops[2] == graph.flops[1]
     assert float(counting.calls) == 0
+
+
+def test_a_run_of_a_block_on_fakes_leaves_no_weight_to_others_that_share_it() -> None:
+    layer, fakes = nn.Linear(8, 8), Fakes()
+    with fakes:
+        given = torch.empty(2, 8)
+    with autocast(True):
+        block = AbsentBlock("layer", layer, {}, fakes)
+        assert is_fake(block.take(layer.forward, (given,), {}, leaves=[given], fresh=True))
+        assert not is_fake(layer(torch.ones(2, 8)))
+
+
+def test_members_that_trace_while_something_is_frozen_have_the_graph_of_the_others() -> None:
+    """A script may freeze layers in some steps, and a newcomer traces one of these."""
+    model = Odd("")
+    trained = traced(model).graph
+    model.embed.requires_grad_(False)
+    assert traced(model).graph.digest() == trained.digest()
 
 
 def test_default_blocks_open_wrappers_around_stacks_and_patterns_name_others() -> None:
