@@ -39,7 +39,8 @@ class Parking:
         if self._shutdown.end is not None or self.store_away_since_s is not None:
             return []
         self.store_away_since_s = now
-        say = "the store does not answer: training goes on, but nobody can leave or join the view until it is back"
+        goes_on = "training goes on, but" if self._cluster.progress.begun else "the first commit waits for it, and"
+        say = f"the store does not answer: {goes_on} nobody can leave or join the view until it is back"
         return [Log(event="store_away", fields={"reason": event.problem}, say=say)]
 
     def on_store_back(self, event: StoreCameBack, now: float) -> list[Command]:
