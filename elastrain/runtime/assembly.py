@@ -216,7 +216,7 @@ def _stored(chosen: Chosen, executor: Executor, parts: EngineParts) -> StoredIni
         return None
     source = chosen.checkpoints.source if chosen.checkpoints is not None else None
     reader = reader_of(chosen.environment, source or "")
-    stored = StoredInitial(chosen.resume, executor.model, reader, parts.handover.tell)
+    stored = StoredInitial(chosen.resume, executor.model, executor.optimizer, reader, parts.handover.tell)
     stored.check()
     executor.start_from(stored)
     return stored

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ ELEMENTWISE = frozenset(
     for name in ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 )
 _FUSED = frozenset({torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad})
+_ADAMS = frozenset({"Adam", "AdamW"})
+"""They keep the same beside a parameter: each goes on from what the other has left."""
 _NOT_HYPER = {"params", "param_names"}
 
 
@@ -69,6 +72,14 @@ class PieceOptimizer:
             made = self._same_class(self._facade, [{"params": [view], **_grouped(hyper[piece.group])}])
             states.append(dict(made.state[view]) if view in made.state else {})
         return ShardState(shard=shard.index, parameters=parameters, pieces=states)
+
+    def take_over(self, state: ShardState, wrote: str) -> ShardState:
+        """Leave out what another class of optimizer (`wrote`; empty: none) kept; begin what nobody has begun."""
+        of_same, name = state.pieces, type(self._facade).__name__
+        if wrote not in ("", name) and not {wrote, name} <= _ADAMS:
+            of_same = [{} for _ in state.pieces]
+        made = self.create(self._layout.shards[state.shard], state.parameters).pieces
+        return replace(state, pieces=[its or new for its, new in zip(of_same, made, strict=True)])
 
     @torch.no_grad()
     def apply(self, items: Sequence[Item], *, hyper: Hyper, factors: tuple[float, ...] = ()) -> None:

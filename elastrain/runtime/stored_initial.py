@@ -20,6 +20,7 @@ from elastrain.runtime import by_name
 from elastrain.runtime.durable.node_disks import Reader, places_of
 from elastrain.runtime.handover import InitialUnread, Told
 from elastrain.runtime.model import ModelState
+from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.scaling import Scaler
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
 from elastrain.snapshot.durable.manifest import LOOP
@@ -40,8 +41,11 @@ def initial_of(resume: Resume | None) -> Initial:
 class StoredInitial:
     """`loop` is for the main thread, all else for the engine's. `tell` takes what came of a reading, in any thread."""
 
-    def __init__(self, resume: Resume, model: ModelState, reader: Reader, tell: Callable[[Told], None]) -> None:
+    def __init__(
+        self, resume: Resume, model: ModelState, optimizer: PieceOptimizer, reader: Reader, tell: Callable[[Told], None]
+    ) -> None:
         self._resume = resume
+        self._optimizer = optimizer
         self._reader = reader
         self._layout = model.layout
         self._model = model
@@ -140,7 +144,7 @@ class StoredInitial:
             if not self._has_parameters:
                 self._write(state.shard, state.parameters)
             if state.shard in kept:
-                self._states[state.shard] = state
+                self._states[state.shard] = self._optimizer.take_over(state, self._open().manifest.optimizer)
 
     def _write(self, shard: int, parameters: Tensor) -> None:
         place = self._layout.shards[shard]

@@ -22,6 +22,7 @@ from elastrain.runtime.describe import describe
 from elastrain.runtime.durable.node_disks import Reader
 from elastrain.runtime.handover import InitialUnread
 from elastrain.runtime.model import ModelState
+from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.runtime.stored_initial import StoredInitial
 from elastrain.snapshot.durable.manifest import Manifest, ParameterEntry, ShardEntry, name_of
 from elastrain.snapshot.durable.places.opening import place_at
@@ -38,6 +39,10 @@ def model_state() -> ModelState:
     model = nn.Sequential(nn.Linear(80, 80), nn.Linear(80, 80).to(torch.bfloat16))
     optimizer = torch.optim.AdamW(model.parameters())
     return ModelState(model, describe(model, optimizer, None), lambda numel, dtype: torch.zeros(numel, dtype=dtype))
+
+
+def optimizer_of(model: ModelState, kind: type[torch.optim.Optimizer] = torch.optim.AdamW) -> PieceOptimizer:
+    return PieceOptimizer(kind(nn.Linear(1, 1).parameters()), model.layout)
 
 
 def saved(
@@ -81,7 +86,7 @@ def read(stored: StoredInitial, told: queue.SimpleQueue[Any], *shards: int) -> A
 def test_all_parameters_come_into_the_model_and_own_shards_beside_it(tmp_path: Path) -> None:
     model, told = model_state(), queue.SimpleQueue[Any]()
     resume, states = saved(tmp_path, model)
-    stored = StoredInitial(resume, model, READER, told.put)
+    stored = StoredInitial(resume, model, optimizer_of(model), READER, told.put)
     assert read(stored, told, 1) == p.InitialRead(shards=(1,))
     for shard, state in zip(model.layout.shards, states, strict=True):
         here = model.parameters_of(shard)
@@ -94,7 +99,7 @@ def test_all_parameters_come_into_the_model_and_own_shards_beside_it(tmp_path: P
 def test_what_a_change_of_view_adds_is_read_without_touching_the_model_again(tmp_path: Path) -> None:
     model, told = model_state(), queue.SimpleQueue[Any]()
     resume, states = saved(tmp_path, model)
-    stored = StoredInitial(resume, model, READER, told.put)
+    stored = StoredInitial(resume, model, optimizer_of(model), READER, told.put)
     read(stored, told)
     model.parameters_of(model.layout.shards[0]).fill_(7.0)  # a step was committed meanwhile, say
     read(stored, told, 0)
@@ -117,7 +122,7 @@ def test_what_comes_from_others_while_a_checkpoint_is_read_is_not_overwritten(
     """The last holder may be gone, and this member may train on its copies, before its own reading has ended."""
     model, told, come = model_state(), queue.SimpleQueue[Any](), threading.Event()
     resume, states = saved(tmp_path, model)
-    stored = StoredInitial(resume, model, READER, told.put)
+    stored = StoredInitial(resume, model, optimizer_of(model), READER, told.put)
     parameters = Checkpoint.read_parameters
 
     def slowly(self: Checkpoint, indices: Iterable[int]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -140,7 +145,7 @@ def test_what_comes_from_others_while_a_checkpoint_is_read_is_not_overwritten(
 def test_blocks_that_are_let_go_while_a_checkpoint_is_read_are_left_out(tmp_path: Path) -> None:
     model, told = model_state(), queue.SimpleQueue[Any]()
     resume, states = saved(tmp_path, model)
-    stored = StoredInitial(resume, model, READER, told.put)
+    stored = StoredInitial(resume, model, optimizer_of(model), READER, told.put)
     with stored.making_way(p.HoldBlocks(blocks=(0,))):  # the reading waits for that
         stored.carry_out(p.ReadInitial(shards=()))
         gone = [flat for flat in model._memory.flats if flat != model.layout.shards[0].flat]
@@ -161,7 +166,7 @@ def test_a_damaged_shard_ends_the_life_with_a_sentence_whoever_holds_it(
     content = bytearray(file.read_bytes())
     content[5] ^= 1
     file.write_bytes(bytes(content))
-    failed = read(StoredInitial(resume, model, READER, told.put), told, *shards)
+    failed = read(StoredInitial(resume, model, optimizer_of(model), READER, told.put), told, *shards)
     assert isinstance(failed, InitialUnread) and isinstance(failed.error, StateLostError)
     assert "is damaged" in str(failed.error) and "shard" in str(failed.error)
 
@@ -174,7 +179,7 @@ def test_another_model_is_refused_by_a_parameters_name_before_anything_is_read(t
         resume, _ = saved(tmp_path, model, parameters=shapes)
         other = replace(resume, spec={"model": "another"}, **options)
         try:
-            StoredInitial(other, model, READER, told.put).check()
+            StoredInitial(other, model, optimizer_of(model), READER, told.put).check()
         except ConfigError as error:
             return str(error).replace(str(resume), "it")
         finally:
@@ -192,6 +197,22 @@ def test_another_model_is_refused_by_a_parameters_name_before_anything_is_read(t
 def test_a_checkpoint_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
     model, told = model_state(), queue.SimpleQueue[Any]()
     resume = Resume(place=str(tmp_path), name=name_of(1, 9), step=9)
-    failed = read(StoredInitial(resume, model, READER, told.put), told)
+    failed = read(StoredInitial(resume, model, optimizer_of(model), READER, told.put), told)
     assert isinstance(failed, InitialUnread) and isinstance(failed.error, ConfigError)
     assert "step-0000000009" in str(failed.error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [(torch.optim.SGD, set()), (torch.optim.Adagrad, {"step", "sum"}), (torch.optim.Adam, {"exp_avg"})],
+)
+def test_what_another_optimizer_kept_is_left_out(
+    kind: type[torch.optim.Optimizer], kept: set[str], tmp_path: Path
+) -> None:
+    model, told = model_state(), queue.SimpleQueue[Any]()
+    resume, states = saved(tmp_path, model)
+    stored = StoredInitial(resume, model, optimizer_of(model, kind), READER, told.put)
+    read(stored, told, 0)
+    found = stored.take(0)
+    assert [set(piece) for piece in found.pieces] == [kept] * len(states[0].pieces)
+    assert (found.version, found.parameters.tolist()) == (4, states[0].parameters.tolist())
