@@ -61,7 +61,8 @@ class Introduction:
         except BlockingIOError:
             return False
         except HandshakeRefused:
-            self._say_why()
+            with suppress(OSError):  # it has gone already
+                self.sock.send(self.handshake.bytes_to_send())
             raise
 
     def _is_secure(self) -> bool:
@@ -70,10 +71,6 @@ class Introduction:
         if self._secure is None:
             self._secure = SecureSocket(self.sock, self.handshake)
         return self._secure.establish()
-
-    def _say_why(self) -> None:
-        with suppress(OSError):  # it has gone already
-            self.sock.send(self.handshake.bytes_to_send())
 
 
 @dataclass(frozen=True, kw_only=True)

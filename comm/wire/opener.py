@@ -96,7 +96,9 @@ class Opener:
 
     def _keep_early(self, member: str, generation: int, sock: Connection, dialled: bool) -> None:
         if generation < self._links.generation:
-            _turn_away(sock, self._links.generation)
+            with suppress(OSError):  # it learns that the present view does not name it, or has gone already
+                sock.send(farewell(self._links.generation))
+            sock.close()
         elif dialled or (member in self._early and self._early[member][1] >= generation):
             sock.close()
         else:
@@ -200,10 +202,3 @@ class Opener:
         """Close all sockets that belong to no link. The loop's registrations are left: it is closed next."""
         for sock in [*self._connector.sockets(), *(sock for sock, _ in self._early.values())]:
             sock.close()
-
-
-def _turn_away(sock: Connection, generation: int) -> None:
-    """Tell somebody from a former view that the present one does not name it."""
-    with suppress(OSError):  # it has gone already
-        sock.send(farewell(generation))
-    sock.close()

@@ -44,15 +44,16 @@ ENDS_THE_JOB: dict[type[BaseException], type[am.NoRoom | am.LostState | am.Diver
 """What no replacement could do better: the launcher ends the job with the sentence, and shows it on every screen."""
 _SIGNATURE_CHARS_MAX, _TRACEBACK_CHARS_MAX = 1 << 12, 1 << 16
 """An exception may hold a whole tensor as text; what the launcher is told goes into one line of limited length."""
+# Libraries, and what dataclasses make as text.
+_NOT_THE_SCRIPT = (*(f"{Path(file).parent}{os.sep}" for file in (str(Path(__file__).parent), torch.__file__)), "<")
 
 
-_LIBRARIES = tuple(f"{Path(file).parent}{os.sep}" for file in (str(Path(__file__).parent), torch.__file__))
-
-
-def _line_of_script(trace: TracebackType | None) -> str:
-    """The last line of the script's own code that the exception has left, for the front of a sentence."""
-    lines = [each for each in traceback.extract_tb(trace) if not each.filename.startswith(_LIBRARIES)]
-    return f"{lines[-1].filename}:{lines[-1].lineno}: " if lines else ""
+def _sentence(error: ConfigError) -> str:
+    """What is wrong with the script's input, after the last line of its own code that the exception has left."""
+    trace = traceback.extract_tb(error.__traceback__)
+    lines = [f"{each.filename}:{each.lineno}: " for each in trace if not each.filename.startswith(_NOT_THE_SCRIPT)]
+    # No line says more than the sentence of a model that cannot be cut.
+    return ("" if isinstance(error, CutError) else "".join(lines[-1:])) + str(error)
 
 
 def _show(
@@ -62,10 +63,8 @@ def _show(
     trace: TracebackType | None,
 ) -> None:
     """Show what is wrong with the script's input as a sentence with its line, and anything else as Python does."""
-    if isinstance(error, CutError):  # no line of the script says more than the sentence
-        sys.stderr.write(f"elastrain: {error}\n")
-    elif isinstance(error, ConfigError):
-        sys.stderr.write(f"elastrain: {_line_of_script(trace)}{error}\n")
+    if isinstance(error, ConfigError):
+        sys.stderr.write(f"elastrain: {_sentence(error)}\n")
     else:
         otherwise(kind, error, trace)
 
@@ -122,8 +121,8 @@ class LastWords:
         """The script ends with an exception: tell the launcher where it was, then show it as Python does."""
         if not issubclass(kind, KeyboardInterrupt):
             self.report(error)
-        shown_by_launcher = type(error) in ENDS_THE_JOB and self._agent.is_there
-        if not shown_by_launcher and not isinstance(error, NOT_THE_SCRIPTS_FAULT):
+        is_a_sentence = type(error) in ENDS_THE_JOB or isinstance(error, ConfigError)
+        if not (is_a_sentence and self._agent.is_there) and not isinstance(error, NOT_THE_SCRIPTS_FAULT):
             _show(self._previous_hook, kind, error, trace)
         self.go()
 
@@ -131,7 +130,8 @@ class LastWords:
         if type(error) in ENDS_THE_JOB:
             return ENDS_THE_JOB[type(error)](sentence=str(error))
         signature = f"{type(error).__name__}: {error}"
-        whole = f"{signature}\n" if isinstance(error, ElastrainError) else "".join(traceback.format_exception(error))
+        sentence = _sentence(error) if isinstance(error, ConfigError) else signature
+        whole = f"{sentence}\n" if isinstance(error, ElastrainError) else "".join(traceback.format_exception(error))
         return am.Failed(
             step=self.step.number if self.step else 0,
             micro_batch=self.step.micro_batch if self.step else None,

@@ -216,7 +216,5 @@ def _as_lines(told: DrawnFault | dict[str, Any]) -> None:
 def _as_json(told: DrawnFault | dict[str, Any]) -> None:
     if isinstance(told, DrawnFault):
         line = str(told.fault) if told.fault is not None else None
-        shown = {"number": told.draw.number, "line": line, "struck": told.struck, "sentence": told.sentence}
-    else:
-        shown = told
-    print(json.dumps(shown), flush=True)
+        told = {"number": told.draw.number, "line": line, "struck": told.struck, "sentence": told.sentence}
+    print(json.dumps(told), flush=True)

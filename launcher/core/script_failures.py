@@ -81,8 +81,10 @@ class ScriptFailures:
         self._shutdown.last_traceback = failure.traceback
         self._shutdown.raised.add(failure.member)
         fields = {"member": failure.member, "place": failure.place, "signature": failure.signature}
-        # Its own node says it; only the end concerns every screen.
-        say = verdict.reason if failure.member in self._cluster.workers.by_id and not verdict.yes else ""
+        # Its own node says it; only the end concerns every screen. A worker shows tracebacks, and no sentences.
+        sentence = f"\n{failure.traceback.rstrip()}" if failure.traceback.count("\n") == 1 else ""
+        is_here = failure.member in self._cluster.workers.by_id
+        say = verdict.reason + sentence if is_here and not verdict.yes else ""
         log = Log(event="failed", fields={**fields, "traceback": failure.traceback}, say=say)
         if verdict.yes:
             return [log, *self._shutdown.finish(1, verdict.reason, failure.traceback)]

@@ -440,6 +440,15 @@ def test_first_exception_costs_one_member_and_the_second_equal_one_the_job() -> 
     assert "m0 and m1 raised the same exception at step 4, micro-batch 2" in end.sentence
 
 
+def test_of_an_exception_that_is_one_sentence_the_launcher_says_it_at_once() -> None:
+    job = running()
+    wrong = Failed(step=4, micro_batch=2, signature="ConfigError: odd", traceback="train.py:3: odd\n")
+    (told,) = logged(job.say("m0", wrong), "failed")
+    assert told.say == "the script raised on m0 at step 4, micro-batch 2; another member tries\ntrain.py:3: odd"
+    (told,) = logged(running().say("m0", Failed(step=4, micro_batch=2, signature="E", traceback="a\nb\n")), "failed")
+    assert told.say == "the script raised on m0 at step 4, micro-batch 2; another member tries"
+
+
 def test_member_that_raised_and_does_not_end_is_ended() -> None:
     job = running()
     job.say("m0", bug())

@@ -10,7 +10,7 @@ from elastrain import agent_messages as am
 from elastrain.errors import ConfigError, DivergedError, ElastrainError, NoRoomError, StateLostError, StoppedError
 from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.last_words import LastWords, wrong_input_shown
-from elastrain.runtime.settings import stages_of
+from elastrain.runtime.settings import Settings, stages_of
 
 
 class Told:
@@ -18,10 +18,12 @@ class Told:
 
     def __init__(self) -> None:
         self.words: list[tuple[type, str]] = []
+        self.tracebacks: list[str] = []
 
     def send(self, message: am.FromWorker, *, fd: int | None = None) -> None:
         said = message.signature if isinstance(message, am.Failed) else getattr(message, "sentence", "")
         self.words.append((type(message), said))
+        self.tracebacks += [message.traceback] if isinstance(message, am.Failed) else []
 
 
 def _end_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[type, str]], list[str]]:
@@ -72,6 +74,30 @@ def test_wrong_input_is_a_sentence_with_the_scripts_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"elastrain: {__file__}:")
     assert line.endswith(str(raised.value))
+
+
+def test_wrong_input_with_a_launcher_is_said_by_that_alone_with_the_scripts_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", lambda *_: pytest.fail("Python's traceback"))
+    told = Told()
+    words = LastWords(AgentLink("m0", told), lambda: None)  # type: ignore[arg-type]  # a fake
+    words.take_hook()
+    with pytest.raises(ConfigError) as raised:
+        stages_of(2, 3)
+    sys.excepthook(raised.type, raised.value, raised.tb)
+    assert capsys.readouterr().err == ""
+    assert told.words == [(am.Failed, f"ConfigError: {raised.value}")]
+    (traceback,) = told.tracebacks
+    assert traceback.startswith(f"{__file__}:")
+    assert traceback.endswith(f": {raised.value}\n")
+
+
+def test_the_line_is_one_of_the_script_and_of_no_code_that_was_made(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError) as raised, wrong_input_shown():
+        Settings(backups=-3, seed=0, run_length=1, loss_scale=None, deterministic=False)
+    sys.excepthook(raised.type, raised.value, raised.tb)
+    assert capsys.readouterr().err.startswith(f"elastrain: {__file__}:")
 
 
 def test_what_still_leaves_the_loop_is_shown_and_told_to_nobody(
