@@ -182,10 +182,8 @@ class Recovering:
         """What all members decide alike of a step in pipelines; None where whole runs are computed."""
         m = self._machine
         plan = open_plan(decision, m.views.reports)
-        if plan is None:
-            return None
         reports = {member: m.views.reports[member] for member in m.views.view.ids}
-        return reroute(reports, m.shape, decision, plan)
+        return None if plan is None else reroute(reports, m.shape, decision, plan)
 
     def _hand_out(self, decision: Recovery) -> Rerouting | None:
         m = self._machine

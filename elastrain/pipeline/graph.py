@@ -119,8 +119,7 @@ def check_stages(graph: BlockGraph, stages: int) -> None:
     # Before any plan is made: with fewer cuts than that the search would have nothing to choose from.
     if stages < 1:
         raise ConfigError(f"stages must be at least 1; got {stages}")
-    most = len(graph.units)
-    if stages > most:
+    if stages > len(graph.units):
         cuts = "1 cut" if stages == 2 else f"{stages - 1} cuts"
         raise CutError(f"stages={stages} asks for {cuts}, and {_allowed(graph)}: {_advice(graph)}")
 

@@ -29,10 +29,10 @@ class TracingRun:
 
     def __iter__(self) -> Iterator[Any]:
         parts = self._parts
-        # Of all members the same micro-batch: graphs are compared, and FLOPs are of its shapes.
-        data = load(parts, self._step, self.micro_batch)
+        # The same for all, newcomers too: graphs are compared, and what is in it may say which blocks are entered.
+        data = load(parts, 0, self.micro_batch)
         parts.whereabouts.enter(Station.COMPUTING, self._step)
-        parts.randomness.begin(self._step, self.micro_batch)
+        parts.randomness.begin(0, self.micro_batch)
         self.backward_is_due = True
         try:
             self._pass.begin()

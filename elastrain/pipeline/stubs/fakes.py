@@ -218,8 +218,7 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 
 def device_of(parameters: Callable[[], Any]) -> torch.device:
-    first = next(parameters(), None)
-    return torch.device("cpu") if first is None else first.device
+    return next((each.device for each in parameters()), torch.device("cpu"))
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from elastrain.pipeline.stubs.fakes import is_fake
 from elastrain.pipeline.stubs.parameters import ParameterUses
 
 _NOWHERE = -1
+_BY_FORWARD = "behind block {} others are called by their forward, not as modules, and draw the numbers behind its own"
 
 
 class Origins:
@@ -34,12 +35,11 @@ class Origins:
         self.at = _NOWHERE
         """The block that was entered last."""
         self.shapes: dict[int, Tensor] = {}
+        """By number. Kept as long as the pass lasts: else another tensor could get the address of one that is gone."""
         self.home: dict[int, int] = {}
         """Number -> the place of the block that the tensor lives with."""
         self._order: list[str] = []
         self._numbers: dict[int, int] = {}
-        self._kept: list[Tensor] = []
-        """As long as the pass lasts: else another tensor could get the address of one that is gone."""
         self._inside: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """By id: a tensor that a block has made and not returned, and the block's place."""
         self._illegal: dict[int, str] = {}
@@ -91,16 +91,14 @@ class Origins:
         """Code between blocks took these tensors and made those. `is_own`: random ones, as only this member draws."""
         homes = [self.home[self._numbers[id(tensor)]] for tensor in taken if id(tensor) in self._numbers]
         homes += [self.latest] * is_own
-        kept = [self._place_inside(tensor) for tensor in taken if id(tensor) not in self._numbers]
-        for place in kept:
+        for place in [self._place_inside(tensor) for tensor in taken if id(tensor) not in self._numbers]:
             if place is not None:
                 whose = self._order[place]
                 self._illegal[0] = f"{operation!r} takes what block {whose!r} has kept beside what it returned"
                 homes.append(place)
         for home in homes:
             if home < self.latest:
-                whose = self._order[home]
-                self._forbid(home, self.latest, f"{operation!r} behind it uses what block {whose!r} made")
+                self._forbid(home, self.latest, f"{operation!r} behind it uses what block {self._order[home]!r} made")
         if homes:
             is_real = not any(is_fake(tensor) for tensor in taken)
             for tensor in made:
@@ -134,8 +132,7 @@ class Origins:
     def _register(self, tensor: Tensor, home: int) -> int:
         number = self._numbers.get(id(tensor))
         if number is None:
-            number = self._numbers[id(tensor)] = len(self._kept)
-            self._kept.append(tensor)
+            number = self._numbers[id(tensor)] = len(self.shapes)
             self.shapes[number] = tensor
             self.home[number] = home
         else:
@@ -155,6 +152,10 @@ class CodeBetween(TorchFunctionMode):
         self._is_inside = False
         self._is_ahead = False
         """Who computes the block that was entered last has drawn what others have not: in it, or for fakes."""
+        self.called: list[str] = []
+        """The block that is called as a module, with the hooks that set its random stream: not by its `forward`."""
+        self._stream = _NOWHERE
+        """The block whose random stream is drawn from."""
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -166,11 +167,12 @@ class CodeBetween(TorchFunctionMode):
             self._is_paused = before
 
     def enter(self, at: int, name: str, arguments: Sequence[object]) -> None:
-        """A block is entered: its random stream is set."""
         self._draws.look(self._origins.at, is_inside=False)
         self._origins.enter(at, name)
         self._origins.takes(at, name, arguments)
-        self._is_ahead = False
+        if name in self.called:
+            self._stream, self._is_ahead = at, False
+        self.called.clear()
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -206,6 +208,8 @@ class CodeBetween(TorchFunctionMode):
             if self._is_inside:
                 self._origins.parameters.used(taken, self._origins.latest)
                 self._origins.made_inside(self._origins.at, made)
+                if seen.has_drawn:
+                    self._origins.keep_together(max(self._stream, 0), self._origins.at, _BY_FORWARD)
             else:
                 is_own = seen.has_drawn and self._is_ahead and is_real
                 if seen.has_drawn:

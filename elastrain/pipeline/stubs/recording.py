@@ -46,11 +46,10 @@ def graph_of_entries(
     blocks: Sequence[str], places: Mapping[int, int], entered: Sequence[EnteredBlock], origins: Origins
 ) -> tuple[BlockGraph, Crossing]:
     """Make the graph; also the numbers of the tensors that cross each cut."""
-    names = tuple(blocks[each.place] for each in entered)
     crossing = _crossing(entered, origins)
     never_entered = tuple(_never_entered(blocks, places))
     graph = BlockGraph(
-        blocks=names,
+        blocks=tuple(blocks[each.place] for each in entered),
         flops=tuple(each.flops for each in entered),
         crossings=tuple(tuple(shape_of(origins.shapes[number]) for number in numbers) for numbers in crossing),
         illegal=origins.illegal(dict(never_entered)),
@@ -74,6 +73,5 @@ def _never_entered(blocks: Sequence[str], places: Mapping[int, int]) -> Iterable
     """(block, its neighbour): the next one that was entered, or else the one before."""
     for place, name in enumerate(blocks):
         if place not in places:
-            behind = [other for other in range(place, len(blocks)) if other in places]
-            before = [other for other in range(place) if other in places]
-            yield name, blocks[behind[0] if behind else before[-1]]
+            behind, before = range(place, len(blocks)), reversed(range(place))
+            yield name, blocks[next(other for other in (*behind, *before) if other in places)]

@@ -65,6 +65,10 @@ class TracingPass:
         self._between = CodeBetween(self._origins)
         self._entries = Entries(model, self._blocks, self._enter)
         self._stack = contextlib.ExitStack()
+        called = self._between.called
+        for name in self._blocks:
+            hook = model.get_submodule(name).register_forward_pre_hook(lambda *_, it=name: called.append(it))
+            self._stack.callback(hook.remove)
         self._has_grad = True
         self._numbers: Numbers = {}
 
@@ -111,6 +115,8 @@ class TracingPass:
                 )
             at = self._places.setdefault(place, len(self._entered))
             leaves = leaves_of((args, kwargs))
+            if self._model.get_submodule(name)._compiled_call_impl is not None:  # its hooks are behind the entry
+                self._between.called.append(name)
             self._between.enter(at, name, leaves)
             taken = {i: self._origins.number(leaf) for i, leaf in enumerate(leaves) if is_fake(leaf)}
             with self._between.inside():

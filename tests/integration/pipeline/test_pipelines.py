@@ -237,10 +237,10 @@ def test_a_loss_before_the_first_commit_changes_no_bit(tmp_path: Path, place: in
 
 @pytest.mark.parametrize(
     ("case", "thaw_every"),
-    [("gpt", 1), ("ragged", 1), pytest.param("transposed", 9, marks=pytest.mark.on_demand)],
+    [("dropped", 1), ("ragged", 1), pytest.param("transposed", 9, marks=pytest.mark.on_demand)],
 )
 def test_a_newcomer_gets_blocks_and_computes_them(tmp_path: Path, case: str, thaw_every: int) -> None:
-    """It may trace another micro-batch than the others did, of other shapes, or a step in which a layer is frozen."""
+    """It comes in a step that has other shapes than the first one, leaves a layer out, or freezes one."""
     arguments = ("--steps", "12", "--case", case, "--thaw-every", str(thaw_every))
     run = run_job(
         tmp_path,

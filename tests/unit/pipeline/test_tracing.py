@@ -346,6 +346,24 @@ def test_a_block_without_a_fake_kernel_runs_once_on_zeros_and_leaves_its_buffers
     assert float(counting.calls) == 0
 
 
+class CalledByForward(Stack):
+    """Its layers' hooks are passed by: so is what sets their random streams, and they draw on."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer.forward(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def test_blocks_that_are_called_by_their_forward_and_draw_stay_with_the_block_whose_stream_they_go_on_with() -> None:
+    graph = traced(CalledByForward()).graph
+    assert graph.legal_cuts == (5,)
+    assert "behind block 'embed' others are called by their forward" in graph.illegal[0].why
+    assert traced(CalledByForward().eval()).graph.legal_cuts == (1, 2, 3, 4, 5)
+
+
 def test_a_run_of_a_block_on_fakes_leaves_no_weight_to_others_that_share_it() -> None:
     layer, fakes = nn.Linear(8, 8), Fakes()
     with fakes:
