@@ -102,8 +102,7 @@ class Recovering:
         m.custody.given.plan()
         # Before anything of the open step goes on: adopted blocks are published with what else is lacking.
         rerouting = self._reroute(decision)
-        adopted = {} if rerouting is None else rerouting.adopted
-        m.replicas.recover(m.views.reports, adopted, decision.committed)
+        m.replicas.recover(m.views.reports, {} if rerouting is None else rerouting.adopted, decision.committed)
         self._distrust(decision)
         self._take_up_roles(decision)
         self._publish_lacking(decision)

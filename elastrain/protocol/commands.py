@@ -18,11 +18,10 @@ from elastrain.world import View
 # In place: links between members that stay are kept, so that a loss costs the others no connection.
 @dataclass(frozen=True, kw_only=True)
 class EditMesh:
-    """Edit the mesh in place to this view; from now on frames of older generations are void."""
+    """Edit the mesh in place to this view, while `step` is tried; from now on frames of older generations are void."""
 
     view: View
     step: int
-    """The one that is being tried."""
 
 
 # Once in each view: who asked in the last one may have been answered there.

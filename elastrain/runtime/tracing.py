@@ -45,9 +45,8 @@ class TracingRun:
     def backward(self, loss: Tensor, weight: float) -> None:
         """The forward is over. Raises ConfigError for a model that cannot be cut into so many stages."""
         self.backward_is_due = False
-        traced = self._pass.finish()
-        check_stages(traced.graph, self._stages)
-        self.traced = traced
+        self.traced = self._pass.finish()
+        check_stages(self.traced.graph, self._stages)
 
 
 def places_of(blocks: Sequence[str], graph: BlockGraph) -> tuple[int, ...]:

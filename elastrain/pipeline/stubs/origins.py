@@ -154,8 +154,7 @@ class CodeBetween(TorchFunctionMode):
         """Who computes the block that was entered last has drawn what others have not: in it, or for fakes."""
         self.called: list[str] = []
         """The block that is called as a module, with the hooks that set its random stream: not by its `forward`."""
-        self._stream = _NOWHERE
-        """The block whose random stream is drawn from."""
+        self._stream = _NOWHERE  # the block whose random stream is drawn from
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

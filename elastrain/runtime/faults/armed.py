@@ -27,8 +27,7 @@ class ArmedFaults:
         self._journal, self._tell = journal, tell
         self._lock = threading.Lock()
         self._armed: list[ArmFault] = []
-        self._is_recovering = False
-        """In the first view nothing is recovered: its phases have no names there."""
+        self._is_recovering = False  # in the first view nothing is: its phases have no names there
 
     def arm(self, fault: ArmFault) -> None:
         action = ACTIONS.get(fault.kind)
