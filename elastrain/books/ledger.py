@@ -78,8 +78,8 @@ class Ledger:
                 return self._folds.combine(command)
             case p.FinishGradients():
                 return self._folds.finish(command)
-            case p.StoreGradient():
-                return self._states.store_gradient(command)
+            case p.StoreGradients():
+                return self._states.store_gradients(command)
             case p.ApplyBehind() | p.ComputeDigests() | p.DigestParameters():
                 self._behind.add(command)
             case p.DigestAgain():
@@ -88,7 +88,7 @@ class Ledger:
                 self._change_model(command)
             case p.CheckGradient():
                 is_intact = self._states.is_kept_intact(command.shard, command.step)
-                return None if is_intact else p.GradientDamaged(step=command.step, shard=command.shard)
+                return None if is_intact else p.GradientsKept(step=command.step, damaged=(command.shard,))
             case p.CheckPartial():
                 # Only its maker still has what was sent: here shows whether it broke in memory or on the way.
                 is_intact = self.slots.is_intact((command.step, command.block, command.node))

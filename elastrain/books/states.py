@@ -34,19 +34,20 @@ class StateBooks:
 
     # ------------------------------------------------------------------------------------------------------- gradients
 
-    def store_gradient(self, command: p.StoreGradient) -> p.Event | None:
-        """Looked at when it is here: what was damaged on its way is no gradient to answer for."""
+    def store_gradients(self, command: p.StoreGradients) -> p.GradientsKept:
+        """Looked at when they are here: what was damaged on its way is no gradient to answer for."""
         packed, *tensors = command.payload
-        source: Tensor = tensors[command.index]
-        # It may come twice, from a primary before a change of view and from its successor after it: the same bits.
-        kept = self._kept.get((command.shard, command.step))
-        if kept is None:
-            kept = self._kept[command.shard, command.step] = self._buffers.take(source)
-        self._arithmetic.copy(source, kept)
-        self._checksums[command.shard, command.step] = self._arithmetic.unpack_checksums(packed)[command.index]
-        if self.is_kept_intact(command.shard, command.step):
-            return None
-        return p.GradientDamaged(step=command.step, shard=command.shard)
+        step, checksums = command.step, self._arithmetic.unpack_checksums(packed)
+        for shard, source, checksum in zip(command.shards, tensors, checksums, strict=True):
+            # It may come twice, from a primary before a change of view and from its successor after it: the same bits.
+            kept = self._kept.get((shard, step))
+            if kept is None:
+                kept = self._kept[shard, step] = self._buffers.take(source)
+            self._arithmetic.copy(source, kept)
+            self._checksums[shard, step] = checksum
+        damaged = tuple(shard for shard in command.shards if not self.is_kept_intact(shard, step))
+        intact = tuple(shard for shard in command.shards if shard not in damaged)
+        return p.GradientsKept(step=step, shards=intact, damaged=damaged, source=command.source)
 
     def is_kept_intact(self, shard: int, step: int) -> bool:
         """Whether the gradient that is kept is still what its primary had."""

@@ -36,10 +36,21 @@ class Backups:
             held.kept[message.step] = FinishedGradient(
                 message.contribution, message.touched[index], message.square_norms[index]
             )
-            self._out.do(p.StoreGradient(step=message.step, shard=shard, payload=payload, index=index))
+        self._out.do(p.StoreGradients(step=message.step, shards=message.shards, source=source, payload=payload))
+
+    def on_kept(self, event: p.GradientsKept) -> bool:
+        """Answer for what was found intact, and for nothing else; whether it is of the open step."""
+        if event.step != self._runs.step:
+            return False
+        for shard in event.damaged:
+            self._holdings.of(shard).kept.pop(event.step, None)
+        # The step may have begun anew since: then nothing is kept any more.
+        kept = [shard for shard in event.shards if event.step in self._holdings.of(shard).kept]
+        for shard in kept:
             # Owed and not sent yet: the state of the step before may still have to be verified.
-            held.owed[message.step] = source
-        self.acknowledge(message.shards)
+            self._holdings[shard].owed[event.step] = event.source
+        self.acknowledge(kept)
+        return True
 
     def may_acknowledge(self, held: HeldShard, step: int) -> bool:
         """Whether this backup may answer for `step`: only when its state of the step before is verified."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastrain import protocol as p
 from elastrain.member.announcements import Announcements
 from elastrain.member.backups import Backups
 from elastrain.member.commands import Commands
@@ -55,6 +56,12 @@ class Custody:
         self.given.begin_step()
         self.taken.forget_broken()
         self.repair.forget_step()
+
+    def on_gradients_kept(self, event: p.GradientsKept) -> None:
+        """Of an older step it is the update that shows what is wrong."""
+        if self.backups.on_kept(event):
+            for shard in event.damaged:
+                self.repair.on_gradient_damaged(shard)
 
     def on_evidence(self, source: str, message: Evidence) -> None:
         """Hand the answer to whoever asked: of parameters, of a broken copy, or of a backup's update."""

@@ -117,8 +117,8 @@ class Lifecycle:
             case p.PartialDamaged() if event.step == m.step.number:
                 m.step.reduction.on_damaged(event)
                 custody.repair.on_damaged(event, m.shape.shards[event.shard].lanes[event.lane])
-            case p.GradientDamaged() if event.step == m.step.number:
-                custody.repair.on_gradient_damaged(event.shard, m.commit.roles.live[event.shard].primary)
+            case p.GradientsKept():
+                custody.on_gradients_kept(event)
             case p.PartialChecked():
                 custody.repair.on_partial_checked(event)
             case p.Checked():

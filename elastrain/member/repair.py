@@ -119,9 +119,9 @@ class Repair:
             step = self._commit.step + 1
             self.begin_anew(f"the sum of gradients for shard {shard} of step {step} came to {self._views.me} changed")
 
-    def on_gradient_damaged(self, shard: int, primary: str) -> None:
-        """Handle a finished gradient that differs from what its primary had."""
-        step = self._commit.step + 1
+    def on_gradient_damaged(self, shard: int) -> None:
+        """Handle a finished gradient of the open step that differs from what its primary had."""
+        step, primary = self._commit.step + 1, self._commit.roles.live[shard].primary
         if primary == self._views.me:
             self.own_fault(f"the gradient of shard {shard} of step {step} has changed in the memory of {primary}")
             return

@@ -134,11 +134,13 @@ class PartialDamaged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientDamaged:
-    """Result of `StoreGradient` where the finished gradient is not what its primary had."""
+class GradientsKept:
+    """Result of `StoreGradients`: which of the finished gradients of `source` are what their primary had."""
 
     step: int
-    shard: int
+    shards: tuple[int, ...] = ()
+    damaged: tuple[int, ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +305,7 @@ Event: TypeAlias = (
     | Computed
     | GradientsFinished
     | PartialDamaged
-    | GradientDamaged
+    | GradientsKept
     | PartialChecked
     | AppliedBehind
     | StatesDigested

@@ -76,13 +76,13 @@ class FinishGradients:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreGradient:
-    """Copy a finished gradient, tensor `index` of the payload, as a backup. If it is damaged: `GradientDamaged`."""
+class StoreGradients:
+    """Copy the finished gradients of a payload, as a backup. Answer: `GradientsKept`."""
 
     step: int
-    shard: int
+    shards: tuple[int, ...]
+    source: str
     payload: Any
-    index: int
 
 
 # Beside everything else: what a checkpoint has of a large model takes long to read, and views change meanwhile.
@@ -299,7 +299,7 @@ class CheckPartial:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckGradient:
-    """Look whether a finished gradient that is kept is still what its primary had. If it is not: `GradientDamaged`."""
+    """Look whether a finished gradient that is kept is still what its primary had. If it is not: `GradientsKept`."""
 
     step: int
     shard: int
@@ -324,7 +324,7 @@ Work: TypeAlias = (
     | Keep
     | CombineShard
     | FinishGradients
-    | StoreGradient
+    | StoreGradients
     | ReadInitial
     | Create
     | Apply

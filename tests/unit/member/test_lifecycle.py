@@ -81,6 +81,8 @@ class Pair:
         for command in commands:
             if isinstance(command, p.EditMesh):
                 self.generation = max(self.generation, command.view.generation)
+            if isinstance(command, p.StoreGradients):
+                self.tell(name, p.GradientsKept(step=command.step, shards=command.shards, source=command.source))
             if isinstance(command, p.AskToCommit):
                 self.tell(name, p.CommitAllowed())
             if isinstance(command, p.SendMessage):
@@ -194,7 +196,8 @@ def test_a_backup_in_doubt_does_not_acknowledge_and_does_not_vote() -> None:
     b.handle(again(2))
     b.handle(p.Began(step=1, settings="lr", state="s"))
     gradient = Gradient(step=1, shards=(0,), contribution=TOLD, touched=((1,),), square_norms=(1.0,))
-    commands = [*b.handle(from_a(gradient)), *b.handle(p.Ready())]
+    kept = p.GradientsKept(step=1, shards=(0,), source="a")
+    commands = [*b.handle(from_a(gradient)), *b.handle(kept), *b.handle(p.Ready())]
     assert not sent(commands, Ack)
     assert not sent(commands, Vote)
 
@@ -428,12 +431,31 @@ def test_a_verified_backup_acknowledges_the_next_gradient_that_waits() -> None:
     pair.one_step()
     gradient = Gradient(step=1, shards=(0,), contribution=TOLD, touched=((1,),), square_norms=(1.0,))
     assert not sent(pair.b.handle(p.Arrived(source="a", generation=1, message=gradient)), Ack)
+    assert not sent(pair.b.handle(p.GradientsKept(step=1, shards=(0,), source="a")), Ack)
     pair.b.handle(p.AppliedBehind(step=0, shard=0, digest=7))
     commands = pair.b.handle(
         p.Arrived(source="a", generation=1, message=Digests(step=0, digests=((0, 7),), parameters=()))
     )
     assert p.Swap(step=0, shard=0) in commands
     assert [c.message for c in sent(commands, Ack)] == [Ack(step=1, shards=(0,))]
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_backup_acknowledges_no_gradient_before_it_has_found_it_intact(is_damaged: bool) -> None:
+    """Else the step is committed with what both have, and the third, which has it right, is taken for wrong."""
+    pair = Pair()
+    pair.start()
+    pair.one_step()
+    pair.b.handle(p.AppliedBehind(step=0, shard=0, digest=7))
+    pair.b.handle(p.Arrived(source="a", generation=1, message=Digests(step=0, digests=((0, 7),), parameters=())))
+    gradient = Gradient(step=1, shards=(0,), contribution=TOLD, touched=((1,),), square_norms=(1.0,))
+    commands = pair.b.handle(p.Arrived(source="a", generation=1, message=gradient))
+    assert any(isinstance(command, p.StoreGradients) for command in commands) and not sent(commands, Ack)
+    looked = {"damaged": (0,)} if is_damaged else {"shards": (0,)}
+    commands = pair.b.handle(p.GradientsKept(step=1, source="a", **looked))
+    assert [c.message for c in sent(commands, Ack)] == ([] if is_damaged else [Ack(step=1, shards=(0,))])
+    assert bool(wishes(commands)) == is_damaged
+    assert (1 in pair.b.machine.custody.holdings[0].kept) != is_damaged
 
 
 def test_a_removed_member_leaves() -> None:

@@ -255,7 +255,7 @@ def test_a_frozen_block_is_folded_and_backed_up_with_nothing() -> None:
     combine = Combine(left=(0, 1), right=(1, 2), parent=(0, 2))
     executor.carry_out(p.CombineShard(step=0, shard=0, lane=0, combine=combine))
     result = executor.carry_out(p.FinishGradients(step=0, shards=(0,)))
-    executor.carry_out(p.StoreGradient(step=0, shard=0, payload=sent(nothing), index=0))
+    executor.carry_out(p.StoreGradients(step=0, shards=(0,), source="m1", payload=sent(nothing)))
     assert result == p.GradientsFinished(step=0, square_norms={0: 0.0})
 
 
@@ -272,7 +272,7 @@ def test_a_backups_scratch_is_what_the_primary_computes(executor: Executor) -> N
         Gradient(step=0, shards=(0,), contribution=Contribution(), touched=((1,),), square_norms=(1.0,))
     )
     assert executor.books.is_settled(0)
-    executor.carry_out(p.StoreGradient(step=0, shard=0, payload=[g.clone() for g in gradient], index=0))
+    executor.carry_out(p.StoreGradients(step=0, shards=(0,), source="m1", payload=[g.clone() for g in gradient]))
     assert not executor.books.is_settled(0)
     executor.states[0], primary = backup, executor.states[0]
     executor.carry_out(p.ApplyBehind(record=_record(), shard=0, touched=touched[0]))
@@ -293,10 +293,10 @@ def test_a_bit_of_a_state_that_a_backup_replaces_shows_in_the_next_one_or_goes_w
     gradient = executor.books.payload(
         Gradient(step=0, shards=(0,), contribution=Contribution(), touched=((1,),), square_norms=(1.0,))
     )
-    executor.carry_out(p.StoreGradient(step=0, shard=0, payload=[g.clone() for g in gradient], index=0))
+    executor.carry_out(p.StoreGradients(step=0, shards=(0,), source="m1", payload=[g.clone() for g in gradient]))
     executor.carry_out(p.Apply(record=_record(), shards=tuple(touched), touched=touched))
     primary = executor.states[0].checksum()
-    executor.carry_out(p.StoreGradient(step=0, shard=0, payload=[g.clone() for g in gradient], index=0))
+    executor.carry_out(p.StoreGradients(step=0, shards=(0,), source="m1", payload=[g.clone() for g in gradient]))
     executor.states[0] = backup
     executor.carry_out(p.ApplyBehind(record=_record(), shard=0, touched=touched[0]))
     if not is_copied:
@@ -336,7 +336,7 @@ def test_a_backup_on_disk_follows_its_primary_and_can_take_over() -> None:
     touched = _everything(primary)
     told = Gradient(step=0, shards=(0,), contribution=Contribution(), touched=((1,),), square_norms=(1.0,))
     backup.carry_out(
-        p.StoreGradient(step=0, shard=0, payload=[g.clone() for g in primary.books.payload(told)], index=0)
+        p.StoreGradients(step=0, shards=(0,), source="m1", payload=[g.clone() for g in primary.books.payload(told)])
     )
     primary.carry_out(p.Apply(record=_record(), shards=tuple(touched), touched=touched))
     backup.carry_out(p.ApplyBehind(record=_record(), shard=0, touched=touched[0]))
@@ -475,10 +475,10 @@ def test_a_finished_gradient_that_came_changed_is_not_kept_unseen(executor: Exec
     _finish(executor, 3.0)
     told = Gradient(step=0, shards=(0,), contribution=Contribution(), touched=((1,),), square_norms=(1.0,))
     came = [tensor.clone() for tensor in executor.books.payload(told)]
-    assert executor.carry_out(p.StoreGradient(step=0, shard=0, payload=came, index=0)) is None
+    store = p.StoreGradients(step=0, shards=(0,), source="m1", payload=came)
+    assert executor.carry_out(store) == p.GradientsKept(step=0, shards=(0,), source="m1")
     _damage(came[1])
-    damaged = executor.carry_out(p.StoreGradient(step=0, shard=0, payload=came, index=0))
-    assert damaged == p.GradientDamaged(step=0, shard=0)
+    assert executor.carry_out(store) == p.GradientsKept(step=0, damaged=(0,), source="m1")
 
 
 def test_what_was_sent_keeps_the_checksum_that_it_had_then(executor: Executor) -> None:
