@@ -15,7 +15,7 @@ from elastrain.snapshot.durable.places.opening import place_at
 from elastrain.snapshot.durable.publishing import visible
 from elastrain.snapshot.durable.reading import Checkpoint
 from experiments.faults import train
-from experiments.faults.cells import START, Answer, Cell, Ground, next_job, ordered
+from experiments.faults.cells import START, Aim, Answer, Cell, Ground, next_job, ordered
 from experiments.faults.driver import (
     START_S,
     STOPPING,
@@ -200,7 +200,8 @@ class OneJob:
         outcome.ended_s = time.monotonic()
         outcome.standstill_s = standstill_s(commits_s(driver.run), struck.at_s, outcome.ended_s)
         outcome.detect_s = _detected_after_s(driver, struck)
-        if way.kind == "partition":
+        # Of a node that stands still its own agent says nothing either: the others find it silent.
+        if way.kind == "partition" or (way.kind == "stop" and way.aim is Aim.NODE):
             outcome.detect_s = _silence_after_s(driver, struck)
         outcome.nothing_struck = refusal(driver.run, struck.victims, struck.at_s)
         outcome.reason = self._broken_promise(driver, outcome, struck)
