@@ -83,10 +83,8 @@ def show_checkpoint(places: Places, name: Name = None, as_json: Json = False) ->
         print(json.dumps(shown))
         return 0
     for key, value in shown.items():
-        lines = _lines(value)
-        print(f"{key:<12} {lines[0] if lines else '-'}")
-        for line in lines[1:]:
-            print(f"{'':<12} {line}")
+        lines = _lines(value) or ["-"]
+        print(f"\n{'':<13}".join([f"{key:<12} {lines[0]}", *lines[1:]]))
     return 0
 
 
@@ -138,7 +136,8 @@ def import_state(
             raise ConfigError(f"--into {into}: it would be gone with this command: name a folder or a store's URL")
         if candidates([place]):
             raise ConfigError(f"--into {into} holds checkpoints already: name another one")
-        made = import_files(place, models, optimizer)
+        with _bar(f"importing {', '.join(each.name for each in models)}", 0):
+            made = import_files(place, models, optimizer)
     print(json.dumps(_summary(made)) if as_json else f"{into}/{made.name}: {len(made.parameters)} tensors")
     return 0
 
@@ -255,15 +254,15 @@ def _lines(value: Any) -> list[str]:
 
 @contextmanager
 def _bar(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error, where that is a terminal; elsewhere one line."""
+    """A progress bar on standard error, where that is a terminal; elsewhere one line, where there are bytes to name."""
     if not sys.stderr.isatty():
-        say(f"{what}: {total_bytes:,} bytes")
+        if total_bytes:
+            say(f"{what}: {total_bytes:,} bytes")
         yield lambda _: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=total_bytes)
-        yield lambda size_bytes: progress.advance(task, size_bytes)
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task(what, total=None)  # it pulses until the first bytes are done
+        yield lambda size_bytes: progress.update(task, total=total_bytes, advance=size_bytes)

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +166,30 @@ def test_a_damaged_copy_on_one_of_several_disks_is_told_by_verify(tmp_path: Path
     done = run("verify", *nodes)
     assert done.exit_code == 1
     assert str(nodes[1]) in done.stdout
+
+
+def on_a_terminal(*arguments: object) -> str:
+    """What a terminal of 60 columns shows on standard error, without its colours."""
+    reader, writer = pty.openpty()
+    termios.tcsetwinsize(writer, (24, 60))
+    command = [sys.executable, "-m", "elastrain.launcher", "checkpoint", *map(str, arguments)]
+    around = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=writer, env={**around, "TERM": "xterm"})
+    os.close(writer)
+    shown = b""
+    with suppress(OSError):  # the end of what was written: meanwhile, since a terminal keeps little
+        while more := os.read(reader, 1 << 16):
+            shown += more
+    os.close(reader)
+    assert process.wait(60) == 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+
+
+def test_a_terminal_shows_a_bar_of_one_line_and_a_file_none(folder: Path, tmp_path: Path) -> None:
+    save_file({"w": torch.ones(8)}, tmp_path / "model.safetensors")
+    shown = on_a_terminal("import", tmp_path / "model.safetensors", "--into", tmp_path / "a")
+    assert shown.lstrip("\r").startswith("importing model.safetensors ━")
+    verifying = [line for line in on_a_terminal("verify", folder).splitlines() if line.strip()]
+    assert all(line.startswith(f"verifying {name_of(0, 20)} ━") for line in verifying), verifying
+    assert verifying[-1].endswith("100% 0:00:00")
+    assert run("import", tmp_path / "model.safetensors", "--into", tmp_path / "b").stderr == ""
