@@ -424,6 +424,18 @@ def backups_forget_what_was_touched(
     rule(backups, source, replace(message, touched=forgotten), payload)
 
 
+@_rule(4000, Backups, "on_gradient", lambda scenario: scenario.flips > 0)
+def acknowledges_what_it_has_not_looked_at(
+    rule: Rule, backups: Backups, source: str, message: Gradient, payload: object
+) -> None:
+    """A backup acknowledges a gradient once it has found it intact."""
+    rule(backups, source, message, payload)
+    if message.step == backups._runs.step:
+        for shard in message.shards:
+            backups._holdings.of(shard).owed[message.step] = source
+        backups.acknowledge(message.shards)
+
+
 @_function(60, "member.committing.combine_votes", lambda scenario: scenario.drifts > 0)
 def compares_no_settings(step: int, view: View, votes: Sequence[Vote], **rules: Any) -> Record | Disagreement:
     """Members with different hyperparameters commit nothing together."""
