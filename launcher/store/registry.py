@@ -187,7 +187,11 @@ class SharedRegistry:
 
     def put_due(self) -> None:
         # Until the view that this agent knows is the one that stands: where it is not, news of the other are coming.
-        self._calls.until_answered(lambda: put_due(self._keys, self._standing.view), lambda _: None)
+        def known(_: None) -> None:
+            self._standing.learn(FirstCommit.DUE)  # a store that loses it before it has told of it is told again
+            self._look_again()
+
+        self._calls.until_answered(lambda: put_due(self._keys, self._standing.view), known)
 
     def put_begun(self) -> None:
         self._standing.first_commit = FirstCommit.MADE

@@ -188,18 +188,19 @@ class StandingKeys:
             self._used[counter] = max(number, used)
 
     def _remember(self, news: News) -> None:
-        self.first_commit = max(self.first_commit, news.first_commit)
         self._terms = news.terms or self._terms
-        for stands in (news.roster, news.spec, news.view):
+        for stands in (news.roster, news.spec, news.view, news.first_commit):
             self.learn(stands)
 
-    def learn(self, stands: Roster | View | Mapping[str, Any] | None) -> None:
+    def learn(self, stands: Roster | View | FirstCommit | Mapping[str, Any] | None) -> None:
         """The store has said so: in its news, or as the answer to a call, which may be all that comes here of it."""
         match stands:
             case Roster():
                 self.roster = self.roster or stands
             case View() if self.view is None or stands.generation > self.view.generation:
                 self.view = stands
+            case FirstCommit():
+                self.first_commit = max(self.first_commit, stands)
             case dict():
                 self._spec = stands
 

@@ -165,6 +165,41 @@ def test_a_first_commit_that_is_due_is_known_to_all_and_said_again_to_a_store_th
     watcher.until(lambda news: store.get(PREFIX + "due") is not None)
 
 
+class LosesWhatIsDue(Slow):
+    """A store that loses that the first commit is due, once, before it tells anybody."""
+
+    lost = untold = 0
+
+    def watch(self, prefix: str, after_revision: int, on_change: Callable[[Change | Broken], None]) -> Watch:
+        def tell(change: Change | Broken) -> None:
+            if PREFIX + "due" in str(change) and self.untold < 2:  # that it came, and that it went
+                self.untold += 1
+            else:
+                on_change(change)
+
+        return self._store.watch(prefix, after_revision, tell)
+
+    def commit(self, **transaction: object) -> int | None:
+        revision = super().commit(**transaction)
+        if PREFIX + "due" in str(transaction.get("put")) and not self.lost:
+            self.lost = 1
+            self._store.commit(expect={}, delete=[PREFIX + "due"])
+        return revision
+
+
+def test_a_first_commit_that_is_due_is_put_again_where_the_store_has_lost_it_at_once(store: Store) -> None:
+    losing = LosesWhatIsDue(store, "nothing")
+    agent = Agent(losing, "a", 1)  # type: ignore[arg-type]
+    agent.registry.put_roster(Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),)), lambda _: None)
+    agent.until(lambda news: news.roster is not None)
+    agent.registry.propose(VIEW, lambda _: None)
+    agent.until(lambda news: news.view == VIEW)
+    agent.registry.put_due()
+    agent.until(lambda news: losing.lost == 1 and news.first_commit is FirstCommit.DUE)
+    agent.registry.close()
+    agent.inbox.close()
+
+
 def test_life_that_stands_is_said_again_to_a_store_that_has_forgotten(store: Store) -> None:
     life = Life(number=3, step=9, first_member=7, barren=1)
     begin_life(store, "j", life, None)

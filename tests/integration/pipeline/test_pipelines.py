@@ -58,9 +58,23 @@ def had(told: dict[str, set[str]], step: int) -> dict[str, set[str]]:
     return {member: {line.split()[1] for line in its if line.split()[0] == str(step)} for member, its in told.items()}
 
 
-def trained(folder: Path, workers: int, stages: int, *arguments: str, faults: tuple[str, ...] = ()) -> Run:
-    options = ("--stages", str(stages))
-    return run_job(folder, workers=workers, arguments=arguments, options=options, script=PIPELINED, faults=faults)
+def trained(
+    folder: Path,
+    workers: int,
+    stages: int,
+    *arguments: str,
+    faults: tuple[str, ...] = (),
+    slow_until: str | None = None,
+) -> Run:
+    return run_job(
+        folder,
+        workers=workers,
+        arguments=arguments,
+        options=("--stages", str(stages)),
+        script=PIPELINED,
+        faults=faults,
+        slow_until=slow_until,
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,18 +168,11 @@ def test_a_loss_while_a_newcomer_takes_copies_changes_no_bit(tmp_path: Path, los
     """What is copied to it at the first two places is lost with who gives it, at the last one with the newcomer."""
     arguments = ("--steps", "12", "--backups", "2")
     second = [member for member in ("m0", "m1", "m2", "m3") if member != lost][place]
-    run = run_job(
-        tmp_path,
-        workers=3,
-        arguments=arguments,
-        options=("--stages", "3"),
-        script=PIPELINED,
-        faults=(
-            f"kill --target member:{lost} --at step=2,phase=forward",
-            f"kill --target member:{second} --at phase=copy",
-        ),
-        slow_until="m3",
+    faults = (
+        f"kill --target member:{lost} --at step=2,phase=forward",
+        f"kill --target member:{second} --at phase=copy",
     )
+    run = trained(tmp_path, 3, 3, *arguments, faults=faults, slow_until="m3")
     assert_every_step_is_that_of_one(run, *arguments)
     assert {(member, at) for member, _, at in run.phases_struck()} == {(lost, "forward"), (second, "copy")}
 
@@ -181,15 +188,8 @@ def test_a_loss_on_the_way_into_the_loop_changes_no_bit(tmp_path: Path, place: i
 @pytest.mark.on_demand
 def test_a_newcomer_that_is_lost_on_its_way_into_the_loop_changes_no_bit(tmp_path: Path) -> None:
     arguments = ("--steps", "12")
-    run = run_job(
-        tmp_path,
-        workers=3,
-        arguments=arguments,
-        options=("--stages", "3"),
-        script=PIPELINED,
-        faults=("kill --target member:m1 --at step=2,phase=forward", "kill --target member:m3 --at phase=join"),
-        slow_until="m4",
-    )
+    faults = ("kill --target member:m1 --at step=2,phase=forward", "kill --target member:m3 --at phase=join")
+    run = trained(tmp_path, 3, 3, *arguments, faults=faults, slow_until="m4")
     assert_every_step_is_that_of_one(run, *arguments)
     assert [(member, at) for member, _, at in run.phases_struck()] == [("m1", "forward"), ("m3", "join")]
 
