@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help install lint check check-tests format test test-all docs house demo clean
 help:
 	@echo "make demo    three nodes train, a worker and a node are killed, nothing is lost (some two minutes)"
-	@echo "make check   format, lint, types, layers, unit and property tests but the slow (about a minute)"
+	@echo "make check   format, lint, types, layers, unit and property tests but the slow, transcripts (about a minute)"
 	@echo "make test    everything that runs without a GPU (some twelve minutes on two quiet cores)"
 	@echo "make sim     whole jobs in virtual time, from SEED=0 on SCHEDULES=2000 of them, and the planted bugs"
 	@echo "make docs    pages and API reference, in site/ (a quarter of a minute)"
@@ -44,7 +44,7 @@ check: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint check-tests
 
 check-tests: $(STAMP)
-	$(PYTEST) -n logical -m "not slow and not on_demand" tests/unit tests/property
+	$(PYTEST) -n logical -m "not slow and not on_demand" tests/unit tests/property tests/sim/test_transcripts.py
 
 format: $(STAMP)
 	$(BIN)/ruff format $(FOLDERS)

@@ -81,7 +81,7 @@ def test_no_more_waits_for_the_disk_than_there_is_room_for(job: Job) -> None:
     job.captured.take(STEP, None, state(1, STEP))
     assert (job.has_told().shards, job.has_told().problem) == ((0, 1), "")
     assert job.captured.room.take_most_bytes() == SIZE_BYTES
-    assert job.woken == 2  # the engine, which waits for nothing else
+    until(lambda: job.woken == 2, 10.0)  # the engine, which waits for nothing else
     assert job.captured.blocked.take() > 0.05
 
 
