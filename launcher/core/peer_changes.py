@@ -151,7 +151,8 @@ class PeerChanges:
         self._peers.nodes.pop(name, None)
         if self._shutdown.end is not None:
             return []
-        commands: list[Command] = [Log(event="node_dead", fields={"node": name, "reason": why})]
+        fields = {"node": name, "incarnation": peer.record.incarnation, "reason": why}
+        commands: list[Command] = [Log(event="node_dead", fields=fields)]
         if self._cluster.view is None:
             return commands + self._view_changes.settle(now)
         return commands + self._lose_members(self._members_of(name), "lease", now, missed_s=now)

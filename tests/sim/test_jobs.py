@@ -266,6 +266,11 @@ FOUND = {
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 
 MISTAKEN = {
+    "a node that slept takes the one before its successor for dead, of which it has not heard": (
+        '{"seed":1403286,"nodes":3,"workers":1,"backups":2,"steps":5,"runs":2,"one_host":true,"slow_store":1,"faults":['
+        '{"type":"Preempt","at_s":4.32,"node":7,"again_s":0.5},'
+        '{"type":"Pause","at_s":4.4352,"who":2,"for_s":8.0,"is_node":true}]}'
+    ),
     "a number is used again that the store has lost, and all but one that was cut off when it was taken": (
         '{"seed":41550,"nodes":2,"workers":2,"backups":1,"steps":3,"runs":1,"one_host":false,"faults":['
         '{"type":"Isolate","at_s":1.795,"node":5,"for_s":7.0,"store":true},'

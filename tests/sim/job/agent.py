@@ -53,7 +53,7 @@ class AgentLog:
             if fields["up"]:
                 self._agent.linked_since_s[fields["node"]] = self._agent.world.clock.now
         if event == "node_dead" and fields["reason"].startswith("its lease"):
-            self._agent.life.checks.takes_for_dead(self._agent, fields["node"])
+            self._agent.life.checks.takes_for_dead(self._agent, fields["node"], fields["incarnation"])
 
 
 _TOLD = {"view", "parked", "unparked", "death", "exit", "replace", "no_restart", "refused", "node_dead", "kill", "end"}

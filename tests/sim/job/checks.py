@@ -271,12 +271,12 @@ class JobChecks:
         if self.able(view, without=[member]) is None:
             raise Violation(f"{member} is ended for being slow, and takes the only copy of something along")
 
-    def takes_for_dead(self, agent: AgentProcess, name: str) -> None:
+    def takes_for_dead(self, agent: AgentProcess, name: str, incarnation: int) -> None:
         """An agent takes a node for dead by its lease: none may live that another one with a lease reaches."""
         there, now = self._world.agents.get(name), self._world.clock.now
         if agent.core.cluster.view is None or there is None or not there.runs or there.core.shutdown.end is not None:
             return
-        if there.started_s > now - _WORD_S:  # it may be the one before that is dead
+        if there.incarnation != incarnation:  # it is the one before that is dead
             return
         for other, peer in agent.core.cluster.peers.nodes.items():
             third = self._world.agents.get(other)

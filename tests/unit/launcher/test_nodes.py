@@ -653,9 +653,9 @@ def test_each_node_that_was_never_met_has_its_own_time_to_answer() -> None:
     cluster.tick(1.0)
     assert not agent.logged("node_dead")
     cluster.tick(1.5)
-    assert [log.fields for log in agent.logged("node_dead")] == [
-        {"node": "node2", "reason": "its lease is gone, and its agent was never reached"}
-    ]
+    (said,) = (log.fields for log in agent.logged("node_dead"))
+    assert said["node"] == "node2"
+    assert said["reason"] == "its lease is gone, and its agent was never reached"
 
 
 def test_node_whose_script_ended_well_before_the_first_commit_is_not_lost() -> None:
