@@ -52,6 +52,9 @@ class Shutdown:
         # Nodes that come late must not wait for a job whose work is done, however this node came to its end.
         over = everywhere or is_over or (code == 0 and self.finishing)
         self.end = End(code=code, sentence=sentence, detail=detail, everywhere=everywhere, job_is_over=over, lost=lost)
+        if lost and self.leaving is not None:  # the next life is for those that stay
+            why = f"{self.leaving.sentence}; meanwhile the job has lost its state: {sentence}"
+            self.end = End(code=self.leaving.code, sentence=why, everywhere=False, job_is_over=False)
         # What was waited for must not act on a job that has ended.
         self._deadlines.clear()
         self._cluster.progress.explain(sentence)

@@ -45,7 +45,11 @@ class Stopping:
             return []
         if TogetherDue() in self._deadlines:
             return [] if self._cluster.others_go_on() else self._write_last(now)
-        return [] if self._cluster.others_stay() else self._shutdown.leave()
+        if self._cluster.others_stay():
+            return []
+        # What is not handed over yet would go with this node, and the others' last checkpoint lack it.
+        is_awaited = self._times.last_checkpoint_s and self._cluster.unfinished()
+        return self._write_last(now) if is_awaited else self._shutdown.leave()
 
     def on_due(self, due: TogetherDue | HandOverDue, now: float) -> list[Command]:
         """Go on: whoever was told to go as this node was has said so by now, or what was waited for takes too long."""

@@ -115,6 +115,8 @@ class Worker:
             elif isinstance(message, am.Refused):
                 sys.stderr.write(f"refused: {message.reason}\n")
                 sys.exit(3)
+            elif isinstance(message, am.WriteLast):
+                self.agent.say(am.LostState(sentence="all holders of shard 0 are gone"))
             elif isinstance(message, am.Stop) and not self.options.ignore_term:
                 sys.exit(4)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,19 @@ def test_a_job_all_of_whose_nodes_are_killed_goes_on_from_its_checkpoint(tmp_pat
         assert (
             "every node was lost, and with them the state. life 2 goes on from the checkpoint of step 7" in job.text()
         )
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_job_that_was_told_to_stop_begins_no_other_life_when_it_loses_its_state_meanwhile(
+    tmp_path: Path, nodes: int
+) -> None:
+    with job_with_checkpoint(tmp_path, nodes=nodes) as job:
+        job.wait_all("view", count=nodes, generation=1)
+        job.wait_step(1)
+        job.process.send_signal(signal.SIGTERM)
+        assert end(job) == 128 + signal.SIGTERM, job.text()
+        assert not job.events("life")
+        assert "stopped by SIGTERM; meanwhile the job has lost its state: all holders of shard 0 are gone" in job.text()
 
 
 # ---- real training

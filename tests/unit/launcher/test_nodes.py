@@ -32,6 +32,7 @@ from elastrain.launcher.notices import NOTICE, Exited, Left, Over, Raised, Stand
 from elastrain.launcher.state import describe
 from elastrain.launcher.store.port import MemoryStore
 from elastrain.launcher.store.views import JobKeys
+from elastrain.launcher.times import LeaveTimes
 from elastrain.launcher.values import (
     Command,
     End,
@@ -1554,6 +1555,30 @@ def test_where_all_nodes_are_told_to_go_the_job_is_stopped_at_once() -> None:
     for name in ("node0", "node1", "node2"):
         preempt(cluster, name)
     assert [agent.end.code for agent in cluster.agents.values() if agent.end is not None] == [143, 143, 143]
+
+
+def test_a_node_that_still_hands_over_writes_the_last_checkpoint_too_once_the_others_are_told_to_go() -> None:
+    cluster = a_pair(leave=LeaveTimes(last_checkpoint_s=30.0))
+    one, other = preempt(cluster, "node0"), cluster.agents["node1"]
+    cluster.tick(0.6)  # no other node was told the same at the same time
+    assert [c.message for c in one.done if isinstance(c, Tell)][-1] == HandOver()
+    preempt(cluster, "node1")
+    for agent in (one, other):
+        assert [c.message for c in agent.done if isinstance(c, Tell)][-1] == am.WriteLast()
+        assert agent.end is None
+    cluster.say("m1", am.CheckpointEnded(step=1, last=True))
+    assert [agent.end.code for agent in (one, other) if agent.end is not None] == [143, 143]
+
+
+def test_a_node_that_has_handed_over_leaves_the_last_checkpoint_to_the_others() -> None:
+    cluster = a_pair(leave=LeaveTimes(last_checkpoint_s=30.0))
+    agent = preempt(cluster, "node0")
+    cluster.tick(0.6)
+    cluster.happen(agent, ev.WorkerDied(member="m0", source="pidfd", at_s=NOW))
+    cluster.answer()
+    assert agent.end is None
+    preempt(cluster, "node1")
+    assert agent.end is not None and agent.end.code == 143
 
 
 def test_an_interrupt_of_the_operator_is_no_notice() -> None:
