@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastrain.base.processes import scheduled
 from elastrain.errors import ElastrainError
 from elastrain.launcher import control, rundir
 from elastrain.launcher.commands.inject import ask
@@ -106,11 +107,17 @@ class Driver:
     def wait_for_the_end(self, until: Callable[[], bool] = lambda: False) -> None:
         """Of the job, or until it is so. Raises StandstillError for one that does not go on to its last step."""
         while self.alive and not self._is(until):
+            starved_s = self._starved_s()
             try:
                 self.wait("the job ends", until, END_S)
             except StandstillError:
-                if not self.still_commits:  # else the machine is busy, and the steps that are left are counted
+                # Else the machine is busy: steps that are left are counted; a hang is found by what the loop could run.
+                if not self.still_commits and self._starved_s() - starved_s < END_S * self.patience / 2:
                     raise
+
+    def _starved_s(self) -> float:
+        """For how long the loop of the most starved member has waited for a processor, which no agent counts."""
+        return max((scheduled(pid).waited_s for pid in self.run.pids.values()), default=0.0)
 
     @property
     def still_commits(self) -> bool:

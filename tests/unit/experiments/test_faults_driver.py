@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from elastrain.base.processes import Scheduled
 from experiments.faults import driver as driving
 from experiments.faults import train
 from experiments.faults.cells import Cell, Way
@@ -63,6 +64,20 @@ def test_a_job_that_still_commits_has_time_to_its_end(tmp_path: Path, monkeypatc
         assert looks >= 20
         with pytest.raises(StandstillError, match="the job ends"):
             driver.wait_for_the_end()
+        process.kill()
+
+
+def test_a_member_that_waits_for_a_processor_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driving, "END_S", 0.05)
+    waited_s = iter([0.0, 0.04, 0.04, 0.08, 0.08, 0.09])
+    monkeypatch.setattr(driving, "scheduled", lambda pid: Scheduled(waited_s=next(waited_s)))
+    write(tmp_path / "events.jsonl", event="worker_start", member="m1", pid=1, slot=0, source="agent:node0")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        driver = Driver(folder=tmp_path, process=process, size=1, steps=9)
+        driver.follower.look()
+        with pytest.raises(StandstillError, match="the job ends"):
+            driver.wait_for_the_end()
+        assert list(waited_s) == []  # in two of three rounds it lacked a processor for most of the time
         process.kill()
 
 
