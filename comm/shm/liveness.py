@@ -16,7 +16,6 @@ import ctypes
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 
 from elastrain.comm.errors import CommError
@@ -56,7 +55,6 @@ class Beacon:
             raise CommError("this C library keeps a mutex's owner elsewhere: robust-mutex detection needs glibc")
         # "Somebody waits": without this bit the kernel would wake nobody. No one else knows the page yet.
         word.value |= _FUTEX_WAITERS
-        self._open = True
         _beacons.add(self)
 
     def tell_generation(self, generation: int) -> None:
@@ -65,25 +63,21 @@ class Beacon:
 
     def close(self) -> None:
         """Unlock, which tells every watcher that this process has left. Only from the thread that made the beacon."""
-        if self._open:
-            self._open = False
+        if self in _beacons:
+            _beacons.remove(self)
             libc.pthread_mutex_unlock(self._mutex)
             futex_wake_all(self.page.address)
             os.close(self.fd)
 
-    def _after_fork(self) -> None:
-        # The mutex is the parent's: only the descriptor is given back.
-        if self._open:
-            self._open = False
-            os.close(self.fd)
 
-
-_beacons: weakref.WeakSet[Beacon] = weakref.WeakSet()  # of this process, for forks: one hook cannot be taken back
+_beacons: set[Beacon] = set()
+"""The open ones of this process, kept although nobody else may have them: the C library goes through their pages."""
 
 
 def _after_fork_in_child() -> None:
-    for beacon in list(_beacons):
-        beacon._after_fork()
+    for beacon in _beacons:
+        os.close(beacon.fd)  # the mutex is the parent's
+    _beacons.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -15,6 +15,7 @@ from torch import nn
 from elastrain.errors import ConfigError
 from elastrain.layout import FROZEN, STATISTICS, Layout, ParameterSpec, cut
 from elastrain.pipeline.stubs.naming import blocks_of
+from elastrain.runtime.loader import DataLoader
 from elastrain.runtime.statistics import buffers_of, tracking
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -31,6 +32,22 @@ class Registration:
     attribute: str
     name: str
     block: str
+
+
+def check_given(model: object, optimizer: object, loader: object, blocks: Sequence[object] | None) -> None:
+    """Raises ConfigError where one of the arguments of `prepare` is something else, with what it is."""
+    data = "elastrain.DataLoader(dataset, global_batch_size=…, micro_batch_size=…)"
+    for name, given, kind, wanted in (
+        ("model", model, nn.Module, "a torch.nn.Module"),
+        ("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer of the model's parameters"),
+        ("loader", loader, DataLoader, data),
+    ):
+        if not isinstance(given, kind):
+            what = type(given)
+            got = f"the class {given.__qualname__}" if isinstance(given, type) else f"{what.__module__}.{what.__name__}"
+            raise ConfigError(f"job.prepare(model, optimizer, loader): the {name} must be {wanted}; got {got}")
+    if isinstance(blocks, str) or not all(isinstance(each, str) for each in blocks or ()):
+        raise ConfigError(f"blocks must be a list of names of submodules; got {blocks!r}")
 
 
 def named_blocks(model: nn.Module, patterns: Sequence[str] | None = None) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from elastrain.runtime.assembly import (
     open_connections,
     seed_generators,
 )
-from elastrain.runtime.describe import describe
+from elastrain.runtime.describe import check_given, describe
 from elastrain.runtime.last_words import LastWords, wrong_input_shown
 from elastrain.runtime.late_compiler import import_compiler_late
 from elastrain.runtime.loader import DataLoader
@@ -144,8 +144,9 @@ class Job:
         """
         if self._prepared is not None:
             raise ConfigError("prepare() was called before: a job has one model")
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ConfigError(f"max_grad_norm must be positive; got {max_grad_norm}")
+        check_given(model, optimizer, loader, blocks)
+        if max_grad_norm is not None and not (isinstance(max_grad_norm, int | float) and max_grad_norm > 0):
+            raise ConfigError(f"max_grad_norm must be a number above 0; got {max_grad_norm!r}")
         loader.bind(self._chosen.settings.seed)
         layout = describe(model, optimizer, blocks)
         self._chosen.settings.check(layout)
@@ -210,6 +211,8 @@ class Job:
 
     def steps(self, loader: DataLoader, *, until: int) -> Iterator[Step]:
         """The steps of the job, up to `until` (exclusive). A member that joined late begins where the others are."""
+        if not hasattr(until, "real"):  # all numbers have it
+            raise ConfigError(f"until must be a number of steps; got {until!r}")
         if self._statement is not None:
             yield from self._statement.steps(until)
             return

@@ -100,7 +100,7 @@ class StoredInitial:
         """
         try:
             checkpoint = self._open()
-            return checkpoint.read_loop() if LOOP in checkpoint.manifest.attachments else None
+            return checkpoint.read_attachment(LOOP) if LOOP in checkpoint.manifest.attachments else None
         except CheckpointError as error:
             raise _error(self._resume, error) from error
 

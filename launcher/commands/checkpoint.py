@@ -186,20 +186,15 @@ def parts_here(checkpoint: Checkpoint) -> str:
 
 
 def _row(places: Sequence[CheckpointPlace], name: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "step": None, "time_s": None, "bytes": None, "verified": False}
     try:
         checkpoint = Checkpoint.open(places, name)
         problems = checkpoint.look()
     except CheckpointError as error:
-        return {"name": name, "step": None, "time_s": None, "bytes": None, "verified": False, "problems": [str(error)]}
-    return {
-        "name": name,
-        "step": checkpoint.manifest.step,
-        "time_s": checkpoint.manifest.time_s,
-        "bytes": checkpoint.manifest.size_bytes,
-        "verified": any(VERIFIED in place.names(name) for place in places),
-        "problems": problems,
-        "here": parts_here(checkpoint),
-    }
+        return {**row, "problems": [str(error)]}
+    manifest, verified = checkpoint.manifest, any(VERIFIED in place.names(name) for place in places)
+    row |= {"step": manifest.step, "time_s": manifest.time_s, "bytes": manifest.size_bytes, "verified": verified}
+    return {**row, "problems": problems, "here": parts_here(checkpoint)}
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from elastrain.snapshot.durable import frames
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
-from elastrain.snapshot.durable.manifest import LOOP, MANIFEST, Manifest, Part, ShardEntry, decode, merged
+from elastrain.snapshot.durable.manifest import MANIFEST, Manifest, Part, ShardEntry, decode, merged
 from elastrain.snapshot.durable.places.port import ReadablePlace, Source
 from elastrain.snapshot.durable.publishing import get
 
@@ -100,10 +100,6 @@ class Checkpoint:
             raise CheckpointError(f"{self.manifest.name} in {_named(self.places)} has no {name!r}")
         text, tensors = self._first_good(_Item(what=repr(name), parts=self.manifest.attachments[name]), _content)
         return text.decode(errors="replace"), tensors
-
-    def read_loop(self) -> tuple[str, list[Tensor]]:
-        """The training loop's state, as `LoopState.load` takes it. Raises as `read_shard`."""
-        return self.read_attachment(LOOP)
 
     def damaged(self, *, is_thorough: bool) -> dict[str, str]:
         """Files in these places with a part that cannot be read, each with a sentence; no torch."""

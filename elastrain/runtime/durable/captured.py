@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from elastrain import protocol as p
-from elastrain.runtime.durable.parts import Blocked, PartInWriting, Room, WriterThread
+from elastrain.runtime.durable.parts import Apart, Blocked, PartInWriting, Room, Task, WriterThread
 from elastrain.snapshot.durable.places.port import CheckpointPlace
 from elastrain.snapshot.state import ShardState
 
@@ -18,19 +18,19 @@ CLOSE_S = 10.0
 class Captured:
     """Owns the parts that are being written, and the room for copies of states. For the engine's thread."""
 
-    def __init__(self, thread: WriterThread, tell: Callable[[p.Event], None], wake: Callable[[], None]) -> None:
+    def __init__(self, thread: WriterThread, tell: Callable[[p.Event], None], wake: Task, apart: Apart) -> None:
         """`wake`: called by the writer's thread when there is room again, since nothing else may happen by then."""
         self.room = Room(None)
         self.blocked = Blocked()
         self._thread = thread
-        self._tell, self._wake = tell, wake
+        self._tell, self._wake, self._apart = tell, wake, apart
         self._parts: list[PartInWriting] = []
         self._patience_s = CLOSE_S
         """For the disk, until the next part: states change together, and nobody hears this member meanwhile."""
 
     def begin(self, command: p.BeginPart, place: CheckpointPlace, name: str, me: str) -> PartInWriting:
         self._patience_s = CLOSE_S
-        self._parts.append(PartInWriting(command, place, name, me, self._tell))
+        self._parts.append(PartInWriting(command, place, name, me, self._tell, self._apart))
         return self._parts[-1]
 
     def end(self, step: int) -> None:

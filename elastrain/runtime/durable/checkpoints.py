@@ -107,7 +107,7 @@ class Checkpoints:
         self._described = described
         self._disk = CheckpointDisk(bearings.options, bearings.job, bearings.log)
         self._thread = WriterThread(self._on_failed)
-        self.captured = Captured(self._thread, bearings.tell, bearings.wake)
+        self.captured = Captured(self._thread, bearings.tell, bearings.wake, self._apart)
         self._payload: Callable[[], list[Tensor]] = list
         self._loop: KeptLoop | None = None
         self._waiting: Waiting | None = None

@@ -148,9 +148,8 @@ class CheckpointDisk:
             if buffers:
                 found[BUFFERS] = (writer.attach(*pack_named(buffers)),)
             writer.finish()
-        except CheckpointError:
+        finally:
             writer.give_up()
-            raise
         return found
 
     # ------------------------------------------------------------------------------------------------- local disks

@@ -20,6 +20,9 @@ from elastrain.snapshot.state import ShardState
 NICE = 10
 """Added to the writer's niceness: two threads that compute have the processors, it has what they leave."""
 Task = Callable[[], None]
+Tell = Callable[[p.PartWritten], None]
+Apart = Callable[[Task], None]
+"""Does a task for which no checkpoint waits: where it fails, that is said."""
 
 
 class WriterThread:
@@ -151,7 +154,7 @@ class PartInWriting:
     """Some shards of a checkpoint, from `BeginPart` to `PartWritten`. Its methods run in the writer's thread."""
 
     def __init__(
-        self, command: p.BeginPart, place: CheckpointPlace, name: str, me: str, tell: Callable[[p.PartWritten], None]
+        self, command: p.BeginPart, place: CheckpointPlace, name: str, me: str, tell: Tell, apart: Apart
     ) -> None:
         self.step = command.step
         self.shards = frozenset(command.shards)
@@ -160,7 +163,7 @@ class PartInWriting:
         self._left = set(command.shards)
         self._told: dict[int, str] = {}
         self._writer = PartWriter(place, name, writer=me)
-        self._tell = tell
+        self._tell, self._apart = tell, apart
 
     def check(self, check: Task) -> None:
         """Before anything of it is written. `check` raises CheckpointError where the place is another job's now."""
@@ -187,14 +190,14 @@ class PartInWriting:
             self._told[state.shard] = msgspec.json.encode(written).decode()
             self._left.discard(state.shard)
         if self.is_over:  # perhaps meanwhile: a state that was lent may have changed then
-            self._writer.give_up()
+            self.give_up()
         elif not self._left:
             self._writer.finish()
             self._end()
 
     def give_up(self) -> None:
         self.is_over = True
-        self._writer.give_up()
+        self._apart(self._writer.give_up)
 
     def fail(self, problem: str) -> None:
         self.give_up()

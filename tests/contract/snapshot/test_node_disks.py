@@ -18,7 +18,7 @@ from elastrain.comm.wire.secure import SecureSocket
 from elastrain.launcher.disk_door import DiskDoor
 from elastrain.runtime.durable.node_disks import Reader, places_of
 from elastrain.snapshot.durable.errors import CheckpointError
-from elastrain.snapshot.durable.manifest import name_of
+from elastrain.snapshot.durable.manifest import LOOP, name_of
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.places.node import ServedDisk
 from elastrain.snapshot.durable.reading import Checkpoint
@@ -87,7 +87,7 @@ def opened(agents: dict[str, Agent], node: str, tmp_path: Path, secret: bytes = 
 
 def all_is_right(checkpoint: Checkpoint) -> bool:
     found = [each.digest() for each in checkpoint.read_shards(range(3))]
-    return found == [state(shard, 3).digest() for shard in range(3)] and checkpoint.read_loop()[0] == "loop"
+    return found == [state(shard, 3).digest() for shard in range(3)] and checkpoint.read_attachment(LOOP)[0] == "loop"
 
 
 def test_every_node_reads_what_it_lacks_from_the_others(agents: dict[str, Agent], tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from elastrain.runtime.durable import node_disks
 from elastrain.runtime.stored_initial import _error
 from elastrain.snapshot.durable import pruning, reading, sections, writing
 from elastrain.snapshot.durable.errors import CheckpointError
+from elastrain.snapshot.durable.manifest import LOOP as LOOP_STATE
 from elastrain.snapshot.durable.manifest import MANIFEST, Part, place_in_time
 from elastrain.snapshot.durable.places.node import ServedDisk
 from elastrain.snapshot.durable.places.port import Source
@@ -198,7 +199,7 @@ class NodeDisks:
         try:
             checkpoint = reading.Checkpoint.open(node_disks.places_of(resume, reader), resume.name)
             texts = [checkpoint._first_good(reading._shard(each), _text) for each in checkpoint.manifest.shards]
-            loop, _ = checkpoint.read_loop()
+            loop, _ = checkpoint.read_attachment(LOOP_STATE)
         except CheckpointError as error:
             return _error(resume, error)
         there = self.records[resume.name]

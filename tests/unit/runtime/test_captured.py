@@ -42,7 +42,7 @@ class Job:
         self.thread = WriterThread(pytest.fail)
         self.thread.start()
         self.woken = 0
-        self.captured = Captured(self.thread, self.told.append, self._wake)
+        self.captured = Captured(self.thread, self.told.append, self._wake, lambda task: task())
         place = LocalPlace(folder, self.disk)
         command = p.BeginPart(step=STEP, shards=tuple(range(shards)))
         self.captured.begin(command, place, f"life-0001-step-{STEP:010d}", "m0")

@@ -14,6 +14,7 @@ from elastrain import agent_messages as am
 from elastrain import protocol as p
 from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.runtime.durable import disk
+from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.writing import PartWriter
 from elastrain.snapshot.state import ShardState
@@ -75,6 +76,41 @@ def test_one_checkpoint_is_given_up_and_the_next_is_written(writing: Writing, mo
     monkeypatch.undo()
     told = writing.write(4)
     assert (told.step, told.shards, told.problem) == (4, (0,), "")
+
+
+def no_store(*_: object) -> None:
+    raise CheckpointError("the store does not answer")
+
+
+@pytest.mark.parametrize(
+    ("fails", "logged"), [(no_memory, "checkpoint_failed"), (no_store, "checkpoint_tidied"), (None, "")]
+)
+def test_a_part_of_a_given_up_checkpoint_that_cannot_be_removed_leaves_the_open_one_alone(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch, fails: Any, logged: str
+) -> None:
+    if fails is not None:
+        monkeypatch.setattr(PartWriter, "give_up", fails)
+    held = threading.Event()
+    writing.checkpoints.passed(record_of(3))
+    writing.checkpoints.carry_out(p.BeginPart(step=3, shards=(0,)))
+    writing.checkpoints._thread.do(lambda: held.wait(10.0))
+    writing.checkpoints.carry_out(p.EndCheckpoint(step=3, reason="m1 was lost", is_told=False, told=""))
+    writing.checkpoints.passed(record_of(4))
+    held.set()
+    writing.finish()
+    assert writing.told == []
+    assert logged in writing.logged and ("checkpoint_failed" in writing.logged) == (fails is no_memory)
+
+
+def test_a_part_that_can_neither_be_written_nor_removed_tells_why_it_was_not_written(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> None:
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr(PartWriter, "write", no_room)
+    monkeypatch.setattr(PartWriter, "give_up", no_store)
+    assert writing.write(3).problem == "the disk is full"
 
 
 @pytest.mark.parametrize("writing", ["shared", "local"], indirect=True)

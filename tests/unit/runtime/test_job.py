@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +92,53 @@ def test_prepare_is_called_once_and_steps_take_its_loader(hook_kept: None) -> No
     other = elastrain.DataLoader([torch.zeros(2)] * 4, global_batch_size=4, micro_batch_size=2)
     with pytest.raises(ConfigError, match="the loader that prepare"):
         next(job.steps(other, until=1))
+
+
+MODEL = nn.Linear(2, 2)
+ADAM = torch.optim.AdamW(MODEL.parameters())
+DATA = elastrain.DataLoader([torch.zeros(2)] * 4, global_batch_size=4, micro_batch_size=2)
+LOADER = r"the loader must be elastrain\.DataLoader\(dataset, global_batch_size=…, micro_batch_size=…\); got "
+OPTIMIZER = r"the optimizer must be a torch\.optim\.Optimizer of the model's parameters; got "
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "loader", "said"),
+    [
+        (MODEL, ADAM, torch.utils.data.DataLoader([1]), LOADER + r"torch\.utils\.data\.dataloader\.DataLoader$"),
+        (MODEL, ADAM, [torch.zeros(2)], rf"{LOADER}builtins\.list$"),
+        (MODEL, ADAM, None, rf"{LOADER}builtins\.NoneType$"),
+        (MODEL, list(MODEL.parameters()), DATA, rf"{OPTIMIZER}builtins\.list$"),
+        (MODEL, torch.optim.AdamW, DATA, OPTIMIZER + r"the class AdamW$"),
+        (MODEL, torch.optim.lr_scheduler.StepLR(ADAM, 1), DATA, OPTIMIZER + r"torch\.optim\.lr_scheduler\.StepLR$"),
+        (ADAM, MODEL, DATA, r"the model must be a torch\.nn\.Module; got torch\.optim\.adamw\.AdamW$"),
+        (nn.Linear, ADAM, DATA, r"got the class Linear$"),
+    ],
+)
+def test_prepare_says_which_of_its_arguments_is_something_else(
+    model: Any, optimizer: Any, loader: Any, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"^job\.prepare\(model, optimizer, loader\): " + f".*{said}"):
+        Job(chosen()).prepare(model, optimizer, loader)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"blocks": "layers"}, "blocks must be a list of names of submodules; got 'layers'"),
+        ({"blocks": [1]}, r"blocks must be a list of names of submodules; got \[1\]"),
+        ({"max_grad_norm": "1.0"}, "max_grad_norm must be a number above 0; got '1.0'"),
+        ({"max_grad_norm": float("nan")}, "max_grad_norm must be a number above 0; got nan"),
+    ],
+)
+def test_prepare_says_which_of_its_options_is_something_else(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Job(chosen()).prepare(MODEL, ADAM, DATA, **options)
+
+
+@pytest.mark.parametrize("until", ["3", None])
+def test_steps_says_that_its_end_is_no_number(until: Any) -> None:
+    with pytest.raises(ConfigError, match="until must be a number of steps; got "):
+        next(Job(chosen()).steps(DATA, until=until))
 
 
 def test_a_job_of_one_trains_to_its_end_and_gives_the_hook_back(hook_kept: None) -> None:

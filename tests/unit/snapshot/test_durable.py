@@ -13,7 +13,7 @@ import torch
 
 from elastrain.snapshot.durable.choosing import choose, thorough
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, OtherFormatError, TakenError
-from elastrain.snapshot.durable.manifest import MANIFEST, name_of, place_in_time
+from elastrain.snapshot.durable.manifest import LOOP, MANIFEST, name_of, place_in_time
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.publishing import publish, visible
 from elastrain.snapshot.durable.reading import Checkpoint
@@ -32,7 +32,7 @@ def test_what_is_written_is_read_back(place: LocalPlace) -> None:
     found = Checkpoint.open([place], made.name)
     assert found.manifest == made
     assert [s.digest() for s in found.read_shards(range(2))] == [state(index, 10).digest() for index in range(2)]
-    text, tensors = found.read_loop()
+    text, tensors = found.read_attachment(LOOP)
     assert (text, tensors[0].tolist()) == ('{"hyper": []}', [0, 1, 2, 3, 4])
     assert found.look() == found.verify() == []
 
