@@ -55,9 +55,7 @@ def pipelines_wanted(graph: BlockGraph, members: int, stages: int) -> int:
 def first_plan(graph: BlockGraph, members: Sequence[str], wish: PlanWish) -> Planned:
     """Plan the start: pipelines of consecutive ranks, as even as possible, the longer ones first.
 
-    Everybody has the whole model then, so that no block moves; each lets go of what is not its own.
-
-    Raises ConfigError where the model has not enough legal cuts for so many stages.
+    Everybody has the whole model then, so that no block moves. Raises ConfigError where there are too few legal cuts.
     """
     # In the first plan too, although its caller may have asked: a plan is never made for cuts that there are not.
     check_stages(graph, wish.stages)

@@ -118,9 +118,6 @@ def _gradient_bytes(crossing: Iterable[CrossingTensor]) -> int:
     return sum(each.size_bytes for each in crossing if each.requires_grad)
 
 
-# ------------------------------------------------------------------------------------------- where a limit is too small
-
-
 @dataclass(frozen=True, kw_only=True)
 class Lack:
     """A limit that is too small for the tasks of one of `members` members."""

@@ -47,8 +47,6 @@ class TensorArithmetic:
         self._max_grad_norm = max_grad_norm
         self._nothing = torch.empty(0)
 
-    # ----------------------------------------------------------------------------------------------- slots and buffers
-
     def new_slot(self) -> GradientSlot:
         return self._model.new_slot()
 
@@ -66,8 +64,6 @@ class TensorArithmetic:
 
     def kind(self, tensor: Tensor) -> tuple[int, torch.dtype]:
         return tensor.numel(), tensor.dtype
-
-    # ------------------------------------------------------------------------------------------------------- gradients
 
     def add(self, shard: int, left: Tensor, right: Tensor, out: Tensor) -> None:
         if statistics.is_statistics(self._layout, shard):
@@ -91,8 +87,6 @@ class TensorArithmetic:
 
     def unpack_checksums(self, packed: Tensor) -> list[int]:
         return [int(value) + (1 << 63) for value in packed.tolist()]
-
-    # ---------------------------------------------------------------------------------------------------------- states
 
     def create(self, shard: int, *, bound: bool) -> ShardState:
         if self.stored is not None:

@@ -162,8 +162,6 @@ _PLAIN: dict[type, Callable[[Describer, Any], Tree]] = {
     np.ndarray: lambda d, thing: d._array(thing),
 }
 
-# -------------------------------------------------------------------------------------------- classes by name
-
 
 def _name_of(kind: type) -> list[str]:
     name = [kind.__module__, kind.__qualname__]
@@ -208,9 +206,6 @@ def _made(kind: type, base: Any, content: Any) -> Any:
     if base in (list, dict, OrderedDict, set):
         base.__init__(made, content)
     return made
-
-
-# ---------------------------------------------------------------------------------------------------- and back
 
 
 class Restorer:

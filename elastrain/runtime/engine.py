@@ -83,8 +83,6 @@ class Engine:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elastrain-engine", daemon=True)
 
-    # --------------------------------------------------------------------------------------------- for the main thread
-
     def start(self, spec: dict[str, Any]) -> None:
         """Tell the launcher that this member is ready; alone, the view is this member."""
         parts = self._parts
@@ -103,8 +101,6 @@ class Engine:
         self._parts.mesh.wake()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
-
-    # ------------------------------------------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
         trail = self._parts.trail
@@ -215,8 +211,6 @@ class Engine:
                 result = self._carry_out(command)
                 if result is not None:
                     self._events.append(result)
-
-    # -------------------------------------------------------------------------------------------------------- commands
 
     def _carry_out(self, command: p.Command) -> p.Event | None:
         self._parts.faults.reach_before(command)

@@ -136,8 +136,6 @@ class Executor:
         self.checkpoints = checkpoints
         self.books.capture_into(checkpoints.captured)
 
-    # ----------------------------------------------------------------------------------------------- memory, in bytes
-
     def keep_outside(self, devices: Sequence[Device], shards: frozenset[int]) -> None:
         """From now on the states of these shards lie on the devices, all others in memory."""
         spill = StateSpill(devices)

@@ -106,8 +106,6 @@ class Handover:
         self._failure: Exception | None = None
         self._ended = False
 
-    # ------------------------------------------------------------------------------------------- for the training loop
-
     def tell(self, *told: Told) -> None:
         """Hand events to the engine, which takes them together; waits for nothing."""
         self._told.extend(told)
@@ -151,8 +149,6 @@ class Handover:
         if not isinstance(outcome, Assignment):
             raise StoppedError("the job has ended")
         return outcome
-
-    # -------------------------------------------------------------------------------------------------- for the engine
 
     @property
     def has_news(self) -> bool:

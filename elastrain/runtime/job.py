@@ -120,8 +120,6 @@ class Job:
         seed_generators(self._chosen.settings.seed)
         connections.journal.write("init")
 
-    # ----------------------------------------------------------------------------------------------------- for scripts
-
     def prepare(
         self,
         model: Model,
@@ -236,8 +234,6 @@ class Job:
     def digest(self) -> str:
         """Digest of the model's parameters: equal on every member, and equal to the undisturbed job's."""
         return self._ready().parts.model.parameters_digest()
-
-    # ---------------------------------------------------------------------------------------------------------- inside
 
     def _opened(self) -> tuple[Connections, LastWords]:
         if self._open is None:

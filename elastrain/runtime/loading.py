@@ -250,9 +250,6 @@ def _taken(fds: list[int]) -> Packed:
         os.close(fds[0])
 
 
-# ------------------------------------------------------------------------------------------------- in a loader process
-
-
 def _serve(
     load: Load, slot: int, at_work: _AtWork, urgent: socket.socket, planned: socket.socket, results: socket.socket
 ) -> None:

@@ -80,8 +80,6 @@ class MemoryKeeper:
         engine = PosixEngine(directory) if calls is None else PosixEngine(directory, calls=calls)
         return shared(engine, directory, run_dir)
 
-    # ------------------------------------------------------------------------------------------- for the training loop
-
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Around one micro-batch. Raises NoRoomError where its activations cannot be held within the limit."""
@@ -113,8 +111,6 @@ class MemoryKeeper:
                     share=self._share,
                 )
             ) from error
-
-    # ------------------------------------------------------------------------------------------------- for the engine
 
     def resumed(self, plan: p.Resumed, shape: Shape, load: Load | None) -> p.CopyBudgetSet:
         """A view is in order: make room for its plan. Returns what may be copied, and whether all blocks have room.
@@ -177,8 +173,6 @@ class MemoryKeeper:
             self._offload.close()
         for device in self._devices:
             device.close()
-
-    # --------------------------------------------------------------------------------------------------------- inside
 
     def _plan(self, gradients_bytes: int, shape: Shape) -> p.CopyBudgetSet:
         """Decide for another plan; what may be on its way to new holders under it, and whether all blocks have room."""

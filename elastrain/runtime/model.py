@@ -96,8 +96,6 @@ class ModelState:
                 parameter.grad_dtype = getattr(torch, flat.master_dtype)
                 self._leaves[leaf.index] = parameter
 
-    # -------------------------------------------------------------------------------------------- what it has of blocks
-
     @torch.no_grad()
     def hold(self, blocks: Collection[int]) -> None:
         """From now on have the parameters that these blocks read, and those alone; where blocks lie apart.
@@ -184,8 +182,6 @@ class ModelState:
         for flat in self._memory.flats.values():
             hasher.update(digest(flat).to_bytes(8, "little"))
         return hasher.hexdigest()
-
-    # -------------------------------------------------------------------------------------------------------- gradients
 
     def new_slot(self) -> GradientSlot:
         """A copy of all gradients, one allocation per dtype; an empty one where blocks lie apart."""

@@ -71,8 +71,6 @@ class Pipelines:
         """What the micro-batches of a task's run count that have gone backward so far."""
         self._plan: PipelinePlan | None = None
 
-    # ------------------------------------------------------------------------------------------------ for the step
-
     @property
     def is_traced(self) -> bool:
         return self._traced is not None
@@ -126,8 +124,6 @@ class Pipelines:
         """Take the stubs off the model, unless blocks stay absent; a second call does nothing."""
         if self._stubs is not None and not self.parts.model.blocks.are_left_partial:
             self._stubs.close()
-
-    # ------------------------------------------------------------------------------------------- for what is computed
 
     @property
     def graph_blocks(self) -> int:

@@ -98,8 +98,6 @@ class PlannedWork:
         is_moving = len(set(self._placements)) > 1
         return round(2 * self.copied_bytes * (1 + self.moments)) if is_moving else 0
 
-    # -------------------------------------------------------------------------------------------------------- shards
-
     def place(self, shape: Shape, placements: tuple[Placement, ...]) -> bool:
         """Take up who holds the shards now, and who is to; whether this member is to hold others than before."""
         before, self._placements = self.held, placements
@@ -121,8 +119,6 @@ class PlannedWork:
             budget.slots_needed(shape.runs, (), undisturbed, is_checked=is_checked),
             budget.slots_needed(shape.runs, plan.own, _left_to_do(plan.recovery.runs[self._me], plan.own)),
         )
-
-    # ----------------------------------------------------------------------------------------------------- pipelines
 
     def trace(self, traced: TracedModel, places: Sequence[int]) -> None:
         """The model was traced. By the main thread, before anybody is told of it."""

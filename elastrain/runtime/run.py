@@ -107,8 +107,6 @@ class Run:
                 raise DriveFailedError(f"after {READ_TRIES} tries: {fault}") from fault
             self._unread = fault.with_traceback(None)  # a traceback would hold the graph
 
-    # --------------------------------------------------------------------------------------------------------- inside
-
     @property
     def _at(self) -> int:
         assert self.micro_batch is not None

@@ -97,8 +97,6 @@ class Statement:
             request.loader.close()
         raise ConfigError("step 0 was left without a micro-batch: iterate over it, `for batch in step`")
 
-    # --------------------------------------------------------------------------------------------------------- inside
-
     def _answer_for_stages(self, traced: TracedModel, places: tuple[int, ...]) -> NoReturn:
         pipelining = self._shape.pipelining
         assert pipelining is not None

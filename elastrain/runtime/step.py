@@ -53,8 +53,6 @@ class Step:
         self._last_record: Record | None = None
         """Of the step before, where this one is overruled."""
 
-    # --------------------------------------------------------------------------------------------- for the user's loop
-
     def __iter__(self) -> Iterator[Any]:
         if self._record is not None:
             raise ConfigError(f"step {self.number} is committed already: iterate over each step once")
@@ -134,8 +132,6 @@ class Step:
         if record is None:
             raise ConfigError(f"step {self.number} is not committed yet: this is known after `for batch in step`")
         return record
-
-    # --------------------------------------------------------------------------------------------------------- inside
 
     def _trace(self, pipelines: Pipelines) -> Iterator[Any]:
         """The body of the loop once more, in this member's first step: to see which blocks it enters."""

@@ -104,8 +104,6 @@ class StoredInitial:
         except CheckpointError as error:
             raise _error(self._resume, error) from error
 
-    # --------------------------------------------------------------------------------------------------------- inside
-
     def _open(self) -> Checkpoint:
         if self._checkpoint is None:
             self._checkpoint = Checkpoint.open(places_of(self._resume, self._reader), self._resume.name)

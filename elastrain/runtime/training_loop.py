@@ -80,8 +80,6 @@ class TrainingLoop:
         self._wait_for_all(number)
         self._end(number)
 
-    # --------------------------------------------------------------------------------------------------------- inside
-
     def _join(self) -> int:
         """Say that this member is ready, and wait to be let in; the step that the others are in."""
         parts = self._parts
@@ -214,7 +212,6 @@ def _is_raising(frame: FrameType | None) -> bool:
     """Whether the code that closes a generator does so because of an exception.
 
     It then stands at the instruction that has raised. Where it has caught and kept one, it has gone on since.
-
     frame: what the generator goes back to; other generators may lie between.
     """
     while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:

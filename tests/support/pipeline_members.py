@@ -23,12 +23,13 @@ from elastrain.pipeline.stubs.fakes import copy_of
 from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
-from elastrain.pipeline.stubs.trace import TracedModel, TracingPass, trace
+from elastrain.pipeline.stubs.trace import TracedModel, TracingPass
 from elastrain.pipeline.tasks import StepShape, TaskDesk
 from elastrain.runtime.randomness import BlockRandomness
 from elastrain.snapshot.digest import digest
 from tests.support.absent_blocks import let_go
 from tests.support.pipeline_models import CASES, Case, autocast, batch_of, loss_of
+from tests.support.traced import trace
 
 MICRO_BATCHES, SEED = 4, 7
 ANSWER_S = 150.0

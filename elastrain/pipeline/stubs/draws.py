@@ -75,7 +75,7 @@ class OtherDraws:
             last = end if self._is_behind else max(self._inside)
             yield min(self._inside), last, "block {} draws random numbers of Python or NumPy, of which more follow"
         if self._read:
-            yield min(self._read), end, "behind block {} random numbers are drawn as values: draw them before it"
+            yield min(self._read), end, "behind block {} random numbers, or what it wrote, are read: do that before it"
 
 
 def state_of_others() -> object:

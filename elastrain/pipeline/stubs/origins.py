@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from elastrain.pipeline.graph import IllegalCut
 from elastrain.pipeline.stubs.draws import NO_VALUES, OtherDraws, TracedDraws
 from elastrain.pipeline.stubs.fakes import is_fake
 from elastrain.pipeline.stubs.parameters import ParameterUses
+from elastrain.pipeline.stubs.saving import storage_of
 
 _NOWHERE = -1
 _BY_FORWARD = "behind block {} others are called by their forward, not as modules, and draw the numbers behind its own"
@@ -42,11 +43,11 @@ class Origins:
         self._numbers: dict[int, int] = {}
         self._inside: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """By id: a tensor that a block has made and not returned, and the block's place."""
+        self._written: dict[int, tuple[Tensor, int]] = {}
+        """By storage: a real tensor into which activations were written, and the block that it lives with from then."""
         self._illegal: dict[int, str] = {}
         """Cut -> why; 0 stands for all of them."""
         self.parameters = ParameterUses(model, blocks)
-
-    # --------------------------------------------------------------------------------------------------- what happens
 
     def enter(self, at: int, name: str) -> None:
         if at < len(self._order):
@@ -58,9 +59,10 @@ class Origins:
     def takes(self, at: int, name: str, arguments: Sequence[object]) -> None:
         """A block is entered with these."""
         self.parameters.used([each for each in arguments if isinstance(each, Tensor)], at)
-        # Real ones are known only where they are random numbers that others would draw otherwise.
+        # Real ones are known only where others draw other random numbers, or have no activations to write into them.
         for home in self.homes_of_own(arguments):
-            self._forbid(home, at, f"block {name!r} takes random numbers that are drawn before it")
+            why = f"block {name!r} takes random numbers that are drawn before it, or what activations are written into"
+            self._forbid(home, at, why)
 
     def number(self, tensor: Tensor) -> int:
         """The tensor's number; a new one lives with the latest block."""
@@ -87,10 +89,13 @@ class Origins:
         # A fake is always a block's: of one that nobody saw being made the first block may be it.
         return 0 if is_fake(tensor) and self.latest != _NOWHERE else None
 
+    def written(self, tensors: Iterable[Tensor], homes: Sequence[int]) -> None:
+        """Into these real tensors went what only the members have that compute the blocks at `homes`."""
+        self._written |= {storage_of(tensor): (tensor, max(homes)) for tensor in tensors if homes}
+
     def made_between(self, operation: str, taken: Sequence[Tensor], made: Sequence[Tensor], *, is_own: bool) -> None:
         """Code between blocks took these tensors and made those. `is_own`: random ones, as only this member draws."""
-        homes = [self.home[self._numbers[id(tensor)]] for tensor in taken if id(tensor) in self._numbers]
-        homes += [self.latest] * is_own
+        homes = self.homes(taken) + [self.latest] * is_own
         for place in [self._place_inside(tensor) for tensor in taken if id(tensor) not in self._numbers]:
             if place is not None:
                 whose = self._order[place]
@@ -105,8 +110,6 @@ class Origins:
                 if is_fake(tensor) or is_real:
                     self._register(tensor, max(homes))
 
-    # ---------------------------------------------------------------------------------------------------- what follows
-
     def illegal(self, neighbours: Mapping[str, str]) -> tuple[IllegalCut, ...]:
         """`neighbours`: a block that was never entered -> the one that it goes with."""
         for first, last, why in self.parameters.together(self._order, neighbours):
@@ -117,9 +120,14 @@ class Origins:
         return tuple(IllegalCut(cut=cut, why=why) for cut, why in sorted(self._illegal.items()))
 
     def homes_of_own(self, tensors: Sequence[object]) -> list[int]:
-        """The blocks that real tensors live with: random ones as only this member draws, and what is made of them."""
-        own = (each for each in tensors if not is_fake(each))
-        return [self.home[number] for each in own if (number := self._numbers.get(id(each))) is not None]
+        """Those of real tensors: of random ones as only this member draws, and of what activations are written into."""
+        return self.homes([each for each in tensors if isinstance(each, Tensor) and not is_fake(each)])
+
+    def homes(self, tensors: Sequence[Tensor]) -> list[int]:
+        """The blocks that tensors live with, as far as they are known."""
+        homes = [self.home[self._numbers[id(tensor)]] for tensor in tensors if id(tensor) in self._numbers]
+        found = [self._written.get(storage_of(tensor)) for tensor in tensors if self._written and not is_fake(tensor)]
+        return homes + [each[1] for each in found if each is not None]
 
     def keep_together(self, first: int, last: int, why: str) -> None:
         """Nobody may begin behind the first block and up to the last one. `{}` in `why` is the first one's name."""
@@ -194,15 +202,16 @@ class CodeBetween(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._is_paused:
             return func(*args, **kwargs)
+        taken = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        written = writes(taken)
         with _SeenDraws() as seen:  # type: ignore[no-untyped-call]
             returned = func(*args, **kwargs)
         made = [leaf for leaf in tree_flatten(returned)[0] if isinstance(leaf, Tensor)]
-        taken = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
         name = getattr(func, "__name__", str(func))
         if not made and not self._is_inside and name not in NO_VALUES:
-            self._draws.read(self._origins.homes_of_own(taken))
+            self._draws.read([] if written() else self._origins.homes_of_own(taken))
             self._origins.parameters.read(taken, self._origins.latest)
-        if made:
+        if made or written():
             is_real = not self._is_inside and not any(is_fake(tensor) for tensor in (*taken, *made))
             if self._is_inside:
                 self._origins.parameters.used(taken, self._origins.latest)
@@ -215,8 +224,16 @@ class CodeBetween(TorchFunctionMode):
                     self._draws.draw(self._origins.at, is_own=self._is_ahead or not is_real, is_real=is_real)
                 self._origins.made_between(name, taken, made, is_own=is_own)
                 self._origins.parameters.made_between(name, taken, made, self._origins.latest)
+            self._origins.written([] if self._is_inside else written(), self._origins.homes(taken))
             self._is_ahead |= seen.has_drawn and not is_real
         return returned
+
+
+def writes(tensors: Sequence[object]) -> Callable[[], list[Tensor]]:
+    """Says which of them are real, and have been written into since."""
+    real = [each for each in tensors if isinstance(each, Tensor) and not is_fake(each) and not each.is_inference()]
+    versions = [each._version for each in real]
+    return lambda: [each for each, version in zip(real, versions, strict=True) if each._version != version]
 
 
 class _SeenDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it

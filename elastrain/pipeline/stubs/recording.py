@@ -30,7 +30,6 @@ class EnteredBlock:
     entries: list[SeenEntry] = field(default_factory=list)
     flops: int = 0
     saved_bytes: int = 0
-    """What its forward keeps for its backward."""
 
     def enter(self, entry: SeenEntry, flops: int, saved_bytes: int) -> None:
         """Between two entries lies no cut; what it takes in the second may cross one above."""

@@ -27,15 +27,15 @@ class SavedByForward:
         if self.is_for_another:
             for leaf in leaves_of(taken):
                 if isinstance(leaf, Tensor):
-                    self.tensors[_storage(leaf)] = leaf
+                    self.tensors[storage_of(leaf)] = leaf
         for leaf in leaves_of(returned):
             if isinstance(leaf, Tensor):
-                self.elsewhere[_storage(leaf)] = leaf
+                self.elsewhere[storage_of(leaf)] = leaf
 
     @property
     def nbytes(self) -> int:
         saved = (tensor for storage, tensor in self.tensors.items() if storage not in self.elsewhere)
-        return sum(tensor.untyped_storage().nbytes() for tensor in saved)
+        return sum(tensor.untyped_storage().nbytes() for tensor in saved if tensor.layout is torch.strided)
 
 
 class Saving:
@@ -50,7 +50,7 @@ class Saving:
     def __enter__(self) -> SavedByForward:
         saved = self._saved = SavedByForward()
         for parameter in self._model.parameters():
-            saved.elsewhere[_storage(parameter)] = parameter
+            saved.elsewhere[storage_of(parameter)] = parameter
         self._fakes.stands_for_parameter = self._note
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
         self._hooks.__enter__()
@@ -64,11 +64,11 @@ class Saving:
         self._fakes.stands_for_parameter = None
 
     def _note(self, like: Tensor) -> None:
-        self._saved.elsewhere[_storage(like)] = like
+        self._saved.elsewhere[storage_of(like)] = like
 
     def _pack(self, tensor: Tensor) -> Tensor:
         if not self._saved.is_for_another:
-            self._saved.tensors.setdefault(_storage(tensor), tensor)
+            self._saved.tensors.setdefault(storage_of(tensor), tensor)
         return tensor
 
 
@@ -76,6 +76,6 @@ def _unpack(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
     """The same for all views of a storage, as long as that lives."""
-    return int(tensor.untyped_storage()._cdata)
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else id(tensor)

@@ -106,8 +106,6 @@ class Stubs:
         for hook in self._hooks:
             hook.remove()
 
-    # ------------------------------------------------------------------------------------------------------ at an entry
-
     def _enter(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A checkpoint computes a part again while another micro-batch is going forward: nothing of it is new.
         is_again = torch._C._current_graph_task_id() != -1

@@ -6,7 +6,7 @@ It finds the order of the blocks, what each returns and takes, its FLOPs, and at
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from elastrain.pipeline.stubs.draws import TracedDraws
 from elastrain.pipeline.stubs.entries import Entries, Forward, check_caller_not_compiled
 from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, Given, given, is_fake, left_as_it_was, not_compiled
 from elastrain.pipeline.stubs.handed import Handed
-from elastrain.pipeline.stubs.origins import CodeBetween, Origins
+from elastrain.pipeline.stubs.origins import CodeBetween, Origins, writes
 from elastrain.pipeline.stubs.recording import EnteredBlock, SeenEntry, graph_of_entries
 from elastrain.pipeline.stubs.saving import Saving
 from elastrain.pipeline.stubs.trees import leaves_of, mapped
@@ -101,8 +101,6 @@ class TracingPass:
             counted=changed(self._numbers, numbers_of(self._model)),
         )
 
-    # ----------------------------------------------------------------------------------------------------- at an entry
-
     def _enter(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._between.paused():
             check_caller_not_compiled()
@@ -119,8 +117,10 @@ class TracingPass:
                 self._between.called.append(name)
             self._between.enter(at, name, leaves)
             taken = {i: self._origins.number(leaf) for i, leaf in enumerate(leaves) if is_fake(leaf)}
+            written = writes(leaves)
             with self._between.inside():
                 returned, costs = self._run(name, forward, args, kwargs)
+            self._origins.written(written(), [at])
             outputs = BlockOutputs.of(returned, self._model.get_submodule(name))
             if at == len(self._entered):
                 self._entered.append(EnteredBlock(place))
@@ -152,17 +152,6 @@ class TracingPass:
             handed.check(returned)
             saved.ran((args, kwargs), returned)
         return returned, (counter.get_total_flops(), saved.nbytes)
-
-
-def trace(model: nn.Module, blocks: Sequence[str], forward: Callable[[], object]) -> TracedModel:
-    """Trace one call of `forward`, which is to run the model on one micro-batch. Raises ConfigError."""
-    tracing = TracingPass(model, blocks)
-    try:
-        tracing.begin()
-        forward()
-        return tracing.finish()
-    finally:
-        tracing.abandon()
 
 
 def _zeros(leaf: object) -> object:

@@ -39,8 +39,6 @@ class Captured:
             self._parts.remove(part)
             self._cancel(part)
 
-    # --------------------------------------------------------------------------------------------- for the books
-
     def is_ready_for(self, size_bytes: int) -> bool:
         return self.room.fits(size_bytes) or not self.room.ever_fits(size_bytes)
 
@@ -70,8 +68,6 @@ class Captured:
             self._thread.do(lambda: part.write(state, digest, written.set))
             self._wait(written.wait)
         self.blocked.end()
-
-    # --------------------------------------------------------------------------------------------------- inside
 
     def _part(self, step: int, shard: int) -> PartInWriting | None:
         here = (part for part in self._parts if part.step == step and shard in part.shards and not part.is_over)

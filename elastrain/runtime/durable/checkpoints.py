@@ -127,8 +127,6 @@ class Checkpoints:
         """A view is in order: the place that the job goes on from becomes its own. Raises ConfigError, as `open`."""
         self._disk.take_over()
 
-    # -------------------------------------------------------------------------------------------- for the engine
-
     def use_loop(self, payload: Callable[[], list[Tensor]]) -> None:
         """The loop has come to a step; these are its tensors."""
         self._payload = payload
@@ -185,8 +183,6 @@ class Checkpoints:
         self._thread.close(CLOSE_S)
         self._disk.close()
 
-    # --------------------------------------------------------------------------------------------------- inside
-
     def _begin(self, command: p.BeginPart) -> None:
         part = self.captured.begin(command, self._disk.place, name_of(self._with.life, command.step), self._with.me)
         self._thread.do(lambda: part.check(self._disk.check))
@@ -230,8 +226,6 @@ class Checkpoints:
             is_last = command.step == self._newest.last_step
             self._with.say(am.CheckpointEnded(step=command.step, reason=command.reason, last=is_last))
             self._thread.do(lambda: self._remove_older(command.step))
-
-    # ------------------------------------------------------------------------------------- in the writer's thread
 
     def _on_failed(self, error: Exception) -> None:
         """Nobody has thought of this: the checkpoint is given up, since a loop at its end waits for it."""

@@ -152,8 +152,6 @@ class CheckpointDisk:
             writer.give_up()
         return found
 
-    # ------------------------------------------------------------------------------------------------- local disks
-
     def told(self, checkpoint: str, attachments: Attachments) -> str:
         """This member is the keeper of its node, and has written these."""
         self._wrote = checkpoint

@@ -15,9 +15,10 @@ from elastrain.pipeline.graph import check_stages
 from elastrain.pipeline.planning import PlanWish, first_plan
 from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.pipeline.stubs.stubs import Stubs
-from elastrain.pipeline.stubs.trace import TracedModel, trace
+from elastrain.pipeline.stubs.trace import TracedModel
 from tests.support.block_graphs import graph_of
 from tests.support.pipeline_models import Stack, batch_of, loss_of
+from tests.support.traced import trace
 from tests.unit.pipeline.test_tracing import Odd, traced
 
 

@@ -14,9 +14,9 @@ from elastrain.pipeline.stubs.fakes import copy_of
 from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
-from elastrain.pipeline.stubs.trace import trace
 from tests.support.absent_blocks import let_go
 from tests.support.pipeline_members import untie
+from tests.support.traced import trace
 
 pytestmark = pytest.mark.slow  # the import of transformers alone takes a second
 

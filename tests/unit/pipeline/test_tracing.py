@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from elastrain.pipeline.stubs.fakes import AbsentBlock, Fakes, is_fake
 from elastrain.pipeline.stubs.naming import blocks_of
-from elastrain.pipeline.stubs.trace import TracedModel, trace
+from elastrain.pipeline.stubs.trace import TracedModel
 from tests.support.pipeline_models import CASES, EncoderDecoder, Stack, autocast, batch_of, loss_of
+from tests.support.traced import trace
 
 
 def traced(model: nn.Module) -> TracedModel:
@@ -244,6 +245,61 @@ def test_what_code_between_blocks_makes_of_a_parameter_is_where_its_block_is(how
     assert graph.legal_cuts == cuts
     name, block = ("embed.weight", "embed") if how.startswith("of the first") else ("table.weight", "table")
     assert all(f"parameter {name!r} belongs to block {block!r} and is used" in each.why for each in graph.illegal)
+
+
+class Written(Odd):
+    """Code between blocks, or a block, writes activations into a real tensor that is used further behind."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        total, rows = torch.zeros(()), torch.zeros(3, 2, 12, 8)
+        x = self.embed(tokens)
+        for place, layer in enumerate(self.layers):
+            x = layer(x, rows[place]) if isinstance(layer, Writing) else layer(x)
+            if self.odd == "a sum":
+                total += x.mean()
+            elif self.odd == "an item":
+                rows[place] = x
+            elif self.odd == "a view" and place < 2:
+                rows[place].copy_(x)
+            elif self.odd == "a part for a block" and place == 0:
+                start = torch.zeros(2, 12, 8)
+                start[:, 1:] = x[:, :-1]
+                x = start
+            elif self.odd == "a value" and place == 0:
+                total += x.mean()
+            elif self.odd == "a value" and place == 1:
+                x = x * (1.0 + total.item())
+        return self.head(x) + total + rows.sum()
+
+
+class Writing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, row: Tensor) -> Tensor:
+        row.copy_(x)
+        made: Tensor = self.inner(x)
+        return made
+
+
+@pytest.mark.parametrize(
+    ("odd", "cuts"),
+    [("a sum", (1,)), ("an item", (1,)), ("a view", (1,)), ("a part for a block", (1, 3, 4)), ("a value", (1,))],
+)
+def test_a_real_tensor_that_activations_are_written_into_lives_with_their_block(
+    odd: str, cuts: tuple[int, ...]
+) -> None:
+    """On other members it stays as it was made, and nobody would notice."""
+    assert traced(Written(odd)).graph.legal_cuts == cuts
+
+
+def test_a_real_tensor_that_a_block_writes_into_lives_with_that_block() -> None:
+    model = Written("")
+    model.layers[1] = Writing()
+    graph = traced(model).graph
+    assert graph.legal_cuts == (1, 2)
+    assert "behind it uses what block 'layers.1' made" in graph.illegal[0].why
 
 
 def test_a_registered_tie_forbids_nothing_and_an_encoders_output_crosses_beside_the_stream() -> None:
