@@ -11,8 +11,6 @@ from typing import Any, TypeAlias
 from elastrain.codec import LineCodec, Tagged
 from elastrain.world import View
 
-# ------------------------------------------------------------------------------------------------ from worker to agent
-
 
 class Hello(Tagged, frozen=True, kw_only=True):
     """The worker is ready to join: its model is built, its mesh listens. Its beacon's descriptor travels beside."""
@@ -180,8 +178,6 @@ FromWorker: TypeAlias = (
     | Note
 )
 FROM_WORKER: LineCodec[FromWorker] = LineCodec(FromWorker)
-
-# ------------------------------------------------------------------------------------------------ from agent to worker
 
 
 class NewView(Tagged, frozen=True, kw_only=True):

@@ -256,8 +256,6 @@ Message: TypeAlias = (
     | HasTraced
 )
 
-# ----------------------------------------------------------------------------------------------- as bytes in a frame
-
 # Numbered in the order of the union: both ends have the same version, which the handshake of the job compares.
 KINDS: dict[type, int] = {kind: number for number, kind in enumerate(get_args(Message), start=1)}
 """Class of a message -> the number that stands for it in a frame."""

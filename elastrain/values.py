@@ -18,8 +18,6 @@ from elastrain.pipeline.tasks import TaskProgress
 from elastrain.placement import Holders, Placement
 from elastrain.scaling import NO_SCALE, UNSCALED, LossScale, Scaler
 
-# ---------------------------------------------------------------------------------------------------- the logical job
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShardShape:
@@ -100,9 +98,6 @@ class Shape:
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(shard.size_bytes for shard in self.shards)
-
-
-# ------------------------------------------------------------------------------------------------------------- a step
 
 
 @dataclass(frozen=True)
@@ -214,9 +209,6 @@ class Record:
     """Whether this step becomes a durable checkpoint."""
     plan: PipelinePlan | None = None
     """Who computes which blocks from the next step on. None: every member computes whole runs."""
-
-
-# --------------------------------------------------------------------------------------------------- a change of view
 
 
 @dataclass(frozen=True, kw_only=True)

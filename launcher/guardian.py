@@ -120,9 +120,6 @@ def _identity(path: Path) -> list[int] | None:
     return None if path.is_dir() else [found.st_dev, found.st_ino, found.st_ctime_ns]
 
 
-# ---------------------------------------------------------------------------------------------------- in the guardian
-
-
 def _guard(mark: bytes) -> None:
     """Listen until the owner has ended without a farewell (it kills the guardian as one), then clear up."""
     assert b"=" in mark, "without a mark, every process would seem to bear it"

@@ -65,8 +65,6 @@ class Ledger:
         """Whether a backup's state stays as it is until the next finished gradient comes."""
         return self._states.is_settled(shard)
 
-    # ------------------------------------------------------------------------------------------------------ commands
-
     def carry_out(self, command: p.Command) -> p.Event | None:
         """Do the work of one command. Commands that are no work of this class are ignored."""
         match command:
@@ -185,8 +183,6 @@ class Ledger:
         return p.DigestedAgain(
             step=command.step, shard=shard, parameters=command.parameters, asker=command.asker, digest=found
         )
-
-    # -------------------------------------------------------------------------------------------------------- payloads
 
     def payload(self, message: Message) -> list[Tensor]:
         """The tensors that travel with a message, in the order in which it names them; sums after their checksums."""

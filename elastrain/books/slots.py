@@ -38,8 +38,6 @@ class GradientSlots:
         self._ended = -1
         """Newest step whose attempt has ended: what is computed for it from then on serves nobody."""
 
-    # ----------------------------------------------------------------------------------------- the training loop's side
-
     def start_run(self) -> GradientSlot:
         """A slot for the next run; the training loop begins it and accumulates into it."""
         slot = self._free.pop() if self._free else self._arithmetic.new_slot()
@@ -103,8 +101,6 @@ class GradientSlots:
             assert all(slot.slot is not free for free in self._free), "a gradient slot is free twice"
             slot.slot.release()
             self._free.append(slot.slot)
-
-    # -------------------------------------------------------------------------------------------------------- partials
 
     def combine(self, command: p.CombineOwn) -> None:
         mine, c = self._own[command.step, command.block], command.combine

@@ -32,8 +32,6 @@ class StateBooks:
         self._checksums: dict[tuple[int, int], int] = {}
         """(shard, step) -> the primary's checksum of that gradient."""
 
-    # ------------------------------------------------------------------------------------------------------- gradients
-
     def store_gradients(self, command: p.StoreGradients) -> p.GradientsKept:
         """Looked at when they are here: what was damaged on its way is no gradient to answer for."""
         packed, *tensors = command.payload
@@ -67,8 +65,6 @@ class StateBooks:
 
     def kept(self, step: int, shard: int) -> Tensor:
         return self._kept[shard, step]
-
-    # ---------------------------------------------------------------------------------------------------- as a primary
 
     def create(self, command: p.Create) -> None:
         for shard in command.shards:
@@ -112,8 +108,6 @@ class StateBooks:
         state = self.states[shard]
         if self._arithmetic.unbind(state):
             self.states[shard] = state
-
-    # ----------------------------------------------------------------------------------------------------- as a backup
 
     def update_behind(self, tasks: Sequence[p.ApplyBehind]) -> list[p.Event]:
         """Make the updates of one step in scratch, together."""

@@ -117,8 +117,6 @@ class Holdings:
             held.kept.pop(step, None)
             held.owed.pop(step, None)
 
-    # ----------------------------------------------------------------------------------------------------- giving up
-
     def change_role(self, me: str, shard: int, before: Holders, after: Holders) -> None:
         """Follow a commit that has changed the shard's holders."""
         if me == before.primary != after.primary and me in after.backups:

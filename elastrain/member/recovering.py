@@ -23,8 +23,6 @@ class Recovering:
         self._machine = machine
         self._committing = committing
 
-    # --------------------------------------------------------------------------------------------------------- report
-
     def switch(self) -> None:
         """Go on to the newest view: ignore older ones, and send the report of where this member stands."""
         m = self._machine
@@ -64,8 +62,6 @@ class Recovering:
         folded = {step.number} if shard in step.reduction.finished else set()
         return tuple(sorted({*self._machine.custody.holdings[shard].kept, *folded}))
 
-    # --------------------------------------------------------------------------------------------------------- decide
-
     def decide(self) -> Recovery | None:
         """What all members decide alike, once all have reported; None where this one ends."""
         m = self._machine
@@ -84,8 +80,6 @@ class Recovering:
         reports = self._machine.views.reports.values()
         # Rank 0 never keeps its own alone: so somebody has them all.
         return all(r.finishing and (r.keeps_own or set(r.parameters) == {r.committed}) for r in reports)
-
-    # ------------------------------------------------------------------------------------------------------- complete
 
     def complete(self, decision: Recovery) -> None:
         """Finish apply and publish of the highest committed step, and repeat what may not have arrived."""
@@ -154,8 +148,6 @@ class Recovering:
             # so that who has taken over looks at what it has verified, too.
             mine = m.commit.roles.mine
             m.custody.announcements.announce(mine, mine, m.commit.roles.live)
-
-    # --------------------------------------------------------------------------------------------------------- resume
 
     def resume(self, decision: Recovery) -> None:
         """Survivors' partials stay valid; only what nobody has is computed again."""

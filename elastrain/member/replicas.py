@@ -39,8 +39,6 @@ class Replicas:
         self._whole: set[str] = set()
         """Members whose loops have ended, and that have all blocks or are being sent them."""
 
-    # ------------------------------------------------------------------------------------------------------- questions
-
     @property
     def are_all(self) -> bool:
         """Whether every member has every block."""
@@ -90,8 +88,6 @@ class Replicas:
         # Adoption lasts for a step, and a move of holders longer than that.
         blocks = {member: self._at(places) for member, places in held(plan).items()}
         return [tuple(m for m in blocks if not blocks[m].isdisjoint(shard.lanes)) for shard in self._shape.shards]
-
-    # --------------------------------------------------------------------------------------------------------- changes
 
     def pass_commit(self, before: Placement) -> None:
         """Take up the blocks of the new plan, and let go of others. `before`: the holders that have made the step."""

@@ -56,8 +56,6 @@ class Roles:
         self._live = live
         self.mine = [shard for shard, holders in enumerate(live) if holders.primary == self._me]
 
-    # ------------------------------------------------------------------------------------------------------ followers
-
     def follow(self, shard: int, member: str) -> None:
         """The member has a verified copy: from now on it gets each gradient, and is a holder after a commit."""
         self._followers[shard].add(member)

@@ -37,8 +37,6 @@ class Runs:
         # Until it asks, and not by the number of the run: it may be given the same one again at once.
         self.is_void = True
 
-    # ------------------------------------------------------------------------------------------------- the hand-out
-
     def hand(self, runs: Sequence[int]) -> None:
         """Replace what is still to do. Targets that lose a run shrink; new runs make targets of their own.
 
@@ -85,8 +83,6 @@ class Runs:
     def is_computing(self) -> bool:
         """Whether runs are left to compute here, or none were handed out yet."""
         return bool(self.pending or not self.targets[0])
-
-    # ------------------------------------------------------------------------------------------------- own partials
 
     def add(self, block: int, run: int, weight: Weight) -> list[Combine]:
         """The additions that follow from one block's gradient of one run; none if it was there already."""

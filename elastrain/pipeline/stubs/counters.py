@@ -36,10 +36,13 @@ class Counters:
         self._traced = dict(traced)
         self._last: Numbers | None = None
         """Before the micro-batch of the last look."""
+        self._is_next_as_traced = True
+        """The first micro-batch does what the tracing pass did, and may be the only one."""
 
     def look(self) -> None:
         """Raises ConfigError where a micro-batch has changed a number as the tracing pass did."""
-        if not self._traced:
+        if not self._traced or self._is_next_as_traced:
+            self._is_next_as_traced = False
             return
         now = numbers_of(self._model)
         if self._last is not None:

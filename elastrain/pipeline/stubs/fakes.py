@@ -24,6 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import CrossingTensor
+from elastrain.pipeline.stubs.kept import KeptByModules
 from elastrain.pipeline.stubs.trees import flatten, leaves_of, mapped
 
 _NO_NAMES: Mapping[str, object] = {}
@@ -167,7 +168,8 @@ class AbsentBlock:
                 return tuple(self._traced.values())[seen.index(new)]
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(
-                f"block {self._name!r} is given {new}, and in the tracing pass it was given {' or '.join(seen)}; "
+                f"block {self._name!r} is given {new}, and in the tracing pass it was given "
+                f"{' or '.join(seen) or 'nothing'}; "
                 f"without values nobody can tell what it returns for that ({what}): give all micro-batches the same "
                 "shapes (pad them to one length, leave none smaller)"
             ) from error
@@ -224,9 +226,10 @@ def device_of(parameters: Callable[[], Any]) -> torch.device:
 @contextlib.contextmanager
 def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[None]:
     """Give torch's generator and the module's buffers back: what runs counts for nothing. `wholly`: and all else."""
-    kept = [(each, dict(each.__dict__) if wholly else {"_buffers": each._buffers}) for each in module.modules()]
-    for each, its in kept:
-        each._buffers = {name: None if value is None else value.clone() for name, value in its["_buffers"].items()}
+    kept = KeptByModules(module) if wholly else None
+    buffers = [(each, each._buffers) for each in module.modules()]
+    for each, its in buffers:
+        each._buffers = {name: None if value is None else value.clone() for name, value in its.items()}
     # It would hand weights that were cast as fakes to whoever takes them next.
     is_cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -239,11 +242,10 @@ def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[None]
     finally:
         log.disabled = is_off
         torch.set_autocast_cache_enabled(is_cached)
-        for each, its in kept:
-            for name in (each.__dict__.keys() - its.keys()) if wholly else ():
-                del each.__dict__[name]
-            each.__dict__.update(its)
-        if wholly:
+        for each, its in buffers:
+            each._buffers = its
+        if kept is not None:
+            kept.give_back()
             random.setstate(python)
             np.random.set_state(numpys)
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from elastrain.errors import ConfigError
-from elastrain.pipeline.stubs.fakes import is_fake
+from elastrain.pipeline.stubs.kept import DEPTH, PLAIN, inside, keeps_fakes
 from elastrain.pipeline.stubs.trees import leaves_of
-
-_PLAIN = (str, bytes, int, float, complex, bool, type(None))
-_DEPTH = 4
-"""A cache keeps its layers in a list, these their tensors in fields."""
 
 
 class Handed:
@@ -31,7 +26,7 @@ class Handed:
         Raises ConfigError where something that is no tensor keeps activations, or what the block was given has changed.
         """
         for leaf in (*leaves_of(self._given), *leaves_of(returned)):
-            if not isinstance(leaf, (*_PLAIN, Tensor)) and _keeps_fakes(leaf, _DEPTH):
+            if not isinstance(leaf, (*PLAIN, Tensor)) and keeps_fakes(leaf):
                 raise ConfigError(
                     f"block {self._block!r} is handed a cache ({type(leaf).__name__}) that keeps its activations for "
                     "later blocks, which another member may compute: switch such caches off (use_cache=False), or hand "
@@ -45,28 +40,13 @@ class Handed:
                 )
 
     def _looked_at(self) -> list[object]:
-        return [self._look(thing, _DEPTH) for thing in self._given]
+        return [self._look(thing, DEPTH) for thing in self._given]
 
     def _look(self, thing: object, depth: int) -> object:
         """Another value where somebody has put something in or out since, or counted in it."""
-        if isinstance(thing, _PLAIN):
+        if isinstance(thing, PLAIN):
             return thing
         self._held.append(thing)
-        inner = () if depth == 0 else _inside(thing)
+        inner = () if depth == 0 else inside(thing)
         names = map(str, thing) if isinstance(thing, dict) else ()
         return (id(thing), *names, *(self._look(each, depth - 1) for each in inner))
-
-
-def _keeps_fakes(thing: object, depth: int) -> bool:
-    if isinstance(thing, Tensor):
-        return is_fake(thing)
-    return depth > 0 and any(_keeps_fakes(each, depth - 1) for each in _inside(thing))
-
-
-def _inside(thing: object) -> Iterable[object]:
-    """What a container or an object holds; nothing of tensors, modules and functions."""
-    if isinstance(thing, (*_PLAIN, Tensor, nn.Module)) or callable(thing):
-        return ()
-    if isinstance(thing, dict):
-        return list(thing.values())
-    return list(thing) if isinstance(thing, list | tuple | set) else list(getattr(thing, "__dict__", {}).values())

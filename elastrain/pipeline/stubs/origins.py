@@ -243,5 +243,9 @@ class _SeenDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch d
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.has_drawn |= torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            its = {each.name: each.default_value for each in func._schema.arguments}
+            its |= {**dict(zip(its, args, strict=False)), **kwargs}
+            # Attention has the tag without dropout, too.
+            self.has_drawn |= its.get("generator") is None and its.get("dropout_p") != 0.0
         return func(*args, **kwargs)

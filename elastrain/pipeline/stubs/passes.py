@@ -13,7 +13,10 @@ from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.backward_draws import BackwardDraws
 from elastrain.pipeline.stubs.fakes import copy_of, is_fake
 
-SAME = "the forward has to enter the same blocks with the same tensors in each micro-batch"
+SAME = (
+    "the forward has to enter the same blocks with the same tensors in each micro-batch; "
+    "where it leaves layers out at random, switch that off (layerdrop=0)"
+)
 
 
 class _Entered(torch.autograd.Function):
@@ -64,8 +67,8 @@ class StubPass:
         """With its version, and the block that took it first."""
         self._returned: dict[int, tuple[Tensor, list[int]]] = {}
         """By id: a tensor that a block returned, and its numbers: some blocks return what they take."""
-        self._given: dict[int, tuple[Tensor, Tensor]] = {}
-        """By id: a fake, and the received tensor that stands for it in this micro-batch."""
+        self._given: dict[int, tuple[object, Tensor | None]] = {}
+        """By id: a fake, and the received tensor that stands for it in this micro-batch; None if it is made behind."""
         self._at: dict[tuple[int, int], dict[int, Tensor]] = {}
         """By place and index of the argument: the received tensors that a block was given there, by id."""
         self.entries: Counter[int] = Counter()
@@ -79,26 +82,33 @@ class StubPass:
         self.entries[place] += 1
         return self.entries[place] - 1
 
-    def returned(self, leaves: Sequence[object], numbers: Mapping[int, int]) -> None:
-        """A block has returned these. `numbers`: by index, what they are in the tracing pass."""
+    def returned(self, leaves: Sequence[object], numbers: Mapping[int, int], *, is_behind: bool) -> None:
+        """A block has returned these. `numbers`: by index, what they are in the tracing pass.
+
+        is_behind: it is computed behind this member's blocks.
+        """
+        if is_behind:
+            self._given |= {id(leaf): (leaf, None) for leaf in leaves}
         for index, number in numbers.items():
             leaf = leaves[index] if index < len(leaves) else None
             if isinstance(leaf, Tensor) and (number in self._coming or number in self._going):
                 self._returned.setdefault(id(leaf), (leaf, []))[1].append(number)
 
-    def give(self, fake: Tensor, number: int | None, at: tuple[int, int]) -> Tensor | None:
+    def give(self, fake: Tensor, numbers: Sequence[int], at: tuple[int, int]) -> Tensor | None:
         """The received tensor in place of a fake: that of the same fake before, else the one with its number.
 
-        `number`: of what the tracing pass saw `at` this place and argument. None if it does not come in.
+        `numbers`: of what it may be, by what the tracing pass saw `at` this place and argument. None if it does not
+        come in.
         """
         if id(fake) not in self._given:
-            number = next(iter(self._numbers(fake, number, self._coming)), None)
+            number = next(iter(self._numbers(fake, numbers, self._coming)), None)
             entered = None if number is None else self.entered(number)
             if entered is None:
                 return None
             self._given[id(fake)] = fake, entered
         found = self._given[id(fake)][1]
-        self._at.setdefault(at, {})[id(found)] = found
+        if found is not None:
+            self._at.setdefault(at, {})[id(found)] = found
         return found
 
     def give_again(self, fake: Tensor, at: tuple[int, int]) -> Tensor | None:
@@ -112,10 +122,10 @@ class StubPass:
         taken = list(self._at.get(at, {}).values())
         return taken[0] if len(taken) == 1 else None
 
-    def _numbers(self, tensor: Tensor, number: int | None, crossing: Mapping[int, object]) -> list[int]:
+    def _numbers(self, tensor: Tensor, numbers: Sequence[int], crossing: Mapping[int, object]) -> list[int]:
         """What a block returned keeps its numbers wherever it goes; others have those of the tracing pass there."""
         _, own = self._returned.get(id(tensor), (None, []))
-        return [n for n in own if n in crossing] or [n for n in [number] if n is not None and n in crossing]
+        return [n for n in own if n in crossing] or [n for n in numbers if n in crossing][:1]
 
     def entered(self, number: int) -> Tensor | None:
         """The received tensor with the number, once for all blocks that take it; None if it does not come in."""
@@ -128,14 +138,15 @@ class StubPass:
             self._entered[number] = entered
         return self._entered[number]
 
-    def collect(self, tensor: Tensor, number: int | None, at: tuple[int, int], block: str) -> None:
+    def collect(self, tensor: Tensor, numbers: Sequence[int], at: tuple[int, int], block: str) -> None:
         """A block behind this member's takes it. Raises ConfigError where that is not what others know by its number.
 
         Whoever makes a tensor sees all who take it. Who receives it is given one by its number, and cannot see that.
         """
-        for each in self._numbers(tensor, number, self._going):
+        is_behind = self._given.get(id(tensor), (None, tensor))[1] is None
+        for each in () if is_behind else self._numbers(tensor, numbers, self._going):
             # A fake may only pass through: then what came in goes on.
-            found = self.give(tensor, each, at) if is_fake(tensor) else tensor
+            found = self.give(tensor, [each], at) if is_fake(tensor) else tensor
             if found is None or self._collected.setdefault(each, (found, found._version, block))[0] is not found:
                 raise ConfigError(f"block {block!r} takes another tensor than in the tracing pass: {SAME}")
 

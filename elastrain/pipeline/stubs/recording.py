@@ -69,8 +69,9 @@ def _crossing(entered: Sequence[EnteredBlock], origins: Origins) -> Crossing:
 
 
 def _never_entered(blocks: Sequence[str], places: Mapping[int, int]) -> Iterable[tuple[str, str]]:
-    """(block, its neighbour): the next one that was entered, or else the one before."""
+    """(block, its neighbour): the next one that was entered, or else the one before, in the same list of layers."""
     for place, name in enumerate(blocks):
         if place not in places:
-            behind, before = range(place, len(blocks)), reversed(range(place))
-            yield name, blocks[next(other for other in (*behind, *before) if other in places)]
+            entered = [other for other in (*range(place, len(blocks)), *reversed(range(place))) if other in places]
+            beside = [other for other in entered if blocks[other].rpartition(".")[0] == name.rpartition(".")[0]]
+            yield name, blocks[(beside or entered)[0]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,10 +51,11 @@ class Stubs:
         """Whose backward is under way."""
         self.hold(begin, end)
         self._draws = UntracedDraws(traced.graph.blocks, traced.draws)
-        self._entries = Entries(model, traced.graph.blocks, self._enter)
-        modules = {name: model.get_submodule(name) for name in traced.graph.blocks}
-        names = zip(modules.items(), traced.outputs, strict=True)
-        self._absent = tuple(AbsentBlock(name, module, outputs, self._fakes) for (name, module), outputs in names)
+        self._entries = Entries(model, traced.names, self._enter)
+        modules = {name: model.get_submodule(name) for name in traced.names}
+        outputs = (*traced.outputs, *({} for _ in traced.graph.never_entered))
+        names = zip(modules.items(), outputs, strict=True)
+        self._absent = tuple(AbsentBlock(name, module, its, self._fakes) for (name, module), its in names)
         # What was compiled runs its hooks behind the entry, or, where it is absent, not at all.
         compiled = {name for name, each in modules.items() if each._compiled_call_impl is not None}
         self._streams = dict.fromkeys(compiled, set_stream)
@@ -113,9 +114,9 @@ class Stubs:
             self._check_is_here(place)
             return forward(*args, **kwargs)
         self._before()
-        set_stream = self._streams.get(self._traced.graph.blocks[place])
+        set_stream = self._streams.get(self._traced.names[place])
         if set_stream is not None:
-            set_stream(self._traced.graph.blocks[place])
+            set_stream(self._traced.names[place])
         if is_again:
             return self._again(lambda: self._computed_again(place, forward, args, kwargs))
         return self._entered(place, forward, args, kwargs)
@@ -124,23 +125,39 @@ class Stubs:
         """The forward of the micro-batch enters the block: what it returns."""
         passed = self._pass
         assert passed is not None, "else it would have been called outside of a step"
-        entry = passed.enter(place)
-        numbers = self._traced.numbers(place, entry)
+        entry, at = passed.enter(place), self._traced.places[place]
+        # One that the tracing pass left out takes what its neighbour took in its place.
+        numbers = self._traced.numbers(at, entry if place == at else 0)
         leaves, tree = flatten((args, kwargs))
         if self._is_computed(place):
-            self._exchange(place, leaves, lambda fake, at: passed.give(fake, numbers.taken.get(at[1]), at))
+            self._exchange(place, leaves, lambda fake, at: passed.give(fake, self._known(numbers.taken, at[1]), at))
             args, kwargs = tree_unflatten(leaves, tree)
-            returned = self._draws.computed(place, lambda: forward(*args, **kwargs))
+            returned = self._draws.computed(at, lambda: forward(*args, **kwargs), is_traced=place == at)
+            self._check_has_values(place, returned)
         else:
-            if place >= self._stretch.stop:
+            if at >= self._stretch.stop:
                 for index, leaf in enumerate(leaves):
                     if isinstance(leaf, Tensor):
-                        passed.collect(leaf, numbers.taken.get(index), (place, index), self._traced.graph.blocks[place])
-            self._draws.passed(place)
+                        passed.collect(
+                            leaf, self._known(numbers.taken, index), (place, index), self._traced.names[place]
+                        )
+            self._draws.passed(at)
             # What it returns one after the other must not be taken for one tensor.
             returned = self._absent[place].take(forward, args, kwargs, leaves=leaves, fresh=entry > 0)
-        passed.returned(leaves_of(returned), numbers.returned)
+        passed.returned(
+            leaves_of(returned), numbers.returned if place == at else {}, is_behind=at >= self._stretch.stop
+        )
         return returned
+
+    def _known(self, taken: Mapping[int, int], index: int) -> list[int]:
+        """What the tensor may be: that of the tracing pass or, of a block that is left out, what this had taken."""
+        assert self._pass is not None, "a block is entered"
+        found, number = list[int](), taken.get(index)
+        while number is not None:
+            found.append(number)
+            place, took = self._traced.made.get(number, (None, None))
+            number = None if place in self._pass.entries else took
+        return found
 
     def _computed_again(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A checkpoint enters the block, in any order."""
@@ -172,12 +189,19 @@ class Stubs:
             self._draws.behind()
 
     def _is_computed(self, place: int) -> bool:
-        return place in self._stretch
+        return self._traced.places[place] in self._stretch
+
+    def _check_has_values(self, place: int, returned: object) -> None:
+        if any(map(is_fake, leaves_of(returned))):
+            raise ConfigError(
+                f"block {self._traced.names[place]!r} returns a tensor without values, made with one that it keeps "
+                "in a global, an object or a closure from a run on such tensors: keep it in an attribute of the module"
+            )
 
     def _check_is_here(self, place: int) -> None:
-        if not self._is_here(place):
+        if not self._is_here(self._traced.places[place]):
             raise ConfigError(
-                f"block {self._traced.graph.blocks[place]!r} is not on this member, and was called outside of a step: "
+                f"block {self._traced.names[place]!r} is not on this member, and was called outside of a step: "
                 "use the model behind the loop over job.steps(…), on rank 0 (if job.rank == 0), which has all blocks, "
                 "as has every member whose memory limit leaves room"
             )
@@ -187,7 +211,7 @@ class Stubs:
 
         Raises ConfigError where none is known for a fake.
         """
-        name = self._traced.graph.blocks[place]
+        name = self._traced.names[place]
         for index, leaf in enumerate(leaves):
             if is_fake(leaf):
                 leaves[index] = give(leaf, (place, index))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from elastrain.pipeline.stubs.draws import TracedDraws
 from elastrain.pipeline.stubs.entries import Entries, Forward, check_caller_not_compiled
 from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, Given, given, is_fake, left_as_it_was, not_compiled
 from elastrain.pipeline.stubs.handed import Handed
+from elastrain.pipeline.stubs.kept import KeptByModules, lru_caches
 from elastrain.pipeline.stubs.origins import CodeBetween, Origins, writes
 from elastrain.pipeline.stubs.recording import EnteredBlock, SeenEntry, graph_of_entries
 from elastrain.pipeline.stubs.saving import Saving
@@ -43,6 +45,24 @@ class TracedModel:
     draws: TracedDraws
     counted: Mapping[tuple[str, str], tuple[float, float]]
     """Numbers in attributes of modules that the forward has changed, from what to what."""
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All blocks: those that the tracing pass left out come behind those of the graph."""
+        return (*self.graph.blocks, *(name for name, _ in self.graph.never_entered))
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Of each in the graph: of one that the tracing pass left out, its neighbour's."""
+        beside = (self.graph.blocks.index(neighbour) for _, neighbour in self.graph.never_entered)
+        return (*range(len(self.graph.blocks)), *beside)
+
+    @cached_property
+    def made(self) -> Mapping[int, tuple[int, int | None]]:
+        """Number of what a block returns -> the block's place, and the number of what it took first."""
+        seen = [(place, entry) for place, entries in enumerate(self.entries) for entry in entries]
+        first = {id(entry): next((entry.taken[index] for index in sorted(entry.taken)), None) for _, entry in seen}
+        return {number: (place, first[id(entry)]) for place, entry in seen for number in entry.returned.values()}
 
     def numbers(self, place: int, entry: int) -> SeenEntry:
         """Of a block that is entered so often already; none where the tracing pass did not enter it again."""
@@ -75,6 +95,8 @@ class TracingPass:
     def begin(self) -> None:
         self._has_grad = torch.is_grad_enabled()
         self._numbers = numbers_of(self._model)
+        lru_caches.cache_clear()
+        self._stack.callback(KeptByModules(self._model).give_back)
         # Also of code around blocks, which a compiler that comes upon an entry would end with a long traceback.
         self._stack.enter_context(not_compiled())
         self._stack.enter_context(self._between)
@@ -86,6 +108,7 @@ class TracingPass:
 
     def finish(self) -> TracedModel:
         """Take everything off the model, and say what was found. Raises ConfigError where no block was entered."""
+        counted = changed(self._numbers, numbers_of(self._model))
         self.abandon()
         if not self._entered:
             raise ConfigError(f"the forward entered none of the blocks {list(self._blocks)}: name those that it calls")
@@ -98,7 +121,7 @@ class TracingPass:
             crossing=crossing,
             saved=tuple(each.saved_bytes for each in self._entered),
             draws=draws,
-            counted=changed(self._numbers, numbers_of(self._model)),
+            counted=counted,
         )
 
     def _enter(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -134,15 +157,16 @@ class TracingPass:
         self, name: str, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[object, tuple[int, int]]:
         """What the block returns, as fakes or, where it has no fake kernel, as zeros; its FLOPs, and what it saves."""
-        handed = Handed(name, args, kwargs)
-        with left_as_it_was(self._model.get_submodule(name)):
+        handed, module = Handed(name, args, kwargs), self._model.get_submodule(name)
+        with left_as_it_was(module):
+            kept = KeptByModules(module)
             counter = FlopCounterMode(display=False)
             try:
                 with counter, self._saving as saved, self._fakes:
                     returned = forward(*args, **kwargs)
             except Exception:  # noqa: BLE001  a kernel may raise anything where it is given a fake
-                # Some kernels do not know fakes, and blocks may read values of their own: zeros are values. They would
-                # meet fakes where the run that failed has left some in a cache.
+                # Some kernels do not know fakes, and blocks may read values of their own: zeros are values.
+                kept.give_back()
                 handed.check()
                 zero_args, zero_kwargs = mapped(_zeros, (args, kwargs))
                 handed = Handed(name, zero_args, zero_kwargs)

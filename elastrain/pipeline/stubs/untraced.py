@@ -61,12 +61,13 @@ class UntracedDraws:
         if is_for_fakes or place >= self._alike_up_to:
             self._left = _Left(place, self._others(), state_of_torch() if is_for_fakes else None)
 
-    def computed(self, place: int, compute: Callable[[], Any]) -> Any:
-        """What the block returns."""
+    def computed(self, place: int, compute: Callable[[], Any], *, is_traced: bool = True) -> Any:
+        """What the block returns; not `is_traced`: it is that block's neighbour, which the tracing pass left out."""
         torchs, others = state_of_torch(), self._others()
         returned = compute()
         now = state_of_torch()
-        self._left = _Left(place, self._others(), now if now != torchs and place not in self._may_draw else None)
+        is_known = now == torchs or (is_traced and place in self._may_draw)
+        self._left = _Left(place, self._others(), None if is_known else now)
         if place not in self._traced.inside and self._left.others != others:
             raise self._refusal(f"block {self._blocks[place]!r} drew random numbers of Python or NumPy")
         return returned

@@ -272,7 +272,7 @@ def _micro_batches(model: nn.Module, count: int) -> None:
 def test_a_model_that_counts_its_micro_batches(change: Callable[[float], float]) -> None:
     """Each member counted what it computed itself, and nobody compared: other bits."""
     with pytest.raises(ConfigError, match=r"the forward counts in 'n' of the model, from .* in one micro-batch"):
-        _micro_batches(_Counting(change), 2)
+        _micro_batches(_Counting(change), 3)
 
 
 @pytest.mark.parametrize("change", [lambda n: 7, lambda n: n * n + 1], ids=["set once", "varies"])

@@ -5,6 +5,7 @@ Which way it takes depends on the batch, which every member has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -54,6 +55,20 @@ class LeftEarly(_Turning):
     def between(self, x: Tensor, is_odd: bool, third: int) -> Tensor:
         x = self.layers[1](self.layers[0](x))
         return x if is_odd else self.layers[3](self.layers[2](x))  # type: ignore[no-any-return]  # torch: a module
+
+
+class EnteredLater(_Turning):
+    """Layers that the tracing pass does not enter, and one that it does and others do not; `x` is of code between."""
+
+    def __init__(self, *, if_odd: tuple[int, ...], if_even: tuple[int, ...]) -> None:
+        super().__init__()
+        self.if_odd, self.if_even = if_odd, if_even
+
+    def between(self, x: Tensor, is_odd: bool, third: int) -> Tensor:
+        x = x * 2.0
+        for place in self.if_odd if is_odd else self.if_even:
+            x = self.layers[place](x)
+        return x
 
 
 class Refined(_Turning):
@@ -131,6 +146,25 @@ def _in_pipeline(build: Any, cuts: tuple[int, ...]) -> Any:
         pytest.param(LeftEarly, (3, 5), id="left early"),
         pytest.param(lambda: Refined(if_odd=TRACED_IS_ODD), (3,), id="entered twice, or once"),
         pytest.param(Repeated, (3,), id="entered one to three times"),
+        pytest.param(
+            lambda: EnteredLater(if_odd=(0, 1, 2, 3), if_even=(1, 2, 3)),
+            (1, 3),
+            id="not in the tracing pass, the first",
+        ),
+        pytest.param(
+            lambda: EnteredLater(if_odd=(0, 1, 2, 3), if_even=(0, 3)), (1, 2), id="not in the tracing pass, two of them"
+        ),
+        pytest.param(
+            lambda: EnteredLater(if_odd=(0, 1, 3), if_even=(0, 2, 3)), (2, 3), id="one in the place of its neighbour"
+        ),
+        pytest.param(
+            lambda: EnteredLater(if_odd=(0, 1, 2, 3), if_even=(0, 1)), (2, 3), id="not in the tracing pass, the last"
+        ),
+        pytest.param(
+            lambda: EnteredLater(if_odd=(1, 2, 3), if_even=(0, 1, 2, 3)),
+            (1, 3),
+            id="the first one behind code left out",
+        ),
     ],
 )
 def test_another_way_makes_the_bits_of_one_where_tensors_can_be_told(build: Any, cuts: tuple[int, ...]) -> None:
@@ -161,9 +195,9 @@ def test_another_way_is_refused_where_they_cannot(build: Any, cuts: tuple[int, .
 def test_where_the_maker_does_not_look_at_who_takes_what_tensors_are_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken: what takes a number first is sent under it, whatever else takes it."""
 
-    def collect(passed: StubPass, tensor: Tensor, number: int | None, at: tuple[int, int], block: str) -> None:
-        for each in passed._numbers(tensor, number, passed._going):
-            found = passed.give(tensor, each, at) if is_fake(tensor) else tensor
+    def collect(passed: StubPass, tensor: Tensor, numbers: Sequence[int], at: tuple[int, int], block: str) -> None:
+        for each in passed._numbers(tensor, numbers, passed._going):
+            found = passed.give(tensor, [each], at) if is_fake(tensor) else tensor
             if found is not None:
                 passed._collected.setdefault(each, (found, found._version, block))
 

@@ -1,0 +1,67 @@
+"""What modules keep from one forward to the next: a run on fakes gives it back."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+PLAIN = (str, bytes, int, float, complex, bool, type(None))
+_CONTAINERS = (dict, OrderedDict, defaultdict, list)
+DEPTH = 4
+"""A cache keeps its layers in a list, these their tensors in fields."""
+
+
+class KeptByModules:
+    """The attributes of a module and of all in it as they are now, with the dicts and lists in these."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._found: dict[int, tuple[Any, Any]] = {}
+        for each in module.modules():
+            self._look(vars(each), DEPTH)
+
+    def _look(self, thing: Any, depth: int) -> None:
+        if type(thing) in _CONTAINERS and id(thing) not in self._found:
+            self._found[id(thing)] = thing, thing.copy()
+            for each in inside(thing) if depth else ():
+                self._look(each, depth - 1)
+
+    def give_back(self) -> None:
+        """Everything, and have `functools.lru_cache` forget fakes."""
+        for thing, before in self._found.values():
+            if isinstance(thing, list):
+                thing[:] = before
+            else:
+                for name in thing.keys() - before.keys():
+                    del thing[name]
+                thing.update(before)
+        for cache in lru_caches():
+            if any(map(keeps_fakes, gc.get_referents(cache))):
+                cache.cache_clear()
+
+
+@functools.cache
+def lru_caches() -> list[Any]:
+    """Those of all functions, which are found once."""
+    return [each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper]
+
+
+def keeps_fakes(thing: object, depth: int = DEPTH) -> bool:
+    if isinstance(thing, Tensor):
+        return isinstance(thing, FakeTensor)
+    return depth > 0 and any(keeps_fakes(each, depth - 1) for each in inside(thing))
+
+
+def inside(thing: object) -> Iterable[Any]:
+    """What a container or an object holds; nothing of tensors, modules and functions."""
+    if isinstance(thing, (*PLAIN, Tensor, nn.Module, ModuleType)) or callable(thing):
+        return ()
+    if isinstance(thing, dict):
+        return list(thing.values())
+    return list(thing) if isinstance(thing, list | tuple | set) else list(getattr(thing, "__dict__", {}).values())

@@ -1,0 +1,97 @@
+"""Blocks that build a tensor in their first forward and keep it: it has no values where that ran on fakes."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from elastrain.errors import ConfigError
+from tests.support.pipeline_models import Case, Layer, Stack
+from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
+
+_GLOBAL: dict[int, Tensor] = {}
+
+
+def _mask(length: int) -> Tensor:
+    return torch.tril(torch.ones(length, length))
+
+
+@functools.lru_cache(maxsize=4)
+def _remembered(length: int) -> Tensor:
+    return _mask(length)
+
+
+@functools.cache
+def _remembered_pair(length: int) -> tuple[Tensor, float]:
+    return _mask(length), 0.5
+
+
+class Keeping(Layer):
+    def __init__(self, how: str) -> None:
+        super().__init__(24)
+        self.how = how
+        self.kept: Tensor | None = None
+        self.is_built = False
+        self.by_length: dict[int, tuple[Tensor]] = {}
+        self.all: list[Tensor] = []
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        return super().forward(torch.einsum("ij,bjd->bid", self._mask(x.shape[1]), x))
+
+    def _mask(self, length: int) -> Tensor:
+        if self.how == "a function":
+            return _remembered(length)
+        if self.how == "a function's pair":
+            return _remembered_pair(length)[0]
+        if self.how == "a dict":
+            return self.by_length.setdefault(length, (_mask(length),))[0]
+        if self.how == "a global":
+            return _GLOBAL.setdefault(length, _mask(length))
+        if not self.is_built:
+            self.is_built, made = True, _mask(length)
+            if self.how == "a buffer":
+                self.register_buffer("kept", made)
+            elif self.how == "a list":
+                self.all.append(made)
+            else:
+                self.kept = made
+        found = self.all[0] if self.how == "a list" else self.kept
+        assert found is not None
+        return found
+
+
+class Keepers(Stack):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Keeping(how) for _ in range(4))
+        if how == "a buffer":
+            for each in self.layers:
+                del each.kept
+
+
+def _compare(build: Callable[[], nn.Module]) -> None:
+    case = Case(build, (3, 4))
+    found: Any = in_pipelines(case, chain(("a", "b"), (3,), MICRO_BATCHES), ("a", "b"), 1).found
+    assert found == alone(case, 1).found
+
+
+@pytest.mark.parametrize("how", ["an attribute", "a buffer", "a list", "a dict", "a function", "a function's pair"])
+def test_what_a_block_keeps_from_its_first_forward_is_made_anew_behind_the_tracing_pass(how: str) -> None:
+    _remembered.cache_clear()
+    _remembered_pair.cache_clear()
+    gc.unfreeze()  # the test run has frozen all that it has imported
+    _compare(lambda: Keepers(how))
+
+
+def test_what_nobody_finds_ends_with_a_sentence_that_names_the_block() -> None:
+    _GLOBAL.clear()
+    with pytest.raises(
+        ConfigError, match=r"block 'layers.0' returns a tensor without values, made with one that it ke"
+    ):
+        _compare(lambda: Keepers("a global"))
