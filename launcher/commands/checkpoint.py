@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,8 +110,8 @@ def export_checkpoint(
         if lacking := parts_here(checkpoint):
             raise ConfigError(f"{checkpoint.manifest.name}: {lacking}")
         try_out(place_at(str(out.absolute().parent)))  # before anything large is read
-        with _bar(f"reading {checkpoint.manifest.name}", checkpoint.manifest.plain_bytes) as advance:
-            plain = gather(checkpoint, advance)
+        with _bar(f"reading {checkpoint.manifest.name}", checkpoint.manifest.size_bytes) as advance:
+            plain = gather(replace(checkpoint, on_bytes=advance))
         with _bar(f"writing {out}", plain.nbytes) as advance:
             files = export(plain, out, form)
             advance(plain.nbytes)
@@ -216,8 +217,8 @@ def _verified(places: Sequence[CheckpointPlace], name: str) -> tuple[list[str], 
     """What is wrong with it; which of its parts are here."""
     try:
         checkpoint = Checkpoint.open(places, name)
-        with _bar(f"verifying {name}", checkpoint.manifest.plain_bytes) as advance:
-            return checkpoint.verify(advance), parts_here(checkpoint)
+        with _bar(f"verifying {name}", checkpoint.size_here_bytes) as advance:
+            return replace(checkpoint, on_bytes=advance).verify(), parts_here(checkpoint)
     except CheckpointError as error:
         return [str(error)], ""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
 from elastrain.snapshot.durable.manifest import BUFFERS, MODEL, OPTIMIZER, GroupEntry, Manifest, PieceEntry
-from elastrain.snapshot.durable.reading import Checkpoint, OnBytes
+from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.state import ShardState, Value
 
 
@@ -42,12 +42,12 @@ class PlainState:
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
 
-def gather(checkpoint: Checkpoint, on_bytes: OnBytes | None = None) -> PlainState:
+def gather(checkpoint: Checkpoint) -> PlainState:
     """Everything, in memory of its own. Raises what reading raises; CheckpointError where pieces do not fit."""
     if MODEL in checkpoint.manifest.attachments:
         return _imported(checkpoint)
     gathering = _Gathering(checkpoint.manifest)
-    for state in checkpoint.read_shards(range(len(checkpoint.manifest.shards)), on_bytes):
+    for state in checkpoint.read_shards(range(len(checkpoint.manifest.shards))):
         gathering.add(state)
     buffers = unpack_named(*checkpoint.read_attachment(BUFFERS)) if BUFFERS in checkpoint.manifest.attachments else {}
     return gathering.whole(buffers)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elastrain.snapshot.state import ShardState
 
 OnBytes = Callable[[int], None]
-"""Called with the number of further bytes (in memory) that are done, in the caller's thread."""
+"""Called with the number of further bytes of a file that were read, frame by frame, in any thread."""
 T = TypeVar("T")
 Look = Callable[["_Item", Part, Source], T]
 """Raises CheckpointError for a copy that is not as it should be."""
@@ -44,12 +44,25 @@ class _Item:
     shard: ShardEntry | None = None
 
 
+class _Counted:
+    """A source that tells how much was read of it."""
+
+    def __init__(self, source: Source, on_bytes: OnBytes) -> None:
+        self._source, self._on_bytes = source, on_bytes
+        self.size_bytes, self.close = source.size_bytes, source.close
+
+    def read_into(self, view: memoryview, offset_bytes: int) -> None:
+        self._source.read_into(view, offset_bytes)
+        self._on_bytes(view.nbytes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A checkpoint that can be seen. Safe for several threads."""
 
     manifest: Manifest
     places: tuple[ReadablePlace, ...]
+    on_bytes: OnBytes | None = None
 
     @staticmethod
     def open(places: Sequence[ReadablePlace], name: str) -> Checkpoint:
@@ -79,12 +92,9 @@ class Checkpoint:
 
         return ShardState.unpack(*self._first_good(_shard(self.manifest.shards[index]), _content))
 
-    def read_shards(self, indices: Iterable[int], on_bytes: OnBytes | None = None) -> Iterator[ShardState]:
+    def read_shards(self, indices: Iterable[int]) -> Iterator[ShardState]:
         """Several shards in their order, read by several threads, a few ahead. Raises as `read_shard`."""
-        for state in _in_threads(partial(self.read_shard, index) for index in indices):
-            if on_bytes is not None:
-                on_bytes(state.nbytes)
-            yield state
+        return _in_threads(partial(self.read_shard, index) for index in indices)
 
     def read_parameters(self, indices: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
         """Of several shards the parameters alone, as `read_shards` reads them: checksums are right. Raises as that."""
@@ -110,37 +120,29 @@ class Checkpoint:
 
     def lacking(self) -> list[str]:
         """Shards and attachments of which no copy's file is in these places."""
-        return [item.what for item in self._all_items() if not self._is_here(item)]
+        return [item.what for item in self._all_items() if not self._copies_here(item)]
 
-    def look(self, shards: Iterable[int] | None = None) -> list[str]:
+    def look(self) -> list[str]:
         """What stands against it at a quick look, as sentences: files, sizes, descriptions; no frame is read.
 
-        With `shards` only these. A bad copy counts only where no good one is. What lies on other nodes: `lacking`.
+        A bad copy counts only where no good one is. What lies on other nodes: `lacking`.
         """
-        return [problem for item in self._items(shards) for problem in self._against(item, _glance)]
+        return [problem for item in self._items() for problem in self._against(item, _glance)]
 
-    def verify(
-        self,
-        on_bytes: OnBytes | None = None,
-        shards: Iterable[int] | None = None,
-        *,
-        every_copy: bool = True,
-        digests: bool = True,
-    ) -> list[str]:
-        """Reads everything back, or these shards alone; what is damaged or missing, as sentences.
+    def verify(self, *, every_copy: bool = True, digests: bool = True) -> list[str]:
+        """Reads everything back; what is damaged or missing, as sentences.
 
         What lies on other nodes never counts, see `lacking`. With `every_copy` a damaged copy counts even where another
         one is good. Without `digests` only what was written is compared with what is read, which needs no torch.
         """
-        wanted = self._items(shards)
-        problems: list[str] = []
         look: Look[object] = _content if digests else _sums
-        looks = (partial(self._problems if every_copy else self._against, item, look) for item in wanted)
-        for item, found in zip(wanted, _in_threads(looks), strict=True):
-            problems += found
-            if on_bytes is not None and item.parts:
-                on_bytes(item.parts[0].plain_bytes)
-        return problems
+        looks = (partial(self._problems if every_copy else self._against, item, look) for item in self._items())
+        return [problem for found in _in_threads(looks) for problem in found]
+
+    @property
+    def size_here_bytes(self) -> int:
+        """Of all copies in these places."""
+        return sum(part.size_bytes for item in self._all_items() for part, _ in self._copies_here(item))
 
     @cached_property
     def _where(self) -> dict[str, list[ReadablePlace]]:
@@ -160,18 +162,13 @@ class Checkpoint:
                 raise
             return []
 
-    def _items(self, shards: Iterable[int] | None) -> list[_Item]:
-        if shards is not None:
-            return [_shard(self.manifest.shards[index]) for index in shards]
+    def _items(self) -> list[_Item]:
         found = self._all_items()
-        return [item for item in found if self._is_here(item)] if self.manifest.is_spread else found
+        return [item for item in found if self._copies_here(item)] if self.manifest.is_spread else found
 
     def _all_items(self) -> list[_Item]:
         others = [_Item(what=repr(name), parts=parts) for name, parts in self.manifest.attachments.items()]
         return [*map(_shard, self.manifest.shards), *others]
-
-    def _is_here(self, item: _Item) -> bool:
-        return bool(self._copies_here(item))
 
     def _copies(self, item: _Item) -> list[tuple[Part, ReadablePlace]]:
         """Raises CheckpointError where there is none."""
@@ -196,6 +193,8 @@ class Checkpoint:
 
     def _at(self, item: _Item, part: Part, place: ReadablePlace, look: Look[T]) -> T:
         source = place.open(f"{self.manifest.name}/{part.file}")
+        if self.on_bytes is not None:
+            source = _Counted(source, self.on_bytes)
         try:
             return look(item, part, source)
         finally:

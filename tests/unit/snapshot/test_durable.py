@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ import torch
 
 from elastrain.snapshot.durable.choosing import choose, thorough
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, OtherFormatError, TakenError
+from elastrain.snapshot.durable.frames import FRAME_BYTES
 from elastrain.snapshot.durable.manifest import LOOP, MANIFEST, name_of, place_in_time
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.publishing import publish, visible
@@ -213,3 +215,19 @@ def test_states_of_any_size_are_read_back_with_what_packs_and_what_does_not(plac
         damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
         path.write_bytes(damaged)
         assert len(found.verify(digests=False)) == 1
+
+
+def test_reading_one_large_piece_tells_how_far_it_is_and_counts_every_copy(tmp_path: Path) -> None:
+    places = [LocalPlace(tmp_path / node) for node in ("a", "b")]
+    parts = []
+    for place in places:
+        writer = PartWriter(place, name_of(0, 3), writer="m0")
+        parts.append(writer.attach("loop", [torch.randn(3 * FRAME_BYTES // 4)]))
+        writer.finish()
+    for place in places:
+        publish(place, manifest(3, (), parts))
+    told: list[int] = []
+    found = replace(Checkpoint.open(places, name_of(0, 3)), on_bytes=told.append)
+    assert found.verify() == []
+    assert told.count(FRAME_BYTES) == 2 * 3
+    assert sum(told) == found.size_here_bytes == 2 * found.manifest.size_bytes
