@@ -7,6 +7,8 @@ DOCS   := $(VENV)/.installed-docs
 FOLDERS := elastrain comm snapshot offload launcher tests experiments examples docs
 # Several processes of tests, which take one test after the other from a common list: tests/conftest.py says how many.
 PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
+# Of the simulator, what shows in seconds that it still plays production's code.
+SIM_FIRST := tests/sim/test_transcripts.py tests/sim/test_local_disks.py::test_a_schedule_is_a_value_that_replays
 # One intra-op thread per process: the bits depend on it, and tests run several processes on few cores.
 export OMP_NUM_THREADS := 1
 export PYTHONHASHSEED := 0
@@ -44,7 +46,7 @@ check: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint check-tests
 
 check-tests: $(STAMP)
-	$(PYTEST) -n logical -m "not slow and not on_demand" tests/unit tests/property tests/sim/test_transcripts.py
+	$(PYTEST) -n logical -m "not slow and not on_demand" tests/unit tests/property $(SIM_FIRST)
 
 format: $(STAMP)
 	$(BIN)/ruff format $(FOLDERS)

@@ -146,7 +146,7 @@ class StubPass:
         is_behind = self._given.get(id(tensor), (None, tensor))[1] is None
         for each in () if is_behind else self._numbers(tensor, numbers, self._going):
             # A fake may only pass through: then what came in goes on.
-            found = self.give(tensor, [each], at) if is_fake(tensor) else tensor
+            found = self.give(tensor, [each, *numbers], at) if is_fake(tensor) else tensor
             if found is None or self._collected.setdefault(each, (found, found._version, block))[0] is not found:
                 raise ConfigError(f"block {block!r} takes another tensor than in the tracing pass: {SAME}")
 

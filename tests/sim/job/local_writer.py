@@ -18,7 +18,7 @@ from elastrain.runtime.durable.captured import Captured
 from elastrain.runtime.durable.checkpoints import Bearings, Checkpoints, Waiting
 from elastrain.runtime.durable.disk import CheckpointDisk, KeptCopy
 from elastrain.runtime.durable.manifests import Described
-from elastrain.runtime.durable.parts import PartInWriting
+from elastrain.runtime.durable.parts import Apart, PartInWriting
 from elastrain.scaling import Scaler
 from elastrain.snapshot.durable.manifest import Manifest
 from elastrain.snapshot.durable.places.port import CheckpointPlace
@@ -81,7 +81,7 @@ class _Checkpoints(Checkpoints):
         self._thread = thread
         self._process, self._disks = process, disks
         self._disk = _WatchedDisk(bearings, disks)
-        self.captured = _CapturedSymbols(thread, bearings, process, disks)
+        self.captured = _CapturedSymbols(thread, bearings, self._apart, process, disks)
 
     def _publish(self, waiting: Waiting, problem: str) -> None:
         if not problem:
@@ -141,8 +141,8 @@ class _SymbolState:
 class _CapturedSymbols(Captured):
     """Production's, over symbols; whether there is room for copies the schedule says."""
 
-    def __init__(self, thread: Any, bearings: Bearings, process: MemberProcess, disks: NodeDisks) -> None:
-        super().__init__(thread, bearings.tell, bearings.wake)
+    def __init__(self, thread: Any, bearings: Bearings, apart: Apart, process: MemberProcess, disks: NodeDisks) -> None:
+        super().__init__(thread, bearings.tell, bearings.wake, apart)
         self._process, self._disks = process, disks
 
     def begin(self, command: p.BeginPart, place: CheckpointPlace, name: str, me: str) -> PartInWriting:

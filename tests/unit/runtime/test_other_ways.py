@@ -165,6 +165,9 @@ def _in_pipeline(build: Any, cuts: tuple[int, ...]) -> Any:
             (1, 3),
             id="the first one behind code left out",
         ),
+        pytest.param(
+            lambda: EnteredLater(if_odd=(0,), if_even=(0, 1, 2, 3)), (3, 4), id="one after the other, over both cuts"
+        ),
     ],
 )
 def test_another_way_makes_the_bits_of_one_where_tensors_can_be_told(build: Any, cuts: tuple[int, ...]) -> None:
