@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from types import ModuleType
@@ -23,6 +24,7 @@ class KeptByModules:
 
     def __init__(self, module: nn.Module) -> None:
         self._found: dict[int, tuple[Any, Any]] = {}
+        self._classes = {its for each in module.modules() for its in type(each).__mro__}
         for each in module.modules():
             self._look(vars(each), DEPTH)
 
@@ -41,15 +43,15 @@ class KeptByModules:
                 for name in thing.keys() - before.keys():
                     del thing[name]
                 thing.update(before)
-        for cache in lru_caches():
+        for cache in _lru_caches([*sys.modules.values(), *self._classes]):
             if any(map(keeps_fakes, gc.get_referents(cache))):
                 cache.cache_clear()
 
 
-@functools.cache
-def lru_caches() -> list[Any]:
-    """Those of all functions, which are found once."""
-    return [each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper]
+def _lru_caches(owners: Iterable[object]) -> list[Any]:
+    """Those of functions of Python's modules, and of methods of classes."""
+    named = (each for owner in owners for each in list(getattr(owner, "__dict__", {}).values()))
+    return [each for each in named if type(each) is functools._lru_cache_wrapper]
 
 
 def keeps_fakes(thing: object, depth: int = DEPTH) -> bool:

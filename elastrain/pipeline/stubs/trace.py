@@ -22,7 +22,7 @@ from elastrain.pipeline.stubs.draws import TracedDraws
 from elastrain.pipeline.stubs.entries import Entries, Forward, check_caller_not_compiled
 from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, Given, given, is_fake, left_as_it_was, not_compiled
 from elastrain.pipeline.stubs.handed import Handed
-from elastrain.pipeline.stubs.kept import KeptByModules, lru_caches
+from elastrain.pipeline.stubs.kept import KeptByModules
 from elastrain.pipeline.stubs.origins import CodeBetween, Origins, writes
 from elastrain.pipeline.stubs.recording import EnteredBlock, SeenEntry, graph_of_entries
 from elastrain.pipeline.stubs.saving import Saving
@@ -95,7 +95,6 @@ class TracingPass:
     def begin(self) -> None:
         self._has_grad = torch.is_grad_enabled()
         self._numbers = numbers_of(self._model)
-        lru_caches.cache_clear()
         self._stack.callback(KeptByModules(self._model).give_back)
         # Also of code around blocks, which a compiler that comes upon an entry would end with a long traceback.
         self._stack.enter_context(not_compiled())
