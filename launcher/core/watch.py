@@ -128,7 +128,10 @@ class HangWatch:
         reason = self._sentence(worker, found)
         self._cluster.progress.explain(reason)
         self._judged[worker.id] = found.thread, found.thread.spot.count
-        self._deadlines.set(HangDue(worker.id), now + self._times.stacks_s)
+        # Together: who waits in a collective of the script would raise there when the one that never came is ended.
+        for member in self._judged:
+            if member == worker.id or HangDue(member) in self._deadlines:
+                self._deadlines.set(HangDue(member), now + self._times.stacks_s)
         fields = {"member": worker.id, "where": found.where, "for_s": found.for_s, "limit_s": found.limit_s}
         log = Log(event="hang", fields={**fields, "step_s": self.pace.step_s, "reason": reason})
         return [log, TellNodes(message=Hangs(reason=reason)), TakeStacks(reason=reason, tell=True)]

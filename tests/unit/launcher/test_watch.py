@@ -216,6 +216,22 @@ def test_of_two_that_hang_and_hold_one_state_together_one_is_waited_for() -> Non
     assert killed(play.go(20.0)) == ["m1"]
 
 
+def test_who_are_found_one_look_after_the_other_are_ended_together() -> None:
+    """Else the second one, which waits for the first in a collective, raises there before its own end."""
+    play = Played()
+    for member in play.job.ids:
+        play.job.commit(6, member, holders=dict.fromkeys("012", ("m0", "m1", "m2")))
+    play.acted["m0"] = Acted(place=IDLE, stands=True)
+    play.acted["m1"].stands = True
+    play.go(LOOK_S)
+    play.acted["m2"].stands = True
+    ended: list[list[str]] = []
+    while not ended:
+        assert play.now < NOW + 60
+        ended += [found] if (found := killed(play.go(LOOK_S))) else []
+    assert ended == [["m1", "m2"]]
+
+
 def test_a_longer_micro_batch_that_was_healthy_is_learned_from() -> None:
     play = Played()
     play.acted["m1"].stands = True
