@@ -223,7 +223,7 @@ def test_who_are_found_one_look_after_the_other_are_ended_together() -> None:
         play.job.commit(6, member, holders=dict.fromkeys("012", ("m0", "m1", "m2")))
     play.acted["m0"] = Acted(place=IDLE, stands=True)
     play.acted["m1"].stands = True
-    play.go(LOOK_S)
+    play.go(2.5 * LOOK_S)
     play.acted["m2"].stands = True
     ended: list[list[str]] = []
     while not ended:
