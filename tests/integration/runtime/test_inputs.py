@@ -132,8 +132,11 @@ class Samples(torch.utils.data.Dataset):
         return 64
 
     def __getitem__(self, index):
-        if index == 17 and not killed.exists():
-            killed.touch()
+        if index == 17:
+            try:
+                killed.touch(exist_ok=False)  # of two that come to it at once, one dies
+            except FileExistsError:
+                return torch.randn(4)
             os.kill(os.getpid(), signal.SIGKILL)  # as the system does when memory is short
         return torch.randn(4)
 
