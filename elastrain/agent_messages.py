@@ -44,6 +44,13 @@ class StepAnew(Tagged, frozen=True, kw_only=True):
     reason: str
 
 
+class Reading(Tagged, frozen=True, kw_only=True):
+    """The worker has read so much of what it needs of the checkpoint that the job starts from; told now and then."""
+
+    done_bytes: int
+    size_bytes: int
+
+
 class FirstCommitDue(Tagged, frozen=True, kw_only=True):
     """All have voted for the first commit of the job. Answer: `FirstCommitAllowed`."""
 
@@ -161,6 +168,7 @@ class Note(Tagged, frozen=True, kw_only=True):
 
 FromWorker: TypeAlias = (
     Hello
+    | Reading
     | Suspect
     | StepAnew
     | FirstCommitDue

@@ -123,8 +123,6 @@ class Agent:
         life = self._config.settings.life
         return {"life": life.number, "step": life.step} if life.number > 1 else {}
 
-    # ---- the beginning
-
     def _take_signals(self) -> None:
         signals = StopSignals()
         self._open.callback(signals.close)
@@ -161,6 +159,7 @@ class Agent:
         )
         shares_screen = config.run.whole is not None
         self._runner = CommandRunner(self._core, self._parts, self._log, self._state, shares_screen=shares_screen)
+        self._open.callback(self._runner.close)
         self._timed: list[_Timed] = [door, workers, lookout, registry, *([peers] if peers else []), end, strikes]
 
     def _serve_workers(self, listener: socket.socket, workers: WorkerProcesses) -> Acceptor:
@@ -214,8 +213,6 @@ class Agent:
         host = first.endpoint.rpartition(":")[0].strip("[]")
         return host or "127.0.0.1", first.master_port
 
-    # ---- the loop
-
     def _turn(self) -> None:
         due = [self._core.deadlines.next_s(), *(timed.next_deadline_s() for timed in self._timed)]
         self._loop.turn(min((due_s for due_s in due if due_s is not None), default=None))
@@ -237,8 +234,6 @@ class Agent:
             if asked_before:
                 self._parts.end.hurry()
 
-    # ---- the operator
-
     def _describe(self, now: float) -> dict[str, object]:
         return describe(self._core, self._config.job, now)
 
@@ -255,8 +250,6 @@ class Agent:
         sentence, taken, commands = self._core.inject(fault, request.careful_of)
         self._runner.queue.add(commands)
         return Answer(ok=taken, sentence=sentence)
-
-    # ---- the end
 
     def _leave_nothing(self) -> None:
         run = self._config.run

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from elastrain.base.resume import Resume
 from elastrain.errors import ConfigError
 from elastrain.launcher.offers import DiskOffer
+from elastrain.launcher.progress_bar import ProgressBar
 from elastrain.launcher.run_options import AUTO, NONE, RunOptions
 from elastrain.snapshot.durable.choosing import Choice, candidates, choose, left_behind, lives_before, quick, thorough
 from elastrain.snapshot.durable.errors import CheckpointError, OtherFormatError, TakenError
@@ -183,7 +185,7 @@ def _named(options: RunOptions, source: str, life: int) -> Beginning:
     if name is None:
         raise ConfigError(f"--resume {source}: there is no checkpoint")
     checkpoint = Checkpoint.open([at], name)
-    problems = thorough(checkpoint)
+    problems = _read_through(options, checkpoint)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigError(f"--resume {source}: {problems[0]}{more}: name an older one, or say --resume auto")
@@ -209,7 +211,11 @@ def _offer(options: RunOptions, place: CheckpointPlace, name: str, life: int) ->
     files = tuple(file for file in place.names(name) if file.startswith("part-"))
     try:
         checkpoint = Checkpoint.open([place], name)
-        damaged = checkpoint.damaged(is_thorough=options.resume.is_thorough)
+        if not options.resume.is_thorough:
+            damaged = checkpoint.damaged(is_thorough=False)
+        else:
+            with _shown(options, checkpoint) as shown:
+                damaged = shown.damaged(is_thorough=True)
     except OtherFormatError as error:  # as `choose` does
         raise OtherFormatError(f"{error}, or name an older checkpoint on purpose") from None
     except CheckpointError:
@@ -225,7 +231,24 @@ def _offer(options: RunOptions, place: CheckpointPlace, name: str, life: int) ->
 
 def _choose(options: RunOptions, place: str, *, is_thorough: bool) -> Choice:
     at = place_at(place)
-    return choose([at], thorough if is_thorough else quick, _left_behind(options, at))
+    look = partial(_read_through, options) if is_thorough else quick
+    return choose([at], look, _left_behind(options, at))
+
+
+def _read_through(options: RunOptions, checkpoint: Checkpoint) -> list[str]:
+    """What is wrong with it, by every byte."""
+    with _shown(options, checkpoint) as shown:
+        return thorough(shown)
+
+
+@contextmanager
+def _shown(options: RunOptions, checkpoint: Checkpoint) -> Iterator[Checkpoint]:
+    """The same one; whoever reads all of it shows how far that is."""
+    if not options.output.shows_progress:
+        yield checkpoint
+        return
+    with closing(ProgressBar(f"checking {checkpoint.manifest.name}", checkpoint.size_here_bytes)) as bar:
+        yield replace(checkpoint, on_bytes=bar.advance)
 
 
 def _left_behind(options: RunOptions, place: CheckpointPlace) -> list[str]:

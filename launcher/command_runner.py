@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import dataclass
 
+from elastrain.agent_messages import Reading
 from elastrain.launcher import control
 from elastrain.launcher.command_queue import CommandQueue
 from elastrain.launcher.core import Core
@@ -16,6 +17,7 @@ from elastrain.launcher.lookout import Lookout
 from elastrain.launcher.node_end import NodeEnd
 from elastrain.launcher.operator_messages import AskFault
 from elastrain.launcher.peer_agents import PeerAgents
+from elastrain.launcher.progress_bar import ProgressBar
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
 from elastrain.launcher.state_file import StateFile
@@ -69,11 +71,32 @@ class CommandRunner:
     def __init__(self, core: Core, parts: NodeParts, log: EventLog, state: StateFile, *, shares_screen: bool) -> None:
         self._core, self._parts, self._log, self._state = core, parts, log, state
         self._shares_screen = shares_screen
+        self._bar: ProgressBar | None = None
         self.queue = CommandQueue(self._carry_out)
 
     def happen(self, event: ev.Event) -> None:
-        """The core hears of it, and what it commands is done."""
+        """The core hears of it, and what it commands is done. What workers have read is shown, and decides nothing."""
+        if isinstance(event, ev.WorkerSpoke) and isinstance(event.message, Reading):
+            self._show(event.member, event.message)
+            return
+        if isinstance(event, ev.WorkerExited):
+            self.close()
         self.queue.add(self._core.handle(event, time.monotonic()))
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _show(self, member: str, reading: Reading) -> None:
+        """All read alike: one worker stands for all, and one node where several share a screen."""
+        cluster = self._core.cluster
+        if cluster.workers.by_id[member].slot == 0 and (cluster.first_rank == 0 or not self._shares_screen):
+            self._bar = self._bar or ProgressBar(f"{member} is reading the checkpoint")
+            self._bar.show(reading.done_bytes, reading.size_bytes)
+            if reading.done_bytes >= reading.size_bytes:
+                self.close()
 
     def _answered(self, event: ev.Event) -> None:
         """The store has answered a command."""

@@ -93,8 +93,6 @@ class Links:
         self._beats = threading.Thread(target=self._beat, name="elastrain-heartbeats", daemon=True)
         self._beats.start()
 
-    # ---- who is there
-
     def follow(self, records: Mapping[str, NodeRecord]) -> None:
         """The nodes that are there, or were until now and still answer."""
         for name, record in records.items():
@@ -121,8 +119,6 @@ class Links:
         """The nodes whose agents answer, and their incarnations."""
         return {name: link.record.incarnation for name, link in self._links.items() if link.up}
 
-    # ---- notices
-
     def tell(self, notice: Notice, node: str | None = None) -> None:
         """To one node, or to all, also those that have dialled before the store's news of them.
 
@@ -138,8 +134,6 @@ class Links:
         for link in list(self._links.values()):
             if link.channel is not None:
                 self._on_bytes(link)
-
-    # ---- time
 
     def next_deadline_s(self) -> float | None:
         dues = [link.heard_s + SILENCE_S for link in self._links.values() if link.up]
@@ -164,8 +158,6 @@ class Links:
         for channel in self._early.values():
             channel.close()
         self._door.close()
-
-    # ---- connections
 
     def _admit(self, name: str, sock: Connection) -> str | None:
         if name.startswith(READER):
@@ -261,8 +253,6 @@ class Links:
         if channel is not None:
             self._loop.unregister(channel.sock)
             channel.close()
-
-    # ---- bytes
 
     def _on_bytes(self, link: _Link) -> None:
         channel = link.channel

@@ -74,6 +74,8 @@ class OutputPlan:
     log_dir: Path | None = None
     redirects: Mapping[int, int] = field(default_factory=dict)
     tee: Mapping[int, int] = field(default_factory=dict)
+    shows_progress: bool = True
+    """Of long work; several nodes may share a screen."""
 
     def with_own_log_dir(self, job: str) -> OutputPlan:
         """As under torchrun, each run has a folder of its own in --log-dir, named after the job. Raises ConfigError."""
@@ -160,8 +162,10 @@ class RunOptions:
         return replace(self, faults=faults, resume=later, checkpoints=checkpoints)
 
     def on_simulated_node(self, node: str) -> RunOptions:
-        """Where disks are local, it has a folder of its own."""
-        return self if self.checkpoints is None else replace(self, checkpoints=self.checkpoints.on_node(node))
+        """Where disks are local, it has a folder of its own. All share a screen: one shows how long work goes on."""
+        output = replace(self.output, shows_progress=node == "node0")
+        checkpoints = self.checkpoints.on_node(node) if self.checkpoints is not None else None
+        return replace(self, output=output, checkpoints=checkpoints)
 
     def with_own_log_dir(self) -> RunOptions:
         """Raises ConfigError."""

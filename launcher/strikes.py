@@ -57,8 +57,6 @@ class Strikes:
         for name in list(self._limited):
             self._unlimit(name)
 
-    # ---- what is done
-
     def _stop(self, command: Strike) -> None:
         # Who has told that it is there stops itself, exactly there: a signal of ours would come before its own, and the
         # one that lets it go on between the two.

@@ -48,8 +48,6 @@ class Surroundings:
     def namespace(self, node: str) -> str | None:
         return self._switch.namespace(node) if self._switch is not None else None
 
-    # ---- on request
-
     @property
     def carries(self) -> tuple[str, ...]:
         """The classes of faults that can be carried out here: those of the network need nodes that have one each."""
@@ -74,8 +72,6 @@ class Surroundings:
         """What cannot be is told then."""
         self._due.append((at_s, partial(self.carry_out, fault, at_s)))
 
-    # ---- the network
-
     def _impair(self, fault: Fault, until_s: float) -> None:
         if self._switch is None:
             raise ConfigError(f"{fault.kind} needs nodes with networks of their own: start the job with --netns")
@@ -93,8 +89,6 @@ class Surroundings:
         assert self._switch is not None
         self._switch.apply(condition(self._impairments))
         self._log.write(event, impairments=[str(impairment) for impairment in found])
-
-    # ---- etcd
 
     def watch_etcd(self, loop: EventLoop) -> None:
         self._etcd.watch(loop, self._on_etcd_end)
@@ -126,8 +120,6 @@ class Surroundings:
     def _start_etcd_again(self) -> None:
         self._etcd.start_again()
         self._log.write("etcd_started_again")
-
-    # ---- time
 
     def next_deadline_s(self) -> float | None:
         due_s = min((due_s for due_s, _ in self._due), default=math.inf)

@@ -72,8 +72,6 @@ class WorkerProcesses:
         for member in [m for m, due_s in self._restore_due_s.items() if due_s <= now]:
             self.restore_priority(member)
 
-    # ---- carrying out
-
     def start(self, command: Start) -> None:
         try:
             process = worker_start.start(command, self._spec.script, self._spec.common, self._spec.logs)
@@ -163,8 +161,6 @@ class WorkerProcesses:
                 handle.process.close()
         # The last to close: watcher threads write to it until they are cancelled.
         os.close(self._wake)
-
-    # ---- what happens
 
     def _on_wake(self) -> None:
         os.eventfd_read(self._wake)

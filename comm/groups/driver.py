@@ -114,8 +114,6 @@ class Driver:
         self._mesh.wake()
         self._thread.join()
 
-    # The thread
-
     def _run(self) -> None:
         torch.set_grad_enabled(False)  # of this thread: what is communicated may belong to a graph, communicating never
         ready: Sequence[tuple[int, int]] = ()

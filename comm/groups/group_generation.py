@@ -129,8 +129,6 @@ class GroupGeneration:
         members, memory = self.rings.members, self._memory
         return Participant(rank=self.rings.rank, world=len(members), memory=memory, stage=memory.stage)
 
-    # The beginning
-
     def open(self, ring: SlotRing, find: Callable[[str], DoubleBuffer | None], request: OperationRequest) -> None:
         """Wait until all others are in this generation, before anything else. Raises as `run`.
 
@@ -181,8 +179,6 @@ class GroupGeneration:
         finished = 0 if ring is None else ring.finished(generation)
         gone = buffer.newest > generation or reached(finished, count) or self._host.why_gone(member) is not None
         return gone or None
-
-    # An operation
 
     def begin(self, request: OperationRequest) -> bool:
         """Begin to execute a request: wait until the slot of its first step is free. Raises as `run`.
@@ -295,8 +291,6 @@ class GroupGeneration:
             ring = self.rings.by_rank[rank]
             if ring.has_failed(self.rings.generation):
                 self._await(rank, ring.published_address, ring.has_published, self.rings.step + _NEVER)
-
-    # Waits
 
     def _await_slot(self) -> None:
         wanted = self.rings.step - SLOTS + 1

@@ -38,8 +38,6 @@ class HostMemory:
         self._former: list[object] = []  # of views before, with the memory of the dead: to be dropped at `_drop_s`
         self._drop_s = 0.0
 
-    # What operations ask for
-
     def why_gone(self, member: str) -> MemberLost | None:
         return self._failures.why_gone(member)
 

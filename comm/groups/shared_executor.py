@@ -63,8 +63,6 @@ class SharedMemoryExecutor:
         with track.state.lock:
             self._renew(track, in_memory=in_memory)
 
-    # Generations
-
     def renew(self, generation: int, members: Sequence[str], in_memory: Callable[[Sequence[str]], bool]) -> object:
         """Begin a generation. What was under way has been ended. `in_memory`: see Placement.
 
@@ -129,8 +127,6 @@ class SharedMemoryExecutor:
         if tensor.dtype != torch.uint8 or tensor.numel() != DOUBLE_BUFFER_BYTES:
             raise ProtocolError(f"boards of {tensor.numel()} {tensor.dtype}, {DOUBLE_BUFFER_BYTES} bytes were expected")
         self._rings.setdefault(group, {})[member] = DoubleBuffer(tensor)
-
-    # Operations
 
     def submit(self, group: MemberList, request: OperationRequest, *, inline: bool) -> bool:
         """Execute it after what was submitted before; with `inline` in this thread, if nothing was.

@@ -32,8 +32,6 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
         self._description = ""
         self._on_shutdown = on_shutdown
 
-    # What torch asks about the group
-
     def getRank(self) -> int:  # noqa: N802 - torch's name
         return self.group.rank
 
@@ -58,8 +56,6 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
     def shutdown(self) -> None:
         if self._on_shutdown is not None:
             self._on_shutdown()
-
-    # Collectives
 
     def barrier(self, opts: Any = None) -> TorchWork:
         return self._work([self.group.barrier(**timing_of(opts))], [])
@@ -103,8 +99,6 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
     def alltoall(self, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
         return self._work([self.group.all_to_all(outs, tensors, **timing_of(opts))], outs)
 
-    # Collectives of one tensor for all ranks
-
     all_gather_single = concatenated.all_gather
     all_gather_single_coalesced = concatenated.all_gather_coalesced
     reduce_scatter_single = concatenated.reduce_scatter
@@ -117,8 +111,6 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
-
-    # Messages
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> TorchWork:
         return self._work([self.group.send(tensor, to, tag=tag) for tensor in tensors], tensors)

@@ -57,8 +57,6 @@ class MeshConnections:
         self.opener = Opener(links, loop, opener_events, credentials, config)
         self._proofs = Proofs(lambda member: self._hear_loss(member, LossCause.LEFT, 0))
 
-    # Views
-
     def edit(self, generation: int, peers: Mapping[str, Peer], plan: LinkPlan, *, renew: bool) -> None:
         """Take over a view of these other members: keep the links to members that stay, in place, or make them anew.
 
@@ -139,8 +137,6 @@ class MeshConnections:
             self._hang_up(link)
         link.lending.take_all_back()
 
-    # Links
-
     def _prepare(self, link: Link) -> None:
         """Queue what the other end has to know first, before any message."""
         link.opening.begun = True
@@ -167,8 +163,6 @@ class MeshConnections:
     def _hang_up(self, link: Link) -> None:
         self.opener.abandon(link)
         self.traffic.detach(link)
-
-    # Losses
 
     def _take_heard(self, link: Link) -> None:
         heard = link.heard
@@ -229,8 +223,6 @@ class MeshConnections:
         self.events.put(lost)
         self._ring.untold.append(lost)
 
-    # The ring
-
     def _along_the_ring(self) -> list[Link]:
         links = [self._links.get(member) for member in self._ring.neighbours]
         return [link for link in links if link is not None and link.opening.begun and link.lost is None]
@@ -269,8 +261,6 @@ class MeshConnections:
                 # A member that is a neighbour only because others are lost may not know of that.
                 self.opener.open(link, patient=bool(lost) or link.peer.id not in fresh)
         return bool(new or self._ring.untold)
-
-    # Time and ends
 
     def next_due_s(self) -> float:
         """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""

@@ -110,8 +110,6 @@ class Connector:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._config.tcp_silence_s * 1000))
 
-    # Dialling
-
     def dial(self, peer: Peer, *, same_node: bool, patient: bool = False) -> None:
         """Connect and greet; ends in one call of `on_open` or `on_refused`, unless `hang_up` comes first.
 
@@ -213,8 +211,6 @@ class Connector:
         for dialled in [each for each in self._dialled if each.call.peer.id == member]:
             self._forget(dialled)
             dialled.sock.close()
-
-    # Time and ends
 
     def next_deadline_s(self) -> float:
         """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""

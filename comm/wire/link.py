@@ -83,8 +83,6 @@ class Link:
         self.imports = Imports()
         self._watcher: Watcher | None = None
 
-    # Outgoing
-
     def push(self, kind: int, generation: int, body: bytes = b"", tensors: Sequence[torch.Tensor] = ()) -> None:
         """Queue a frame. Raises ValueError for a tensor that cannot travel."""
         plain = [_sendable(tensor) for tensor in tensors]
@@ -146,8 +144,6 @@ class Link:
     def _push_control(self, kind: int, generation: int, body: bytes, *, fd: int | None = None) -> None:
         self.outbox.push(encode(kind=kind, generation=generation, body=body, tensors=()), fd=fd)
 
-    # Incoming
-
     def take(self, raw: RawFrame, on_death: Callable[[float], None]) -> Frame | None:
         """Serve a control frame, or make a message of it. Raises ProtocolError."""
         self.heard.newest = max(self.heard.newest, raw.generation)
@@ -202,8 +198,6 @@ class Link:
             self.imports.add(number, fd, size_bytes)
         finally:
             os.close(fd)
-
-    # Ending
 
     @property
     def proven_dead(self) -> bool:

@@ -82,8 +82,6 @@ class Mesh:
         """Whether members reach each other by shared memory whatever their nodes are called."""
         return self._config.transport == "unix"
 
-    # The view
-
     def edit(self, generation: int, members: Sequence[Peer], *, links: LinkPlan = "ring", renew: bool = False) -> None:
         """Take over a newer view, in place: links of removed members close, those to new neighbours on the ring open.
 
@@ -105,8 +103,6 @@ class Mesh:
             )
         del peers[self.me]
         self._connections.edit(generation, peers, links, renew=renew)
-
-    # Messages
 
     def send(self, member: str, kind: int, body: bytes = b"", tensors: Sequence[torch.Tensor] = ()) -> None:
         """Queue a frame of this generation, in order per member; never blocks.
@@ -214,8 +210,6 @@ class Mesh:
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` inside poll whenever `fd` is readable (or at its end)."""
         self._loop.register(fd, lambda _events: callback())
-
-    # Ending
 
     def close(self) -> None:
         """Close every link, tell the peers, and give all descriptors and threads back.

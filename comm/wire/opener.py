@@ -152,8 +152,6 @@ class Opener:
         self.abandon(link)
         self._events.connected(link, generation, sock)
 
-    # Requests and failures
-
     def _on_request_ended(self, link: Link) -> None:
         """The other end has closed the request, and has not dialled."""
         self._end_request(link)
@@ -182,8 +180,6 @@ class Opener:
         """Stop dialling this member and requesting dials; nothing is told."""
         self._end_request(link)
         self._connector.hang_up(link.peer.id)
-
-    # Time and ends
 
     def next_due_s(self) -> float:
         """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""

@@ -76,8 +76,6 @@ class SecureSocket:
     def close(self) -> None:
         self._sock.close()
 
-    # Establishing
-
     def establish(self) -> bool:
         """Go on with the exchange of keys; True once both ends are bound to the handshake.
 
@@ -119,8 +117,6 @@ class SecureSocket:
             raise ConnectionResetError(errno.ECONNRESET, "the other end closed the connection")
         return False
 
-    # Sending
-
     def send(self, data: bytes | bytearray | memoryview) -> int:
         return self.sendmsg([memoryview(data)])
 
@@ -149,8 +145,6 @@ class SecureSocket:
         self._unsent_plain_bytes = _CHUNK_BYTES - room
         sealed = memoryview(self._sealed.read())
         self._unsent = sealed if self.tamper is None else self.tamper(sealed)
-
-    # Receiving
 
     def recv(self, limit_bytes: int) -> bytes:
         came = bytearray(limit_bytes)

@@ -59,8 +59,6 @@ class Traffic:
         if events & ~WRITE:
             self.read(link)
 
-    # Out
-
     def send(self, link: Link, kind: int, body: bytes, tensors: Sequence[torch.Tensor] = ()) -> None:
         """Queue a frame of this generation. Raises ValueError for a tensor that cannot travel."""
         waiting = bool(link.outbox)
@@ -135,8 +133,6 @@ class Traffic:
         except OutOfMemory as error:
             self._events.broken(link, f"what it needs cannot be sent to it: {error}")
 
-    # In
-
     def read(self, link: Link, *, everything: bool = False) -> None:
         """Take what has arrived; with `everything`, until the socket is empty or at its end."""
         stream = link.stream
@@ -170,8 +166,6 @@ class Traffic:
                 link.held = self._queue.deliver(link.held, self._links.generation)
                 self._set_interest(link)
 
-    # Deaths
-
     def _on_death(self, link: Link, at_s: float) -> None:
         """Runs in a watcher's thread."""
         self._deaths.append((link, at_s))
@@ -183,8 +177,6 @@ class Traffic:
         while self._deaths:
             deaths.append(self._deaths.popleft())
         return deaths
-
-    # Time
 
     def next_due_s(self) -> float:
         """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 from elastrain import agent_messages as am
@@ -47,6 +48,11 @@ class AgentLink:
         """`fd` travels beside the message. Raises ChannelClosedError."""
         if self._channel is not None:
             self._channel.send(message, fd=fd)
+
+    def has_read(self, done_bytes: int, size_bytes: int) -> None:
+        """Of the checkpoint that the job starts from. In silence where the agent is gone: the engine hears it, too."""
+        with suppress(ChannelClosedError):
+            self.say(am.Reading(done_bytes=done_bytes, size_bytes=size_bytes))
 
     def committed(self, record: Record, holders: Placement, micro_batch_s: float | None) -> None:
         """A step was committed. Holders are told when they have changed: by them the agents judge a loss."""

@@ -7,8 +7,10 @@ and where other members' come before, those are not touched any more.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +31,9 @@ from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.state import ShardState
 from elastrain.values import Initial
 
+SHOW_EVERY_S = 0.5
+"""A terminal's bar moves so often."""
+
 
 def initial_of(resume: Resume | None) -> Initial:
     """What the protocol has to know of it."""
@@ -38,13 +43,42 @@ def initial_of(resume: Resume | None) -> Initial:
     return Initial(step=resume.step, is_stored=True, scaler=scaler)
 
 
+class ReadBytes:
+    """What this member has read, and needs; told now and then, by whatever thread reads."""
+
+    def __init__(self, tell: Callable[[int, int], None]) -> None:
+        self._tell = tell
+        self._done_bytes = self._size_bytes = 0
+        self._told_s = 0.0
+
+    def begin(self, size_bytes: int) -> None:
+        self._done_bytes, self._size_bytes, self._told_s = 0, size_bytes, time.monotonic()
+
+    def add(self, size_bytes: int) -> None:
+        """Without a lock: what is lost between two threads only makes a bar shorter."""
+        self._done_bytes += size_bytes
+        if time.monotonic() >= self._told_s + SHOW_EVERY_S:
+            self._told_s = time.monotonic()
+            self._tell(min(self._done_bytes, self._size_bytes), self._size_bytes)
+
+    def end(self) -> None:
+        self._tell(self._size_bytes, self._size_bytes)
+
+
 class StoredInitial:
     """`loop` is for the main thread, all else for the engine's. `tell` takes what came of a reading, in any thread."""
 
     def __init__(
-        self, resume: Resume, model: ModelState, optimizer: PieceOptimizer, reader: Reader, tell: Callable[[Told], None]
+        self,
+        resume: Resume,
+        model: ModelState,
+        optimizer: PieceOptimizer,
+        reader: Reader,
+        tell: Callable[[Told], None],
+        show: Callable[[int, int], None],
     ) -> None:
         self._resume = resume
+        self._read_bytes = ReadBytes(show)
         self._optimizer = optimizer
         self._reader = reader
         self._layout = model.layout
@@ -106,7 +140,8 @@ class StoredInitial:
 
     def _open(self) -> Checkpoint:
         if self._checkpoint is None:
-            self._checkpoint = Checkpoint.open(places_of(self._resume, self._reader), self._resume.name)
+            found = Checkpoint.open(places_of(self._resume, self._reader), self._resume.name)
+            self._checkpoint = replace(found, on_bytes=self._read_bytes.add)
         return self._checkpoint
 
     def _read(self, shards: tuple[int, ...]) -> None:
@@ -125,16 +160,19 @@ class StoredInitial:
         others = () if self._has_parameters else [s for s in range(len(self._layout.shards)) if s not in shards]
         # A model's cutting has one digest. Without it (a spec that says nothing) no shard can be taken as it is.
         if checkpoint.manifest.spec.get("model") == self._layout.digest():
+            self._read_bytes.begin(checkpoint.size_of(shards, others))
             self._put(checkpoint.read_shards(shards), shards)
             # Of what others hold only the parameters are read: optimizer state is twice as much.
             for shard, parameters in checkpoint.read_parameters(others):
                 self._write(shard, parameters)
         else:
+            self._read_bytes.begin(checkpoint.manifest.size_bytes)
             plain = gather(checkpoint)
             by_name.check({n: tuple(v.shape) for n, v in plain.model.items()}, self._layout, str(self._resume))
             cut = (self._layout.shards[shard] for shard in (*shards, *others))
             self._put((by_name.shard_state(plain, self._layout, shard, self._resume.step) for shard in cut), shards)
         self._has_parameters = True
+        self._read_bytes.end()
 
     def _put(self, states: Iterable[ShardState], kept: Container[int]) -> None:
         for state in states:

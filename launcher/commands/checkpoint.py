@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ import typer
 
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher.commands.tables import print_table
+from elastrain.launcher.progress_bar import ProgressBar
 from elastrain.launcher.say import say
 from elastrain.snapshot.durable.choosing import candidates
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
@@ -110,11 +110,11 @@ def export_checkpoint(
         if lacking := parts_here(checkpoint):
             raise ConfigError(f"{checkpoint.manifest.name}: {lacking}")
         try_out(place_at(str(out.absolute().parent)))  # before anything large is read
-        with _bar(f"reading {checkpoint.manifest.name}", checkpoint.manifest.size_bytes) as advance:
-            plain = gather(replace(checkpoint, on_bytes=advance))
-        with _bar(f"writing {out}", plain.nbytes) as advance:
+        with closing(ProgressBar(f"reading {checkpoint.manifest.name}", checkpoint.manifest.size_bytes)) as bar:
+            plain = gather(replace(checkpoint, on_bytes=bar.advance))
+        with closing(ProgressBar(f"writing {out}", plain.nbytes)) as bar:
             files = export(plain, out, form)
-            advance(plain.nbytes)
+            bar.advance(plain.nbytes)
     told = {"checkpoint": checkpoint.manifest.name, "step": checkpoint.manifest.step, "files": [str(f) for f in files]}
     print(json.dumps(told) if as_json else "\n".join(map(str, files)))
     return 0
@@ -137,8 +137,8 @@ def import_state(
             raise ConfigError(f"--into {into}: it would be gone with this command: name a folder or a store's URL")
         if candidates([place]):
             raise ConfigError(f"--into {into} holds checkpoints already: name another one")
-        with _bar(f"importing {', '.join(each.name for each in models)}", 0):
-            made = import_files(place, models, optimizer)
+        with closing(ProgressBar(f"importing {', '.join(each.name for each in models)}")) as bar:
+            made = import_files(place, models, optimizer, bar.show)
     print(json.dumps(_summary(made)) if as_json else f"{into}/{made.name}: {len(made.parameters)} tensors")
     return 0
 
@@ -159,7 +159,8 @@ def _found(locations: Sequence[str]) -> tuple[list[CheckpointPlace], str | None]
     pairs = [checkpoint_at(location) for location in locations]
     missing = [place.location for place, _ in pairs if not place.exists()]
     if missing:
-        raise ConfigError(f"there is no folder {missing[0]}: name the --checkpoint-dir of a job, or a folder in it")
+        found = f"{missing[0]} is a file" if Path(missing[0]).is_file() else f"there is no folder {missing[0]}"
+        raise ConfigError(f"{found}: name the --checkpoint-dir of a job, or a folder in it")
     return [place for place, _ in pairs], next((name for _, name in pairs if name is not None), None)
 
 
@@ -217,8 +218,8 @@ def _verified(places: Sequence[CheckpointPlace], name: str) -> tuple[list[str], 
     """What is wrong with it; which of its parts are here."""
     try:
         checkpoint = Checkpoint.open(places, name)
-        with _bar(f"verifying {name}", checkpoint.size_here_bytes) as advance:
-            return replace(checkpoint, on_bytes=advance).verify(), parts_here(checkpoint)
+        with closing(ProgressBar(f"verifying {name}", checkpoint.size_here_bytes)) as bar:
+            return replace(checkpoint, on_bytes=bar.advance).verify(), parts_here(checkpoint)
     except CheckpointError as error:
         return [str(error)], ""
 
@@ -246,19 +247,3 @@ def _lines(value: Any) -> list[str]:
     if isinstance(value, dict):
         return [f"{key}: {each}" for key, each in value.items()]
     return [str(each) for each in value] if isinstance(value, list) else [str(value)]
-
-
-@contextmanager
-def _bar(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error, where that is a terminal; elsewhere one line, where there are bytes to name."""
-    if not sys.stderr.isatty():
-        if total_bytes:
-            say(f"{what}: {total_bytes:,} bytes")
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=None)  # it pulses until the first bytes are done
-        yield lambda size_bytes: progress.update(task, total=total_bytes, advance=size_bytes)

@@ -34,8 +34,6 @@ class Cluster:
         self.spared_by_node: dict[str, tuple[str, ...]] = {}
         """Members that stand still, and are not ended because they alone hold some state."""
 
-    # ---- this node
-
     @property
     def first_rank(self) -> int | None:
         """The lowest rank of this node's workers; None while there is no roster, and for a node that came late."""
@@ -65,8 +63,6 @@ class Cluster:
         initial = self.roster.first_member + self.roster.workers if self.roster is not None else 0
         known = [*self.workers.by_id, *self.ids]
         return max([initial, *(int(member.removeprefix("m")) + 1 for member in known)])
-
-    # ---- the view
 
     @property
     def members(self) -> tuple[Member, ...]:

@@ -17,8 +17,6 @@ from elastrain.launcher.notices import Notice, Over
 from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.world import View
 
-# ---- this node's workers
-
 
 class WorkerStarted(Struct, frozen=True, kw_only=True):
     """A worker's process runs."""
@@ -98,9 +96,6 @@ class WorkerExited(Struct, frozen=True, kw_only=True):
     exit_code: int
 
 
-# ---- the other nodes
-
-
 class NodeCame(Struct, frozen=True, kw_only=True):
     """A node has put a key under its lease, or says something new of itself in it."""
 
@@ -133,9 +128,6 @@ class NodeLeft(Struct, frozen=True, kw_only=True):
     """A node has gone in good order: its notice says so, or the store, where it went before the agents had met."""
 
     node: str
-
-
-# ---- the store
 
 
 class NodeRegistered(Struct, frozen=True, kw_only=True):
@@ -218,9 +210,6 @@ class StoreWentAway(Struct, frozen=True, kw_only=True):
 
 class StoreCameBack(Struct, frozen=True, kw_only=True):
     """The store answers again."""
-
-
-# ---- the operator
 
 
 class StopAsked(Struct, frozen=True, kw_only=True):

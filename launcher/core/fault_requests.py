@@ -48,8 +48,6 @@ class FaultRequests:
             else:
                 self._waiting += fault.singles()
 
-    # ---- from the operator
-
     def inject(self, fault: Fault, careful_of: Collection[str] | None = None) -> FaultAnswer:
         """The operator asks for a fault; with members, only if the job keeps its state even without these."""
         if not self._config.armed:
@@ -87,8 +85,6 @@ class FaultRequests:
             return []
         return self._inject_or_log(fault.when_due())
 
-    # ---- from workers
-
     def hand_over(self, worker: Worker) -> list[Command]:
         """Give a worker that is ready the faults that wait for it, or for any worker of this node."""
         # Fault files name members that do not exist yet: a replacement takes what was meant for its number.
@@ -117,8 +113,6 @@ class FaultRequests:
     def take_wrong(self, member: str) -> str:
         """What is to be wrong with the worker that takes this one's place; empty: nothing."""
         return self._wrong.pop(member, "")
-
-    # ---- one fault, one target
 
     def _inject_or_log(self, fault: Fault) -> list[Command]:
         sentence, taken, commands = self.inject(fault)

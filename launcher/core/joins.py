@@ -53,8 +53,6 @@ class Joins:
         self._slowest_hello_s: float | None = None
         """From its start, of any worker of this node."""
 
-    # ---- the start
-
     def on_roster(self, event: RosterStands, now: float) -> list[Command]:
         """Start this node's workers: the nodes that begin the job are known."""
         if event.roster is None:
@@ -153,8 +151,6 @@ class Joins:
         """Give a joiner full priority: until it is a member the state has fewer copies."""
         return [FullPriority(member=due.member)]
 
-    # ---- hello
-
     def on_hello(self, worker: Worker, hello: Hello, now: float) -> list[Command]:
         if worker.stage is not Stage.STARTING or hello.member != worker.id:
             return self.on_misspoke(worker.id, f"a hello of {hello.member} from {worker.id}, {worker.state}")
@@ -236,8 +232,6 @@ class Joins:
             return commands + self._shutdown.finish(1, sentence)
         self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
         return commands
-
-    # ---- commits
 
     def on_first_commit_due(self, worker: Worker, now: float) -> list[Command]:
         """Let it commit once the store knows that: else others could take it for dead, and begin the job anew."""

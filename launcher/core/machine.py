@@ -56,8 +56,6 @@ class Core:
             cluster, deadlines, shutdown=shutdown, parking=parking, script=script, view_changes=views
         )
 
-    # ---- entries
-
     def handle(self, event: ev.Event, now: float) -> list[Command]:
         if isinstance(event, ev.StopAsked):
             return self._stopping.on_stop(event, now)
@@ -74,8 +72,6 @@ class Core:
     def inject(self, fault: Fault, careful_of: Collection[str] | None = None) -> FaultAnswer:
         """The operator asks for a fault, here or elsewhere; with members, only if the state survives without these."""
         return self.faults.inject(fault, careful_of)
-
-    # ---- who decides
 
     def _on_worker_event(self, event: ev.WorkerEvent, now: float) -> list[Command]:
         match event:
@@ -147,7 +143,7 @@ class Core:
         """A worker spoke. Words of a worker that is gone are still heard where they tell why."""
         if isinstance(message, am.Note):
             return [Log(event="note", fields={"member": worker.id, **message.fields})]
-        if self.shutdown.end is not None:
+        if self.shutdown.end is not None or isinstance(message, am.Reading):  # which is shown, and decides nothing
             return []
         match message:
             case am.Hello():

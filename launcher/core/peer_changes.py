@@ -50,8 +50,6 @@ class PeerChanges:
         self._vouching = Vouching(cluster.peers)
         self._looked_s: float | None = None
 
-    # ---- keys
-
     def on_came(self, event: NodeCame, now: float) -> list[Command]:
         record = event.record
         known = self._peers.nodes.get(record.name)
@@ -164,8 +162,6 @@ class PeerChanges:
         self._peers.leave(node)
         return self._shutdown.look_at_digests_again()
 
-    # ---- links
-
     def on_link(self, event: LinkChanged, now: float) -> list[Command]:
         peer = self._peers.nodes.get(event.node)
         if self._shutdown.end is not None or peer is None or peer.linked == event.up:
@@ -205,8 +201,6 @@ class PeerChanges:
         asks = self._peers.nodes[name].times_up
         commands += [TellNodes(message=Stands(view=view, asks=asks), node=name)] if view is not None else []
         return commands + ([TellNodes(message=Ended(), node=name)] if self._shutdown.finishing else [])
-
-    # ---- out of touch
 
     def on_look(self, now: float) -> None:
         """Note that this node itself stood still: each other one may have taken it for dead."""
@@ -251,8 +245,6 @@ class PeerChanges:
         for peer in self._peers.nodes.values():
             peer.suspected = not peer.linked
         return self._view_changes.settle(now)
-
-    # ---- their members
 
     def on_exited(self, node: str, notice: Exited, now: float) -> list[Command]:
         """Handle the exit of a member elsewhere, which its own agent tells."""

@@ -38,8 +38,6 @@ class Rendezvous:
             if event.settle_s:
                 self._deadlines.set(SettleDue(), now + event.settle_s)
 
-    # ---- the roster
-
     def try_roster(self, now: float, *, last_call_is_over: bool = False) -> list[Command]:
         present = self._cluster.peers.present()
         others = [record for record in present if record.name != self._config.node]
@@ -127,8 +125,6 @@ class Rendezvous:
             "--nnodes"
         )
         return self._shutdown.finish(1, sentence)
-
-    # ---- the first view
 
     def first_view(self, now: float) -> tuple[list[Command], View | None]:
         """The view, once all nodes that begin the job are ready and their agents answer; what to say until then."""

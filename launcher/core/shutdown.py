@@ -32,8 +32,6 @@ class Shutdown:
         self.raised: set[str] = set()
         """Members whose script has raised: what they had was not lost with a machine, and would be lost again."""
 
-    # ---- the end
-
     def finish(
         self,
         code: int,
@@ -87,8 +85,6 @@ class Shutdown:
         # Where nobody knows which of two states is right, the last one that all agreed upon is on disk.
         return self.finish(1, message.sentence, lost=isinstance(message, Diverged))
 
-    # ---- members that have finished
-
     def on_finished(self, worker: Worker, message: Finished, now: float) -> list[Command]:
         first = not self.finishing
         self.finishing = True
@@ -135,8 +131,6 @@ class Shutdown:
     def on_overdue(self, due: LeaveDue, now: float) -> list[Command]:
         self._cluster.workers.by_id[due.member].follow(Course.BE_LATE)
         return [Kill(member=due.member, reason=f"{due.member} should have ended by now")]
-
-    # ---- workers that are gone
 
     def on_peaceful_exit(self, worker: Worker, how: str, now: float) -> list[Command]:
         """Handle the exit of a worker that had finished, or was of no more use."""
@@ -190,8 +184,6 @@ class Shutdown:
         if cluster.view is None or self.end is not None or cluster.alive_in_view() or not cluster.late:
             return []
         return self.finish(0, "the job ended before this node had joined", everywhere=False)
-
-    # ---- digests
 
     def on_digested(self, node: str, notice: Digested, now: float) -> list[Command]:
         return self._compare(notice.member, notice.digest)

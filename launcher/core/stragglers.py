@@ -68,8 +68,6 @@ class Stragglers:
             speed.times_s.append(message.micro_batch_s)
         return self._tell(now) + self._judge(worker, speed, now, is_idle=message.micro_batch_s is None)
 
-    # ---- the judgement
-
     def _judge(self, worker: Worker, speed: Speed, now: float, *, is_idle: bool) -> list[Command]:
         mine_s, peers_s, quota = speed.micro_batch_s, self._peers_s(worker.id), self._quota(worker.id)
         if mine_s is None or peers_s is None or speed.ended:
@@ -117,8 +115,6 @@ class Stragglers:
         known = [mine.get(m) or self._others_s.get(m) for m in others]
         told = [time_s for time_s in known if time_s]
         return median(told) if told and 2 * len(told) >= len(others) else None
-
-    # ---- for other agents
 
     def _tell(self, now: float) -> list[Command]:
         if self._cluster.config.alone or now - self._told_s < _TELL_EVERY_S:

@@ -62,8 +62,6 @@ class ViewChanges:
             return ended
         return self._try_first_view(now) if self._cluster.view is None else self._edit(self._cluster.view, now)
 
-    # ---- what the store says
-
     def adopt(self, view: View, now: float) -> list[Command]:
         cluster, before = self._cluster, self._cluster.view
         # The store and links bring the same view several times, and an older one late.
@@ -159,8 +157,6 @@ class ViewChanges:
         what = f"{', '.join(gone)} lost, and " if gone else ""
         return self._parking.park(f"{what}the store does not answer: the view cannot change until it is back", now)
 
-    # ---- what this agent proposes
-
     def propose(self, view: View) -> list[Command]:
         self.proposing, self._mine = True, view
         return [Propose(view=view)]
@@ -229,8 +225,6 @@ class ViewChanges:
         if self._shutdown.leaving is not None or self._cluster.spared:
             return []
         return [self._cluster.as_member(worker) for worker in self._cluster.workers.joiners]
-
-    # ---- where nobody of the view is left
 
     def _on_nobody_alive(self, view: View, now: float) -> list[Command]:
         """Every member of the view is proven dead or has left: the job is done, or its state is gone.

@@ -42,8 +42,6 @@ class HangWatch:
         self._spared: set[str] = set()
         """Members that would have been ended, if the job could do without their state."""
 
-    # ---- what is seen
-
     def on_look(self, event: Looked, now: float) -> list[Command]:
         """Judge by what the agent has seen on its workers' pages."""
         passed_s = 0.0 if self._looked_s is None else min(now - self._looked_s, _LOOKS_AT_MOST_S)
@@ -79,8 +77,6 @@ class HangWatch:
         self._cluster.progress.explain(say)
         return [Log(event="spared_there", fields={"node": node, "members": list(notice.members)}, say=say)]
 
-    # ---- what follows
-
     def on_stacks_taken(self, due: HangDue, now: float) -> list[Command]:
         thread, count = self._judged[due.member]
         if thread.spot.count != count:  # it was only slow
@@ -89,8 +85,6 @@ class HangWatch:
             return [Log(event="hang_over", fields={"member": due.member}, say=say)]
         self._deadlines.set(KilledDue(due.member), now + self._cluster.config.times.leave_timeout_s)
         return [Kill(member=due.member, reason=f"{due.member} is ended, because it hangs")]
-
-    # ---- the judgement
 
     def _watched(self) -> list[Worker]:
         """The members that are judged: those that compute. Who has finished, or is to end, has other deadlines."""
@@ -157,8 +151,6 @@ class HangWatch:
         usual = f" (a step takes {self.pace.step_s:.2g} s)" if self.pace.step_s is not None else ""
         at = f" of step {step}" if step >= 0 else ""
         return f"{worker.id} hangs: no sign of life for {found.for_s:.1f} s{usual}, {found.where}{at}"
-
-    # ---- what other agents need to know
 
     def _tell(self, now: float) -> list[Command]:
         if self._cluster.config.alone or now - self._told_s < _WAITS_S:

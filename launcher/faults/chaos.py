@@ -144,9 +144,6 @@ def aim(draw: Draw, situation: Situation, plan: ChaosPlan) -> Fault | None:
     return Fault(kind=draw.kind, targets=(target,), place=place, for_s=draw.for_s, options=draw.options)
 
 
-# ---- one draw
-
-
 def _draw(plan: ChaosPlan, chance: random.Random, number: int, at_s: float) -> Draw:
     row = CLASSES[chance.choice(plan.classes)]
     return Draw(
@@ -184,9 +181,6 @@ def _value(row: FaultClass, option: Option, plan: ChaosPlan, chance: random.Rand
 def _drawn(chance: random.Random, least: float, most: float) -> float:
     """Short ones are as likely as long ones: uniform in its logarithm. Three digits are enough to read."""
     return float(f"{math.exp(chance.uniform(math.log(least), math.log(most))):.3g}")
-
-
-# ---- one target
 
 
 def _scheme(draw: Draw, situation: Situation, plan: ChaosPlan) -> Scheme | None:

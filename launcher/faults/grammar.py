@@ -72,9 +72,6 @@ def _flags(row: FaultClass, words: list[str]) -> dict[str, str]:
     return found
 
 
-# ---- targets
-
-
 def _targets(row: FaultClass, text: str | None) -> tuple[Target, ...]:
     if text is None:
         if row.targets == (Scheme.ETCD,):
@@ -110,9 +107,6 @@ def _shapes(row: FaultClass) -> str:
     return " or ".join(shapes[scheme] for scheme in row.targets)
 
 
-# ---- places
-
-
 def _place(row: FaultClass, text: str) -> Moment:
     found: dict[str, str] = {}
     for part in text.split(","):
@@ -144,9 +138,6 @@ def _phase(row: FaultClass, phase: str) -> str:
     if phase not in row.phases:
         raise ConfigError(f"{row.name} does not strike in phase {phase}: it does in {', '.join(row.phases)}")
     return phase
-
-
-# ---- numbers and words
 
 
 def _seconds(row: FaultClass, text: str) -> float:

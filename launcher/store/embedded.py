@@ -85,8 +85,6 @@ class EmbeddedEtcd:
         self._process.wait()
         on_end()
 
-    # ---- what may go wrong with it, on request
-
     def stop(self) -> None:
         """It stands still, with all its threads, until `go_on`."""
         self._send(signal.SIGSTOP)
@@ -121,8 +119,6 @@ class EmbeddedEtcd:
     def _send(self, number: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(number)  # to one that has ended, nothing
-
-    # ---- the end
 
     def close(self) -> None:
         """Stop it and remove its data. May be called twice."""

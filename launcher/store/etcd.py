@@ -137,8 +137,6 @@ class EtcdStore:
                 self._call(lambda e: e.lease.LeaseRevoke, request, until_s)
         self._connection.close()
 
-    # ---- marks
-
     def _marked(self, guarded: Any, token: bytes, lease: int) -> Any:
         """IF the mark holds this token, the commit was done: read where. ELSE try it and set the mark with it."""
         done = rpc.Compare(
@@ -163,8 +161,6 @@ class EtcdStore:
     def _is_alive(self, lease: int, until_s: float) -> bool:
         request = rpc.LeaseTimeToLiveRequest(ID=lease)
         return bool(self._call(lambda e: e.lease.LeaseTimeToLive, request, until_s).TTL > 0)
-
-    # ---- the rest
 
     def _until(self) -> float:
         return time.monotonic() + self.limit_s

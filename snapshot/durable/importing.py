@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,16 @@ from elastrain.snapshot.durable.writing import PartWriter
 JOB = "imported"
 
 
-def import_files(place: CheckpointPlace, models: Sequence[Path], optimizer: Path | None = None) -> Manifest:
+def import_files(
+    place: CheckpointPlace,
+    models: Sequence[Path],
+    optimizer: Path | None = None,
+    show: Callable[[int, int], None] = lambda _done_bytes, _size_bytes: None,
+) -> Manifest:
     """Make a checkpoint of step -1 of safetensors files: a model (in one file or several), and an optimizer's state.
 
-    The optimizer's file is one that `exporting` writes. Raises CheckpointError with one sentence.
+    The optimizer's file is one that `exporting` writes. `show` is told how many bytes are done, of how many. Raises
+    CheckpointError with one sentence.
     """
     model = dict(pair for path in models for pair in _read(path)[0].items())
     if not model:
@@ -35,7 +41,9 @@ def import_files(place: CheckpointPlace, models: Sequence[Path], optimizer: Path
     state, metadata = _read(optimizer) if optimizer is not None else ({}, {})
     groups = _groups(metadata, optimizer, model)
     name = name_of(0, -1)
-    writer = PartWriter(place, name, writer=JOB)
+    size_bytes = sum(tensor.nbytes for tensor in (*model.values(), *state.values()))
+    # A safetensors file is read when its numbers are written.
+    writer = PartWriter(place, name, writer=JOB, on_size=lambda done_bytes: show(done_bytes, size_bytes))
     try:
         parts: dict[str, tuple[Part, ...]] = {MODEL: (writer.attach(*pack_named(model)),)}
         if optimizer is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -138,6 +138,12 @@ class Checkpoint:
         look: Look[object] = _content if digests else _sums
         looks = (partial(self._problems if every_copy else self._against, item, look) for item in self._items())
         return [problem for found in _in_threads(looks) for problem in found]
+
+    def size_of(self, shards: Collection[int], parameters_of: Iterable[int] = ()) -> int:
+        """Bytes that are read of some shards, and of others for their parameters alone; what packs has fewer."""
+        entries = self.manifest.shards
+        whole = sum(entries[index].parts[0].size_bytes for index in shards)
+        return whole + sum(entries[index].numel * frames.ITEM_BYTES[entries[index].dtype] for index in parameters_of)
 
     @property
     def size_here_bytes(self) -> int:

@@ -30,6 +30,7 @@ FROM_WORKER: list[am.FromWorker] = [
     am.Window(step=4, short={"0": 1, "7": 2}, since_step=3),
     am.Suspect(member="m1", reason="ended", dead=True),
     am.StepAnew(generation=3, reason="a gradient came changed"),
+    am.Reading(done_bytes=1, size_bytes=9),
     am.FirstCommitDue(),
     am.Progress(step=3, loss=0.1, samples=8),
     am.Progress(step=3, holders={"0": ("m0", "m1")}),

@@ -105,7 +105,7 @@ class Checkpoints:
         """What all members have in common, as it was told when this one joined."""
         self._with = bearings
         self._described = described
-        self._disk = CheckpointDisk(bearings.options, bearings.job, bearings.log)
+        self._disk = CheckpointDisk(bearings.options, bearings.job, bearings.log, bearings.resume)
         self._thread = WriterThread(self._on_failed)
         self.captured = Captured(self._thread, bearings.tell, bearings.wake, self._apart)
         self._payload: Callable[[], list[Tensor]] = list

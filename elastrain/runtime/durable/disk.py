@@ -14,6 +14,7 @@ import msgspec
 from torch import Tensor
 
 from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.resume import Resume, changed
 from elastrain.errors import ConfigError
 from elastrain.snapshot.durable.errors import CheckpointError, TakenError
 from elastrain.snapshot.durable.manifest import (
@@ -81,12 +82,15 @@ def kept_text(manifest: Manifest, verified: str) -> str:
 class CheckpointDisk:
     """Owns the claim, and which checkpoints were verified here."""
 
-    def __init__(self, options: CheckpointOptions, job: str, log: Callable[..., None]) -> None:
+    def __init__(
+        self, options: CheckpointOptions, job: str, log: Callable[..., None], resume: Resume | None = None
+    ) -> None:
         self.place = place_at(options.place)
         self.is_local = options.is_local
         self._options = options
         self._job = job
         self._log = log
+        self._resume = resume
         self._claim: Claim | None = None
         self._wrote = ""
         """The newest checkpoint of which this member has written the loop's state: it is its keeper."""
@@ -110,9 +114,14 @@ class CheckpointDisk:
             return self._options.resumes
         try:
             before = owner_of(self.place)
+            if before is not None and before.job in (self._options.resumed_job, self._job):
+                return True
+            # Jobs in between may have come to no checkpoint, or have gone on without this node: the training counts.
+            there, resume = visible(self.place), self._resume
+            newest = Checkpoint.open([self.place], there[-1]).manifest if there else None
+            return newest is not None and resume is not None and not changed(resume, newest.spec)
         except CheckpointError:  # said by whoever claims the place
             return False
-        return before is not None and before.job in (self._options.resumed_job, self._job)
 
     def _claim_by(self, ask: Callable[[CheckpointPlace, str], Claim | None]) -> None:
         try:

@@ -43,8 +43,6 @@ class FailingDrives:
             "" if self._are_there else "this worker has no drive: start the job with --memory-limit and --offload-dir"
         )
 
-    # ---- the kernel's calls
-
     def _pwritev(self, fd: int, views: Sequence[memoryview], offset_bytes: int) -> int:
         self._suffer(views, writes=True)
         return os.pwritev(fd, views, offset_bytes)

@@ -18,6 +18,7 @@ from torch import nn
 from elastrain import protocol as p
 from elastrain.base.resume import Resume
 from elastrain.errors import ConfigError, StateLostError
+from elastrain.runtime import stored_initial
 from elastrain.runtime.describe import describe
 from elastrain.runtime.durable.node_disks import Reader
 from elastrain.runtime.handover import InitialUnread
@@ -32,6 +33,9 @@ from elastrain.snapshot.durable.writing import PartWriter
 from elastrain.snapshot.state import ShardState
 
 READER = Reader(member="m0", node="node0", scope="job", secret=None, source="")
+
+
+def quiet(_done_bytes: int, _size_bytes: int) -> None: ...
 
 
 def model_state() -> ModelState:
@@ -86,7 +90,7 @@ def read(stored: StoredInitial, told: queue.SimpleQueue[Any], *shards: int) -> A
 def test_all_parameters_come_into_the_model_and_own_shards_beside_it(tmp_path: Path) -> None:
     model, told = model_state(), queue.SimpleQueue[Any]()
     resume, states = saved(tmp_path, model)
-    stored = StoredInitial(resume, model, optimizer_of(model), READER, told.put)
+    stored = StoredInitial(resume, model, optimizer_of(model), READER, told.put, quiet)
     assert read(stored, told, 1) == p.InitialRead(shards=(1,))
     for shard, state in zip(model.layout.shards, states, strict=True):
         here = model.parameters_of(shard)
@@ -99,7 +103,7 @@ def test_all_parameters_come_into_the_model_and_own_shards_beside_it(tmp_path: P
 def test_what_a_change_of_view_adds_is_read_without_touching_the_model_again(tmp_path: Path) -> None:
     model, told = model_state(), queue.SimpleQueue[Any]()
     resume, states = saved(tmp_path, model)
-    stored = StoredInitial(resume, model, optimizer_of(model), READER, told.put)
+    stored = StoredInitial(resume, model, optimizer_of(model), READER, told.put, quiet)
     read(stored, told)
     model.parameters_of(model.layout.shards[0]).fill_(7.0)  # a step was committed meanwhile, say
     read(stored, told, 0)
@@ -122,7 +126,7 @@ def test_what_comes_from_others_while_a_checkpoint_is_read_is_not_overwritten(
     """The last holder may be gone, and this member may train on its copies, before its own reading has ended."""
     model, told, come = model_state(), queue.SimpleQueue[Any](), threading.Event()
     resume, states = saved(tmp_path, model)
-    stored = StoredInitial(resume, model, optimizer_of(model), READER, told.put)
+    stored = StoredInitial(resume, model, optimizer_of(model), READER, told.put, quiet)
     parameters = Checkpoint.read_parameters
 
     def slowly(self: Checkpoint, indices: Iterable[int]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -145,7 +149,7 @@ def test_what_comes_from_others_while_a_checkpoint_is_read_is_not_overwritten(
 def test_blocks_that_are_let_go_while_a_checkpoint_is_read_are_left_out(tmp_path: Path) -> None:
     model, told = model_state(), queue.SimpleQueue[Any]()
     resume, states = saved(tmp_path, model)
-    stored = StoredInitial(resume, model, optimizer_of(model), READER, told.put)
+    stored = StoredInitial(resume, model, optimizer_of(model), READER, told.put, quiet)
     with stored.making_way(p.HoldBlocks(blocks=(0,))):  # the reading waits for that
         stored.carry_out(p.ReadInitial(shards=()))
         gone = [flat for flat in model._memory.flats if flat != model.layout.shards[0].flat]
@@ -166,7 +170,7 @@ def test_a_damaged_shard_ends_the_life_with_a_sentence_whoever_holds_it(
     content = bytearray(file.read_bytes())
     content[5] ^= 1
     file.write_bytes(bytes(content))
-    failed = read(StoredInitial(resume, model, optimizer_of(model), READER, told.put), told, *shards)
+    failed = read(StoredInitial(resume, model, optimizer_of(model), READER, told.put, quiet), told, *shards)
     assert isinstance(failed, InitialUnread) and isinstance(failed.error, StateLostError)
     assert "is damaged" in str(failed.error) and "shard" in str(failed.error)
 
@@ -179,7 +183,7 @@ def test_another_model_is_refused_by_a_parameters_name_before_anything_is_read(t
         resume, _ = saved(tmp_path, model, parameters=shapes)
         other = replace(resume, spec={"model": "another"}, **options)
         try:
-            StoredInitial(other, model, optimizer_of(model), READER, told.put).check()
+            StoredInitial(other, model, optimizer_of(model), READER, told.put, quiet).check()
         except ConfigError as error:
             return str(error).replace(str(resume), "it")
         finally:
@@ -197,7 +201,7 @@ def test_another_model_is_refused_by_a_parameters_name_before_anything_is_read(t
 def test_a_checkpoint_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
     model, told = model_state(), queue.SimpleQueue[Any]()
     resume = Resume(place=str(tmp_path), name=name_of(1, 9), step=9)
-    failed = read(StoredInitial(resume, model, optimizer_of(model), READER, told.put), told)
+    failed = read(StoredInitial(resume, model, optimizer_of(model), READER, told.put, quiet), told)
     assert isinstance(failed, InitialUnread) and isinstance(failed.error, ConfigError)
     assert "step-0000000009" in str(failed.error)
 
@@ -211,8 +215,26 @@ def test_what_another_optimizer_kept_is_left_out(
 ) -> None:
     model, told = model_state(), queue.SimpleQueue[Any]()
     resume, states = saved(tmp_path, model)
-    stored = StoredInitial(resume, model, optimizer_of(model, kind), READER, told.put)
+    stored = StoredInitial(resume, model, optimizer_of(model, kind), READER, told.put, quiet)
     read(stored, told, 0)
     found = stored.take(0)
     assert [set(piece) for piece in found.pieces] == [kept] * len(states[0].pieces)
     assert (found.version, found.parameters.tolist()) == (4, states[0].parameters.tolist())
+
+
+@pytest.mark.parametrize("is_cut_alike", [True, False])
+def test_how_much_is_read_is_shown_and_at_the_end_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut_alike: bool
+) -> None:
+    monkeypatch.setattr(stored_initial, "SHOW_EVERY_S", 0.0)
+    model, told, shown = model_state(), queue.SimpleQueue[Any](), list[tuple[int, int]]()
+    resume, _ = saved(tmp_path, model)
+    show = lambda *bytes_: shown.append(bytes_)  # noqa: E731
+    stored = StoredInitial(resume, model, optimizer_of(model), READER, told.put, show)
+    assert isinstance(read(stored, told, 1), p.InitialRead)
+    first, last = shown[0], shown[-1]
+    assert 0 < first[0] < first[1]
+    assert last == (first[1], first[1])
+    assert shown == sorted(shown)
+    # Of other shards the parameters alone are read: less than all.
+    assert last[1] < Checkpoint.open([place_at(str(tmp_path))], resume.name).manifest.size_bytes

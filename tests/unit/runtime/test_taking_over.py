@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.resume import Resume
 from elastrain.errors import ConfigError
 from elastrain.runtime.durable.disk import CheckpointDisk
 from elastrain.snapshot.durable.manifest import name_of
@@ -63,10 +64,11 @@ def test_a_checkpoint_of_the_same_step_that_another_job_has_written_is_not_taken
     assert disk(place, "other").find(name_of(0, 10)) is None
 
 
-def of_another_disk(place: LocalPlace, resumed_job: str) -> CheckpointDisk:
-    """Of a node whose disk has no part of the checkpoint that the job goes on from."""
+def of_another_disk(place: LocalPlace, resumed_job: str, **spec: object) -> CheckpointDisk:
+    """Of a node whose disk has no part of the checkpoint that the job goes on from, which is of this spec."""
     options = CheckpointOptions(place=place.location, layout="local", resumed_job=resumed_job)
-    return CheckpointDisk(options, "job", lambda *_, **__: None)
+    resume = Resume(place="the disks", name=name_of(0, 20), step=20, spec={"seed": 0, **spec})
+    return CheckpointDisk(options, "job", lambda *_, **__: None, resume)
 
 
 def test_older_checkpoints_of_the_resumed_job_on_a_disk_without_the_newest_are_taken_over(place: LocalPlace) -> None:
@@ -84,5 +86,15 @@ def test_older_checkpoints_of_the_resumed_job_on_a_disk_without_the_newest_are_t
 @pytest.mark.parametrize("resumed_job", ["", "yet another"])
 def test_checkpoints_of_a_job_that_is_not_resumed_are_not_written_beside(place: LocalPlace, resumed_job: str) -> None:
     with pytest.raises(ConfigError, match="holds checkpoints of job before, and this is job job"):
-        of_another_disk(place, resumed_job).open()
+        of_another_disk(place, resumed_job, seed=1).open()
     assert owner(place) == "before"
+
+
+def test_older_checkpoints_of_the_resumed_training_are_taken_over_whoever_had_the_disk_since(place: LocalPlace) -> None:
+    """A job in between was killed before its first checkpoint; or it went on without this node."""
+    claim(place, "in between", take_over=True).release()
+    taken = of_another_disk(place, "before", backups=2)
+    taken.open()
+    assert owner(place) == "in between"
+    taken.take_over()
+    assert owner(place) == "job"
