@@ -180,7 +180,8 @@ def _named(options: RunOptions, source: str, life: int) -> Beginning:
     """A checkpoint's own folder, or a directory of them, of which the newest counts: it must be good."""
     at, named = checkpoint_at(source or "nothing")
     if not source or not at.exists():
-        raise ConfigError(f"--resume {source!r}: there is no such folder: name a checkpoint, or write auto or none")
+        what = "it is a file" if Path(source).is_file() else "there is no such folder"
+        raise ConfigError(f"--resume {source!r}: {what}: name a checkpoint, or write auto or none")
     name = named or next(iter(candidates([at])), None)
     if name is None:
         raise ConfigError(f"--resume {source}: there is no checkpoint")

@@ -20,15 +20,17 @@ class EndsOfNodes:
     def __init__(self) -> None:
         self.codes: list[int] = []
         self.job_is_over = False
+        self._refused: list[int] = []
         self._told_to_go = 0
         self._told: set[tuple[str, str]] = set()
 
     def add(self, code: int, name: str, run: RunDir) -> None:
-        self.codes.append(code)
         try:
             end = rundir.of_node(run, name).read_state()["end"]
-        except ConfigError:
-            return  # it has said itself why it could not begin
+        except ConfigError:  # it has said itself why it could not begin; others may bring the job to a good end
+            self._refused.append(code)
+            return
+        self.codes.append(code)
         if end is None:
             return
         self.job_is_over = self.job_is_over or end["job_is_over"]
@@ -52,8 +54,8 @@ class EndsOfNodes:
             self.say_once(sentence)
 
     def code(self) -> int:
-        """The highest; a node that was told to go says nothing about a job that others have brought to its end."""
-        codes = sorted(self.codes)
+        """The highest; who was told to go, or could not begin, says nothing about a job that others have ended."""
+        codes = sorted(self.codes or self._refused)
         if self.job_is_over and self._told_to_go < len(codes):
             for _ in range(self._told_to_go):
                 codes.remove(_TOLD_TO_GO)

@@ -55,7 +55,7 @@ class CheckpointFlags:
         if self.checkpoint_layout not in LAYOUTS:
             raise ConfigError(f"--checkpoint-layout {self.checkpoint_layout!r}: it is one of {', '.join(LAYOUTS)}")
         try:
-            steps, seconds = parse_every(self.checkpoint_every) if self.checkpoint_every else (0, 0.0)
+            steps, seconds = parse_every(self.checkpoint_every) if self.checkpoint_every is not None else (0, 0.0)
         except ValueError as error:
             raise ConfigError(f"--checkpoint-every {error}") from None
         place = self._place(self.checkpoint_dir)

@@ -94,6 +94,21 @@ def test_nodes_agree_upon_the_next_life_when_their_workers_are_killed_at_once(tm
         assert {start["life"] for start in job.events("start") if "life" in start} == {2}
 
 
+def test_a_node_that_cannot_begin_again_does_not_spoil_the_end_that_others_come_to(tmp_path: Path) -> None:
+    """Its directory can be written no more, as on a full disk: the command ended with the code of that node."""
+    with job_with_checkpoint(tmp_path, nodes=3, workers=1) as job:
+        job.wait_all("view", count=3, generation=1)
+        job.wait_all("note", count=3, kind="saw_view")
+        (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+        (tmp_path / "checkpoints").touch()
+        job.kill_node("node1")
+        refused = f"node1: --checkpoint-dir {tmp_path}/checkpoints: no checkpoint can be written"
+        until(lambda: refused in job.text(), 60, f"a refusal\n{job.text()}")
+        job.hurry()
+        assert end(job) == 0, job.text()
+        assert "finished" in job.text().splitlines()[-1]
+
+
 def test_a_job_all_of_whose_nodes_are_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     with job_with_checkpoint(tmp_path, nodes=2, workers=1) as job:
         job.wait_all("view", count=2, generation=1)

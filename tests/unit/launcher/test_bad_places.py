@@ -60,6 +60,7 @@ def test_a_time_comes_to_the_workers_as_it_was_written(time: str) -> None:
     [
         (["--checkpoint-every", "0"], "write a number of steps, or a time"),
         (["--checkpoint-every", "-5"], "write a number of steps, or a time"),
+        (["--checkpoint-every", ""], "write a number of steps, or a time"),
         (["--checkpoint-every", "5q"], "write a number of steps, or a time"),
         (["--checkpoint-every", "9" * 400 + "d"], "write a number of steps, or a time"),
         (["--keep-for", "9" * 400 + "d"], "write a time such as"),
@@ -72,6 +73,7 @@ def test_a_time_comes_to_the_workers_as_it_was_written(time: str) -> None:
         (["--checkpoint-dir", ""], "it is empty"),
         (["--checkpoint-dir", "nowhere://x"], "names no place"),
         (["--resume", "/nowhere"], "there is no such folder"),
+        (["--resume", __file__], "it is a file"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(tmp_path: Path, flags: list[str], words: str) -> None:

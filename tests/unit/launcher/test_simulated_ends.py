@@ -45,6 +45,16 @@ def test_a_node_that_was_told_to_go_does_not_count_where_others_have_ended_the_j
     assert _ends(RunDir(path=tmp_path), *nodes).code() == code
 
 
+@pytest.mark.parametrize(("others", "code"), [([(0, True)], 0), ([(1, False)], 1), ([], 2)])
+def test_a_node_that_could_not_begin_counts_where_no_other_has_ended(
+    tmp_path: Path, others: list[tuple[int, bool]], code: int
+) -> None:
+    run = RunDir(path=tmp_path)
+    ends = _ends(run, *others)
+    ends.add(2, "refused", run)
+    assert ends.code() == code
+
+
 class _StartsFromNobody(BaseProcess):
     """A node's process whose fork server is killed while it is asked for it."""
 
