@@ -10,8 +10,8 @@ import errno
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import xxhash
@@ -31,9 +31,6 @@ UNBOUNDED_BYTES = 1 << 62
 HOLES_SHARE = 1 / 8
 # The file system is full, or the user's quota or the limit on the size of files is reached.
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-
-P = TypeVar("P")
 
 
 class EndedEarlyError(Exception):
@@ -56,16 +53,8 @@ class Copy:
     """Per piece what it was packed to, 0 where it was not."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PieceKind(Generic[P]):
-    """How to measure and to sum one piece of memory."""
-
-    size_bytes: Callable[[P], int]
-    checksum: Callable[[P], int]
-
-
-def _pieces_of(memory: torch.Tensor) -> list[torch.Tensor]:
-    return [memory[start : start + PIECE_BYTES] for start in range(0, memory.nbytes, PIECE_BYTES)]
+Move = tuple[int, Callable[[int], int]]
+"""So many bytes, and what moves them to or from an offset of the engine and gives their checksum."""
 
 
 def _sum_of_views(piece: list[memoryview]) -> int:
@@ -75,12 +64,8 @@ def _sum_of_views(piece: list[memoryview]) -> int:
     return int(digest.intdigest())
 
 
-HOST = PieceKind[list[memoryview]](size_bytes=lambda piece: sum(view.nbytes for view in piece), checksum=_sum_of_views)
-CUDA = PieceKind[torch.Tensor](size_bytes=lambda piece: piece.nbytes, checksum=tensor_checksum)
-
-
-def _agree(pieces: list[P], kind: PieceKind[P], copy: Copy) -> bool:
-    return all(kind.checksum(piece) == expected for piece, expected in zip(pieces, copy.checksums, strict=True))
+def _moves(views: list[memoryview], move: Callable[[list[memoryview], int], int]) -> list[Move]:
+    return [(sum(view.nbytes for view in piece), partial(move, piece)) for piece in cut(views, PIECE_BYTES)]
 
 
 class Device:
@@ -98,11 +83,12 @@ class Device:
     ) -> None:
         self.engine = engine
         self._codec = Codec(engine, idle_cores=idle_cores or IdleCores().look)
-        self.queue = RequestQueue(engine.name, threads=threads)
-        drive = DeviceTime(clock)
         # Memory copies in both directions at once, each as fast as alone.
+        both_ways = isinstance(engine, AddressableEngine)
+        self.queue = RequestQueue(engine.name, threads=threads, writers=threads // 2 if both_ways else 0)
+        drive = DeviceTime(clock)
         self.writes = Meter(drive)
-        self.reads = Meter(DeviceTime(clock) if isinstance(engine, AddressableEngine) else drive)
+        self.reads = Meter(DeviceTime(clock) if both_ways else drive)
         self.queued_bytes = 0  # owned by whoever places storages
         self._checked = checked
         self._quota_bytes = quota_bytes
@@ -117,97 +103,80 @@ class Device:
 
         Raises `SpillWriteError` or `EndedEarlyError`, with the slot given back.
         """
-        slot = self._allocate(shift_bytes + payload.nbytes)
-        pieces = cut(page_image(payload, shift_bytes), PIECE_BYTES)
         packed: list[int] = []
 
-        def put(offset_bytes: int, piece: list[memoryview]) -> None:
+        def put(piece: list[memoryview], offset_bytes: int) -> int:
+            checksum = _sum_of_views(piece)  # unchecked too: `has` compares with it
             packed.append(self._codec.write(offset_bytes, piece, kind))
+            return checksum
 
-        sums = self._put(slot, pieces, HOST, put, cancelled)
-        return Copy(
-            slot=slot, size_bytes=payload.nbytes, shift_bytes=shift_bytes, checksums=sums, packed_bytes=tuple(packed)
-        )
+        copy = self._put(_moves(page_image(payload, shift_bytes), put), cancelled)
+        return replace(copy, size_bytes=payload.nbytes, shift_bytes=shift_bytes, packed_bytes=tuple(packed))
 
     def read(self, copy: Copy, image: memoryview, cancelled: Callable[[], bool]) -> None:
         """Fill the page image. Raises `SpillReadError`, `CorruptSpillError` or `EndedEarlyError`."""
         packed = iter(copy.packed_bytes)
 
-        def get(offset_bytes: int, piece: list[memoryview]) -> None:
+        def get(piece: list[memoryview], offset_bytes: int) -> int:
             self._codec.read(offset_bytes, piece, next(packed))
+            return _sum_of_views(piece) if self._checked else 0
 
-        self._get(copy, cut([image], PIECE_BYTES), HOST, get, cancelled)
+        self._get(copy, _moves([image], get), cancelled)
 
     def has(self, copy: Copy, payload: memoryview) -> bool:
         """Whether these are the bytes that were written: without reading them, by their checksums."""
         pieces = cut(page_image(payload, copy.shift_bytes), PIECE_BYTES)
-        return _agree(pieces, HOST, copy)
+        return copy.checksums == tuple(map(_sum_of_views, pieces))
 
     def has_cuda(self, copy: Copy, memory: torch.Tensor) -> bool:
-        """`has` for what `write_cuda` wrote."""
-        return _agree(_pieces_of(memory), CUDA, copy)
+        """`has` for what `write_cuda` or `write_in_place` wrote."""
+        return copy.checksums == (tensor_checksum(memory),)
 
     def write_cuda(self, engine: CudaEngine, memory: torch.Tensor, cancelled: Callable[[], bool]) -> Copy:
         """`write` for a CUDA tensor of bytes, without a copy in host memory."""
-        slot = self._allocate(memory.nbytes)
-        sums = self._put(slot, _pieces_of(memory), CUDA, engine.write_cuda, cancelled)
-        return Copy(slot=slot, size_bytes=memory.nbytes, shift_bytes=0, checksums=sums)
+
+        def put(offset_bytes: int) -> int:
+            engine.write_cuda(offset_bytes, memory)
+            return tensor_checksum(memory)
+
+        return self._put([(memory.nbytes, put)], cancelled)
 
     def read_cuda(self, engine: CudaEngine, copy: Copy, memory: torch.Tensor, cancelled: Callable[[], bool]) -> None:
         """`read` for a CUDA tensor of bytes, without a copy in host memory."""
-        self._get(copy, _pieces_of(memory), CUDA, engine.read_cuda, cancelled)
+
+        def get(offset_bytes: int) -> int:
+            engine.read_cuda(offset_bytes, memory)
+            return tensor_checksum(memory)
+
+        self._get(copy, [(memory.nbytes, get)], cancelled)
 
     def write_in_place(
         self,
         engine: AddressableEngine,
         size_bytes: int,
-        fill: Callable[[memoryview], None],
+        fill: Callable[[memoryview], int],
         cancelled: Callable[[], bool],
     ) -> Copy:
-        """`write` into the engine's own memory, which `fill` fills."""
-        slot = self._allocate(size_bytes)
-        self.writes.start()
-        try:
-            if cancelled():
-                raise EndedEarlyError
-            image = engine.view(slot.offset_bytes, size_bytes)
-            fill(image)
-            sums = tuple(_sum_of_views(piece) for piece in cut([image], PIECE_BYTES))
-        except BaseException:
-            self.free(slot)
-            raise
-        finally:
-            self.writes.stop(size_bytes)
-        return Copy(slot=slot, size_bytes=size_bytes, shift_bytes=0, checksums=sums)
+        """`write` into the engine's own memory: `fill` copies there, and gives the checksum of what it copied."""
+        return self._put([(size_bytes, lambda offset_bytes: fill(engine.view(offset_bytes, size_bytes)))], cancelled)
 
-    def read_in_place(self, engine: AddressableEngine, copy: Copy, take: Callable[[memoryview], None]) -> None:
-        """`read` what `write_in_place` wrote: `take` copies it from the engine's own memory."""
-        self.reads.start()
-        try:
-            image = engine.view(copy.slot.offset_bytes, copy.size_bytes)
-            if self._checked and not _agree(cut([image], PIECE_BYTES), HOST, copy):
-                raise _other_bytes(self.engine.name, copy.slot.offset_bytes)
-            take(image)
-        finally:
-            self.reads.stop(copy.size_bytes)
+    def read_in_place(
+        self, engine: AddressableEngine, copy: Copy, take: Callable[[memoryview], int], cancelled: Callable[[], bool]
+    ) -> None:
+        """`read` what `write_in_place` wrote: `take` copies it from there, and gives the checksum of what came."""
+        self._get(copy, [(copy.size_bytes, lambda offset: take(engine.view(offset, copy.size_bytes)))], cancelled)
 
-    def _put(
-        self,
-        slot: Slot,
-        pieces: list[P],
-        kind: PieceKind[P],
-        move: Callable[[int, P], None],
-        cancelled: Callable[[], bool],
-    ) -> tuple[int, ...]:
+    def _put(self, moves: list[Move], cancelled: Callable[[], bool]) -> Copy:
+        all_bytes = sum(size_bytes for size_bytes, _ in moves)
+        slot = self._allocate(all_bytes)
         moved_bytes, sums = 0, []
         self.writes.start()
         try:
-            for piece in pieces:
+            for size_bytes, move in moves:
                 if cancelled():
                     raise EndedEarlyError
-                sums.append(kind.checksum(piece))  # unchecked too: `has` compares with it
-                move(slot.offset_bytes + moved_bytes, piece)
-                moved_bytes += kind.size_bytes(piece)
+                sums.append(move(slot.offset_bytes + moved_bytes))
+                moved_bytes += size_bytes
         except OSError as fault:
             self.free(slot)
             raise _write_error(self.engine.name, fault) from fault
@@ -216,26 +185,19 @@ class Device:
             raise
         finally:
             self.writes.stop(moved_bytes)
-        return tuple(sums)
+        return Copy(slot=slot, size_bytes=all_bytes, shift_bytes=0, checksums=tuple(sums))
 
-    def _get(
-        self,
-        copy: Copy,
-        pieces: list[P],
-        kind: PieceKind[P],
-        move: Callable[[int, P], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def _get(self, copy: Copy, moves: list[Move], cancelled: Callable[[], bool]) -> None:
         moved_bytes = 0
         self.reads.start()
         try:
-            for piece, expected in zip(pieces, copy.checksums, strict=True):
+            for (size_bytes, move), expected in zip(moves, copy.checksums, strict=True):
                 if cancelled():
                     raise EndedEarlyError
                 offset_bytes = copy.slot.offset_bytes + moved_bytes
-                move(offset_bytes, piece)
-                moved_bytes += kind.size_bytes(piece)
-                if self._checked and kind.checksum(piece) != expected:
+                found = move(offset_bytes)
+                moved_bytes += size_bytes
+                if self._checked and found != expected:
                     raise _other_bytes(self.engine.name, offset_bytes)
         except OSError as fault:
             raise SpillReadError(

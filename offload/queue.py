@@ -34,21 +34,34 @@ class IoRequest:
         self.cancelled = False
 
 
+_Heaps = tuple[list[tuple[int, int, IoRequest]], list[tuple[int, int, IoRequest]]]
+"""What a worker looks through, in this order."""
+
+
 def _done(_: IoRequest) -> None:
     """What is left to do of a request that was run. Its work, and what that refers to, is let go of."""
 
 
 class RequestQueue:
-    """`threads` workers that take requests in order. `work` must not raise; it runs without any lock held."""
+    """`threads` workers that take requests in order. `work` must not raise; it runs without any lock held.
 
-    def __init__(self, name: str, *, threads: int) -> None:
+    `writers` of them take writes first: where both directions move at once, neither is to wait for the other.
+    """
+
+    def __init__(self, name: str, *, threads: int, writers: int = 0) -> None:
         self._ready = threading.Condition(threading.Lock())
         self._idle = 0
-        self._heap: list[tuple[int, int, IoRequest]] = []
+        self._writes: list[tuple[int, int, IoRequest]] = []
+        self._others: list[tuple[int, int, IoRequest]] = []
         self._sequence = itertools.count()
         self._closed = False
         self._threads = [
-            threading.Thread(target=self._serve, name=f"offload {name} {number}", daemon=True)
+            threading.Thread(
+                target=self._serve,
+                args=((self._writes, self._others) if number < writers else (self._others, self._writes),),
+                name=f"offload {name} {number}",
+                daemon=True,
+            )
             for number in range(threads)
         ]
         for thread in self._threads:
@@ -83,21 +96,22 @@ class RequestQueue:
 
     def _push(self, request: IoRequest) -> None:
         with self._ready:
-            heapq.heappush(self._heap, (request.urgency, next(self._sequence), request))
+            heap = self._writes if request.urgency is Urgency.WRITE else self._others
+            heapq.heappush(heap, (request.urgency, next(self._sequence), request))
             if self._idle:
                 self._ready.notify()
 
-    def _serve(self) -> None:
-        while (request := self._take()) is not None:
+    def _serve(self, heaps: _Heaps) -> None:
+        while (request := self._take(heaps)) is not None:
             work, request.work = request.work, _done
             work(request)
             del work, request  # nothing is held while there is nothing to do
 
-    def _take(self) -> IoRequest | None:
+    def _take(self, heaps: _Heaps) -> IoRequest | None:
         with self._ready:
             while True:
-                while self._heap:
-                    request = heapq.heappop(self._heap)[2]
+                while heap := next(filter(None, heaps), None):
+                    request = heapq.heappop(heap)[2]
                     if not request.taken:  # a hastened or cancelled request is in the heap twice
                         request.taken = True
                         return request

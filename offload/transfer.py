@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from elastrain.offload.buffers import bytes_of, fault_in, image_of, shift_of
+from elastrain.offload.buffers import bytes_of, fault_in, image_of, shift_of, tensor_checksum
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.engines.port import AddressableEngine, CudaEngine, round_up
 
@@ -55,10 +55,10 @@ def write(
             return device.write_cuda(device.engine, _tensor(storage), cancelled)
     if isinstance(device.engine, AddressableEngine):
 
-        def fill(image: memoryview) -> None:
-            with _settled(storage, ready) as side:
+        def fill(image: memoryview) -> int:
+            with _settled(storage, ready):
                 torch.frombuffer(image, dtype=torch.uint8).copy_(_tensor(storage), non_blocking=True)
-                side.synchronize()
+                return tensor_checksum(_tensor(storage))  # which waits for both
 
         return device.write_in_place(device.engine, storage.nbytes(), fill, cancelled)
     host = _on_host(storage, ready)
@@ -74,7 +74,7 @@ def is_same(device: Device, copy: Copy, storage: torch.UntypedStorage, ready: to
     """Whether the copy on the device has the bytes that are in memory now (with CUDA: when `ready` is reached)."""
     if ready is None:
         return device.has(copy, bytes_of(storage))
-    if isinstance(device.engine, CudaEngine):
+    if isinstance(device.engine, CudaEngine | AddressableEngine):
         with _settled(storage, ready):
             return device.has_cuda(copy, _tensor(storage))
     host = _on_host(storage, ready)
@@ -88,7 +88,7 @@ def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: C
         fault_in(image)
         device.read(copy, image, cancelled)
         return
-    side = _own_stream(storage.device)
+    side = own_stream(storage.device)
     # torch may fill what it hands out, on the stream on which it was taken: that comes first.
     side.wait_stream(_side_stream(storage.device))
     with torch.cuda.stream(side):
@@ -98,11 +98,11 @@ def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: C
             return
         if isinstance(device.engine, AddressableEngine):
 
-            def take(image: memoryview) -> None:
+            def take(image: memoryview) -> int:
                 _tensor(storage).copy_(torch.frombuffer(image, dtype=torch.uint8), non_blocking=True)
-                side.synchronize()
+                return tensor_checksum(_tensor(storage))
 
-            device.read_in_place(device.engine, copy, take)
+            device.read_in_place(device.engine, copy, take, cancelled)
             return
         host = _pinned(storage.nbytes())
         device.read(copy, image_of(host.untyped_storage(), 0), cancelled)
@@ -113,7 +113,7 @@ def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: C
 @contextmanager
 def _settled(storage: torch.UntypedStorage, ready: torch.cuda.Event) -> Iterator[torch.cuda.Stream]:
     """On the thread's own stream, after everything that was to be done to the storage."""
-    side = _own_stream(storage.device)
+    side = own_stream(storage.device)
     with torch.cuda.stream(side):
         side.wait_event(ready)
         side.synchronize()
@@ -134,11 +134,15 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _own_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for each thread: on a common one a read would wait for writes of what is not computed yet."""
+def own_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for each thread: on a common one a read would wait for writes of what is not computed yet.
+
+    One for all that a thread moves: CUDA has eight queues to a device, and what shares one waits for each other. Before
+    what computes: sums of what was moved take no time, and somebody waits for them.
+    """
     streams: dict[torch.device, torch.cuda.Stream] = _MINE.__dict__.setdefault("streams", {})
     if device not in streams:
-        streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        streams[device] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
     return streams[device]
 
 

@@ -19,7 +19,7 @@ from elastrain.offload.lifetimes.saved import SavedTensors
 from elastrain.offload.lifetimes.standing import StandingWatch
 from elastrain.offload.lifetimes.values import Kind
 
-WATCHED_STEPS, WATCH_EVERY_STEPS = 3, 16
+WATCHED_STEPS, WATCH_EVERY_STEPS = 3, 64
 """Where to look closely takes time, so many steps of each so many under a plan are watched at each point."""
 
 
@@ -55,6 +55,11 @@ class Conductor:
         self._saved.told.all_leave = False
         for key, piece in self._pieces.items():
             piece.shares = carried.shares.get(key, ())
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether what is asked for is done later, on a device."""
+        return not self._meter.is_cheap
 
     def is_at(self, stage: StepStage, block: int) -> bool:
         """Whether the step is at this point already."""

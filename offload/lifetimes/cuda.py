@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,12 +20,14 @@ from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.resized import ResizedPool
 from elastrain.offload.staging import StagingPool
 from elastrain.offload.stats import size
+from elastrain.offload.transfer import own_stream
 
 STAGING_BYTES = 1 << 30
 """Pinned memory of the host: some large pieces at a time, so that a drive's threads seldom wait for each other."""
 
-HOST_THREADS = 14
-"""One thread sums 9 GB/s at most; a bus to the host moves six times as much, each way."""
+HOST_THREADS = 4
+"""Two for each direction: one copies while the other one's copy is summed, on the device."""
+TOUCHING_THREADS = 14
 STEP_BYTES = 256 << 20
 """What one thread touches at a time."""
 HOST_BYTES_PER_S = 20e9
@@ -39,7 +40,6 @@ class CudaLanes:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._computing: torch.cuda.Stream | None = None
-        self._mine = threading.local()
 
     def mark(self) -> torch.cuda.Event:
         """An event behind all that the compute stream has to do. Raises OffloadConfigError."""
@@ -63,7 +63,7 @@ class CudaLanes:
     @contextmanager
     def copying(self, mark: torch.cuda.Event) -> Iterator[None]:
         """As `Lanes.copying`."""
-        stream = self._stream()
+        stream = own_stream(self._device)
         with torch.cuda.stream(stream):
             stream.wait_event(mark)
             try:
@@ -72,12 +72,6 @@ class CudaLanes:
                 ended = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # many threads wait: none spins
                 ended.record(stream)
                 ended.synchronize()
-
-    def _stream(self) -> torch.cuda.Stream:
-        found: torch.cuda.Stream | None = getattr(self._mine, "stream", None)
-        if found is None:
-            found = self._mine.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        return found
 
 
 class CudaMeter:
@@ -98,8 +92,8 @@ class CudaMeter:
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def clock(self) -> float:
-        """Seconds at which the device has done all that it was asked for."""
-        torch.cuda.synchronize(self._device)
+        """Seconds at which the device has computed all that it was asked for; copies may go on."""
+        torch.cuda.current_stream(self._device).synchronize()
         return time.perf_counter()
 
     def keep_pace(self) -> None:
@@ -139,7 +133,9 @@ def pinned_engine(size_bytes: int) -> HostEngine:
     """Host memory that a device copies to and from by itself, at the speed of the bus. Raises OffloadConfigError."""
     memory = pages(round_up(size_bytes))
     keep_from_children(memory)
-    with ThreadPoolExecutor(HOST_THREADS) as several:  # the kernel takes a second for each 2 GB that one thread touches
+    with ThreadPoolExecutor(
+        TOUCHING_THREADS
+    ) as several:  # the kernel takes a second for each 2 GB that one thread touches
         list(
             several.map(fault_in, (memory[begin : begin + STEP_BYTES] for begin in range(0, memory.nbytes, STEP_BYTES)))
         )

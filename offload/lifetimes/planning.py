@@ -29,6 +29,9 @@ from elastrain.offload.lifetimes.values import LimitBelowLeastError, Tier, Unpla
 STEPS_BEFORE_A_PLAN = 2
 """The first step makes gradients and optimizer states; the second one shows how long a step takes."""
 
+AHEAD_LATENCY_S = 0.008
+"""The host asks a device a point ahead, and hears late of what was moved. Without it, the device waits for the host."""
+
 
 class Planning:
     """Makes the plan after some steps, again of the first step under it, and anew when steps differ for a while.
@@ -144,6 +147,7 @@ class Planning:
                 name=device.engine.name,
                 read_bytes_per_s=device.reads.recent_bytes_per_s,
                 write_bytes_per_s=device.writes.recent_bytes_per_s,
+                latency_s=AHEAD_LATENCY_S if self._conductor.runs_ahead else 0.0,
                 capacity_bytes=device.quota_bytes,
                 is_memory=isinstance(device.engine, HostEngine),
                 duplex=isinstance(device.engine, HostEngine),

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from elastrain.offload.buffers import bytes_of, image_of
+from elastrain.offload.buffers import bytes_of, image_of, tensor_checksum
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.engines.port import AddressableEngine, CudaEngine, round_up
 from elastrain.offload.lifetimes.memory import Access, PieceMemory, Span
@@ -49,15 +49,17 @@ class ResizedPiece:
     def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
         """As `PieceMemory.write`."""
         part = self._part(span)
-        if isinstance(device.engine, CudaEngine):
+        if isinstance(device.engine, CudaEngine | AddressableEngine):
             with self._lanes.copying(self.mark):
-                pass  # what computes it has ended
+                pass  # what computes it has ended: a drive's rate is that of moving alone
+        if isinstance(device.engine, CudaEngine):
             return device.write_cuda(device.engine, part, cancelled)
         if isinstance(device.engine, AddressableEngine):
 
-            def fill(image: memoryview) -> None:
+            def fill(image: memoryview) -> int:
                 with self._lanes.copying(self.mark):
                     torch.frombuffer(image, dtype=torch.uint8).copy_(part, non_blocking=True)
+                    return tensor_checksum(part)
 
             return device.write_in_place(device.engine, span.size_bytes, fill, cancelled)
         with self._staging.lend(span.size_bytes) as host:
@@ -68,18 +70,20 @@ class ResizedPiece:
     def read(self, device: Device, span: Span, copy: Copy, cancelled: Callable[[], bool]) -> None:
         """As `PieceMemory.read`."""
         part = self._part(span)
-        if isinstance(device.engine, CudaEngine):
+        if isinstance(device.engine, CudaEngine | AddressableEngine):
             with self._lanes.copying(self.mark):
                 pass  # whoever had the memory before has ended
+        if isinstance(device.engine, CudaEngine):
             device.read_cuda(device.engine, copy, part, cancelled)
             return
         if isinstance(device.engine, AddressableEngine):
 
-            def take(image: memoryview) -> None:
+            def take(image: memoryview) -> int:
                 with self._lanes.copying(self.mark):
                     part.copy_(torch.frombuffer(image, dtype=torch.uint8), non_blocking=True)
+                    return tensor_checksum(part)
 
-            device.read_in_place(device.engine, copy, take)
+            device.read_in_place(device.engine, copy, take, cancelled)
             return
         with self._staging.lend(span.size_bytes) as host:
             device.read(copy, image_of(host.untyped_storage(), 0)[: round_up(span.size_bytes)], cancelled)

@@ -114,7 +114,7 @@ class Tiers:
 def _ways(tiers: Sequence[Tier], size_bytes: int) -> tuple[Ways, Ways]:
     drives = [(Share(tier=n, size_bytes=size_bytes),) for n, tier in enumerate(tiers) if not tier.is_memory]
     memory = [(Share(tier=n, size_bytes=size_bytes),) for n, tier in enumerate(tiers) if tier.is_memory]
-    least_s = min((tiers[way[0].tier].read_s(size_bytes) for way in drives), default=0.0)
+    least_s = min((size_bytes / tiers[way[0].tier].read_bytes_per_s for way in drives), default=0.0)
     if len(drives) > 1 and least_s >= STRIPE_S:
         return [_stripes(tiers, size_bytes)], memory
     return drives, memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +147,24 @@ def test_device_memory_goes_there_and_back_without_the_host() -> None:
     device.close()
 
 
+def test_what_was_copied_in_place_is_summed_where_it_is_and_compared_there() -> None:
+    engine = HostEngine(1 << 20)
+    device = Device(engine, quota_bytes=1 << 20, threads=2)
+    there = torch.arange(4096, dtype=torch.int64).to(torch.uint8)
+
+    def fill(image: memoryview) -> int:
+        torch.frombuffer(image, dtype=torch.uint8).copy_(there)
+        return tensor_checksum(there)
+
+    copy = device.write_in_place(engine, there.nbytes, fill, never)
+    assert device.has_cuda(copy, there)
+    there[17] ^= 1
+    assert not device.has_cuda(copy, there)
+    with pytest.raises(CorruptSpillError):
+        device.read_in_place(engine, copy, lambda _: tensor_checksum(there), never)
+    device.close()
+
+
 @pytest.mark.parametrize("size_bytes", [1, 8, 4096, 4099])
 def test_the_checksum_of_a_tensor_sees_every_bit_and_every_place(size_bytes: int) -> None:
     memory = torch.arange(size_bytes, dtype=torch.int64).to(torch.uint8)
@@ -157,8 +176,10 @@ def test_the_checksum_of_a_tensor_sees_every_bit_and_every_place(size_bytes: int
             memory[place] ^= bit
     assert tensor_checksum(memory) == first
     if size_bytes >= 4096:
-        swapped = torch.cat([memory[8:16], memory[:8], memory[16:]])
-        assert tensor_checksum(swapped) != first
+        row = 8 * math.isqrt(size_bytes // 8)
+        for width in (8, row, 3 * row):  # words, and whole rows of the square
+            swapped = torch.cat([memory[width : 2 * width], memory[:width], memory[2 * width :]])
+            assert tensor_checksum(swapped) != first
 
 
 class Terabyte(MemoryEngine):

@@ -15,8 +15,8 @@ DEADLINE_S = 10.0
 class HeldQueue:
     """One worker, held at its first request until everything else is queued; then the order is seen."""
 
-    def __init__(self) -> None:
-        self.queue = RequestQueue("test", threads=1)
+    def __init__(self, *, writers: int = 0) -> None:
+        self.queue = RequestQueue("test", threads=1, writers=writers)
         self.order: list[str] = []
         self._busy, self._go = threading.Event(), threading.Event()
         self.queue.submit(Urgency.DEMAND, self._hold)
@@ -52,6 +52,13 @@ def test_reads_go_before_writes_and_demands_before_both(gate: HeldQueue) -> None
     gate.submit(Urgency.PREFETCH, "ahead 2")
     gate.submit(Urgency.DEMAND, "demand")
     assert gate.run() == ["demand", "ahead 1", "ahead 2", "write 1", "write 2"]
+
+
+def test_a_worker_for_writes_takes_them_first_and_reads_where_there_are_none() -> None:
+    gate = HeldQueue(writers=1)
+    gate.submit(Urgency.DEMAND, "demand")
+    gate.submit(Urgency.WRITE, "write")
+    assert gate.run() == ["write", "demand"]
 
 
 def test_a_hastened_read_is_run_once_and_first(gate: HeldQueue) -> None:

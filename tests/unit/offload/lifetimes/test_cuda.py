@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from elastrain.offload import transfer
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.cuda import CudaLanes, CudaMeter, host_tier
 
@@ -21,7 +23,8 @@ class Noted:
         self.now = "compute"
         self.capturing = False
 
-    def stream(self, _device: Any = None) -> Any:
+    def stream(self, _device: Any = None, *, priority: int = 0) -> Any:
+        assert priority < 0, "sums of what was moved would wait for what computes"
         noted = self
 
         class Stream:
@@ -61,6 +64,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "Stream", made.stream)
     monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(transfer, "_MINE", threading.local())  # streams of its threads
     return made
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+from elastrain.offload.device import Device
+from elastrain.offload.engines.host import HostEngine
 from elastrain.offload.lifetimes import heap
 from elastrain.offload.lifetimes.carried import Carried
-from elastrain.offload.lifetimes.choice import Policy
+from elastrain.offload.lifetimes.choice import ChosenPlan, Policy, choose
 from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.heap import KEPT_BYTES, LARGE_BYTES, FreedMemory
 from elastrain.offload.lifetimes.measuring import KnownPoints, PointFigures
 from elastrain.offload.lifetimes.orders import Arrival, BlockSizes, StepStage
-from elastrain.offload.lifetimes.planning import Planning
+from elastrain.offload.lifetimes.planning import AHEAD_LATENCY_S, Planning
 from elastrain.offload.lifetimes.states import BlockStates
 from elastrain.offload.lifetimes.values import Tier
 
@@ -42,6 +44,40 @@ class Conducted:
     def carry(self, carried: Carried, outside_bytes: int) -> None:
         self.carried, self.steps = carried, 0
         self.outside_bytes.append(outside_bytes)
+
+
+class Ahead(Conducted):
+    """Of a device, which does later what it is asked for."""
+
+    def __init__(self, *, runs_ahead: bool) -> None:
+        super().__init__()
+        self.runs_ahead = runs_ahead
+
+
+@pytest.mark.parametrize(("runs_ahead", "latency_s"), [(False, 0.0), (True, AHEAD_LATENCY_S)])
+def test_plans_leave_time_for_who_asks_a_device_ahead(
+    monkeypatch: pytest.MonkeyPatch, runs_ahead: bool, latency_s: float
+) -> None:
+    planned: list[tuple[Tier, ...]] = []
+
+    def noted(step: Any, limit_bytes: int, tiers: tuple[Tier, ...], policy: Policy) -> ChosenPlan:
+        planned.append(tiers)
+        return choose(step, limit_bytes, tiers, policy)
+
+    monkeypatch.setattr("elastrain.offload.lifetimes.planning.choose", noted)
+    device = Device(HostEngine(1 << 20), quota_bytes=1 << 20)
+    conducted = Ahead(runs_ahead=runs_ahead)
+    planning = Planning(
+        AMPLE_BYTES,
+        cast(BlockStates, Sizes()),
+        cast(Conductor, conducted),
+        [device],
+        FreedMemory(can_stay=False),
+    )
+    for _ in range(3):
+        planning.step_ended()
+    device.close()
+    assert {tier.latency_s for tier in planned[0]} == {latency_s}
 
 
 class Sizes:
