@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -102,7 +103,7 @@ def export_checkpoint(
 
     if form not in FORMS:
         raise ConfigError(f"--format {form!r}: it is one of {', '.join(FORMS)}")
-    if out.exists():
+    if os.path.lexists(out):
         raise ConfigError(f"--out {out} is there already, and nothing is overwritten: name another folder")
     with _sentences():
         where, named = _found(places)

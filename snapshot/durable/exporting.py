@@ -26,7 +26,7 @@ def export(plain: PlainState, out: Path, form: str) -> list[Path]:
 
     Raises TakenError if `out` is there, CheckpointError where it cannot be written.
     """
-    if out.exists():
+    if os.path.lexists(out):
         raise TakenError(f"{out} is there already, and nothing is overwritten: name another folder")
     fresh = out.with_name(f".{out.name}.writing-{secrets.token_hex(4)}")
     with told(f"writing {out}"):

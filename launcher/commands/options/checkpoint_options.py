@@ -34,7 +34,6 @@ class CheckpointFlags:
         ),
     ] = SHARED
     keep: Annotated[int, typer.Option("--keep", min=1, help="Checkpoints that are kept; older ones go.")] = 3
-
     keep_for: Annotated[
         str | None,
         typer.Option(

@@ -89,6 +89,7 @@ def test_show_prints_what_a_checkpoint_is(folder: Path) -> None:
 def test_wrong_names_end_with_2_and_a_sentence(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "empty.safetensors").mkdir()
     save_file({"w": torch.ones(2)}, model := tmp_path / "model.safetensors")
     for arguments in (
@@ -102,6 +103,7 @@ def test_wrong_names_end_with_2_and_a_sentence(folder: Path, tmp_path: Path) -> 
         ("export", folder, "--out", tmp_path / "file" / "out"),
         ("export", folder, "--out", tmp_path / "out", "--format", "zip"),
         ("export", folder, "--out", folder),
+        ("export", folder, "--out", tmp_path / "dangling"),
         ("import", tmp_path / "model.pt", "--into", tmp_path / "new"),
         ("import", tmp_path / "none.safetensors", "--into", tmp_path / "new"),
         ("import", tmp_path / "empty.safetensors", "--into", tmp_path / "new"),
@@ -118,6 +120,9 @@ def test_wrong_names_end_with_2_and_a_sentence(folder: Path, tmp_path: Path) -> 
         assert done.exit_code == 2, (arguments, done.output)
         assert done.stderr.startswith("elastrain: ")
         assert len(done.stderr.strip().splitlines()) == 1, (arguments, done.stderr)
+    # What cannot be asked for, for want of a permission or for its length, is no traceback.
+    done = run("export", folder, "--out", tmp_path / ("n" * 300))
+    assert (done.exit_code, done.stderr.splitlines()[-1].endswith("n failed: File name too long")) == (2, True)
     done = run("ls", tmp_path / "file")
     sentence = f"{tmp_path}/file is a file: name the --checkpoint-dir of a job, or a folder in it"
     assert (done.exit_code, done.stderr) == (2, f"elastrain: {sentence}\n")
