@@ -148,7 +148,7 @@ class Tasks:
 
     def next_command(self) -> p.Forward | p.Backward | None:
         """What the training loop is to do next; None: it waits for a boundary tensor, or has done its tasks."""
-        action = None if self._desk is None else self._desk.next_action().action
+        action = None if self._desk is None else self._desk.next_action()
         return None if action is None else self._command(action)
 
     def _command(self, action: TaskAction) -> p.Forward | p.Backward:
@@ -168,5 +168,5 @@ class Tasks:
         members = [m for m in self._views.view.ids if newest is None or m in newest]
         wish, present = PlanWish(stages=pipelining.stages, runs=self._runs.fold.runs), self._commit.plan
         if present is None:
-            return first_plan(traced.graph, members, wish).plan
-        return next_plan(traced.graph, present, members, wish).plan
+            return first_plan(traced.graph, members, wish)
+        return next_plan(traced.graph, present, members, wish)

@@ -77,5 +77,5 @@ class Tracing:
                 self._out.fail("DivergedError", different_graphs(self._commit.step + 1, told, where))
                 return None
         wish = PlanWish(stages=self.pipelining.stages, runs=runs)
-        self.plan = first_plan(self.traced.graph, members, wish).plan
+        self.plan = first_plan(self.traced.graph, members, wish)
         return self.plan

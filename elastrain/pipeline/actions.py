@@ -28,15 +28,7 @@ class TaskAction:
     task: Task
 
 
-@dataclass(frozen=True, kw_only=True)
-class NextAction:
-    """The next action, or None to wait, and why."""
-
-    action: TaskAction | None
-    reason: str
-
-
-def choose(ready: Collection[TaskAction], in_flight: Collection[Task], limit: int) -> NextAction:
+def choose(ready: Collection[TaskAction], in_flight: Collection[Task], limit: int) -> TaskAction | None:
     """Choose the backward of the lowest micro-batch; else the deepest forward within the limit; else wait.
 
     ready: what could begin now. in_flight: the task of each micro-batch that has been forwarded and not gone backward.
@@ -46,19 +38,11 @@ def choose(ready: Collection[TaskAction], in_flight: Collection[Task], limit: in
     backwards = [each for each in ready if each.kind is ActionKind.BACKWARD]
     if backwards:
         # A backward frees memory, and lets the members above go on; of two the deeper one has more of them above it.
-        first = min(backwards, key=lambda each: (each.micro_batch, -each.task.begin, each.task))
-        return NextAction(action=first, reason=f"micro-batch {first.micro_batch} is the lowest whose gradient is here")
+        return min(backwards, key=lambda each: (each.micro_batch, -each.task.begin, each.task))
     forwards = [each for each in ready if each.kind is ActionKind.FORWARD]
     allowed = [each for each in forwards if _held_back_by(each.task, in_flight) < limit]
-    if allowed:
-        # The deepest: it is nearest to the loss, and so to the backward that frees it.
-        deepest = min(allowed, key=lambda each: (-each.task.begin, each.micro_batch, each.task))
-        return NextAction(
-            action=deepest, reason=f"no gradient is here; the forward at cut {deepest.task.begin} is deepest"
-        )
-    if forwards:
-        return NextAction(action=None, reason=f"{len(in_flight)} forwards are in flight, and the limit is {limit}")
-    return NextAction(action=None, reason="neither an activation nor a gradient is here")
+    # The deepest: it is nearest to the loss, and so to the backward that frees it.
+    return min(allowed, key=lambda each: (-each.task.begin, each.micro_batch, each.task), default=None)
 
 
 def _held_back_by(task: Task, in_flight: Collection[Task]) -> int:

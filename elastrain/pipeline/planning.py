@@ -11,7 +11,6 @@ from math import ceil
 
 from elastrain.pipeline.cuts import Had, LineUp, line_up
 from elastrain.pipeline.graph import BlockGraph, check_stages
-from elastrain.pipeline.moves import BlockMoves, moves
 from elastrain.pipeline.plan import Pipeline, PipelinePlan, held
 
 
@@ -21,15 +20,6 @@ class PlanWish:
 
     stages: int
     runs: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A plan, the moves that lead to it, and why it is this one."""
-
-    plan: PipelinePlan
-    moves: BlockMoves
-    reason: str
 
 
 @dataclass
@@ -52,7 +42,7 @@ def pipelines_wanted(graph: BlockGraph, members: int, stages: int) -> int:
     return min(members, max(1, rounded, ceil(members / len(graph.units))))
 
 
-def first_plan(graph: BlockGraph, members: Sequence[str], wish: PlanWish) -> Planned:
+def first_plan(graph: BlockGraph, members: Sequence[str], wish: PlanWish) -> PipelinePlan:
     """Plan the start: pipelines of consecutive ranks, as even as possible, the longer ones first.
 
     Everybody has the whole model then, so that no block moves. Raises ConfigError where there are too few legal cuts.
@@ -66,9 +56,7 @@ def first_plan(graph: BlockGraph, members: Sequence[str], wish: PlanWish) -> Pla
         length = len(members) // count + (index < len(members) % count)
         lines.append(line_up(graph, [(m, everything[m]) for m in members[start : start + length]]))
         start += length
-    plan = _plan(graph, lines, wish.runs)
-    reason = f"{len(members)} members / {wish.stages} stages make {count} pipelines of {_lengths(plan)} members"
-    return Planned(plan=plan, moves=moves(everything, plan), reason=reason)
+    return _plan(graph, lines, wish.runs)
 
 
 def next_plan(
@@ -77,7 +65,7 @@ def next_plan(
     members: Sequence[str],
     wish: PlanWish,
     adopted: Mapping[str, Had] | None = None,
-) -> Planned:
+) -> PipelinePlan:
     """Plan the next view: what was lost is taken out, who joined goes to the shortest pipeline.
 
     members: of the view, in rank order. adopted: member -> blocks that recovery gave it besides those of `plan`.
@@ -87,50 +75,32 @@ def next_plan(
     # What recovery gave somebody in the open step counts as had: else the next plan would send it once more.
     has = {m: blocks | (adopted or {}).get(m, frozenset()) for m, blocks in held(plan).items() if m in members}
     has.update({m: frozenset((adopted or {}).get(m, frozenset())) for m in members if m not in has})
-    lines, reasons = _regrouped(graph, plan, members, wish.stages)
-    ordered = [_cut(graph, line, has) for line in lines]
-    new = _plan(graph, ordered, wish.runs)
-    made = moves(has, new)
-    reason = "; ".join(reasons) if reasons else "the members are the same"
-    return Planned(plan=new, moves=made, reason=f"{reason}; {made.reason}; pipelines of {_lengths(new)} members")
+    ordered = [_cut(graph, line, has) for line in _regrouped(graph, plan, members, wish.stages)]
+    return _plan(graph, ordered, wish.runs)
 
 
-def _regrouped(
-    graph: BlockGraph, plan: PipelinePlan, members: Sequence[str], stages: int
-) -> tuple[list[_Line], list[str]]:
-    """Say who is in which pipeline, and why; cuts and order come later."""
-    lines, reasons = _survivors(plan, frozenset(members))
+def _regrouped(graph: BlockGraph, plan: PipelinePlan, members: Sequence[str], stages: int) -> list[_Line]:
+    """Say who is in which pipeline; cuts and order come later."""
+    lines = _survivors(plan, frozenset(members))
     # The number of pipelines first, and then who is in which: a newcomer may be the one that opens another.
     wanted = pipelines_wanted(graph, len(members), stages)
     known = set(plan.members)
     free = [member for member in members if member not in known]
-    reasons += [f"{member} joins" for member in free]
     while len(lines) > wanted:
         # The shortest: fewest members change their blocks.
-        dissolved = lines.pop(min(range(len(lines)), key=lambda i: (lines[i].length, -i)))
-        free += dissolved.staying
-        reasons.append(f"the pipeline of {' '.join(dissolved.staying)} is dissolved, as {wanted} are enough")
+        free += lines.pop(min(range(len(lines)), key=lambda i: (lines[i].length, -i))).staying
     while len(lines) < wanted:
         lines.append(_Line([], [free.pop(0) if free else _taken(lines)]))
-        reasons.append(f"{lines[-1].coming[0]} opens a pipeline, as there are to be {wanted}")
     for member in free:
         # The shortest is the slowest and has the heaviest members: there one more helps most.
         min(lines, key=lambda line: line.length).coming.append(member)
-    return _fitting(graph, lines), reasons
+    return _fitting(graph, lines)
 
 
-def _survivors(plan: PipelinePlan, alive: Collection[str]) -> tuple[list[_Line], list[str]]:
-    lines, reasons = [], []
-    for index, pipeline in enumerate(plan.pipelines):
-        staying = [member for member in pipeline.members if member in alive]
-        lost = [member for member in pipeline.members if member not in alive]
-        if lost:
-            what = "is cut anew" if staying else "is gone"
-            reasons.append(f"pipeline {index} has lost {' '.join(lost)} and {what}")
-        # Who is left keeps its order: each then has most of the blocks that it is to have.
-        if staying:
-            lines.append(_Line(staying, [], pipeline))
-    return lines, reasons
+def _survivors(plan: PipelinePlan, alive: Collection[str]) -> list[_Line]:
+    # Who is left keeps its order: each then has most of the blocks that it is to have.
+    lines = [_Line([m for m in pipeline.members if m in alive], [], pipeline) for pipeline in plan.pipelines]
+    return [line for line in lines if line.staying]
 
 
 def _taken(lines: list[_Line]) -> str:
@@ -185,7 +155,3 @@ def shares(lengths: Sequence[int], runs: int) -> tuple[int, ...]:
                 best = index
         found[best] += 1
     return tuple(found)
-
-
-def _lengths(plan: PipelinePlan) -> str:
-    return " + ".join(str(len(pipeline.members)) for pipeline in plan.pipelines)

@@ -177,7 +177,7 @@ def heaviest_bytes(model: ModelBytes, load: Load, stages: int, lack: Lack) -> in
     load: of any member, for what is the same of all.
     """
     names = [str(number) for number in range(lack.members)]
-    plan = first_plan(model.graph, names, PlanWish(stages=stages, runs=load.shape.runs)).plan
+    plan = first_plan(model.graph, names, PlanWish(stages=stages, runs=load.shape.runs))
     return max(_member_bytes(model, load, plan, name, lack) for name in names)
 
 

@@ -26,7 +26,7 @@ class StagedScript:
     def plan(self, members: Sequence[str]) -> PipelinePlan:
         """The plan that a job of these members begins with. Raises ConfigError where the model has too few cuts."""
         wish = PlanWish(stages=self.stages, runs=self.shape.runs)
-        return first_plan(self.model.graph, members, wish).plan
+        return first_plan(self.model.graph, members, wish)
 
     def homes(self, plan: PipelinePlan) -> list[tuple[str, ...]]:
         """Per shard, the members that compute with it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from elastrain.pipeline.actions import ActionKind, NextAction, TaskAction, choose
+from elastrain.pipeline.actions import ActionKind, TaskAction, choose
 from elastrain.pipeline.boundary import BoundaryName, Direction
 from elastrain.pipeline.plan import Task
 
@@ -104,7 +104,7 @@ class TaskDesk:
         self.here.add(name)
         return True
 
-    def next_action(self) -> NextAction:
+    def next_action(self) -> TaskAction | None:
         return choose(self.ready(), self.in_flight(), self.limit)
 
     def ready(self) -> tuple[TaskAction, ...]:

@@ -40,12 +40,7 @@ class Planning:
     """
 
     def __init__(
-        self,
-        limit_bytes: int,
-        states: BlockStates,
-        conductor: Conductor,
-        devices: Sequence[Device],
-        freed: FreedMemory,
+        self, limit_bytes: int, states: BlockStates, conductor: Conductor, devices: Sequence[Device], freed: FreedMemory
     ) -> None:
         self.policy = Policy()
         self.order = UpdateOrder.AFTER_BACKWARD

@@ -140,7 +140,7 @@ class MemberStep:
         yield batch_of(0)
         assert self._tracing is None, "the loop has called step.backward"
         while self._desk.open_tasks():
-            action = self._desk.next_action().action
+            action = self._desk.next_action()
             if action is None:
                 self._arrived(*self._wires.receive(self.name))
             elif action.kind is ActionKind.FORWARD:

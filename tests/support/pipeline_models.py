@@ -245,6 +245,18 @@ class Dropped(Stack):
         return logits
 
 
+class Written(Stack):
+    """Code between blocks adds what it makes of activations to a tensor of its own, in place."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, total = self.embed(tokens), torch.zeros(())
+        for layer in self.layers:
+            x = layer(x)
+            total += x.square().mean()
+        logits: Tensor = self.head(x * (1 + total))
+        return logits
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, how it is called, and where it is cut over two members (the first cut) or three."""
@@ -283,6 +295,7 @@ CASES = {
     "encoder-decoder": Case(EncoderDecoder, (2, 6)),
     "positions": Case(Positions, (4, 5)),
     "drawing": Case(Drawing, (1, 3)),
+    "written": Case(Written, (1, 5)),
     "passing-by": Case(lambda: EncoderDecoder(skipping=(1, 2)), (5, 6)),
 }
 

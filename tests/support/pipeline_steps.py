@@ -120,7 +120,7 @@ class DeskHandover:
             desk.arrive(name)
         if not desk.open_tasks():
             return p.Advance(record=SimpleNamespace(plan=post.plan(desk.shape.blocks)))  # type: ignore[arg-type]
-        action = desk.next_action().action
+        action = desk.next_action()
         if action is None:
             return None
         forward, task = action.kind is ActionKind.FORWARD, action.task

@@ -206,7 +206,7 @@ def test_a_straggler_gets_fewer_of_the_runs_by_the_quota_that_the_view_names() -
 
 def test_the_first_plan_stays_while_somebody_lives_who_has_traced() -> None:
     graph = BlockGraph(blocks=("b0", "b1"), flops=(1, 1), crossings=((),) * 3)
-    plan = first_plan(graph, ["a", "b"], PlanWish(stages=2, runs=3)).plan
+    plan = first_plan(graph, ["a", "b"], PlanWish(stages=2, runs=3))
     traced = TracedGraph(graph=graph, places=(0,))
     heard = replace(NEWCOMER, work=OpenWork(plan=plan))
     decision = recovery(a=NEWCOMER, b=heard)

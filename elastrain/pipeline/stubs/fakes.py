@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import CrossingTensor
 from elastrain.pipeline.stubs.kept import KeptByModules
-from elastrain.pipeline.stubs.trees import flatten, leaves_of, mapped
+from elastrain.pipeline.stubs.trees import flatten, is_fake, leaves_of, mapped
 
 _NO_NAMES: Mapping[str, object] = {}
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
@@ -204,10 +204,6 @@ def _versions(tree: object) -> tuple[int, ...]:
     return tuple(leaf._version for leaf in leaves_of(tree) if isinstance(leaf, Tensor))
 
 
-def is_fake(leaf: object) -> TypeGuard[Tensor]:
-    return isinstance(leaf, FakeTensor)
-
-
 def copy_of(tensor: Tensor) -> Tensor:
     """A copy with the same strides, also where elements overlap or leave gaps: kernels choose by strides."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -224,12 +220,16 @@ def device_of(parameters: Callable[[], Any]) -> torch.device:
 
 
 @contextlib.contextmanager
-def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[None]:
-    """Give torch's generator and the module's buffers back: what runs counts for nothing. `wholly`: and all else."""
+def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[Callable[[], list[Tensor]]]:
+    """Give torch's generator and the module's buffers back: what runs counts for nothing. `wholly`: and all else.
+
+    It says which buffers are others by now.
+    """
     kept = KeptByModules(module) if wholly else None
     buffers = [(each, each._buffers) for each in module.modules()]
     for each, its in buffers:
         each._buffers = {name: None if value is None else value.clone() for name, value in its.items()}
+    pairs = [(each, name, value, each._buffers[name]) for each, its in buffers for name, value in its.items()]
     # It would hand weights that were cast as fakes to whoever takes them next.
     is_cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -238,7 +238,11 @@ def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[None]
     is_off, log.disabled = log.disabled, True
     try:
         with torch.random.fork_rng(devices=[]), not_compiled():
-            yield
+            yield lambda: [
+                value
+                for each, name, value, copy in pairs
+                if value is not None and copy is not None and (each._buffers.get(name) is not copy or copy._version)
+            ]
     finally:
         log.disabled = is_off
         torch.set_autocast_cache_enabled(is_cached)

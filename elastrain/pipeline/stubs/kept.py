@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+
+from elastrain.pipeline.stubs.trees import is_fake
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _CONTAINERS = (dict, OrderedDict, defaultdict, list)
@@ -34,6 +35,10 @@ class KeptByModules:
             for each in inside(thing) if depth else ():
                 self._look(each, depth - 1)
 
+    def numbers(self) -> list[list[object]]:
+        """The plain values in them, as they are by now."""
+        return [[each for each in inside(thing) if isinstance(each, PLAIN)] for thing, _ in self._found.values()]
+
     def give_back(self) -> None:
         """Everything, and have `functools.lru_cache` forget fakes."""
         for thing, before in self._found.values():
@@ -55,9 +60,7 @@ def _lru_caches(owners: Iterable[object]) -> list[Any]:
 
 
 def keeps_fakes(thing: object, depth: int = DEPTH) -> bool:
-    if isinstance(thing, Tensor):
-        return isinstance(thing, FakeTensor)
-    return depth > 0 and any(keeps_fakes(each, depth - 1) for each in inside(thing))
+    return is_fake(thing) or (depth > 0 and any(keeps_fakes(each, depth - 1) for each in inside(thing)))
 
 
 def inside(thing: object) -> Iterable[Any]:

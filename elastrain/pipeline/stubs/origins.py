@@ -17,11 +17,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import IllegalCut
 from elastrain.pipeline.stubs.draws import NO_VALUES, OtherDraws, TracedDraws
-from elastrain.pipeline.stubs.fakes import is_fake
 from elastrain.pipeline.stubs.parameters import ParameterUses
 from elastrain.pipeline.stubs.saving import storage_of
+from elastrain.pipeline.stubs.trees import is_fake
 
 _NOWHERE = -1
 _BY_FORWARD = "behind block {} others are called by their forward, not as modules, and draw the numbers behind its own"
@@ -41,8 +42,12 @@ class Origins:
         """Number -> the place of the block that the tensor lives with."""
         self._order: list[str] = []
         self._numbers: dict[int, int] = {}
-        self._inside: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        """By id: a tensor that a block has made and not returned, and the block's place."""
+        self._inside: dict[int, tuple[weakref.ref[Tensor], int, bool]] = {}
+        """By id: a tensor that a block has made and not returned, the block's place, and whether it is of activations,
+        parameters or random numbers.
+        """
+        self._given: dict[int, object] = {}
+        """By id: the activations that the block was given that was entered last."""
         self._written: dict[int, tuple[Tensor, int]] = {}
         """By storage: a real tensor into which activations were written, and the block that it lives with from then."""
         self._illegal: dict[int, str] = {}
@@ -56,13 +61,18 @@ class Origins:
             self._order.append(name)
         self.latest, self.at = max(self.latest, at), at
 
-    def takes(self, at: int, name: str, arguments: Sequence[object]) -> None:
-        """A block is entered with these."""
+    def takes(self, at: int, arguments: Sequence[object]) -> None:
+        """A block is entered with these, or uses them."""
         self.parameters.used([each for each in arguments if isinstance(each, Tensor)], at)
         # Real ones are known only where others draw other random numbers, or have no activations to write into them.
         for home in self.homes_of_own(arguments):
-            why = f"block {name!r} takes random numbers that are drawn before it, or what activations are written into"
-            self._forbid(home, at, why)
+            why = "takes random numbers that are drawn before it, or what activations are written into"
+            self._forbid(home, at, f"block {self._order[at]!r} {why}")
+
+    def hooked(self, at: int, tensors: Sequence[Tensor]) -> None:
+        """The block is told of gradients of these, which it was given."""
+        for home in self.homes(tensors):
+            self._forbid(home, at, f"block {self._order[at]!r} has a hook on the gradient of what it is given")
 
     def number(self, tensor: Tensor) -> int:
         """The tensor's number; a new one lives with the latest block."""
@@ -76,15 +86,43 @@ class Origins:
         """A block has made these. By index of a tensor its number."""
         return {index: self._register(leaf, at) for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
 
-    def made_inside(self, at: int, tensors: Sequence[Tensor]) -> None:
-        """A block has made these, which code behind it may find in an attribute or a hook."""
-        for tensor in tensors:
-            self._inside[id(tensor)] = weakref.ref(tensor), at
+    def given(self, leaves: Sequence[object]) -> None:
+        """The block that was entered last is given these activations."""
+        self._given = {id(leaf): leaf for leaf in leaves}
+
+    def made_inside(self, taken: Sequence[Tensor], made: Sequence[Tensor], *, has_drawn: bool) -> None:
+        """A block has made these, which code behind it may find in an attribute or a hook, and so may another block."""
+        is_own = has_drawn
+        for tensor in taken:
+            _, at, its = self._made_at(tensor)
+            homes = [at] * its + [self.home[number] for number in [self._numbers.get(id(tensor))] if number is not None]
+            is_own |= its or id(tensor) in self._given or isinstance(tensor, nn.Parameter)
+            for home in homes if id(tensor) not in self._given else ():
+                self._forbid(
+                    home, self.at, f"block {self._order[self.at]!r} uses what block {self._order[home]!r} keeps"
+                )
+        for tensor in made:
+            if not any(tensor is each for each in taken):
+                self._inside[id(tensor)] = weakref.ref(tensor), self.at, is_own
+
+    def _made_at(self, tensor: Tensor) -> tuple[bool, int, bool]:
+        """Whether a block is known to have made the tensor; which, and whether nobody else could."""
+        made, at, is_own = self._inside.get(id(tensor), (None, _NOWHERE, False))
+        return (True, at, is_own) if made is not None and made() is tensor else (False, _NOWHERE, False)
+
+    def changed(self, tensors: Sequence[Tensor]) -> None:
+        """The block that was entered last has changed these in place, which it was given."""
+        for storage in map(storage_of, tensors):
+            alike = [number for number, other in self.shapes.items() if storage_of(other) == storage]
+            if len(alike) > 1:
+                first = min(self.home[number] for number in alike)
+                why = "changes in place what it is given, whose memory another tensor has, too"
+                self._forbid(first, self.at, f"block {self._order[self.at]!r} {why}")
 
     def _place_inside(self, tensor: Tensor) -> int | None:
         """The block that has made the tensor and not returned it, as far as is known."""
-        made, at = self._inside.get(id(tensor), (None, _NOWHERE))
-        if made is not None and made() is tensor:
+        is_known, at, _ = self._made_at(tensor)
+        if is_known:
             return at
         # A fake is always a block's: of one that nobody saw being made the first block may be it.
         return 0 if is_fake(tensor) and self.latest != _NOWHERE else None
@@ -120,8 +158,11 @@ class Origins:
         return tuple(IllegalCut(cut=cut, why=why) for cut, why in sorted(self._illegal.items()))
 
     def homes_of_own(self, tensors: Sequence[object]) -> list[int]:
-        """Those of real tensors: of random ones as only this member draws, and of what activations are written into."""
-        return self.homes([each for each in tensors if isinstance(each, Tensor) and not is_fake(each)])
+        """Those of real tensors: of random ones as only this member draws, of what activations are written into, and
+        of what blocks have kept.
+        """
+        own = [each for each in tensors if isinstance(each, Tensor) and not is_fake(each)]
+        return self.homes(own) + [place for each in own if (place := self._place_inside(each)) is not None]
 
     def homes(self, tensors: Sequence[Tensor]) -> list[int]:
         """The blocks that tensors live with, as far as they are known."""
@@ -176,7 +217,7 @@ class CodeBetween(TorchFunctionMode):
     def enter(self, at: int, name: str, arguments: Sequence[object]) -> None:
         self._draws.look(self._origins.at, is_inside=False)
         self._origins.enter(at, name)
-        self._origins.takes(at, name, arguments)
+        self._origins.takes(at, arguments)
         if name in self.called:
             self._stream, self._is_ahead = at, False
         self.called.clear()
@@ -190,6 +231,10 @@ class CodeBetween(TorchFunctionMode):
         finally:
             self._is_paused, self._is_inside = before, False
             self._draws.look(self._origins.at, is_inside=True)
+
+    def reads(self) -> None:
+        """The block that runs hands on, or keeps, numbers that it has read from values."""
+        self._draws.read([self._origins.at])
 
     def finish(self, blocks: int) -> TracedDraws:
         """The forward is over; where it drew."""
@@ -211,11 +256,18 @@ class CodeBetween(TorchFunctionMode):
         if not made and not self._is_inside and name not in NO_VALUES:
             self._draws.read([] if written() else self._origins.homes_of_own(taken))
             self._origins.parameters.read(taken, self._origins.latest)
+        if self._is_inside and name == "register_hook":
+            self._origins.hooked(self._origins.at, taken)
+        if func is torch.autograd.grad and not self._is_inside and any(map(is_fake, taken)):
+            raise ConfigError(
+                "code between blocks takes gradients of activations (torch.autograd.grad), which do not go through "
+                "blocks that another member computes: do that in a block"
+            )
         if made or written():
             is_real = not self._is_inside and not any(is_fake(tensor) for tensor in (*taken, *made))
             if self._is_inside:
-                self._origins.parameters.used(taken, self._origins.latest)
-                self._origins.made_inside(self._origins.at, made)
+                self._origins.takes(self._origins.at, taken)
+                self._origins.made_inside(taken, made, has_drawn=seen.has_drawn)
                 if seen.has_drawn:
                     self._origins.keep_together(max(self._stream, 0), self._origins.at, _BY_FORWARD)
             else:
@@ -224,7 +276,7 @@ class CodeBetween(TorchFunctionMode):
                     self._draws.draw(self._origins.at, is_own=self._is_ahead or not is_real, is_real=is_real)
                 self._origins.made_between(name, taken, made, is_own=is_own)
                 self._origins.parameters.made_between(name, taken, made, self._origins.latest)
-            self._origins.written([] if self._is_inside else written(), self._origins.homes(taken))
+            self._origins.written(written(), [self._origins.at] if self._is_inside else self._origins.homes(taken))
             self._is_ahead |= seen.has_drawn and not is_real
         return returned
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from elastrain.pipeline.stubs.fakes import is_fake
+from elastrain.pipeline.stubs.trees import is_fake
 
 _END = sys.maxsize
 """The place behind all blocks."""

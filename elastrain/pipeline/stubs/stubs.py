@@ -13,10 +13,10 @@ from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.backward_draws import BackwardDraws
 from elastrain.pipeline.stubs.counters import Counters
 from elastrain.pipeline.stubs.entries import Entries, Forward
-from elastrain.pipeline.stubs.fakes import AbsentBlock, Fakes, is_fake
+from elastrain.pipeline.stubs.fakes import AbsentBlock, Fakes
 from elastrain.pipeline.stubs.passes import SAME, StubPass
 from elastrain.pipeline.stubs.trace import TracedModel
-from elastrain.pipeline.stubs.trees import flatten, leaves_of
+from elastrain.pipeline.stubs.trees import flatten, is_fake, leaves_of
 from elastrain.pipeline.stubs.untraced import UntracedDraws
 
 _Give = Callable[[Tensor, tuple[int, int]], Tensor | None]

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from elastrain.errors import ConfigError
@@ -20,13 +20,13 @@ from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.stubs.counters import Numbers, changed, numbers_of
 from elastrain.pipeline.stubs.draws import TracedDraws
 from elastrain.pipeline.stubs.entries import Entries, Forward, check_caller_not_compiled
-from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, Given, given, is_fake, left_as_it_was, not_compiled
+from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, Given, given, left_as_it_was, not_compiled
 from elastrain.pipeline.stubs.handed import Handed
 from elastrain.pipeline.stubs.kept import KeptByModules
-from elastrain.pipeline.stubs.origins import CodeBetween, Origins, writes
+from elastrain.pipeline.stubs.origins import CodeBetween, Origins
 from elastrain.pipeline.stubs.recording import EnteredBlock, SeenEntry, graph_of_entries
 from elastrain.pipeline.stubs.saving import Saving
-from elastrain.pipeline.stubs.trees import leaves_of, mapped
+from elastrain.pipeline.stubs.trees import is_fake, leaves_of, mapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +139,16 @@ class TracingPass:
                 self._between.called.append(name)
             self._between.enter(at, name, leaves)
             taken = {i: self._origins.number(leaf) for i, leaf in enumerate(leaves) if is_fake(leaf)}
-            written = writes(leaves)
+            if self._model.get_submodule(name)._get_backward_hooks()[0]:  # type: ignore[no-untyped-call]  # of torch
+                self._origins.hooked(at, list(filter(is_fake, leaves)))
+            activations = list(filter(is_fake, leaves))
+            versions = [each._version for each in activations]
+            self._origins.given(activations)
             with self._between.inside():
                 returned, costs = self._run(name, forward, args, kwargs)
-            self._origins.written(written(), [at])
+            self._origins.changed(
+                [x for x, version in zip(activations, versions, strict=True) if x._version != version]
+            )
             outputs = BlockOutputs.of(returned, self._model.get_submodule(name))
             if at == len(self._entered):
                 self._entered.append(EnteredBlock(place))
@@ -157,9 +163,10 @@ class TracingPass:
     ) -> tuple[object, tuple[int, int]]:
         """What the block returns, as fakes or, where it has no fake kernel, as zeros; its FLOPs, and what it saves."""
         handed, module = Handed(name, args, kwargs), self._model.get_submodule(name)
-        with left_as_it_was(module):
+        with left_as_it_was(module) as changed:
             kept = KeptByModules(module)
-            counter = FlopCounterMode(display=False)
+            numbers = kept.numbers()
+            counter = _Flops()
             try:
                 with counter, self._saving as saved, self._fakes:
                     returned = forward(*args, **kwargs)
@@ -169,12 +176,29 @@ class TracingPass:
                 handed.check()
                 zero_args, zero_kwargs = mapped(_zeros, (args, kwargs))
                 handed = Handed(name, zero_args, zero_kwargs)
-                counter = FlopCounterMode(display=False)
+                counter = _Flops()
                 with counter, self._saving as saved:
                     returned = forward(*zero_args, **zero_kwargs)
+                if kept.numbers() != numbers or any(
+                    not isinstance(each, Tensor | None) for each in leaves_of(returned)
+                ):
+                    self._between.reads()
             handed.check(returned)
+            self._origins.written(changed(), [self._origins.at])
             saved.ran((args, kwargs), returned)
         return returned, (counter.get_total_flops(), saved.nbytes)
+
+
+class _WholeBlock(contextlib.nullcontext[None]):
+    parents = frozenset({"Global"})
+
+
+class _Flops(FlopCounterMode):
+    """Counts for the block as a whole. For modules inside torch hangs hooks on tensors, with which some models fail."""
+
+    def __init__(self) -> None:
+        super().__init__(display=False)
+        self.mod_tracker: Any = _WholeBlock()
 
 
 def _zeros(leaf: object) -> object:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeGuard
 
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_map, tree_unflatten
 
 
@@ -44,6 +45,10 @@ register_pytree_node(_Opened, lambda opened: (opened.values, opened.form), lambd
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     leaves, spec = tree_flatten(tree)
     return tree_flatten(_opened(tree)) if any(map(_is_record, leaves)) else (leaves, spec)
+
+
+def is_fake(leaf: object) -> TypeGuard[Tensor]:
+    return isinstance(leaf, FakeTensor)
 
 
 def leaves_of(tree: Any) -> list[Any]:

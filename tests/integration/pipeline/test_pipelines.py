@@ -88,6 +88,7 @@ def trained(
         (2, 2, "sampling", 1),
         (3, 3, "dropped", 1),
         (2, 2, "ragged", 1),
+        (2, 2, "written", 1),
         pytest.param(2, 2, "gpt", 2, marks=pytest.mark.on_demand),
         pytest.param(3, 2, "gpt", 1, marks=pytest.mark.on_demand),
         pytest.param(5, 3, "gpt", 1, marks=pytest.mark.on_demand),

@@ -45,7 +45,7 @@ class Members:
         return not any(desk.open_tasks() for desk in self.desks.values())
 
     def next_actions(self) -> list[tuple[str, TaskAction]]:
-        chosen = [(member, desk.next_action().action) for member, desk in self.desks.items()]
+        chosen = [(member, desk.next_action()) for member, desk in self.desks.items()]
         return [(member, action) for member, action in chosen if action is not None]
 
 
@@ -130,14 +130,14 @@ def orders_of_torch(stages: int, micro_batches: int) -> list[list[tuple[str, int
 def test_on_even_undisturbed_pipelines_the_order_is_that_of_torch_pipelining(stages: int, more: int) -> None:
     micro_batches = stages + more
     members = [f"m{i}" for i in range(stages)]
-    plan = first_plan(graph_of([1] * stages), members, PlanWish(stages=stages, runs=micro_batches)).plan
+    plan = first_plan(graph_of([1] * stages), members, PlanWish(stages=stages, runs=micro_batches))
     assert orders(plan, micro_batches) == orders_of_torch(stages, micro_batches)
 
 
 @given(stages=st.integers(1, 5), micro_batches=st.integers(1, 10))
 def test_no_member_has_more_in_flight_than_its_depth_to_the_end(stages: int, micro_batches: int) -> None:
     members = [f"m{i}" for i in range(stages)]
-    plan = first_plan(graph_of([1] * stages), members, PlanWish(stages=stages, runs=micro_batches)).plan
+    plan = first_plan(graph_of([1] * stages), members, PlanWish(stages=stages, runs=micro_batches))
     for depth, order in zip(plan.limits.values(), orders(plan, micro_batches), strict=True):
         in_flight = 0
         for kind, _ in order:

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from elastrain.pipeline.cuts import Had, least_heaviest, line_up
 from elastrain.pipeline.graph import BlockGraph
-from elastrain.pipeline.moves import moves
-from elastrain.pipeline.plan import PipelinePlan, held, replicas, routes
-from elastrain.pipeline.planning import Planned, PlanWish, first_plan, next_plan, pipelines_wanted, shares
+from elastrain.pipeline.plan import PipelinePlan, replicas, routes
+from elastrain.pipeline.planning import PlanWish, first_plan, next_plan, pipelines_wanted, shares
 from tests.support.block_graphs import graph_of
 
 
@@ -24,7 +23,7 @@ def graphs(draw: st.DrawFn, least: int = 1) -> BlockGraph:
 
 
 @st.composite
-def changes(draw: st.DrawFn) -> tuple[BlockGraph, PlanWish, Planned, list[str]]:
+def changes(draw: st.DrawFn) -> tuple[BlockGraph, PlanWish, PipelinePlan, list[str]]:
     """A first plan over 1..6 members, and the members of the next view."""
     graph = draw(graphs())
     wish = PlanWish(stages=draw(st.integers(1, len(graph.units))), runs=draw(st.integers(1, 12)))
@@ -49,52 +48,35 @@ def assert_whole(graph: BlockGraph, plan: PipelinePlan, members: list[str], wish
 
 @given(change=changes())
 def test_routes_cover_each_block_and_run_once_and_replicas_every_task(
-    change: tuple[BlockGraph, PlanWish, Planned, list[str]],
+    change: tuple[BlockGraph, PlanWish, PipelinePlan, list[str]],
 ) -> None:
     graph, wish, planned, members = change
-    assert_whole(graph, planned.plan, list(planned.plan.members), wish)
-    after = next_plan(graph, planned.plan, members, wish)
-    assert_whole(graph, after.plan, members, wish)
+    assert_whole(graph, planned, list(planned.members), wish)
+    after = next_plan(graph, planned, members, wish)
+    assert_whole(graph, after, members, wish)
     # And again from there: plans are made of plans.
-    assert_whole(graph, next_plan(graph, after.plan, [*members, "m9"], wish).plan, [*members, "m9"], wish)
+    assert_whole(graph, next_plan(graph, after, [*members, "m9"], wish), [*members, "m9"], wish)
 
 
 @given(change=changes())
 def test_pipelines_are_consecutive_ranks_as_even_as_can_be_at_first(
-    change: tuple[BlockGraph, PlanWish, Planned, list[str]],
+    change: tuple[BlockGraph, PlanWish, PipelinePlan, list[str]],
 ) -> None:
     graph, wish, planned, _ = change
-    members = planned.plan.members
+    members = planned.members
     assert list(members) == [f"m{i}" for i in range(len(members))]
-    lengths = [len(pipeline.members) for pipeline in planned.plan.pipelines]
+    lengths = [len(pipeline.members) for pipeline in planned.pipelines]
     assert max(lengths) - min(lengths) <= 1
     assert len(lengths) == pipelines_wanted(graph, len(members), wish.stages)
-    assert planned.moves.gained == {}
-
-
-@given(change=changes())
-def test_the_moves_between_two_plans_are_what_the_new_one_lacks_and_no_more(
-    change: tuple[BlockGraph, PlanWish, Planned, list[str]],
-) -> None:
-    graph, wish, planned, members = change
-    after = next_plan(graph, planned.plan, members, wish)
-    has = {m: set(blocks) for m, blocks in held(planned.plan).items() if m in members}
-    for member, blocks in after.moves.gained.items():
-        assert not has.setdefault(member, set()) & set(blocks), "nobody is sent what it has"
-        has[member] |= set(blocks)
-    for member, dropped in after.moves.dropped.items():
-        has[member] -= set(dropped)
-    assert has == {m: set(blocks) for m, blocks in held(after.plan).items()}
 
 
 @given(change=changes())
 def test_a_pipeline_whose_members_stay_keeps_its_cuts_and_the_same_view_the_whole_plan(
-    change: tuple[BlockGraph, PlanWish, Planned, list[str]],
+    change: tuple[BlockGraph, PlanWish, PipelinePlan, list[str]],
 ) -> None:
-    graph, wish, planned, _ = change
-    plan = planned.plan
+    graph, wish, plan, _ = change
     same = next_plan(graph, plan, list(plan.members), wish)
-    assert same.plan == plan and same.moves.count == 0
+    assert same == plan
 
 
 def cheapest_line_up(graph: BlockGraph, staying: list[tuple[str, Had]], coming: list[tuple[str, Had]]) -> int:
@@ -145,9 +127,3 @@ def test_no_other_shares_of_the_runs_end_earlier(lengths: list[int], runs: int) 
     latest = max(share / length for share, length in zip(found, lengths, strict=True))
     for index, length in enumerate(lengths):
         assert (found[index] + 1) / length >= latest, "a run could have gone there"
-
-
-def test_moves_of_everybody_who_has_everything_are_none() -> None:
-    graph = graph_of([1, 2, 3, 4])
-    plan = first_plan(graph, ["m0", "m1"], PlanWish(stages=2, runs=2)).plan
-    assert moves({"m0": frozenset(range(4)), "m1": frozenset(range(4))}, plan).gained == {}

@@ -65,7 +65,7 @@ class PipelineJob:
         self.alive = [f"m{i}" for i in range(rng.randint(1, 6))]
         stages = rng.randint(1, min(4, len(self.graph.units)))
         self.wish = PlanWish(stages=stages, runs=shape.runs)
-        self.plan = first_plan(self.graph, self.alive, self.wish).plan
+        self.plan = first_plan(self.graph, self.alive, self.wish)
         self.committed = 0
         self.weights = [self.model.initial()]
         """By step, as the shards' holders have them."""
@@ -110,7 +110,7 @@ class PipelineJob:
         found: list[tuple[str, object]] = [("deliver", index) for index in range(len(self.wire))]
         for name in self.alive:
             member = self.members[name]
-            action = member.desk.next_action().action
+            action = member.desk.next_action()
             if action is not None and self._may_begin(member, action):
                 found.append(("compute", (name, action)))
         open_step = self.folded[self.committed]
@@ -247,7 +247,7 @@ class PipelineJob:
             self.members[name].step = step
         self.alive += [name for name in self.waiting if name not in self.alive]
         self.waiting = []
-        self.plan = next_plan(self.graph, self.plan, self.alive, self.wish, self.adopted).plan
+        self.plan = next_plan(self.graph, self.plan, self.alive, self.wish, self.adopted)
         self.adopted = {}
         self._pass(self.members[first])
         self.wire += [Message("record", name, None, None) for name in self.alive if name != first]
@@ -267,7 +267,7 @@ class PipelineJob:
         member.step = self.committed
         plan = self.plan
         if self.plant == "plan without a record":
-            plan = next_plan(self.graph, member.plan, self.alive[:-1] or self.alive, self.wish).plan
+            plan = next_plan(self.graph, member.plan, self.alive[:-1] or self.alive, self.wish)
         member.plan = plan
         member.desk = self._desk(member.name, plan)
         member.values, member.sums, member.own, member.redone = {}, {}, {}, set()
@@ -345,7 +345,7 @@ class PipelineJob:
     def _situation(self, able: list[str]) -> LossSituation:
         base = self.plan
         if self.plant == "replicas without a commit":
-            base = next_plan(self.graph, self.plan, self.alive, self.wish).plan
+            base = next_plan(self.graph, self.plan, self.alive, self.wish)
         found = [list(of) for of in replicas(base)]
         for member, blocks in self.adopted.items():
             for block in blocks:

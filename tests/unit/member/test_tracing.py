@@ -45,7 +45,7 @@ def test_the_first_plan_waits_for_all_members_and_is_that_of_the_pure_function()
     assert waiting.awaits_plan
     made = told_by(*others)
     wish = PlanWish(stages=2, runs=RUNS)
-    assert made.agree(RUNS) == first_plan(TRACED.graph, VIEW.ids, wish).plan == made.plan
+    assert made.agree(RUNS) == first_plan(TRACED.graph, VIEW.ids, wish) == made.plan
     assert not made.awaits_plan
 
 
