@@ -67,7 +67,7 @@ class FaultClass:
 
     name: str
     help: str
-    by: Carrier
+    by: Carrier = Carrier.WORKER
     targets: tuple[Scheme, ...] = MEMBERS
     phases: tuple[str, ...] = PHASES
     lasting: Lasting = Lasting.NO
@@ -91,40 +91,42 @@ def _word(name: str, *choices: str, meaning: str) -> Option:
     return Option(name=name, help=meaning, default=choices[0], choices=choices)
 
 
+def _of_etcd(what: str, meaning: str, for_s: float | None = None) -> FaultClass:
+    lasting = Lasting.NO if for_s is None else Lasting.MUST
+    by, targets = Carrier.LAUNCHER, (Scheme.ETCD,)
+    return FaultClass(
+        name=f"etcd-{what}", loses=False, by=by, targets=targets, lasting=lasting, for_s=for_s, help=meaning
+    )
+
+
 _ROWS = (
     FaultClass(
         name="kill",
-        by=Carrier.WORKER,
         targets=MEMBERS_OR_NODES,
         help="SIGKILL to a worker and all that it started; of a node, to all its workers and its agent: node loss.",
     ),
-    FaultClass(name="segfault", by=Carrier.WORKER, help="The worker reads from address 0 and dies by SIGSEGV."),
-    FaultClass(name="abort", by=Carrier.WORKER, help="The worker calls abort() and dies by SIGABRT."),
+    FaultClass(name="segfault", help="The worker reads from address 0 and dies by SIGSEGV."),
+    FaultClass(name="abort", help="The worker calls abort() and dies by SIGABRT."),
     FaultClass(
         name="exception",
-        by=Carrier.WORKER,
         phases=LOOP_PHASES,
         options=(_word("text", "an injected fault", meaning="the exception's text"),),
         help="The training loop raises: a RuntimeError in the thread that runs the script.",
     ),
     FaultClass(
         name="device-error",
-        by=Carrier.WORKER,
         phases=MICRO_BATCH_PHASES,
         options=(_number("after", 0, 0, 1_000_000, meaning="operations of torch that still succeed"),),
         help="An operation of torch raises as it does when a device fails.",
     ),
     FaultClass(
         name="hang",
-        by=Carrier.WORKER,
         phases=LOOP_PHASES,
         lasting=Lasting.MAY,
         options=(
             _word(
                 "how",
-                "loop",
-                "lock",
-                "forward",
+                *("loop", "lock", "forward"),
                 meaning="loop: busy for ever in user code; lock: holds the interpreter lock, so that no thread of the "
                 "worker runs; forward: a call that sleeps and does not return",
             ),
@@ -134,7 +136,6 @@ _ROWS = (
     FaultClass(
         name="slow",
         loses=False,
-        by=Carrier.WORKER,
         phases=MICRO_BATCH_PHASES,
         lasting=Lasting.MAY,
         options=(
@@ -145,22 +146,12 @@ _ROWS = (
     ),
     FaultClass(
         name="flip",
-        by=Carrier.WORKER,
         heals=True,
         options=(
             _word(
                 "where",
-                "parameters",
-                "taken",
-                "moments",
-                "masters",
-                "backup",
-                "gradient",
-                "partial",
-                "micro-batch",
-                "spill",
-                "frame",
-                "file",
+                *("parameters", "taken", "moments", "masters", "backup", "gradient", "partial", "micro-batch"),
+                *("spill", "frame", "file"),
                 meaning="parameters: what the member computes with and is the primary of; taken: what it computes with "
                 "and has from another; moments, masters: the optimizer's state as a primary; backup: as a backup; "
                 "gradient: a finished one that it keeps as a backup; partial: a sum on its way; "
@@ -174,20 +165,16 @@ _ROWS = (
     ),
     FaultClass(
         name="memory-limit",
-        by=Carrier.WORKER,
         phases=MICRO_BATCH_PHASES,
         help="The worker gets no more memory (RLIMIT_AS): its loop's next allocation fails, and all large ones later.",
     ),
     FaultClass(
         name="drive",
-        by=Carrier.WORKER,
         lasting=Lasting.MAY,
         options=(
             _word(
                 "how",
-                "full",
-                "failing",
-                "slow",
+                *("full", "failing", "slow"),
                 meaning="full: writes get ENOSPC; failing: every call gets EIO; slow: each call takes longer",
             ),
             _number("rate", 10.0, 0.001, 100_000.0, meaning="MB/s of a slow drive"),
@@ -266,40 +253,10 @@ _ROWS = (
         options=(_number("rate", 1.0, 0.001, 100_000.0, "Mbit/s that are left to it"),),
         help="A node's link, or that between two, becomes slow (--netns).",
     ),
-    FaultClass(
-        name="etcd-kill",
-        loses=False,
-        by=Carrier.LAUNCHER,
-        targets=(Scheme.ETCD,),
-        lasting=Lasting.MUST,
-        for_s=5.0,
-        help="etcd is killed, and started again afterwards with the data that it had.",
-    ),
-    FaultClass(
-        name="etcd-stop",
-        loses=False,
-        by=Carrier.LAUNCHER,
-        targets=(Scheme.ETCD,),
-        lasting=Lasting.MUST,
-        for_s=5.0,
-        help="etcd is stopped (SIGSTOP), and continued afterwards.",
-    ),
-    FaultClass(
-        name="etcd-compact",
-        loses=False,
-        by=Carrier.LAUNCHER,
-        targets=(Scheme.ETCD,),
-        help="etcd forgets all older revisions: watches of them fail.",
-    ),
-    FaultClass(
-        name="etcd-wipe",
-        loses=False,
-        by=Carrier.LAUNCHER,
-        targets=(Scheme.ETCD,),
-        lasting=Lasting.MUST,
-        for_s=2.0,
-        help="etcd is killed, and started again without its data.",
-    ),
+    _of_etcd("kill", "etcd is killed, and started again afterwards with the data that it had.", for_s=5.0),
+    _of_etcd("stop", "etcd is stopped (SIGSTOP), and continued afterwards.", for_s=5.0),
+    _of_etcd("compact", "etcd forgets all older revisions: watches of them fail."),
+    _of_etcd("wipe", "etcd is killed, and started again without its data.", for_s=2.0),
 )
 CLASSES: Mapping[str, FaultClass] = {row.name: row for row in _ROWS}
 

@@ -6,12 +6,14 @@ import functools
 import gc
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
+from elastrain.errors import ConfigError
+from elastrain.pipeline.stubs.counters import changed, numbers_of
 from elastrain.pipeline.stubs.trees import is_fake
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
@@ -26,6 +28,7 @@ class KeptByModules:
     def __init__(self, module: nn.Module) -> None:
         self._found: dict[int, tuple[Any, Any]] = {}
         self._classes = {its for each in module.modules() for its in type(each).__mro__}
+        self._missed = {id(cache): cache.cache_info().misses for cache in _lru_caches(self._classes)}
         for each in module.modules():
             self._look(vars(each), DEPTH)
 
@@ -48,15 +51,58 @@ class KeptByModules:
                 for name in thing.keys() - before.keys():
                     del thing[name]
                 thing.update(before)
-        for cache in _lru_caches([*sys.modules.values(), *self._classes]):
-            if any(map(keeps_fakes, gc.get_referents(cache))):
+        for cache in _lru_caches(self._classes):
+            is_as_before = self._missed.get(id(cache)) == cache.cache_info().misses
+            if not is_as_before and any(map(keeps_fakes, gc.get_referents(cache))):
                 cache.cache_clear()
 
 
-def _lru_caches(owners: Iterable[object]) -> list[Any]:
+class BeforePass:
+    """How a model was before a tracing pass: the numbers in its attributes, and the hooks of its modules."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._numbers = numbers_of(model)
+        self._outside = set[tuple[str, int]]()
+        self.handles = (
+            model.register_forward_pre_hook(lambda *_: self._note(), prepend=True),
+            model.register_forward_hook(lambda *_: setattr(self, "_known", self._hooks())),
+        )
+        self._known = self._hooks()
+
+    def counted(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """Numbers in attributes of modules that the forward has changed, from what to what."""
+        return changed(self._numbers, numbers_of(self._model))
+
+    def check_hooks(self) -> None:
+        """Raises ConfigError where the body of the loop has left some; a model may hang up its own in its forward."""
+        self._note()
+        for path, _ in sorted(self._outside & self._hooks()):
+            raise ConfigError(
+                f"the body of the loop registers a hook on {path or 'the model'!r}, and the tracing pass runs it once "
+                "more: register hooks before the loop over job.steps(…)"
+            )
+
+    def _note(self) -> None:
+        self._outside |= self._hooks() - self._known
+
+    def _hooks(self) -> set[tuple[str, int]]:
+        kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+        return {(at, its) for at, each in self._model.named_modules() for kind in kinds for its in getattr(each, kind)}
+
+
+_LRU_CACHES: dict[int, tuple[object, int, list[Any]]] = {}
+"""Of who was looked through: how many names it had, and its caches. There are 100,000 names, and seldom new ones."""
+
+
+def _lru_caches(classes: Iterable[type]) -> Iterator[Any]:
     """Those of functions of Python's modules, and of methods of classes."""
-    named = (each for owner in owners for each in list(getattr(owner, "__dict__", {}).values()))
-    return [each for each in named if type(each) is functools._lru_cache_wrapper]
+    for owner in [*sys.modules.values(), *classes]:
+        names, (_, count, caches) = getattr(owner, "__dict__", {}), _LRU_CACHES.get(id(owner), (None, -1, []))
+        if len(names) != count:
+            caches = [each for each in list(names.values()) if type(each) is functools._lru_cache_wrapper]
+            _LRU_CACHES[id(owner)] = owner, len(names), caches
+        yield from caches
 
 
 def keeps_fakes(thing: object, depth: int = DEPTH) -> bool:

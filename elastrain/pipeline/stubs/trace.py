@@ -17,12 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import BlockGraph
-from elastrain.pipeline.stubs.counters import Numbers, changed, numbers_of
 from elastrain.pipeline.stubs.draws import TracedDraws
 from elastrain.pipeline.stubs.entries import Entries, Forward, check_caller_not_compiled
 from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, Given, given, left_as_it_was, not_compiled
 from elastrain.pipeline.stubs.handed import Handed
-from elastrain.pipeline.stubs.kept import KeptByModules
+from elastrain.pipeline.stubs.kept import BeforePass, KeptByModules
 from elastrain.pipeline.stubs.origins import CodeBetween, Origins
 from elastrain.pipeline.stubs.recording import EnteredBlock, SeenEntry, graph_of_entries
 from elastrain.pipeline.stubs.saving import Saving
@@ -90,11 +89,13 @@ class TracingPass:
             hook = model.get_submodule(name).register_forward_pre_hook(lambda *_, it=name: called.append(it))
             self._stack.callback(hook.remove)
         self._has_grad = True
-        self._numbers: Numbers = {}
+        self._before: BeforePass | None = None
 
     def begin(self) -> None:
         self._has_grad = torch.is_grad_enabled()
-        self._numbers = numbers_of(self._model)
+        self._before = BeforePass(self._model)
+        for hook in self._before.handles:
+            self._stack.callback(hook.remove)
         self._stack.callback(KeptByModules(self._model).give_back)
         # Also of code around blocks, which a compiler that comes upon an entry would end with a long traceback.
         self._stack.enter_context(not_compiled())
@@ -106,9 +107,13 @@ class TracingPass:
         self._entries.close()
 
     def finish(self) -> TracedModel:
-        """Take everything off the model, and say what was found. Raises ConfigError where no block was entered."""
-        counted = changed(self._numbers, numbers_of(self._model))
-        self.abandon()
+        """Take everything off the model, and say what was found. Raises ConfigError: no block, or hooks of the body."""
+        assert self._before is not None, "it has begun"
+        counted = self._before.counted()
+        try:
+            self._before.check_hooks()
+        finally:
+            self.abandon()
         if not self._entered:
             raise ConfigError(f"the forward entered none of the blocks {list(self._blocks)}: name those that it calls")
         draws = self._between.finish(len(self._entered))

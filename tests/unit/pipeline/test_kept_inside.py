@@ -237,3 +237,21 @@ class Hooking(Stack):
 def test_a_hook_that_the_first_forward_hangs_up_is_there_once() -> None:
     case = Case(Hooking, (3, 4))
     assert in_pipelines(case, chain(("a", "b"), (3,), MICRO_BATCHES), ("a", "b"), 1).found == alone(case, 1).found
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_hook_that_the_body_of_a_loop_leaves_is_refused(stays: bool) -> None:
+    """It would be there once too often where each body registers one, and not at all where only the first does."""
+    model = Stack()
+
+    def body() -> None:
+        hook = model.layers[1].register_forward_hook(lambda module, args, made: made * 1.5)
+        loss_of(model, batch_of(0))
+        if not stays:
+            hook.remove()
+
+    if stays:
+        with pytest.raises(ConfigError, match=r"body of the loop registers a hook on 'layers.1'.* before the loop"):
+            trace(model, blocks_of(model), body)
+    else:
+        assert trace(model, blocks_of(model), body).graph.legal_cuts == EVERYWHERE

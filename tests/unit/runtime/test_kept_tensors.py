@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from elastrain.errors import ConfigError
+from elastrain.pipeline.stubs.kept import KeptByModules
 from tests.support.pipeline_models import Case, Layer, Stack
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 
@@ -101,3 +105,27 @@ def test_what_nobody_finds_ends_with_a_sentence_that_names_the_block() -> None:
         ConfigError, match=r"block 'layers.0' returns a tensor without values, made with one that it ke"
     ):
         _compare(lambda: Keepers("a global"))
+
+
+def test_caches_of_modules_are_looked_for_again_where_a_name_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100,000 names are not looked through for each block: an owner is, when it has more or fewer of them."""
+    module = ModuleType("made_here")
+    monkeypatch.setitem(sys.modules, "made_here", module)
+    model = nn.Linear(2, 2)
+    kept = KeptByModules(model)
+    module.late = functools.lru_cache(torch.zeros)  # type: ignore[attr-defined]
+    with FakeTensorMode():
+        module.late(3)
+    kept.give_back()
+    assert module.late.cache_info().currsize == 0
+    module.late(3)
+    kept = KeptByModules(model)
+    with FakeTensorMode():
+        module.late(4)
+    kept.give_back()
+    assert module.late.cache_info().currsize == 0
+    module.late(3)
+    kept = KeptByModules(model)
+    module.late(3)
+    kept.give_back()
+    assert module.late.cache_info().currsize == 1
