@@ -32,6 +32,7 @@ def decoders_made_late(source: Source) -> Iterator[int]:
             yield node.lineno
 
 
+@pytest.mark.slow
 def test_decoders_of_classes_are_made_when_their_module_is_imported() -> None:
     found = {source.module: [*lines] for source in product() if (lines := [*decoders_made_late(source)])}
     assert found.keys() == EXCEPTIONS.keys(), found

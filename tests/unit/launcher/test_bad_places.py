@@ -146,6 +146,7 @@ def test_checkpoints_of_another_job_that_this_one_does_not_go_on_from_are_no_pla
     assert owner_of(LocalPlace(tmp_path)) == before
 
 
+@pytest.mark.slow
 def test_a_place_that_a_living_job_holds_is_refused_with_its_name_and_free_when_that_job_is_gone(
     tmp_path: Path,
 ) -> None:

@@ -192,6 +192,7 @@ def on_a_terminal(*arguments: object) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_bar_of_one_line_and_a_file_none(folder: Path, tmp_path: Path) -> None:
     save_file({"w": torch.ones(8)}, tmp_path / "model.safetensors")
     shown = on_a_terminal("import", tmp_path / "model.safetensors", "--into", tmp_path / "a")

@@ -78,6 +78,7 @@ def agent(stack: ExitStack, whole: RunDir, name: str, *, redundancy: str = "", s
     return played
 
 
+@pytest.mark.slow
 def test_a_stopped_node_is_not_asked_for_a_fault_and_does_not_hide_the_state(whole: RunDir, agents: ExitStack) -> None:
     """It would carry the fault out when it goes on, besides the node that was asked in its place."""
     agent(agents, whole, "node0", stopped=True)

@@ -155,7 +155,6 @@ def _in_pipeline(case: Case, cuts: tuple[int, ...]) -> Any:
     return in_pipelines(case, chain(members, cuts, MICRO_BATCHES), members, 1).found
 
 
-SLOW = pytest.mark.slow
 """Of those that are much like their neighbours."""
 
 MODELS = [
@@ -163,10 +162,10 @@ MODELS = [
     pytest.param(_case(Turned), (1, 3), id="blocks that hand over transposed"),
     pytest.param(_case(Reordered), (2, 4), id="strides read between blocks"),
     pytest.param(_case(Masked), (2, 4), id="a mask in a checkpoint"),
-    pytest.param(_case(lambda: Masked(is_selective=True)), (2, 4), marks=SLOW, id="a mask in a selective checkpoint"),
+    pytest.param(_case(lambda: Masked(is_selective=True)), (2, 4), id="a mask in a selective checkpoint"),
     pytest.param(_case(lambda: Stack(in_place=True)), (1, 3), id="blocks that begin in place"),
     pytest.param(_case(Translating), (3, 6), id="a source of another length"),
-    pytest.param(Case(Translating, (3, 4)), (3, 6), marks=SLOW, id="a source of another length, texts of one"),
+    pytest.param(Case(Translating, (3, 4)), (3, 6), id="a source of another length, texts of one"),
     pytest.param(Case(Cropped, (3, 4)), (2, 4), id="a number, texts of one length"),
     pytest.param(_case(Cropped), (2, 4), id="a number"),
     pytest.param(Case(Normed, (3, 4)), (5,), id="a gradient with strides, texts of one length"),
@@ -179,6 +178,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "cuts"), MODELS)
 def test_other_shapes_make_the_bits_of_one(case: Case, cuts: tuple[int, ...]) -> None:
     assert _in_pipeline(case, cuts) == alone(case, 1).found

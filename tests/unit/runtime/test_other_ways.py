@@ -136,6 +136,7 @@ def _in_pipeline(build: Any, cuts: tuple[int, ...]) -> Any:
     return in_pipelines(Case(build, (3, 4)), chain(members, cuts, MICRO_BATCHES), members, 1).found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "cuts"),
     [

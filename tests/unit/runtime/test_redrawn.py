@@ -30,7 +30,8 @@ def trained(case: Case, cuts: tuple[int, ...], run_length: int = 1) -> Found:
     return in_pipelines(case, chain(members, cuts, runs), members, run_length).found
 
 
-@pytest.mark.parametrize("run_length", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("run_length", [1, 2])
 @pytest.mark.parametrize("case", DRAWN)
 def test_what_is_computed_again_draws_what_it_draws_in_one_worker(case: str, run_length: int) -> None:
     assert trained(DRAWN[case], DRAWN[case].cuts, run_length) == alone(DRAWN[case], run_length).found
