@@ -164,14 +164,13 @@ def _anew(folder: str) -> Beginning:
 def _newest(options: RunOptions, place: str, life: int) -> Beginning:
     choice = _choose(options, place, is_thorough=options.resume.is_thorough)
     passed_over = "".join(f"; {reason}" for reason in choice.reasons)
-    if choice.checkpoint is None and choice.reasons and life == 1:
+    if choice.checkpoint is None and choice.reasons:
         raise ConfigError(
             f"--resume {AUTO}: no checkpoint is good in {place}{passed_over}: name another --checkpoint-dir to begin "
             "anew"
         )
     if choice.checkpoint is None:
-        none = "there is no checkpoint" if not choice.reasons else "no checkpoint is good"
-        return Beginning(resume=None, sentence=f"{none} in {place}: the job starts anew{passed_over}")
+        return Beginning(resume=None, sentence=f"there is no checkpoint in {place}: the job starts anew")
     resume = _resume(choice.checkpoint.manifest, place, options, life)
     return Beginning(resume=resume, sentence=_sentence(resume) + passed_over)
 

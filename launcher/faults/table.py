@@ -91,6 +91,11 @@ def _word(name: str, *choices: str, meaning: str) -> Option:
     return Option(name=name, help=meaning, default=choices[0], choices=choices)
 
 
+def _of_links(name: str, meaning: str, *options: Option, loses: bool = True) -> FaultClass:
+    by, targets, lasting = Carrier.LAUNCHER, NODES_OR_LINKS, Lasting.MAY
+    return FaultClass(name=name, loses=loses, by=by, targets=targets, lasting=lasting, options=options, help=meaning)
+
+
 def _of_etcd(what: str, meaning: str, for_s: float | None = None) -> FaultClass:
     lasting = Lasting.NO if for_s is None else Lasting.MUST
     by, targets = Carrier.LAUNCHER, (Scheme.ETCD,)
@@ -225,33 +230,22 @@ _ROWS = (
         for_s=0.5,
         help="A node's network interface goes down and up again (--netns).",
     ),
-    FaultClass(
-        name="partition",
-        by=Carrier.LAUNCHER,
-        targets=NODES_OR_LINKS,
-        lasting=Lasting.MAY,
-        options=(
-            _word("way", "both", "in", "out", meaning="both, in, out: which packets are dropped"),
-            _word("only", "all", "peers", "etcd", meaning="all, peers, etcd: from whom the node is cut off"),
-        ),
-        help="A node is cut off, or two from one another: packets are dropped (--netns).",
+    _of_links(
+        "partition",
+        "A node is cut off, or two from one another: packets are dropped (--netns).",
+        _word("way", "both", "in", "out", meaning="both, in, out: which packets are dropped"),
+        _word("only", "all", "peers", "etcd", meaning="all, peers, etcd: from whom the node is cut off"),
     ),
-    FaultClass(
-        name="loss",
-        by=Carrier.LAUNCHER,
-        targets=NODES_OR_LINKS,
-        lasting=Lasting.MAY,
-        options=(_number("percent", 10.0, 0.01, 100.0, "of its packets, dropped at random"),),
-        help="A node, or the link between two, loses packets at random (--netns).",
+    _of_links(
+        "loss",
+        "A node, or the link between two, loses packets at random (--netns).",
+        _number("percent", 10.0, 0.01, 100.0, "of its packets, dropped at random"),
     ),
-    FaultClass(
-        name="slow-link",
+    _of_links(
+        "slow-link",
+        "A node's link, or that between two, becomes slow (--netns).",
+        _number("rate", 1.0, 0.001, 100_000.0, "Mbit/s that are left to it"),
         loses=False,
-        by=Carrier.LAUNCHER,
-        targets=NODES_OR_LINKS,
-        lasting=Lasting.MAY,
-        options=(_number("rate", 1.0, 0.001, 100_000.0, "Mbit/s that are left to it"),),
-        help="A node's link, or that between two, becomes slow (--netns).",
     ),
     _of_etcd("kill", "etcd is killed, and started again afterwards with the data that it had.", for_s=5.0),
     _of_etcd("stop", "etcd is stopped (SIGSTOP), and continued afterwards.", for_s=5.0),

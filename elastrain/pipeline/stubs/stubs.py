@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.backward_draws import BackwardDraws
 from elastrain.pipeline.stubs.counters import Counters
 from elastrain.pipeline.stubs.entries import Entries, Forward
-from elastrain.pipeline.stubs.fakes import AbsentBlock, Fakes
+from elastrain.pipeline.stubs.fakes import NOT_HERE, AbsentBlock, Fakes
 from elastrain.pipeline.stubs.passes import SAME, StubPass
 from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.pipeline.stubs.trees import flatten, is_fake, leaves_of
@@ -44,6 +45,7 @@ class Stubs:
         self._counters = Counters(model, traced.counted)
         self._is_here = is_here or self._is_computed
         self._fakes = Fakes()
+        self._fakes.written = self._written
         self._stretch = range(0)
         """Places of the blocks that this member computes."""
         self._pass: StubPass | None = None
@@ -96,6 +98,16 @@ class Stubs:
             passed.draws.compute(backward)
         finally:
             self._going_back = None
+
+    def _written(self, func: Any, real: Tensor) -> None:
+        """Raises ConfigError where the loop adds up, say, losses that are not here: nobody would notice."""
+        passed, is_backward = self._pass, torch._C._current_graph_task_id() != -1
+        if passed is None or is_backward or len(passed.entries) < len(self._traced.graph.blocks):
+            return
+        base = real if real._base is None else real._base
+        first = self._fakes.kept.setdefault(base, weakref.ref(passed))  # type: ignore[no-untyped-call]  # of torch
+        if passed.draws is not None or first() is not passed:
+            raise ConfigError(f"{func} keeps {NOT_HERE}")
 
     def finish(self) -> None:
         """The body of the loop is over: until the next `begin` a block may be entered where it is here."""

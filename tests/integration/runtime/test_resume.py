@@ -186,6 +186,27 @@ def test_a_job_does_not_begin_anew_where_its_disks_lack_a_part(tmp_path: Path) -
     assert "digest" not in done.output
 
 
+def _damage(checkpoint: Path) -> None:
+    part = next(file for file in checkpoint.iterdir() if file.name.startswith("part"))
+    content = bytearray(part.read_bytes())
+    content[1000] ^= 1
+    part.write_bytes(bytes(content))
+
+
+def test_a_job_does_not_begin_anew_beside_checkpoints_whose_damage_only_readers_find(tmp_path: Path) -> None:
+    """It ended with code 0, after the steps of a new job, and had pruned all that was there."""
+    copy = tmp_path / "copy"
+    shutil.copytree(undisturbed()[1], copy)
+    there = sorted(each for each in copy.iterdir() if each.is_dir())
+    for each in there:
+        _damage(each)
+    done = run(tmp_path, 1, options=("--checkpoint-dir", str(copy), "--checkpoint-every", "1", "--keep", "1"))
+    assert done.exit_code == 2, done.output
+    assert f"--resume auto: no checkpoint is good in {copy}" in done.output
+    assert "digest" not in done.output
+    assert sorted(each for each in copy.iterdir() if each.is_dir()) == there
+
+
 @pytest.mark.parametrize("nodes", [0, pytest.param(2, marks=pytest.mark.on_demand)])
 def test_damage_that_only_its_readers_find_leads_all_of_them_to_the_older_checkpoint(
     nodes: int, tmp_path: Path
@@ -193,10 +214,7 @@ def test_damage_that_only_its_readers_find_leads_all_of_them_to_the_older_checkp
     (whole, checkpoints), copy = undisturbed(), tmp_path / "copy"
     shutil.copytree(checkpoints, copy)
     newest = copy / "life-0001-step-0000000003"
-    part = next(file for file in newest.iterdir() if file.name.startswith("part"))
-    content = bytearray(part.read_bytes())
-    content[1000] ^= 1
-    part.write_bytes(bytes(content))
+    _damage(newest)
     more = ("--local-nodes", str(nodes)) if nodes else ()
     done = run(tmp_path, 2, options=("--checkpoint-dir", str(copy), *more))
     assert done.exit_code == 0, done.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.pipeline.stubs.origins import Origins
 from elastrain.pipeline.stubs.trace import TracedModel
+from elastrain.runtime.step import Step
 from tests.support.pipeline_models import Case, Layer, Stack, batch_of, loss_of
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 from tests.support.traced import trace
@@ -255,3 +257,39 @@ def test_a_hook_that_the_body_of_a_loop_leaves_is_refused(stays: bool) -> None:
             trace(model, blocks_of(model), body)
     else:
         assert trace(model, blocks_of(model), body).graph.legal_cuts == EVERYWHERE
+
+
+def _added_up(how: str, case: Case, model: nn.Module, step: Step) -> None:
+    total = torch.zeros(())
+    for batch in step:
+        loss = loss_of(model, batch)
+        if how == "a loss made in place":
+            made = torch.zeros(())
+            made += loss
+            loss = made.add_(loss, alpha=0.5)
+        elif how == "before backward":
+            total += loss.detach()
+        elif how == "into a view":
+            total.view(1)[0].add_(loss.detach())
+        step.backward(loss, weight=batch[0].numel())
+        if how == "behind backward":
+            total += loss.detach()
+        elif how == "by out":
+            torch.add(total, loss.detach(), out=total)
+
+
+@pytest.mark.parametrize("how", ["before backward", "behind backward", "into a view", "by out"])
+def test_losses_that_the_loop_adds_up_where_they_are_not_are_refused(how: str) -> None:
+    """The sum would be nothing there, and a loop that ends by it would end elsewhere than others."""
+    case = Case(Stack, (3, 4))
+    with pytest.raises(ConfigError, match=r"add.* keeps values that are not on this member.* read step\.loss"):
+        in_pipelines(case, chain(("a", "b"), (3,), MICRO_BATCHES), ("a", "b"), 1, loop=partial(_added_up, how))
+
+
+def test_a_loss_may_be_made_in_place_in_each_micro_batch() -> None:
+    case, found = Case(Stack, (3, 4)), []
+    for members in (("a",), ("a", "b")):
+        cuts = (3,)[: len(members) - 1]
+        loop = partial(_added_up, "a loss made in place")
+        found.append(in_pipelines(case, chain(members, cuts, MICRO_BATCHES), members, 1, loop=loop).found)
+    assert found[0] == found[1]
