@@ -27,7 +27,6 @@ STAGING_BYTES = 1 << 30
 
 HOST_THREADS = 4
 """Two for each direction: one copies while the other one's copy is summed, on the device."""
-TOUCHING_THREADS = 14
 STEP_BYTES = 256 << 20
 """What one thread touches at a time."""
 HOST_BYTES_PER_S = 20e9
@@ -133,9 +132,7 @@ def pinned_engine(size_bytes: int) -> HostEngine:
     """Host memory that a device copies to and from by itself, at the speed of the bus. Raises OffloadConfigError."""
     memory = pages(round_up(size_bytes))
     keep_from_children(memory)
-    with ThreadPoolExecutor(
-        TOUCHING_THREADS
-    ) as several:  # the kernel takes a second for each 2 GB that one thread touches
+    with ThreadPoolExecutor() as several:  # the kernel takes a second for each 2 GB that one thread touches
         list(
             several.map(fault_in, (memory[begin : begin + STEP_BYTES] for begin in range(0, memory.nbytes, STEP_BYTES)))
         )

@@ -21,7 +21,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_unflatten
-from torch.utils.weak import WeakIdKeyDictionary
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import CrossingTensor
@@ -49,9 +48,7 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `_
         """Told of each fake that was made for a parameter, which is anew in each operation."""
         self.written: Callable[[Any, Tensor], None] = lambda func, real: None
         """Told of each real tensor into which code between blocks writes fakes."""
-        self.is_in_block = False
-        self.kept = WeakIdKeyDictionary()
-        """Those that code behind all blocks writes into -> in which micro-batch it did so first."""
+        self._is_in_block = False
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[object] = (), kwargs: Mapping[str, object] = _NO_NAMES
@@ -59,7 +56,7 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `_
         # Of an operation on a real tensor torch works the result out anew each time, which takes milliseconds.
         if isinstance(func, torch._ops.OpOverload) and not func._schema.is_mutable:
             args = [self._like(each) if type(each) in _PLAIN_TENSORS else each for each in args]
-        elif isinstance(func, torch._ops.OpOverload) and not self.is_in_block:
+        elif isinstance(func, torch._ops.OpOverload) and not self._is_in_block:
             given = dict(zip([each.name for each in func._schema.arguments], args, strict=False)) | dict(kwargs)
             changed = [given.get(each.name) for each in func._schema.arguments if each.is_write]
             for real in (leaf for leaf in leaves_of(changed) if type(leaf) in _PLAIN_TENSORS):
@@ -68,6 +65,16 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `_
             return super().__torch_dispatch__(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             raise ConfigError(f"{func} looks at {NOT_HERE}") from None
+
+    @contextlib.contextmanager
+    def block(self) -> Iterator[None]:
+        """A block runs on fakes: what it writes into is its own."""
+        self._is_in_block = True
+        try:
+            with self:
+                yield
+        finally:
+            self._is_in_block = False
 
     def _like(self, real: Any) -> Tensor:
         """A fake for a real tensor that meets fakes. What is unusual stays as it is: torch knows how to treat it."""
@@ -189,13 +196,9 @@ class AbsentBlock:
     def _run(self, forward: Callable[..., Any], arguments: Any) -> BlockOutputs:
         # Checkpoints count what is saved, and selective ones keep what operations make: they see nothing of this.
         unsaved = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
-        self._mode.is_in_block = True
-        try:
-            with _disable_current_modes(), left_as_it_was(self._module, wholly=True), unsaved, self._mode:
-                args, kwargs = mapped(_fresh, arguments)
-                return BlockOutputs.of(forward(*args, **kwargs), self._module)
-        finally:
-            self._mode.is_in_block = False
+        with _disable_current_modes(), left_as_it_was(self._module, wholly=True), unsaved, self._mode.block():
+            args, kwargs = mapped(_fresh, arguments)
+            return BlockOutputs.of(forward(*args, **kwargs), self._module)
 
 
 def given(leaves: Sequence[object], kwargs: Mapping[str, object]) -> Given:

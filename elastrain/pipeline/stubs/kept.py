@@ -1,16 +1,18 @@
-"""What modules keep from one forward to the next: a run on fakes gives it back."""
+"""What modules keep from one forward to the next, and runs on fakes give back; what the loop keeps, and may not."""
 
 from __future__ import annotations
 
 import functools
 import gc
 import sys
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.counters import changed, numbers_of
@@ -55,6 +57,18 @@ class KeptByModules:
             is_as_before = self._missed.get(id(cache)) == cache.cache_info().misses
             if not is_as_before and any(map(keeps_fakes, gc.get_referents(cache))):
                 cache.cache_clear()
+
+
+class KeptByLoop:
+    """Real tensors into which code behind all blocks writes fakes, and in which micro-batch it did so first."""
+
+    def __init__(self) -> None:
+        self._first = WeakIdKeyDictionary()
+
+    def is_older(self, real: Tensor, passed: object) -> bool:
+        """Whether another micro-batch wrote into it before."""
+        base, now = real if real._base is None else real._base, weakref.ref(passed)
+        return self._first.setdefault(base, now)() is not passed  # type: ignore[no-untyped-call]  # of torch
 
 
 class BeforePass:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from elastrain.pipeline.stubs.backward_draws import BackwardDraws
 from elastrain.pipeline.stubs.counters import Counters
 from elastrain.pipeline.stubs.entries import Entries, Forward
 from elastrain.pipeline.stubs.fakes import NOT_HERE, AbsentBlock, Fakes
+from elastrain.pipeline.stubs.kept import KeptByLoop
 from elastrain.pipeline.stubs.passes import SAME, StubPass
 from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.pipeline.stubs.trees import flatten, is_fake, leaves_of
@@ -45,7 +46,7 @@ class Stubs:
         self._counters = Counters(model, traced.counted)
         self._is_here = is_here or self._is_computed
         self._fakes = Fakes()
-        self._fakes.written = self._written
+        self._fakes.written = partial(self._written, KeptByLoop())
         self._stretch = range(0)
         """Places of the blocks that this member computes."""
         self._pass: StubPass | None = None
@@ -99,14 +100,12 @@ class Stubs:
         finally:
             self._going_back = None
 
-    def _written(self, func: Any, real: Tensor) -> None:
+    def _written(self, kept: KeptByLoop, func: Any, real: Tensor) -> None:
         """Raises ConfigError where the loop adds up, say, losses that are not here: nobody would notice."""
         passed, is_backward = self._pass, torch._C._current_graph_task_id() != -1
         if passed is None or is_backward or len(passed.entries) < len(self._traced.graph.blocks):
             return
-        base = real if real._base is None else real._base
-        first = self._fakes.kept.setdefault(base, weakref.ref(passed))  # type: ignore[no-untyped-call]  # of torch
-        if passed.draws is not None or first() is not passed:
+        if passed.draws is not None or kept.is_older(real, passed):
             raise ConfigError(f"{func} keeps {NOT_HERE}")
 
     def finish(self) -> None:
