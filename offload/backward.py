@@ -107,8 +107,6 @@ class BackwardReloader:
             record.storage = original
             self._mover.apply(record, residency.Found())
 
-    # Reading ahead.
-
     def read_ahead(self, current: Pass) -> None:
         """Read what the pass will need next, as far as there is room."""
         if self._demanding or current.ahead < 0 or not self._passes.plan.reads_ahead:

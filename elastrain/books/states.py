@@ -105,6 +105,7 @@ class StateBooks:
         self.states[state.shard] = state
 
     def unbind(self, shard: int) -> None:
+        # What lies in memory of its own already stays as it is, and need not be written to a drive once more.
         state = self.states[shard]
         if self._arithmetic.unbind(state):
             self.states[shard] = state

@@ -21,7 +21,7 @@ class Ballot:
 
     def acknowledge(self, source: str, shards: Collection[int]) -> None:
         for shard in shards:
-            self._acks.setdefault(shard, set()).add(source)
+            self._acks.setdefault(shard, set()).add(source)  # a set: a gradient may come, and be acknowledged, twice
 
     def acknowledged(self, shard: int) -> set[str]:
         """Members that keep the shard's gradient, and whose state of the step before is verified."""

@@ -36,6 +36,7 @@ class InitialState:
         return not self._is_reading
 
     def _missing(self) -> list[int]:
+        # By roles that are agreed on: a holder that a later record names gets a copy, and reads nothing.
         mine = [shard for shard, holders in enumerate(self._commit.roles.live) if self._me in holders.all]
         return [s for s in mine if s not in self._read and not self._has(s)]
 

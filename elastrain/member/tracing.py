@@ -50,6 +50,7 @@ class Tracing:
         except ConfigError as error:
             self._out.fail("ConfigError", str(error))
             return
+        # Every later plan comes with a record: nobody asks for the graph of a member that comes then.
         if self._commit.is_initial:
             self._told[self._me] = event.model.graph
             self._out.send_all(self._views.others, HasTraced(graph=self._told[self._me]))

@@ -85,6 +85,7 @@ class BlockGraph:
 
     @cached_property
     def _cumulated(self) -> tuple[int, ...]:
+        # Once: a search for cuts asks for the cost of every stretch.
         sums = [0]
         for flops in self.flops:
             sums.append(sums[-1] + flops)

@@ -94,6 +94,7 @@ def _in_flight(load: Load) -> Mapping[tuple[int, int], int]:
 
 
 def _gradients_bytes(model: ModelBytes, load: Load) -> int:
+    # By block: of runs that are no neighbours in the fold, each keeps a copy until what lies between them is there.
     total_bytes = 0
     for block, place in enumerate(model.places):
         runs = sorted({task.run for task in load.tasks if place in task.blocks})
@@ -115,7 +116,7 @@ def _bytes_of(crossing: Iterable[CrossingTensor]) -> int:
 
 
 def _gradient_bytes(crossing: Iterable[CrossingTensor]) -> int:
-    return sum(each.size_bytes for each in crossing if each.requires_grad)
+    return sum(each.size_bytes for each in crossing if each.requires_grad)  # masks and positions go one way only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +153,7 @@ def advice(model: ModelBytes, load: Load, lack: Lack) -> str:
     graph = model.graph
     blocks = {block for task in load.tasks for block in task.blocks}
     sizes = {block: _block_bytes(model, load, lack, block) for block in blocks}
-    costliest = min(sizes, key=lambda block: (-sizes[block], block))
+    costliest = min(sizes, key=lambda block: (-sizes[block], block))  # of equals the first, in every run alike
     cuts = ", ".join(f"before {graph.blocks[cut]!r}" for cut in graph.legal_cuts) or "none"
     return (
         f"of its blocks {graph.blocks[costliest]!r} takes most, {mib(sizes[costliest])}; legal cuts: {cuts}; "
@@ -161,7 +162,7 @@ def advice(model: ModelBytes, load: Load, lack: Lack) -> str:
 
 
 def _what_fits(model: ModelBytes, load: Load, lack: Lack) -> str:
-    most = min(lack.members, len(model.graph.units))
+    most = min(lack.members, len(model.graph.units))  # a stage has a member, and no cut divides a unit
     needed = {stages: heaviest_bytes(model, load, stages, lack) for stages in range(1, most + 1)}
     fitting = [stages for stages, size_bytes in needed.items() if size_bytes <= lack.left_bytes]
     if fitting:

@@ -120,6 +120,7 @@ class TaskDesk:
         return tuple(found)
 
     def in_flight(self) -> tuple[Task, ...]:
+        # One entry a micro-batch: it is their graphs that take memory, and the limit counts those.
         return tuple(p.task for p in self.progress.values() for _ in range(p.forwarded - p.done))
 
     def computed(self, action: TaskAction) -> BoundaryName | None:
@@ -154,6 +155,7 @@ class TaskDesk:
         return tuple(progress for task, progress in self.progress.items() if not self.is_done(task))
 
     def _is_done(self, progress: TaskProgress) -> bool:
+        # By backward alone: what has gone backward has gone forward before.
         return progress.done == len(self.shape.micro_batches_of(progress.task.run))
 
     def _next(self, progress: TaskProgress, kind: ActionKind) -> TaskAction | None:
@@ -177,4 +179,5 @@ class TaskDesk:
 
 def readers(tasks: Collection[TaskProgress], name: BoundaryName, shape: StepShape) -> tuple[str, ...]:
     """List the members that have to be sent a boundary tensor, each once."""
+    # In order and not as a set: what is sent, and in which order, has to be the same when a log is played again.
     return tuple(dict.fromkeys(progress.task.member for progress in tasks if wants(progress, name, shape)))

@@ -302,8 +302,6 @@ class Books:
                 found[offer.gap] = early
         return found
 
-    # Small things.
-
     def _need(self, begin: int, end: int, more_bytes: int) -> None:
         before = self._needs.window(begin, end) > self._limit_bytes
         self._needs.add(begin, end, more_bytes)

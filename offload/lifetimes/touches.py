@@ -112,8 +112,6 @@ class TouchServer:
             _end(sentence)
         _libc.sigaction(signal.SIGSEGV, ctypes.byref(self._before), None)
 
-    # In our own.
-
     def _serve(self) -> None:
         while True:
             touch = self._asked.get()

@@ -298,8 +298,6 @@ class TrainingWithin:
             self._states.keep_gradient(parameter)
         self._updates.landed(parameter)
 
-    # Small things.
-
     def _computes_with(self, number: int) -> list[HeldPiece]:
         """The parameters that a block's forward and backward use."""
         return [*self._states.of(Kind.PARAMETER, self._blocks[number].touches), *self._rest()]
