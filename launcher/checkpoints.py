@@ -74,7 +74,9 @@ def held_place(options: RunOptions, *, is_of_simulated: bool = False) -> Iterato
         return
     if overlooked := _overlooked(options, options.checkpoint_dir, is_of_simulated=is_of_simulated):
         raise ConfigError(f"--checkpoint-dir {options.checkpoint_dir}: {overlooked}, or begin anew with --resume none")
-    is_new = not _is_there(options.checkpoint_dir)
+    is_new = False
+    with suppress(CheckpointError):  # `_claimed` says it
+        is_new = not place_at(options.checkpoint_dir).exists()
     held = _claimed(options)
     try:
         yield
@@ -85,13 +87,6 @@ def held_place(options: RunOptions, *, is_of_simulated: bool = False) -> Iterato
                 held.withdraw()
             if is_new and not (place := place_at(options.checkpoint_dir)).names():
                 place.remove("")
-
-
-def _is_there(folder: str) -> bool:
-    try:
-        return place_at(folder).exists()
-    except CheckpointError:  # `_claimed` says it
-        return True
 
 
 def _overlooked(options: RunOptions, folder: str, *, is_of_simulated: bool) -> str:

@@ -41,7 +41,7 @@ def next_life(life: Life, end: End, *, newest_step: int | None, first_member: in
     later = replace(
         life, number=life.number + 1, step=newest_step, barren=barren, first_member=max(first_member, life.first_member)
     )
-    return Following(life=later, reason=f"life {later.number} goes on from the checkpoint of step {newest_step}")
+    return Following(life=later, reason=f"life {later.number} begins, and reads the checkpoint of step {newest_step}")
 
 
 def _why_no_more(step: int) -> str:

@@ -63,7 +63,9 @@ def _join(offered: Offered) -> Joined:
     candidates = {(each.name, each.content) for _, offers in offered for each in offers if each.resume is not None}
     reasons: list[str] = []
     for name, content in sorted(candidates, reverse=True):
-        having = [(disk, each) for disk, offers in offered for each in offers if _is_of(each, name, content)]
+        # Nobody else draws the names of its files: those of another checkpoint of this name neither help nor harm.
+        named = [(disk, each) for disk, offers in offered for each in offers if each.name == name]
+        having = [(disk, each) for disk, each in named if each.content in ("", content)]
         files = {file for _, each in having for file in each.files}
         whole = [each for _, each in having if each.resume is not None]
         missing = min(([need for need in each.needs if files.isdisjoint(need)] for each in whole), key=len)
@@ -75,11 +77,6 @@ def _join(offered: Offered) -> Joined:
         names = ", ".join(" or ".join(need) for need in missing[:_SOME]) + (" …" if len(missing) > _SOME else "")
         reasons.append(f"{name} is passed over: no disk that is here has a good copy of {names}")
     return Joined(resume=None, reasons=tuple(reasons))
-
-
-def _is_of(offer: DiskOffer, name: str, content: str) -> bool:
-    # Files have names that nobody else draws: those of another checkpoint of this name help nobody, and harm nobody.
-    return offer.name == name and offer.content in ("", content)
 
 
 def _resume(offer: DiskOffer, disks: Sequence[NodeDisk], counted: Sequence[DiskOffer]) -> Resume:

@@ -59,7 +59,10 @@ class ShardState:
             shard=self.shard,
             version=self.version,
             parameters=self.parameters.detach().clone(),
-            pieces=[{name: _cloned(value) for name, value in piece.items()} for piece in self.pieces],
+            pieces=[
+                {name: v.detach().clone() if isinstance(v, Tensor) else v for name, v in piece.items()}
+                for piece in self.pieces
+            ],
         )
 
     def digest(self) -> int:
@@ -138,10 +141,6 @@ def _unpacked(meta: bytes, tensors: Sequence[Tensor]) -> ShardState:
     return ShardState(shard=shard, version=version, parameters=parameters, pieces=pieces)
 
 
-def _cloned(value: Value) -> Value:
-    return value.detach().clone() if isinstance(value, Tensor) else value
-
-
 def _tensor_entry(index: int, tensor: Tensor) -> dict[str, Any]:
     return {"tensor": index, "dtype": _name(tensor.dtype), "numel": tensor.numel()}
 
@@ -169,11 +168,8 @@ def _encoded(value: Value, tensors: list[Tensor]) -> dict[str, Any]:
         case Tensor() if value.dim() == 1 and value.is_contiguous():
             tensors.append(value)
             return _tensor_entry(len(tensors) - 1, value)
-    raise ValueError(f"shard state: cannot pack {_described(value)}; expected a number or a contiguous 1-D tensor")
-
-
-def _described(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise ValueError(f"shard state: cannot pack {what}; expected a number or a contiguous 1-D tensor")
 
 
 class _Taker:

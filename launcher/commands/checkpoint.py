@@ -114,8 +114,8 @@ def export_checkpoint(
         with closing(ProgressBar(f"reading {checkpoint.manifest.name}", checkpoint.manifest.size_bytes)) as bar:
             plain = gather(replace(checkpoint, on_bytes=bar.advance))
         with closing(ProgressBar(f"writing {out}", plain.nbytes)) as bar:
-            files = export(plain, out, form)
-            bar.advance(plain.nbytes)
+            files = export(plain, out, form, lambda done: bar.show(done, plain.nbytes))
+            bar.show(plain.nbytes, plain.nbytes)
     told = {"checkpoint": checkpoint.manifest.name, "step": checkpoint.manifest.step, "files": [str(f) for f in files]}
     print(json.dumps(told) if as_json else "\n".join(map(str, files)))
     return 0

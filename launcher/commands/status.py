@@ -54,7 +54,8 @@ def _show(state: dict[str, Any]) -> None:
     if state["life"] > 1:
         print(f"life        {state['life']}, after the job had lost its state")
     print(f"generation  {state['generation']}")
-    print(f"step        {_or_dash(state['step'])}, loss {_number(state['loss'])}, steps lost {state['steps_lost']}")
+    loss = "-" if state["loss"] is None else f"{state['loss']:.4f}"
+    print(f"step        {_or_dash(state['step'])}, loss {loss}, steps lost {state['steps_lost']}")
     if state["redone"]:
         print(f"redone      {state['redone']} (block, run) pairs of pipelines, after losses")
     print(f"restarts    {state['restarts_left']} left")
@@ -102,7 +103,3 @@ def _node(node: dict[str, Any]) -> str:
 
 def _or_dash(value: object) -> str:
     return "-" if value is None or value == "" else str(value)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"

@@ -61,7 +61,8 @@ class Rendezvous:
         found = join([(disk_of(record), record.offers) for record in chosen], is_wary=life.barren > 0)
         lacking = found.lacking or (f"no node here has {life.named}" if life.named and found.resume is None else "")
         if lacking:
-            return self._wait(_no_start(lacking), is_full=is_full)
+            told = f"{lacking}: start the nodes that have it on their disks too, or begin anew with --resume none"
+            return self._wait(told, is_full=is_full)
         self._roster_is_put = True
         return [PutRoster(roster=self._roster_of(chosen, found))]
 
@@ -220,7 +221,3 @@ class Rendezvous:
 def disk_of(record: NodeRecord) -> NodeDisk:
     """The place from which the checkpoints on a node's disk can be read."""
     return NodeDisk(node=record.name, door=record.signature, endpoint=record.endpoint)
-
-
-def _no_start(lacking: str) -> str:
-    return f"{lacking}: start the nodes that have it on their disks too, or begin anew with --resume none"

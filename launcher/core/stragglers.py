@@ -69,7 +69,8 @@ class Stragglers:
         return self._tell(now) + self._judge(worker, speed, now, is_idle=message.micro_batch_s is None)
 
     def _judge(self, worker: Worker, speed: Speed, now: float, *, is_idle: bool) -> list[Command]:
-        mine_s, peers_s, quota = speed.micro_batch_s, self._peers_s(worker.id), self._quota(worker.id)
+        mine_s, peers_s = speed.micro_batch_s, self._peers_s(worker.id)
+        quota = next((m.quota for m in self._cluster.members if m.id == worker.id), FULL_QUOTA)
         if mine_s is None or peers_s is None or speed.ended:
             return []
         ratio = mine_s / peers_s if mine_s - peers_s > _LEAST_S else 1.0
@@ -104,9 +105,6 @@ class Stragglers:
         say = f"{how}, and it stays behind with the smallest share: it is ended, and replaced"
         self._cluster.progress.explain(say)
         return [Log(event="straggler", fields={"member": worker.id}), Kill(member=worker.id, reason=say)]
-
-    def _quota(self, member: str) -> int:
-        return next((m.quota for m in self._cluster.members if m.id == member), FULL_QUOTA)
 
     def _peers_s(self, member: str) -> float | None:
         """The median of all others of the view whose times are known; half of them at least."""

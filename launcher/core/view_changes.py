@@ -80,10 +80,11 @@ class ViewChanges:
         for name in {member.node for member in view.members} - {self._config.node, *cluster.peers.nodes}:
             self._deadlines.set_first(MeetDue(name), now + self._config.times.absent_s)
         self._deadlines.drop(JoinDue())
-        self._cluster.progress.explain(f"generation {view.generation}: {view.reason}")
+        said = f"generation {view.generation}: {view.reason}"
+        self._cluster.progress.explain(said)
         commands = self._enter_mine() + self._tell_workers(view, now)
         fields = {"generation": view.generation, "members": list(view.ids), "reason": view.reason}
-        commands.append(Log(event="view", fields=fields, say=_describe(view)))
+        commands.append(Log(event="view", fields=fields, say=f"{said}; members {' '.join(view.ids)}"))
         commands += [] if self._config.alone else [TellNodes(message=Stands(view=view))]
         commands += self._faults.choose_victims() if before is None else []
         # More may have happened while this view was on its way: what is still wanted is proposed on top.
@@ -260,7 +261,3 @@ class ViewChanges:
             return None not in [w.exit_code for w in mine] and any(w.exit_code for w in mine)
         answering = self._cluster.peers.answering()
         return not any((m.node, m.incarnation) in answering for m in view.members)
-
-
-def _describe(view: View) -> str:
-    return f"generation {view.generation}: {view.reason}; members {' '.join(view.ids)}"

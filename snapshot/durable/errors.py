@@ -1,10 +1,4 @@
-"""The errors of the durable tier, each one sentence for a user: what happened, to which file, what to do.
-
-CheckpointError         the reason to give up this checkpoint, or to take another one
-├── DamagedError        bytes came back other than they were written: file, frame and shard are named
-├── OtherFormatError    whole, and of another version of elastrain: an older one in its place would lose steps
-└── TakenError          the place belongs to another job, or the name is taken: nothing was changed
-"""
+"""The errors of the durable tier, each one sentence for a user: what happened, to which file, what to do."""
 
 from __future__ import annotations
 
@@ -14,19 +8,19 @@ from contextlib import contextmanager
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be written or read. Nothing that was complete before is touched."""
+    """A checkpoint cannot be written, or another one has to be read. Nothing that was complete before is touched."""
 
 
 class DamagedError(CheckpointError):
-    """What was read differs from what was written."""
+    """What was read differs from what was written: file, frame and shard are named."""
 
 
 class OtherFormatError(CheckpointError):
-    """Nothing is wrong with it: another version has written it, and reads it."""
+    """Another version of elastrain has written it, and reads it: an older one in its place would lose steps."""
 
 
 class TakenError(CheckpointError):
-    """Somebody else's: nothing was changed."""
+    """The place belongs to another job, or the name is taken: nothing was changed."""
 
 
 _ADVICE = {

@@ -6,7 +6,9 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,13 @@ from elastrain.snapshot.durable.plain import PlainState, optimizer_state_dict
 MODEL_FILE, OPTIMIZER_FILE, MASTERS_FILE = "model", "optimizer", "masters"
 GROUPS = "elastrain.groups"
 """Key in the metadata of an optimizer's safetensors file: its groups as JSON."""
+_LOOK_S = 0.2
 
 
-def export(plain: PlainState, out: Path, form: str) -> list[Path]:
-    """Write into the new folder `out`, whole or not at all; returns its files. `form`: one of FORMS.
+def export(plain: PlainState, out: Path, form: str, on_bytes: Callable[[int], None] = lambda _: None) -> list[Path]:
+    """Write into the new folder `out`, whole or not at all; returns its files.
+
+    form: one of FORMS. on_bytes: told, by a thread, how many bytes are written so far.
 
     Raises TakenError if `out` is there, CheckpointError where it cannot be written.
     """
@@ -32,7 +37,8 @@ def export(plain: PlainState, out: Path, form: str) -> list[Path]:
     with told(f"writing {out}"):
         try:
             fresh.mkdir(parents=True)
-            FORMS[form](plain, fresh)
+            with _watched(fresh, on_bytes):
+                FORMS[form](plain, fresh)
             for file in fresh.iterdir():
                 _sync(file)
             os.rename(fresh, out)
@@ -41,6 +47,26 @@ def export(plain: PlainState, out: Path, form: str) -> list[Path]:
             shutil.rmtree(fresh, ignore_errors=True)
             raise
     return sorted(out.iterdir())
+
+
+@contextmanager
+def _watched(folder: Path, on_bytes: Callable[[int], None]) -> Iterator[None]:
+    """Of what the libraries write there, since none of them says how much it is."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(_LOOK_S):
+            with suppress(OSError):  # a file that has just been renamed
+                # A size may be set in advance: blocks are not.
+                on_bytes(sum(file.stat().st_blocks * 512 for file in folder.iterdir()))
+
+    looking = threading.Thread(target=look, name="export")
+    looking.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        looking.join()
 
 
 def _safetensors(plain: PlainState, folder: Path) -> None:

@@ -7,7 +7,7 @@ one shard's state, or one named attachment (such as the loop's state), as `secti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -139,10 +139,14 @@ class Manifest(PlainValue, frozen=True):
         return f"{xxhash.xxh3_64_intdigest(told):016x}"
 
     @property
+    def copies(self) -> tuple[tuple[Part, ...], ...]:
+        """Of each shard and attachment."""
+        return (*(shard.parts for shard in self.shards), *self.attachments.values())
+
+    @property
     def needs(self) -> tuple[tuple[str, ...], ...]:
         """For each shard and attachment the files that have a copy, of which one is needed; each set of files once."""
-        copies = [*(shard.parts for shard in self.shards), *self.attachments.values()]
-        return tuple(sorted({tuple(sorted(part.file for part in parts)) for parts in copies}))
+        return tuple(sorted({tuple(sorted(part.file for part in parts)) for parts in self.copies}))
 
     @property
     def name(self) -> str:
@@ -152,20 +156,17 @@ class Manifest(PlainValue, frozen=True):
     @property
     def plain_bytes(self) -> int:
         """Bytes in memory of everything in it, each once."""
-        copies = [*(shard.parts for shard in self.shards), *self.attachments.values()]
-        return sum(parts[0].plain_bytes for parts in copies if parts)
+        return sum(parts[0].plain_bytes for parts in self.copies if parts)
 
     @property
     def size_bytes(self) -> int:
         """Bytes on disk of everything in it, each once."""
-        copies = [*(shard.parts for shard in self.shards), *self.attachments.values()]
-        return sum(parts[0].size_bytes for parts in copies if parts)
+        return sum(parts[0].size_bytes for parts in self.copies if parts)
 
     @property
     def files(self) -> frozenset[str]:
         """Names of the files that parts of it lie in."""
-        copies = [*(shard.parts for shard in self.shards), *self.attachments.values()]
-        return frozenset(part.file for parts in copies for part in parts)
+        return frozenset(part.file for parts in self.copies for part in parts)
 
 
 def merged(manifests: Sequence[Manifest]) -> Manifest:
@@ -245,7 +246,7 @@ def decode(text: bytes, where: str) -> Manifest:
 
 def _check(manifest: Manifest, where: str) -> None:
     """Raises DamagedError for values that refer to what is not there."""
-    for part in _parts(manifest):
+    for part in (part for parts in manifest.copies for part in parts):
         bad_name = not part.file or "/" in part.file or part.file.startswith(".")
         if bad_name or min(part.offset_bytes, part.tail_bytes, part.size_bytes - part.tail_bytes) < 0:
             raise DamagedError(f"{where} is no manifest: it has a part {part.file!r} that cannot be")
@@ -255,11 +256,6 @@ def _check(manifest: Manifest, where: str) -> None:
                 raise DamagedError(f"{where} is no manifest: a piece of shard {shard.index} does not fit")
     if [shard.index for shard in manifest.shards] != list(range(len(manifest.shards))):
         raise DamagedError(f"{where} is no manifest: its shards are not numbered from 0 on")
-
-
-def _parts(manifest: Manifest) -> list[Part]:
-    copies: Mapping[str, tuple[Part, ...]] = manifest.attachments
-    return [part for parts in (*(s.parts for s in manifest.shards), *copies.values()) for part in parts]
 
 
 def _fits(manifest: Manifest, shard: ShardEntry, piece: PieceEntry) -> bool:

@@ -162,12 +162,10 @@ def optimizer_state_dict(plain: PlainState, *, by_name: bool = False) -> dict[st
     """As `torch.optim.Optimizer.state_dict` gives it; `by_name`: names for numbers, as `torch.distributed` has it."""
     names = [name for group in plain.groups for name in group.parameters]
     keys: dict[str, Any] = {name: name if by_name else number for number, name in enumerate(names)}
+    # As torch.optim keeps them: pairs are tuples.
+    hypers = [{n: tuple(v) if isinstance(v, list) else v for n, v in g.hyper.items()} for g in plain.groups]
+    groups = zip(plain.groups, hypers, strict=True)
     return {
         "state": {keys[name]: dict(plain.state[name]) for name in names if name in plain.state},
-        "param_groups": [{**_hyper(g.hyper), "params": [keys[name] for name in g.parameters]} for g in plain.groups],
+        "param_groups": [{**hyper, "params": [keys[name] for name in g.parameters]} for g, hyper in groups],
     }
-
-
-def _hyper(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As torch.optim keeps them: pairs are tuples."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import MANIFEST, VERIFIED, place_in_time
+from elastrain.snapshot.durable.places.local import TEMPORARY
 from elastrain.snapshot.durable.places.port import CheckpointPlace
-from elastrain.snapshot.durable.publishing import mark_verified, visible
+from elastrain.snapshot.durable.publishing import get, mark_verified, visible
 from elastrain.snapshot.durable.reading import Checkpoint
 
 Moment = tuple[int, int]
 """Life and step of a checkpoint."""
 NEVER: Moment = (-1, -2)
+_SMALL_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ def remove(place: CheckpointPlace, name: str) -> None:
     """
     place.remove(f"{name}/{MANIFEST}")
     for file in place.names(name):
-        if file == VERIFIED or file.startswith(("part-", ".writing-")):
+        if file == VERIFIED or file.startswith(("part-", TEMPORARY)):
             place.remove(f"{name}/{file}")
     if not place.names(name):
         place.remove(name)
@@ -129,4 +131,17 @@ def clear(place: CheckpointPlace, *, keep: int, age_s: float | None, over: Momen
     gone = prune(there, keep=keep, now_s=time.time(), age_s=age_s, over=over)
     for removal in gone:
         remove(place, removal.name)
+    for name in place.names():
+        if name.startswith(TEMPORARY) and _is_abandoned(place, name):
+            place.remove(name)
     return [f"{removal.name} is removed: {removal.reason}" for removal in gone]
+
+
+def _is_abandoned(place: CheckpointPlace, temporary: str) -> bool:
+    """Whether who began the small file beside the checkpoints has been killed: else it is locked, or empty yet."""
+    try:
+        hold = place.hold(temporary, alone=True)
+        hold.release()
+        return hold.keeps_others_out and bool(get(place, temporary, at_most_bytes=_SMALL_BYTES))
+    except CheckpointError:
+        return False

@@ -10,6 +10,8 @@ import errno
 import random
 from dataclasses import dataclass, field
 
+from elastrain.snapshot.durable.places.local import SystemFiles
+
 
 class PowerCutError(BaseException):
     """The machine has gone: no handler of a program sees this."""
@@ -31,8 +33,8 @@ class _Folder:
     synced: dict[str, object] = field(default_factory=dict)
 
 
-class CrashingFiles:
-    """See `places.local.Files`. `calls_left`: system calls until the power is cut; None for never.
+class CrashingFiles(SystemFiles):
+    """`calls_left`: system calls until the power is cut; None for never.
 
     `faults`: OSErrors by number of the call that they are raised at.
     """
@@ -132,6 +134,9 @@ class CrashingFiles:
     def open(self, path: str) -> int:
         self._called()
         return self._opened(self._file(path))
+
+    def open_to_lock(self, path: str) -> int:
+        return self.open(path)
 
     def open_direct(self, path: str) -> int:
         raise OSError(errno.EINVAL, "not here", path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -68,10 +69,14 @@ class CheckpointFlags:
         )
 
     def _place(self, folder: str) -> str:
-        if not folder:
+        """Absolute, since a script may change its working directory. Raises ConfigError."""
+        if not folder.strip():
             raise ConfigError("--checkpoint-dir: it is empty: name a folder or a URL")
-        if "://" not in folder:
-            return str(Path(folder).absolute())
+        protocol, is_url, path = folder.partition("://")
+        if not is_url:
+            return _absolute(folder)
+        if not protocol or not path:
+            raise ConfigError(f"--checkpoint-dir {folder}: it is no URL: write PROTOCOL://PATH")
         if self.checkpoint_layout == LOCAL:
             raise ConfigError(
                 f"--checkpoint-dir {folder}: no local disk is at an address: use --checkpoint-layout shared"
@@ -79,7 +84,7 @@ class CheckpointFlags:
         # Every member would write what the others cannot read, and each checkpoint would be called complete.
         if folder.startswith("memory://"):
             raise ConfigError(f"--checkpoint-dir {folder}: each process has its own: name a folder or a store's URL")
-        return folder
+        return f"{protocol}://{_absolute(path)}" if protocol in ("file", "local") else folder
 
     def _age_s(self) -> float | None:
         """Raises ConfigError."""
@@ -92,3 +97,14 @@ class CheckpointFlags:
         if not seconds:
             raise ConfigError(f"--keep-for {self.keep_for!r}: write a time such as 30m, 12h or 7d")
         return seconds
+
+
+def _absolute(folder: str) -> str:
+    """Raises ConfigError."""
+    try:
+        path = str(Path(folder).expanduser().absolute())  # a shell leaves `--checkpoint-dir=~/x` as it is
+    except RuntimeError:
+        raise ConfigError(f"--checkpoint-dir {folder}: nobody here has that name: write the whole path") from None
+    if re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", path):
+        raise ConfigError(f"--checkpoint-dir {folder!r}: a control character, or a byte that is no UTF-8: rename it")
+    return path

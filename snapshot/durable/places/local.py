@@ -1,6 +1,6 @@
 """A folder of a local or shared file system: temporary names, sync of file and folder, then the real name.
 
-All system calls go through `Files`, so that tests can cut them short.
+All system calls go through `SystemFiles`, so that tests can cut them short.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError, told
 
@@ -23,28 +22,8 @@ _PAGE_BYTES = 4096
 _WRITE_BYTES = 8 << 20
 
 
-class Files(Protocol):
-    """The system calls that a place makes. All raise OSError."""
-
-    def create(self, path: str) -> int: ...
-    def open(self, path: str) -> int: ...
-    def open_direct(self, path: str) -> int: ...
-    def write(self, fd: int, data: memoryview) -> int: ...
-    def read_into(self, fd: int, view: memoryview, offset: int) -> int: ...
-    def size(self, fd: int) -> int: ...
-    def sync(self, fd: int) -> None: ...
-    def close(self, fd: int) -> None: ...
-    def name_new(self, old: str, new: str) -> None: ...
-    def remove(self, path: str) -> None: ...
-    def remove_folder(self, path: str) -> None: ...
-    def make_folder(self, path: str) -> None: ...
-    def names(self, path: str) -> list[str]: ...
-    def sync_folder(self, path: str) -> None: ...
-    def lock(self, fd: int, *, alone: bool) -> None: ...
-
-
 class SystemFiles:
-    """The kernel's."""
+    """The system calls that a place makes: the kernel's. All raise OSError."""
 
     def create(self, path: str) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -55,6 +34,10 @@ class SystemFiles:
     def open_direct(self, path: str) -> int:
         """For whole pages, past the kernel's cache: what is read is what is on the drive."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+
+    def open_to_lock(self, path: str) -> int:
+        """NFS asks for a descriptor to read with for a shared lock, and for one to write with for a lock alone."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def write(self, fd: int, data: memoryview) -> int:
         return os.write(fd, data)
@@ -113,9 +96,9 @@ class SystemFiles:
 class LocalPlace:
     """See `port.CheckpointPlace`. The folder is made when the first file is."""
 
-    def __init__(self, path: str | os.PathLike[str], files: Files | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], files: SystemFiles | None = None) -> None:
         self._root = str(path) if files else str(Path(path).absolute())
-        self._files: Files = files or SystemFiles()
+        self._files = files or SystemFiles()
         self._is_made = False
 
     @property
@@ -163,7 +146,7 @@ class LocalPlace:
     def hold(self, name: str, *, alone: bool) -> LocalHold:
         path = self._path(name)
         with told(f"opening {path}"):
-            fd = self._files.open(path)
+            fd = self._files.open_to_lock(path)
         try:
             with told(f"locking {path}"):
                 self._files.lock(fd, alone=alone)
@@ -178,12 +161,11 @@ class LocalPlace:
         """The root's own entry has to outlast a power cut, and those of all folders above it, or all is nowhere."""
         if self._is_made:
             return
-        try:
-            self._files.make_folder(self._root)
-        except FileExistsError as error:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._root) from error
-        except FileNotFoundError as error:  # a file system of the kernel's own, such as /proc
-            raise CheckpointError(f"no folder {self._root} can be made: name another directory") from error
+        with told(f"making the folder {self._root}"):
+            try:
+                self._files.make_folder(self._root)
+            except (FileExistsError, NotADirectoryError, FileNotFoundError) as error:
+                raise CheckpointError(f"{_obstacle(self._root)}: name another directory") from error
         # Every one of them, because who made them may have been stopped before it synced them.
         above = self._root
         while above != "/":
@@ -202,12 +184,20 @@ class LocalPlace:
         return f"{self._root}/{name}" if name else self._root
 
 
+def _obstacle(path: str) -> str:
+    """Why no folder can be made there, in a clause."""
+    there = next(each for each in (path, *map(str, Path(path).parents)) if os.path.lexists(each))
+    if os.path.isdir(there):  # on a file system of the kernel's own, such as /proc
+        return f"no folder can be made in {there}"
+    return f"{there} is {'no folder' if os.path.exists(there) else 'a symbolic link to nowhere'}"
+
+
 class LocalHold:
     """An open descriptor with a lock on it."""
 
     keeps_others_out = True
 
-    def __init__(self, files: Files, fd: int) -> None:
+    def __init__(self, files: SystemFiles, fd: int) -> None:
         self._files, self._fd = files, fd
 
     def release(self) -> None:
@@ -215,13 +205,15 @@ class LocalHold:
 
 
 class _LocalSink:
-    """A temporary file beside its name."""
+    """A temporary file beside its name, locked from before its first byte until it has the name."""
 
-    def __init__(self, files: Files, path: str) -> None:
+    def __init__(self, files: SystemFiles, path: str) -> None:
         folder, _, name = path.rpartition("/")
         self._files, self._path, self._folder = files, path, folder
         self._temporary = f"{folder}/{TEMPORARY}{name}-{secrets.token_hex(4)}"
         self._fd: int | None = files.create(self._temporary)
+        with suppress(OSError):  # a medium without locks: nobody sweeps there
+            files.lock(self._fd, alone=True)
         self._size_bytes = 0
 
     @property
@@ -245,8 +237,8 @@ class _LocalSink:
     def commit(self) -> None:
         self.sync()
         with told(f"writing {self._path}"):
-            self._close()
             self._files.name_new(self._temporary, self._path)
+            self._close()
             self._files.sync_folder(self._folder)
 
     def discard(self) -> None:
@@ -263,7 +255,7 @@ class _LocalSink:
 class _LocalSource:
     """Whole pages are read past the kernel's cache where the file system can, all else through it."""
 
-    def __init__(self, files: Files, path: str) -> None:
+    def __init__(self, files: SystemFiles, path: str) -> None:
         self._files, self._path = files, path
         with told(f"reading {path}"):
             self._fd = files.open(path)

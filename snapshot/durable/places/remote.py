@@ -25,9 +25,12 @@ class RemotePlace:
 
             self._files, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:
-            raise CheckpointError(
-                f"{url} needs fsspec and the library of its store ({error}): pip install 'elastrain[remote]'"
-            ) from None
+            needs = (
+                "fsspec: pip install 'elastrain[remote]'"
+                if error.name == "fsspec"
+                else f"the library of its store: {error}"
+            )
+            raise CheckpointError(f"{url} needs {needs}") from None
         except ValueError as error:
             raise CheckpointError(f"{url} names no place: {error}") from None
         except Exception as error:  # of the store's library, which may look for its server here already

@@ -63,7 +63,7 @@ def test_a_job_that_has_lost_its_state_goes_on_from_its_checkpoint_with_new_memb
         assert end(job) == 0, job.text()
         [life] = job.events("life")
         assert (life["number"], life["step"]) == (2, 7)
-        assert "all holders of shard 0 are gone. life 2 goes on from the checkpoint of step 7" in job.text()
+        assert "all holders of shard 0 are gone. life 2 begins, and reads the checkpoint of step 7" in job.text()
         assert not (tmp_path / "run" / "secret").exists()
 
 
@@ -121,7 +121,8 @@ def test_a_job_all_of_whose_nodes_are_killed_goes_on_from_its_checkpoint(tmp_pat
         job.hurry()
         assert end(job) == 0, job.text()
         assert (
-            "every node was lost, and with them the state. life 2 goes on from the checkpoint of step 7" in job.text()
+            "every node was lost, and with them the state. life 2 begins, and reads the checkpoint of step 7"
+            in job.text()
         )
 
 

@@ -16,6 +16,7 @@ from elastrain.base.checkpoints import EVERY, KEEP_FOR, CheckpointOptions, parse
 from elastrain.errors import ConfigError
 from elastrain.launcher.checkpoints import held_place
 from elastrain.launcher.command_line import app
+from elastrain.launcher.commands.options.checkpoint_options import CheckpointFlags
 from elastrain.launcher.run_options import RunOptions, StartWish
 from elastrain.launcher.worker_start import Script
 from elastrain.snapshot.durable.errors import CheckpointError
@@ -43,7 +44,7 @@ def test_a_place_that_cannot_be_made_ends_the_command_at_once_with_one_sentence(
     code, told = run("--checkpoint-dir", "/proc/nothing", *nodes)
     assert code == 2
     assert told.startswith("elastrain: --checkpoint-dir /proc/nothing: no checkpoint can be written: ")
-    assert told.endswith("no folder /proc/nothing can be made: name another directory\n")
+    assert told.endswith("no folder can be made in /proc: name another directory\n")
     assert len(told.splitlines()) == 1
 
 
@@ -71,7 +72,13 @@ def test_a_time_comes_to_the_workers_as_it_was_written(time: str) -> None:
         (["--checkpoint-layout", "local", "--checkpoint-dir", "memory://x"], "no local disk is at an address"),
         (["--checkpoint-dir", "memory://x"], "each process has its own: name a folder"),
         (["--checkpoint-dir", ""], "it is empty"),
+        (["--checkpoint-dir", " "], "it is empty"),
         (["--checkpoint-dir", "nowhere://x"], "names no place"),
+        (["--checkpoint-dir", "file://"], "it is no URL: write PROTOCOL://PATH"),
+        (["--checkpoint-dir", "://x"], "it is no URL: write PROTOCOL://PATH"),
+        (["--checkpoint-dir", "~nobody-of-this-name/x"], "nobody here has that name"),
+        (["--checkpoint-dir", "two\nlines"], "a control character, or a byte that is no UTF-8"),
+        (["--checkpoint-dir", os.fsdecode(b"latin-\xe9")], "a control character, or a byte that is no UTF-8"),
         (["--resume", "/nowhere"], "there is no such folder"),
         (["--resume", __file__], "it is a file"),
     ],
@@ -82,12 +89,38 @@ def test_values_that_mean_nothing_are_refused(tmp_path: Path, flags: list[str], 
     assert words in told
 
 
-def test_a_path_that_is_a_file_or_leads_through_one_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("file", "/file is no folder"),
+        ("file/below/it", "/file is no folder"),
+        ("dangling", "/dangling is a symbolic link to nowhere"),
+        ("dangling/below", "/dangling is a symbolic link to nowhere"),
+        ("around", "/around is a symbolic link to nowhere"),
+    ],
+)
+def test_a_path_that_is_a_file_or_leads_through_one_is_refused(place: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to("nowhere")
-    for place in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "dangling"):
-        with pytest.raises(ConfigError, match="a part of the path is no folder"), held_place(options(place)):
-            pass
+    (tmp_path / "around").symlink_to("around")
+    with pytest.raises(ConfigError) as refused, held_place(options(tmp_path / place)):
+        pass
+    assert str(refused.value).endswith(f"no checkpoint can be written: {tmp_path}{words}: name another directory")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("~/x", "/home/me/x"), ("x", "{}/x"), ("file://x", "file://{}/x"), ("s3://bucket/x", "s3://bucket/x")],
+)
+def test_a_place_is_the_same_for_a_script_that_changes_its_directory(
+    written: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell leaves the `~` of `--checkpoint-dir=~/x` as it is."""
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.chdir(tmp_path)
+    flags = CheckpointFlags(checkpoint_dir=written).checkpoints()
+    assert flags is not None
+    assert flags.place == meant.format(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which root may")

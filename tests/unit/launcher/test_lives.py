@@ -31,7 +31,7 @@ TTL_S = 60.0
 def test_a_job_that_has_lost_its_state_goes_on_from_its_newest_checkpoint() -> None:
     following = next_life(Life(), LOST, newest_step=7, first_member=5)
     assert following.life == Life(number=2, step=7, first_member=5)
-    assert "life 2 goes on from the checkpoint of step 7" in following.reason
+    assert "life 2 begins, and reads the checkpoint of step 7" in following.reason
 
 
 def test_without_a_checkpoint_it_ends_and_says_why() -> None:

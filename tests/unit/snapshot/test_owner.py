@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +15,7 @@ import pytest
 
 from elastrain.snapshot.durable.errors import DamagedError, TakenError
 from elastrain.snapshot.durable.owner import OWNER, Owner, claim, owner_of
-from elastrain.snapshot.durable.places.local import LocalHold, LocalPlace
+from elastrain.snapshot.durable.places.local import LocalHold, LocalPlace, SystemFiles
 from elastrain.snapshot.durable.publishing import put
 from tests.support.checkpoints import save
 
@@ -156,3 +159,20 @@ def test_of_many_that_claim_at_once_one_job_wins(place: LocalPlace) -> None:
     assert owner is not None
     assert winners == {owner.job}
     assert answers.count("yes") == 2
+
+
+class NetworkFiles(SystemFiles):
+    """NFS makes locks of byte ranges out of `flock`: a lock that keeps others out asks for a file open for writing."""
+
+    def lock(self, fd: int, *, alone: bool) -> None:
+        mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+        if mode == (os.O_RDONLY if alone else os.O_WRONLY):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        super().lock(fd, alone=alone)
+
+
+def test_a_place_on_nfs_changes_hands(tmp_path: Path) -> None:
+    place = LocalPlace(str(tmp_path), NetworkFiles())
+    claim(place, "a").release()
+    save(place, 10)
+    claim(place, "b", take_over=True).check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from elastrain.layout import FROZEN, Layout, ParameterSpec, cut
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError
-from elastrain.snapshot.durable.exporting import export
+from elastrain.snapshot.durable.exporting import FORMS, export
 from elastrain.snapshot.durable.importing import import_files
 from elastrain.snapshot.durable.manifest import (
     BUFFERS,
@@ -282,3 +283,28 @@ def test_files_that_can_run_code_are_not_imported(tmp_path: Path) -> None:
         import_files(LocalPlace(tmp_path / "imported"), [tmp_path / "model.safetensors"])
     with pytest.raises(CheckpointError, match="does not exist"):
         import_files(LocalPlace(tmp_path / "imported"), [tmp_path / "none.safetensors"])
+
+
+def test_an_export_tells_how_much_is_written_while_it_writes(
+    tmp_path: Path, plain: PlainState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    half = threading.Event()
+
+    def write(_: PlainState, folder: Path) -> None:
+        with (folder / "file").open("wb") as file:
+            file.truncate(8 << 20)  # as safetensors does
+            file.write(bytes(range(256)) * (1 << 12))
+            file.flush()
+            assert half.wait(30.0)
+            file.write(bytes(range(256)) * (1 << 12))
+
+    def note(done_bytes: int) -> None:
+        told.append(done_bytes)
+        if done_bytes >= 1 << 20:
+            half.set()
+
+    monkeypatch.setitem(FORMS, "slow", write)
+    export(plain, tmp_path / "out", "slow", note)
+    assert max(told) < 3 << 20
+    assert not [thread for thread in threading.enumerate() if thread.name == "export"]

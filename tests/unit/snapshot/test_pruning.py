@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from elastrain.snapshot.durable.manifest import name_of
-from elastrain.snapshot.durable.places.local import LocalPlace
-from elastrain.snapshot.durable.pruning import Kept, Removal, kept, prune, remove
-from elastrain.snapshot.durable.publishing import mark_verified
+from elastrain.snapshot.durable.owner import OWNER
+from elastrain.snapshot.durable.places.local import TEMPORARY, LocalPlace
+from elastrain.snapshot.durable.places.opening import place_at
+from elastrain.snapshot.durable.pruning import Kept, Removal, clear, kept, prune, remove
+from elastrain.snapshot.durable.publishing import mark_verified, put
 from tests.support.checkpoints import save
 
 
@@ -93,3 +98,42 @@ def test_what_is_too_old_goes_by_the_time_in_its_manifest_and_a_damaged_manifest
     gone = prune(kept(place, with_times=True), keep=9, age_s=15.0, now_s=1050.0)
     assert [removal.name for removal in gone] == [name_of(0, 10), name_of(0, 30)]
     assert prune(kept(place), keep=9, age_s=15.0, now_s=1050.0) == (), "without times none is too old"
+
+
+@pytest.mark.parametrize("owner", ["living", "killed"])
+def test_what_a_killed_process_has_left_of_its_claim_goes_and_what_a_living_one_writes_stays(
+    owner: str, tmp_path: Path
+) -> None:
+    code = (
+        "import sys\nfrom elastrain.snapshot.durable.places.local import LocalPlace\n"
+        "sink = LocalPlace(sys.argv[1]).create('owner.json')\nsink.write(memoryview(b'whose it is'))\n"
+        "print('written', flush=True)\nsys.stdin.read()\nsink.commit()"
+    )
+    place = LocalPlace(tmp_path)
+    (tmp_path / f"{TEMPORARY}notes").mkdir()  # somebody else's, and no file
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"written\n"
+        if owner == "killed":
+            process.kill()
+            process.wait()
+        clear(place, keep=1, age_s=None)
+        process.communicate()
+    assert place.names() == [f"{TEMPORARY}notes", *([OWNER] if owner == "living" else [])]
+    assert process.returncode == (0 if owner == "living" else -9)
+
+
+def test_an_empty_file_may_belong_to_a_process_that_is_about_to_lock_it(tmp_path: Path) -> None:
+    (tmp_path / f"{TEMPORARY}owner.json-01234567").touch()
+    clear(LocalPlace(tmp_path), keep=1, age_s=None)
+    assert LocalPlace(tmp_path).names() == [f"{TEMPORARY}owner.json-01234567"]
+
+
+def test_on_a_medium_without_locks_what_may_be_written_stays() -> None:
+    pytest.importorskip("fsspec")
+    place = place_at(f"memory://{secrets.token_hex(4)}/c")
+    put(place, f"{TEMPORARY}owner.json-01234567", b"whose it is")
+    clear(place, keep=1, age_s=None)
+    assert place.names() == [f"{TEMPORARY}owner.json-01234567"]

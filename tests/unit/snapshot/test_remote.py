@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def test_errors_of_a_stores_library_are_one_sentence(act: Any) -> None:
     ("url", "says"),
     [
         ("nowhere://x", "nowhere://x names no place: "),
-        ("needy://x", "needs fsspec and the library of its store"),
+        ("needy://x", "^needy://x needs the library of its store: a_package_that_is_not_here.Store"),
         ("picky://x", r"picky://x cannot be used: no credentials [(]StoreError[)]$"),
     ],
 )
@@ -71,3 +72,9 @@ def test_a_store_that_cannot_be_asked_at_all_is_one_sentence(url: str, says: str
     fsspec.register_implementation("picky", Picky, clobber=True)
     with pytest.raises(CheckpointError, match=says):
         place_at(url)
+
+
+def test_without_fsspec_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(CheckpointError, match=r"s3://x needs fsspec: pip install 'elastrain\[remote\]'$"):
+        place_at("s3://x")
