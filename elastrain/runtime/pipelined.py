@@ -212,6 +212,8 @@ class ActionForward:
         started_s = time.monotonic()
         parts.whereabouts.enter(Station.COMPUTING, step)
         parts.randomness.begin(step, action.micro_batch)
+        # Of blocks that have come: layers that are evaluated while others are trained compute with them.
+        parts.model.statistics.refresh()
         parts.model.statistics.begin()
         stubs = self._pipelines.stubs_for(action.task)
         self._pass = stubs.begin(self._received())

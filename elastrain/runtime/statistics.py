@@ -163,7 +163,7 @@ class RunningStatistics:
     def refresh(self) -> None:
         """Let the layers' own buffers be what the last committed step left, for evaluation and `state_dict`."""
         for value, home in self._pairs():
-            value.copy_(home)
+            value.data.copy_(home)  # the same bits where a backward still needs them: no version counter moves
 
     def close(self) -> None:
         """Take the hooks off."""

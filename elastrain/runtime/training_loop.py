@@ -123,6 +123,7 @@ class TrainingLoop:
         """The body of the loop comes to its micro-batches: what it has set before counts in this step."""
         self._parts.untouched.check_settled()
         self._parts.layers.note()
+        self._parts.layers.check_hooks()
         hyper = self._prepared.optimizer.hyperparameters()
         settings = taken.settings(number, hyper, self._parts.layers)
         began = p.Began(step=number, settings=settings, state=taken.text)

@@ -66,6 +66,10 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `_
         except (DataDependentOutputException, DynamicOutputShapeException):
             raise ConfigError(f"{func} looks at {NOT_HERE}") from None
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Fakes:
+        """Copies of fakes are fakes of the same mode."""
+        return self
+
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
         """A block runs on fakes: what it writes into is its own."""
@@ -88,6 +92,22 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `_
         if self.stands_for_parameter is not None and isinstance(real, nn.Parameter):
             self.stands_for_parameter(like)
         return like
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    own = getattr(FakeTensor, name)
+
+    def refuse(self: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.fake_mode, Fakes) and args != ("",):  # `print` and an f-string show the fake
+            raise ConfigError(f"Tensor.{name} looks at {NOT_HERE}")
+        return own(self, *args, **kwargs)
+
+    return refuse
+
+
+# What torch ends for all fakes, with words of its own.
+for _name in ("numpy", "__array__", "__format__", "__reduce_ex__"):
+    setattr(FakeTensor, _name, _refusing(_name))
 
 
 class _Output(torch.autograd.Function):
@@ -163,7 +183,7 @@ class AbsentBlock:
     """What one absent block returns for what it is given: seen in the tracing pass, or found by a run on fakes."""
 
     def __init__(self, name: str, module: nn.Module, traced: Mapping[Given, BlockOutputs], mode: Fakes) -> None:
-        self._name, self._module, self._mode = name, module, mode
+        self.name, self.module, self._mode = name, module, mode
         self._traced = {key: FakesOfBlock(outputs) for key, outputs in traced.items()}
         self._found: dict[Given, FakesOfBlock] = {}
 
@@ -187,7 +207,7 @@ class AbsentBlock:
                 return tuple(self._traced.values())[seen.index(new)]
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(
-                f"block {self._name!r} is given {new}, and in the tracing pass it was given "
+                f"block {self.name!r} is given {new}, and in the tracing pass it was given "
                 f"{' or '.join(seen) or 'nothing'}; "
                 f"without values nobody can tell what it returns for that ({what}): give all micro-batches the same "
                 "shapes (pad them to one length, leave none smaller)"
@@ -196,9 +216,9 @@ class AbsentBlock:
     def _run(self, forward: Callable[..., Any], arguments: Any) -> BlockOutputs:
         # Checkpoints count what is saved, and selective ones keep what operations make: they see nothing of this.
         unsaved = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
-        with _disable_current_modes(), left_as_it_was(self._module, wholly=True), unsaved, self._mode.block():
+        with _disable_current_modes(), left_as_it_was(self.module, wholly=True), unsaved, self._mode.block():
             args, kwargs = mapped(_fresh, arguments)
-            return BlockOutputs.of(forward(*args, **kwargs), self._module)
+            return BlockOutputs.of(forward(*args, **kwargs), self.module)
 
 
 def given(leaves: Sequence[object], kwargs: Mapping[str, object]) -> Given:

@@ -33,6 +33,28 @@ class KeptByModules:
         self._missed = {id(cache): cache.cache_info().misses for cache in _lru_caches(self._classes)}
         for each in module.modules():
             self._look(vars(each), DEPTH)
+        held = (each for thing, _ in self._found.values() for each in inside(thing))
+        self._copies: dict[int, Tensor] = {}
+        self._versions = [(x, x._version) for x in held if isinstance(x, Tensor) and not x.is_inference()]
+
+    @property
+    def things(self) -> set[int]:
+        """By id: the attributes of each module, and the dicts and lists in them."""
+        return set(self._found)
+
+    def changed(self) -> set[int]:
+        """Those in which something else is by now, or whose tensors were written into."""
+        written = {id(tensor) for tensor, version in self._versions if tensor._version != version}
+        return {
+            key
+            for key, (now, was) in self._found.items()
+            if list(map(_known, inside(now))) != list(map(_known, inside(was))) or written & set(map(id, inside(was)))
+        }
+
+    def copy_tensors(self) -> None:
+        """From now on `give_back` puts copies of its tensors as they are now in their place."""
+        tensors = [x for _, was in self._found.values() for x in inside(was) if isinstance(x, Tensor)]
+        self._copies = {id(x): x.detach().clone() for x in tensors if not isinstance(x, nn.Parameter)}
 
     def _look(self, thing: Any, depth: int) -> None:
         if type(thing) in _CONTAINERS and id(thing) not in self._found:
@@ -48,15 +70,19 @@ class KeptByModules:
         """Everything, and have `functools.lru_cache` forget fakes."""
         for thing, before in self._found.values():
             if isinstance(thing, list):
-                thing[:] = before
+                thing[:] = [self._copies.get(id(each), each) for each in before]
             else:
                 for name in thing.keys() - before.keys():
                     del thing[name]
-                thing.update(before)
+                thing.update((name, self._copies.get(id(each), each)) for name, each in before.items())
         for cache in _lru_caches(self._classes):
             is_as_before = self._missed.get(id(cache)) == cache.cache_info().misses
             if not is_as_before and any(map(keeps_fakes, gc.get_referents(cache))):
                 cache.cache_clear()
+
+
+def _known(thing: object) -> object:
+    return thing if isinstance(thing, PLAIN) else id(thing)
 
 
 class KeptByLoop:

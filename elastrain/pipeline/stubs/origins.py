@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import IllegalCut
 from elastrain.pipeline.stubs.draws import NO_VALUES, OtherDraws, TracedDraws
+from elastrain.pipeline.stubs.fakes import NOT_HERE
 from elastrain.pipeline.stubs.parameters import ParameterUses
 from elastrain.pipeline.stubs.saving import storage_of
 from elastrain.pipeline.stubs.trees import is_fake
@@ -249,7 +250,7 @@ class CodeBetween(TorchFunctionMode):
             return func(*args, **kwargs)
         taken = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
         written = writes(taken)
-        with _SeenDraws() as seen:  # type: ignore[no-untyped-call]
+        with _SeenDraws() as seen, _read_as_ours(func):  # type: ignore[no-untyped-call]
             returned = func(*args, **kwargs)
         made = [leaf for leaf in tree_flatten(returned)[0] if isinstance(leaf, Tensor)]
         name = getattr(func, "__name__", str(func))
@@ -279,6 +280,17 @@ class CodeBetween(TorchFunctionMode):
             self._origins.written(written(), [self._origins.at] if self._is_inside else self._origins.homes(taken))
             self._is_ahead |= seen.has_drawn and not is_real
         return returned
+
+
+@contextlib.contextmanager
+def _read_as_ours(func: Any) -> Iterator[None]:
+    """Our sentence where torch says that a fake among other things, as in a list, has no values."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "not allocated yet" not in str(error):
+            raise
+        raise ConfigError(f"torch.{func.__name__} looks at {NOT_HERE}") from None
 
 
 def writes(tensors: Sequence[object]) -> Callable[[], list[Tensor]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from elastrain.pipeline.stubs.trees import is_fake
@@ -20,6 +21,8 @@ class ParameterUses:
         self._registered = _registered(model, blocks)
         self._made: dict[int, tuple[Tensor, frozenset[int]]] = {}
         """By id: a real tensor, kept so that no other gets its id, and the parameters that its values come from."""
+        self._memory = {_address(q): frozenset([id(q)]) for q in model.parameters()}
+        """By address: `copy.deepcopy` of a parameter or a module makes tensors that no operation returns."""
         self._uses: set[tuple[int, int]] = set()
         """(id of a parameter, place of the block behind or in which it was used; -1 before all)."""
 
@@ -41,6 +44,7 @@ class ParameterUses:
             for tensor in made:
                 if sources and id(tensor) not in self._registered:
                     self._made[id(tensor)] = tensor, sources
+                    self._memory[_address(tensor)] = sources
 
     def together(self, order: Sequence[str], neighbours: Mapping[str, str]) -> Iterator[tuple[int, int, str]]:
         """(first, last, why): places between which nobody may begin.
@@ -66,9 +70,17 @@ class ParameterUses:
         for tensor in tensors:
             if id(tensor) in self._registered:
                 found.add(id(tensor))
-            else:
-                found |= self._made.get(id(tensor), (tensor, frozenset[int]()))[1]
+            elif id(tensor) in self._made:
+                found |= self._made[id(tensor)][1]
+            elif address := _address(tensor):
+                found |= self._memory.get(address, frozenset())
         return frozenset(found)
+
+
+def _address(tensor: Tensor) -> int:
+    """0 where it has no memory of the usual kind."""
+    is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_meta
+    return tensor.data_ptr() if is_plain else 0
 
 
 def _registered(model: nn.Module, blocks: Sequence[str]) -> dict[int, tuple[str, frozenset[str]]]:

@@ -30,12 +30,15 @@ class EnteredBlock:
     entries: list[SeenEntry] = field(default_factory=list)
     flops: int = 0
     saved_bytes: int = 0
+    changed: set[int] = field(default_factory=set)
+    """By id: what it has changed of its modules' attributes, and of the dicts and lists in them."""
 
-    def enter(self, entry: SeenEntry, flops: int, saved_bytes: int) -> None:
+    def enter(self, entry: SeenEntry, flops: int, saved_bytes: int, changed: set[int]) -> None:
         """Between two entries lies no cut; what it takes in the second may cross one above."""
         self.entries.append(entry)
         self.flops += flops
         self.saved_bytes += saved_bytes
+        self.changed |= changed
 
 
 Crossing = tuple[tuple[int, ...], ...]

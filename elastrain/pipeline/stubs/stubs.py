@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from elastrain.pipeline.stubs.entries import Entries, Forward
 from elastrain.pipeline.stubs.fakes import NOT_HERE, AbsentBlock, Fakes
 from elastrain.pipeline.stubs.kept import KeptByLoop
 from elastrain.pipeline.stubs.passes import SAME, StubPass
+from elastrain.pipeline.stubs.steady import Steady
 from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.pipeline.stubs.trees import flatten, is_fake, leaves_of
 from elastrain.pipeline.stubs.untraced import UntracedDraws
@@ -54,17 +56,20 @@ class Stubs:
         """Whose backward is under way."""
         self.hold(begin, end)
         self._draws = UntracedDraws(traced.graph.blocks, traced.draws)
-        self._entries = Entries(model, traced.names, self._enter)
+        self._standing = contextlib.ExitStack()
+        self._standing.callback(Entries(model, traced.names, self._enter).close)
         modules = {name: model.get_submodule(name) for name in traced.names}
+        compiled = {name for name, each in modules.items() if each._compiled_call_impl is not None}
         outputs = (*traced.outputs, *({} for _ in traced.graph.never_entered))
         names = zip(modules.items(), outputs, strict=True)
         self._absent = tuple(AbsentBlock(name, module, its, self._fakes) for (name, module), its in names)
+        self._unproven = {p: Steady(self._absent[p]) for p in traced.keeping if traced.names[p] not in compiled}
         # What was compiled runs its hooks behind the entry, or, where it is absent, not at all.
-        compiled = {name for name, each in modules.items() if each._compiled_call_impl is not None}
         self._streams = dict.fromkeys(compiled, set_stream)
         # Before the hook that sets a block's random stream.
         written = [each for name, each in modules.items() if name not in compiled]
-        self._hooks = [each.register_forward_pre_hook(self._before, prepend=True) for each in written]
+        for each in written:
+            self._standing.callback(each.register_forward_pre_hook(self._before, prepend=True).remove)
 
     def hold(self, begin: int, end: int) -> None:
         """From the next micro-batch on compute `[begin, end)`. Raises ConfigError for a cut that is not legal."""
@@ -114,9 +119,7 @@ class Stubs:
 
     def close(self) -> None:
         """Take the stubs off the model."""
-        self._entries.close()
-        for hook in self._hooks:
-            hook.remove()
+        self._standing.close()
 
     def _enter(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A checkpoint computes a part again while another micro-batch is going forward: nothing of it is new.
@@ -142,8 +145,10 @@ class Stubs:
         leaves, tree = flatten((args, kwargs))
         if self._is_computed(place):
             self._exchange(place, leaves, lambda fake, at: passed.give(fake, self._known(numbers.taken, at[1]), at))
-            args, kwargs = tree_unflatten(leaves, tree)
-            returned = self._draws.computed(at, lambda: forward(*args, **kwargs), is_traced=place == at)
+            arguments = args, kwargs = tree_unflatten(leaves, tree)
+            compute = partial(self._draws.computed, at, lambda: forward(*args, **kwargs), is_traced=place == at)
+            is_second = place in self._unproven and self._unproven[place].has_seen(passed)
+            returned = self._unproven.pop(place).check(forward, arguments, compute) if is_second else compute()
             self._check_has_values(place, returned)
         else:
             if at >= self._stretch.stop:
@@ -225,6 +230,11 @@ class Stubs:
         name = self._traced.names[place]
         for index, leaf in enumerate(leaves):
             if is_fake(leaf):
+                if self._absent[place].module._get_backward_hooks()[0]:  # type: ignore[no-untyped-call]  # of torch
+                    raise ConfigError(
+                        f"block {name!r} has a backward hook that it did not have in the tracing pass, and would be "
+                        "told of gradients behind a cut only: register hooks before the loop over job.steps(…)"
+                    )
                 leaves[index] = give(leaf, (place, index))
                 if leaves[index] is None and entries > 1:
                     raise ConfigError(

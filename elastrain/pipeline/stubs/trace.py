@@ -6,6 +6,7 @@ It finds the order of the blocks, what each returns and takes, its FLOPs, and at
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +42,8 @@ class TracedModel:
     """By cut: the numbers of what crosses it, in the order in which it is sent."""
     saved: tuple[int, ...]
     """By place in the graph: bytes that the block's forward keeps for its backward."""
+    keeping: frozenset[int]
+    """Places of the blocks whose forward leaves something else in its modules, where no other block finds it."""
     draws: TracedDraws
     counted: Mapping[tuple[str, str], tuple[float, float]]
     """Numbers in attributes of modules that the forward has changed, from what to what."""
@@ -117,6 +120,7 @@ class TracingPass:
         if not self._entered:
             raise ConfigError(f"the forward entered none of the blocks {list(self._blocks)}: name those that it calls")
         draws = self._between.finish(len(self._entered))
+        held = Counter(x for name in self._blocks for x in KeptByModules(self._model.get_submodule(name)).things)
         graph, crossing = graph_of_entries(self._blocks, self._places, self._entered, self._origins)
         return TracedModel(
             graph=graph,
@@ -124,6 +128,11 @@ class TracingPass:
             entries=tuple(tuple(each.entries) for each in self._entered),
             crossing=crossing,
             saved=tuple(each.saved_bytes for each in self._entered),
+            keeping=frozenset(
+                place
+                for place, each in enumerate(self._entered)
+                if each.changed and all(held[x] < 2 for x in each.changed)
+            ),
             draws=draws,
             counted=counted,
         )
@@ -165,8 +174,8 @@ class TracingPass:
 
     def _run(
         self, name: str, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[object, tuple[int, int]]:
-        """What the block returns, as fakes or, where it has no fake kernel, as zeros; its FLOPs, and what it saves."""
+    ) -> tuple[object, tuple[int, int, set[int]]]:
+        """What the block returns, as fakes or, where it has no fake kernel, as zeros; what `EnteredBlock` counts."""
         handed, module = Handed(name, args, kwargs), self._model.get_submodule(name)
         with left_as_it_was(module) as changed:
             kept = KeptByModules(module)
@@ -189,9 +198,10 @@ class TracingPass:
                 ):
                     self._between.reads()
             handed.check(returned)
+            left = kept.changed()
             self._origins.written(changed(), [self._origins.at])
             saved.ran((args, kwargs), returned)
-        return returned, (counter.get_total_flops(), saved.nbytes)
+        return returned, (counter.get_total_flops(), saved.nbytes, left)
 
 
 class _WholeBlock(contextlib.nullcontext[None]):

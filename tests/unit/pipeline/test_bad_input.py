@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -75,6 +79,41 @@ class Reading(Stack):
 def test_a_forward_that_looks_at_values_between_blocks() -> None:
     with pytest.raises(ConfigError, match=r"looks at values that are not on this member.*move it into a block"):
         traced(Reading())
+
+
+READS: dict[str, Callable[[Tensor], object]] = {
+    "numpy": lambda x: x.detach().numpy(),
+    "asarray": lambda x: np.asarray(x.detach()),
+    "format": lambda x: f"{x.mean():.3f}",
+    "tolist": lambda x: x.tolist(),
+    "float": lambda x: float(x.mean()),
+    "in": lambda x: x.mean() in (1.0, 2.0),
+    "pickle": lambda x: pickle.dumps(x.detach()),
+    "save": lambda x: torch.save(x.detach(), io.BytesIO()),
+    "tensor of a list": lambda x: torch.tensor([x.mean().detach(), x.sum().detach()]),
+}
+
+
+@pytest.mark.parametrize("how", READS)
+def test_whatever_reads_a_value_ends_with_what_to_do_instead(how: str) -> None:
+    model = Stack()
+
+    def body() -> None:
+        READS[how](model(batch_of(0)[0]))
+
+    with pytest.raises(ConfigError, match=r"looks at values that are not on this member.*move it into a block"):
+        trace(model, blocks_of(model), body)
+
+
+def test_what_has_no_value_can_be_shown_and_copied() -> None:
+    model = Stack()
+
+    def body() -> None:
+        x = model(batch_of(0)[0])
+        assert "FakeTensor" in str(x) and "FakeTensor" in f"{x}" and "FakeTensor" in repr([x])
+        assert copy.deepcopy(x.detach()).shape == x.shape
+
+    trace(model, blocks_of(model), body)
 
 
 class Cache:
@@ -170,6 +209,15 @@ def test_a_value_of_a_loss_that_another_member_computes(begun: tuple[Stack, Trac
     loss = loss_of(model, batch_of(0))
     with pytest.raises(ConfigError, match=r"read step\.loss once the step is committed"):
         loss.item()
+
+
+def test_a_number_of_a_loss_for_people_in_a_later_micro_batch(begun: tuple[Stack, TracedModel]) -> None:
+    model, found = begun
+    Stubs(model, found, 0, 2).begin()
+    loss = loss_of(model, batch_of(0))
+    for show in (lambda: f"{loss:.4f}", lambda: loss.detach().numpy()):
+        with pytest.raises(ConfigError, match=r"read step\.loss once the step is committed"):
+            show()
 
 
 def test_an_absent_block_outside_of_a_step(begun: tuple[Stack, TracedModel]) -> None:

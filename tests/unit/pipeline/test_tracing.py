@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 
@@ -246,6 +247,37 @@ def test_what_code_between_blocks_makes_of_a_parameter_is_where_its_block_is(how
     assert graph.legal_cuts == cuts
     name, block = ("embed.weight", "embed") if how.startswith("of the first") else ("table.weight", "table")
     assert all(f"parameter {name!r} belongs to block {block!r} and is used" in each.why for each in graph.illegal)
+
+
+COPIES: dict[str, Callable[[nn.Module], Tensor]] = {
+    "deepcopy": lambda table: copy.deepcopy(table.weight),
+    "deepcopy of a module": lambda table: copy.deepcopy(table).weight,
+    "copy": lambda table: copy.copy(table.weight),
+    "parameter": lambda table: nn.Parameter(table.weight.detach().clone()),
+    "set": lambda table: torch.empty(0).set_(table.weight.detach()),
+}
+
+
+class Copying(Stack):
+    """Code behind the last layer uses a copy of the first layer's weight."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x * COPIES[self.how](self.layers[0].down).detach().mean())
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_of_a_parameter_is_where_its_block_is(how: str) -> None:
+    """No operation returns it: it is told by its memory. Elsewhere it would be a copy of what is not a number."""
+    graph = traced(Copying(how)).graph
+    assert graph.legal_cuts == ((1,) if how == "copy" else (1, 5)), "to copy it is to read it"
+    assert all("parameter 'layers.0.down.weight' belongs to block 'layers.0'" in each.why for each in graph.illegal)
 
 
 class Written(Odd):

@@ -83,3 +83,41 @@ def test_what_could_not_be_given_to_a_newcomer_is_refused_by_name(value: Any) ->
     net.drop.p = value
     with pytest.raises(ConfigError, match=r"'drop.p' of the model was set to a (Tensor|list) while training"):
         layers.note()
+
+
+@pytest.mark.parametrize("kind", ["a backward hook", "a forward hook", "on a parameter", "on all modules"])
+def test_hooks_that_the_loops_of_others_have_hung_up_must_be_there_too(kind: str) -> None:
+    """They are code, and no newcomer gets them: it would train with other gradients."""
+
+    def hang(net: Net) -> Any:
+        if kind == "on all modules":
+            return torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
+        if kind == "on a parameter":
+            return net.entry.weight.register_hook(lambda gradient: gradient * 2)
+        register = net.entry.register_full_backward_hook if "back" in kind else net.entry.register_forward_hook
+        return register(lambda *_: None)
+
+    ours, theirs = Net(), Net()
+    there, here = Layers(ours), Layers(theirs)
+    before = there.digest()
+    hook = hang(ours)
+    there.note()
+    there.check_hooks()
+    hook.remove()
+    assert there.digest() == before, "checkpoints of earlier versions have it without hooks"
+    here.load(there.changes)
+    here.note()
+    with pytest.raises(ConfigError, match=r"the hooks of .* are 0 on this member and 1 .* before the loop over"):
+        here.check_hooks()
+    mine = hang(theirs)
+    here.check_hooks()
+    mine.remove()
+
+
+def test_hooks_that_a_forward_hangs_up_are_its_own_business() -> None:
+    net = Net()
+    layers = Layers(net)
+    net.entry.register_forward_hook(lambda *_: None)
+    layers.settle()
+    layers.note()
+    assert layers.changes == {}

@@ -13,6 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
+from elastrain.runtime.model import ModelState
+from elastrain.runtime.statistics import is_statistics
+from tests.support import pipeline_steps
 from tests.support.pipeline_models import CASES, WORDS, Case, Stack, loss_of
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 
@@ -258,3 +261,35 @@ def test_running_statistics_wait_with_their_micro_batch(run_length: int) -> None
     runs = -(-MICRO_BATCHES // run_length)
     found = in_pipelines(case, chain(("a", "b", "c"), (2, 3), runs), ("a", "b", "c"), run_length)
     assert found.found == alone(case, run_length).found
+
+
+def _evaluated(case: Case, model: nn.Module, step: Any) -> None:
+    for layer in model.modules():
+        layer.train(not isinstance(layer, nn.BatchNorm1d))
+    for batch in step:
+        loss = loss_of(model, batch)
+        step.backward(loss, weight=batch[0].numel())
+
+
+def test_a_layer_that_is_evaluated_computes_with_statistics_that_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a block that its member has got after a loss: the layer's own buffers are those of the script."""
+    hold, case = ModelState.hold, Case(Normed, (1, 2))
+
+    def come(state: ModelState, blocks: Any) -> None:
+        hold(state, blocks)
+        for number, shard in enumerate(state.layout.shards):
+            if is_statistics(state.layout, number) and state.has(shard):
+                state.parameters_of(shard).fill_(0.5)
+
+    def build() -> Normed:
+        model = Normed()
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm1d):
+                layer.running_mean.fill_(0.5)
+                layer.running_var.fill_(0.5)
+        return model
+
+    monkeypatch.setattr(pipeline_steps, "_loop", _evaluated)
+    expected = alone(Case(build, (1, 2)), 1).found
+    monkeypatch.setattr(ModelState, "hold", come)
+    assert in_pipelines(case, chain(("a", "b"), (2,), MICRO_BATCHES), ("a", "b"), 1, loop=_evaluated).found == expected

@@ -194,6 +194,15 @@ def test_layers_in_evaluation_and_forwards_outside_of_a_step_are_left_alone() ->
     assert int(model.norm.num_batches_tracked) == 0
 
 
+def test_a_backward_may_come_behind_the_next_refresh() -> None:
+    """In a pipeline others go forward in between, each with what is there."""
+    model = Net().eval()
+    state = _state(model)
+    loss = model(_batches(1)[0]).square().sum()
+    state.statistics.refresh()
+    loss.backward()
+
+
 def test_instance_norm_is_folded_as_well() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(6, 6, 1), nn.InstanceNorm1d(6, affine=True, track_running_stats=True))
