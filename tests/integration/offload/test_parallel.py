@@ -106,7 +106,7 @@ def test_two_ranks_under_ddp_and_fsdp_keep_their_bits(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    told = [rank.communicate(timeout=90)[0] for rank in ranks]
+    told = [rank.communicate(timeout=240)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], told
     assert all(each.endswith("same\n") for each in told)
     assert list(disk.iterdir()) == []

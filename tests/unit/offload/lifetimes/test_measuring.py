@@ -119,15 +119,29 @@ while True:
 
 def test_a_point_takes_as_long_beside_other_programs_as_alone() -> None:
     """By the clock, computing takes three times as long where two others have the same core: another plan."""
-    cores, others = os.sched_getaffinity(0), []
-    points = PointMeter(cast(PieceCustody, Custody()), KernelMeter(), 0)
+    core, others = min(os.sched_getaffinity(0)), []
     try:
         for _ in range(BUSY_PROGRAMS):
-            others.append(subprocess.Popen([sys.executable, "-S", "-c", BUSY, str(min(cores))], stdout=subprocess.PIPE))
+            others.append(subprocess.Popen([sys.executable, "-S", "-c", BUSY, str(core)], stdout=subprocess.PIPE))
         for each in others:
             assert each.stdout is not None
             each.stdout.readline()  # it has begun
-        os.sched_setaffinity(0, {min(cores)})
+        # The kernel counts the last wait for a core when it is over: on a crowded machine one try may see half of one.
+        tries = [point_seconds(core) for _ in range(3)]
+    finally:
+        for each in others:
+            each.kill()
+            each.communicate()
+    assert min(wall_s for _, wall_s in tries) > 2 * WORK_S, "nobody else had the core: the test shows nothing"
+    assert WORK_S <= min(seconds for seconds, _ in tries) < 1.5 * WORK_S
+
+
+def point_seconds(core: int) -> tuple[float, float]:
+    """What a point is said to take that computes for `WORK_S` on this core, and what it took by the clock."""
+    cores = os.sched_getaffinity(0)
+    points = PointMeter(cast(PieceCustody, Custody()), KernelMeter(), 0)
+    os.sched_setaffinity(0, {core})
+    try:
         wall_s = -time.perf_counter()
         points.comes()
         points.begin(with_memory=False)
@@ -138,12 +152,8 @@ def test_a_point_takes_as_long_beside_other_programs_as_alone() -> None:
         wall_s += time.perf_counter()
     finally:
         os.sched_setaffinity(0, cores)
-        for each in others:
-            each.kill()
-            each.communicate()
     assert seconds is not None
-    assert wall_s > 2 * WORK_S, "nobody else had the core: the test shows nothing"
-    assert WORK_S <= seconds < 1.5 * WORK_S
+    return seconds, wall_s
 
 
 def test_what_another_thread_has_begun_has_no_seconds() -> None:
