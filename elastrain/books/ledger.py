@@ -143,6 +143,7 @@ class Ledger:
             # A digest of a state that is gone would be taken for that of the next state of the shard.
             case p.Drop():
                 self._states.drop(command.shard)
+                self._arithmetic.hold(None, self._buffers.take_free())
                 self._behind.forget(command.shard, EVER)
         return None
 

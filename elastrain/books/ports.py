@@ -81,10 +81,11 @@ class Arithmetic(Protocol):
     def take_parameters(self, shard: int, published: Tensor) -> None:
         """From now on the model computes with these."""
 
-    def hold(self, blocks: Collection[int], unused: list[Tensor] | None = None) -> None:
-        """Have the parameters that these blocks read in the model's memory, and no others.
+    def hold(self, blocks: Collection[int] | None, unused: list[Tensor] | None = None) -> None:
+        """Have the parameters that these blocks read in the model's memory, and no others. None: those that are here.
 
-        unused: no gradient is computed any more: free slots, scratch and these buffers go before. None: that goes on.
+        unused: scratch and these buffers go before, as there are fewer states here or, with blocks, no gradient is
+        computed any more: then free slots go, too. None: that goes on.
         """
         # A shard of several blocks stays as long as any of them does: a tied weight is one tensor.
 

@@ -148,13 +148,15 @@ class TensorArithmetic:
     def take_parameters(self, shard: int, published: Tensor) -> None:
         self._model.take_parameters(shard, published)
 
-    def hold(self, blocks: Collection[int], unused: list[Tensor] | None = None) -> None:
+    def hold(self, blocks: Collection[int] | None, unused: list[Tensor] | None = None) -> None:
         if unused is not None:
             self.buffers_bytes -= sum(buffer.nbytes for buffer in unused)
             unused.clear()  # before anything comes: the caller has this list, too
-            self._model.gradients.hold(())
             self._optimizer.let_go_of_scratch()
-        self._model.hold(blocks)
+        if blocks is not None:
+            if unused is not None:
+                self._model.gradients.hold(())
+            self._model.hold(blocks)
 
     def pack(self, state: ShardState) -> list[Tensor]:
         text, tensors = state.pack()

@@ -272,11 +272,11 @@ class Symbols:
     def take_parameters(self, shard: int, published: Place) -> None:
         self.model[shard].value = published.value
 
-    def hold(self, blocks: Collection[int], unused: list[Place] | None = None) -> None:
+    def hold(self, blocks: Collection[int] | None, unused: list[Place] | None = None) -> None:
         for buffer in unused or ():
             buffer.value = RELEASED
         for shard, lanes in enumerate(self._blocks):
-            if not any(block in blocks for block in lanes):
+            if blocks is not None and not any(block in blocks for block in lanes):
                 # Whoever still works on it, or reads what was sent of it, finds nothing there.
                 self.model[shard].value = RELEASED
 

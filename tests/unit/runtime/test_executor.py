@@ -427,6 +427,21 @@ def test_the_memory_of_gradients_goes_when_blocks_come_for_good(for_good: bool, 
         assert executor.gradients_bytes() > sums_bytes
 
 
+def test_where_a_state_goes_what_was_lent_for_more_of_them_goes_too() -> None:
+    """Buffers and scratch are as many as the most states that a member ever had: others may hold them by now."""
+    executor = _executor(apart=True)
+    _finish(executor, 1.0)
+    touched = _everything(executor)
+    executor.carry_out(p.Apply(record=_record(), shards=tuple(touched), touched=touched))
+    executor.carry_out(p.EndAttempt(step=0))
+    before_bytes, scratch_bytes = executor.gradients_bytes(), executor.optimizer.scratch_bytes
+    assert scratch_bytes > 0
+    executor.carry_out(p.Unbind(shard=0))
+    executor.carry_out(p.Drop(shard=0))
+    assert executor.optimizer.scratch_bytes == 0
+    assert executor.gradients_bytes() < before_bytes - scratch_bytes
+
+
 def test_a_parameter_without_elements_of_its_own_dtype_needs_no_memory() -> None:
     model = nn.Linear(4, 4)
     model.none = nn.Parameter(torch.empty(0, 4, dtype=torch.float64))
