@@ -205,8 +205,6 @@ class _DroppedForward:
             if self._is_trial:
                 value.kept = self._block.saved.pack(tensor)
 
-    # Again.
-
     def value(self, number: int, kept: Packed | None) -> torch.Tensor:
         """One value: computed again, or as it was kept. Raises SpillReadError where others come out."""
         if self._is_trial and self._dropped:

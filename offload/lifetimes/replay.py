@@ -195,8 +195,6 @@ class _Replay:
             read_bytes=read_bytes,
         )
 
-    # One point.
-
     def _begin(self, place: int, now: int) -> float:
         """Wait for what the point uses; returns the seconds."""
         began_s = self._now_s
@@ -257,8 +255,6 @@ class _Replay:
             self._pieces[index].leaving = True
             self._leave_if_written(self._pieces[index])
         self._grant()
-
-    # Pieces.
 
     def _ask(self, move: Move, now: int) -> None:
         piece = self._pieces[move.gap.piece]

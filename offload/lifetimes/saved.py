@@ -82,8 +82,6 @@ class SavedTensors:
         self._again: weakref.WeakSet[ComputedAgain] = weakref.WeakSet()
         self._entered: torch.autograd.graph.saved_tensors_hooks | None = None
 
-    # Hooks.
-
     def enter(self) -> None:
         """A forward begins; nothing where one is under way."""
         if self._entered is None:
@@ -163,8 +161,6 @@ class SavedTensors:
     def hold_again(self, forward: ComputedAgain) -> None:
         """Count what this forward holds that was computed again, as long as it does."""
         self._again.add(forward)
-
-    # What the conductor says.
 
     def keep_as(self, place: int | None) -> None:
         """What was saved since the last time belongs to this place, or to none.

@@ -97,8 +97,6 @@ class BlockStates:
                         f"it may be): do that before, or change its values inside `with training.whole():`"
                     )
 
-    # Gradients.
-
     def is_ours(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter's gradient lies in its block's piece already."""
         grad, piece = parameter.grad, self.pieces.get((Kind.GRADIENT, self.block_of[parameter]))
@@ -123,6 +121,11 @@ class BlockStates:
         fresh = parameter.grad
         assert fresh is not None
         number = self.block_of[parameter]
+        if fresh.layout is not torch.strided:
+            name = self._blocks[number].name
+            raise OffloadConfigError(
+                f"{name} makes sparse gradients, which have no place of their own: use sparse=False"
+            )
         if parameter not in self._gradients:
             self._make_gradient_piece(number, parameter)
         piece = self.pieces[Kind.GRADIENT, number]

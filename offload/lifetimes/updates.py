@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.conductor import Conductor
@@ -60,7 +61,7 @@ class Updates:
             self._look_again(each)
         # A scheduler may change them before a block is updated.
         self._options = [_options_of(group) for group in self._optimizer.param_groups]
-        norms = [self._norms[each] for each in order if each in self._norms]
+        norms = self._as_torch_adds_them([each for each in order if each in self._norms])
         total: torch.Tensor | None = torch.linalg.vector_norm(torch.stack(norms)) if norms else None
         if only_finite and total is not None and not torch.isfinite(total):
             self._forget()
@@ -71,6 +72,14 @@ class Updates:
         for parameter in self._close(scale):
             parameter.grad = None
         return total
+
+    def _as_torch_adds_them(self, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+        """Norms of gradients of one dtype after those of another, in torch's own order of dtypes."""
+        if not parameters:
+            return []  # torch refuses to group nothing
+        # Sizes and dtypes alone are looked at: the gradients themselves may be out of memory.
+        grouped = _group_tensors_by_device_and_dtype([[each.grad for each in parameters]], with_indices=True)
+        return [self._norms[parameters[number]] for _, numbers in grouped.values() for number in numbers]
 
     def _close(self, scale: torch.Tensor | None) -> set[nn.Parameter]:
         """Note what is due, and return the optimizer's parameters, as they are now.

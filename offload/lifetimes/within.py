@@ -222,8 +222,6 @@ class TrainingWithin:
                 f"{type(model).__name__} trains within a limit already: close() what `within` returned before"
             )
 
-    # Hooks.
-
     def _let_blocks_be_computed_again(self) -> None:
         for number, block in enumerate(self._blocks):
             if block.module is not None and can_be_computed_again(block.module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -116,6 +116,49 @@ def test_gradients_of_several_backwards_are_added(tmp_path: Path) -> None:
 
 def test_without_clipping(tmp_path: Path) -> None:
     assert_same(limited(build("t5", SHAPE)[0], tmp_path, norm=None), plain(build("t5", SHAPE)[0], norm=None))
+
+
+class MixedBlocks(nn.Module):
+    """Parameters of several dtypes in turns, as where norms stay in full precision."""
+
+    def __init__(self, dtypes: Sequence[torch.dtype]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Linear(64, 64, dtype=dtype) for dtype in dtypes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x.to(layer.weight.dtype))
+            x = (torch.fft.fft(x).abs() if x.is_complex() else x).float().tanh()
+        return x.square().mean()
+
+
+FULL, HALF, DOUBLE, COMPLEX = torch.float32, torch.bfloat16, torch.float64, torch.complex64
+
+
+# So many that another order of the sum shows in its bits.
+@pytest.mark.parametrize("dtypes", [[HALF, FULL, FULL] * 6, [COMPLEX, FULL, FULL] * 6, [DOUBLE, FULL] * 10])
+def test_the_norm_of_gradients_of_several_dtypes(dtypes: list[torch.dtype], tmp_path: Path) -> None:
+    """torch adds up those of one dtype after those of another, in an order of its own."""
+
+    def model() -> nn.Module:
+        return MixedBlocks(dtypes)
+
+    def loss(model: nn.Module, step: int) -> Tensor:
+        found: Tensor = 1e3 * model(torch.randn(8, 64, generator=torch.Generator().manual_seed(step)))
+        return found
+
+    assert_same(limited(model(), tmp_path, loss, part=0.6), plain(model(), loss))
+
+
+def test_sparse_gradients_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(512, 64, sparse=True), nn.Linear(64, 8))
+    training = within(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), dirs=[str(tmp_path)], memory_limit=limit_of(model, 1)
+    )
+    with pytest.raises(OffloadConfigError, match=r"^0 makes sparse gradients.*: use sparse=False$"):
+        model(torch.arange(8)).sum().backward()
+    training.abandon()
 
 
 def test_half_precision_under_autocast(tmp_path: Path) -> None:
