@@ -106,8 +106,7 @@ def _begin_next(store: SealedStore, job: str, key_ttl_s: float, ended: LifeEnd, 
     while True:
         # It knows of members on nodes that this agent has never met. Numbers go on being taken until the next life is
         # there, so that both are one transaction.
-        there = store.get(counter)
-        used, revision = (int(there.value), there.revision) if there is not None else (0, 0)
+        used, revision = _counted(store, counter)
         first_member = max(ended.first_member, used)
         following = next_life(ended.life, ended.end, newest_step=newest_step, first_member=first_member)
         if following.life is None:
@@ -116,6 +115,12 @@ def _begin_next(store: SealedStore, job: str, key_ttl_s: float, ended: LifeEnd, 
         stands = begin_life(store, job, following.life, lease, {counter: revision})
         if stands is not None:
             return following if stands == following.life else Following(life=stands, reason=_found(stands))
+
+
+def _counted(store: SealedStore, counter: str) -> tuple[int, int]:
+    """How many numbers are used, and the revision of the key that says so; 0 for none."""
+    there = store.get(counter)
+    return (int(there.value), there.revision) if there is not None else (0, 0)
 
 
 def _found(life: Life) -> str:

@@ -121,8 +121,6 @@ class Passes:
         """Whether any storage is in one of these states."""
         return any(each.state in states for each in self._of)
 
-    # A pass begins and ends.
-
     def begin(self) -> Pass:
         """A new forward begins."""
         for each in self._passes:

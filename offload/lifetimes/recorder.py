@@ -93,8 +93,6 @@ class StepRecorder(TorchDispatchMode):
         )
         return Recording(operators=operators, storages=tuple(self._as_value(life) for life in self._lives))
 
-    # What is what.
-
     def _watch_gradient(self, name: str, parameter: torch.nn.Parameter) -> None:
         if parameter.grad is not None:
             self._declare(parameter.grad, Kind.GRADIENT, name)
@@ -140,8 +138,6 @@ class StepRecorder(TorchDispatchMode):
 
     def _is_backward(self, number: int) -> bool:
         return self._operators[number][2]
-
-    # What happens.
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
