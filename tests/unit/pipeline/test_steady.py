@@ -1,4 +1,4 @@
-"""A block that computes with what it has kept of an earlier micro-batch is refused; one that only keeps it is not."""
+"""A block that computes with what it has kept, or gets a hook after tracing, is refused; one that only keeps is not."""
 
 from __future__ import annotations
 
@@ -114,3 +114,27 @@ def test_what_is_kept_from_one_micro_batch_to_the_next_is_refused(how: str) -> N
 )
 def test_what_a_block_only_keeps_changes_nothing(how: str, is_checkpointed: bool) -> None:
     assert _found(how, is_checkpointed, ("a", "b")) == _found(how, is_checkpointed, ("a",))
+
+
+class HookedLater(Stack):
+    """Hangs a backward hook on the first block of the second member, once its forward has run before."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, 3)
+        self.has_run = False
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.has_run and not self.layers[1]._backward_hooks:
+            self.layers[1].register_full_backward_hook(lambda module, given, taken: (given[0] * 2,))
+        self.has_run = True
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def test_a_backward_hook_that_a_member_hangs_on_its_first_block_after_tracing_is_refused() -> None:
+    """It would act on gradients behind the cut only, and the blocks before it would train without it."""
+    with pytest.raises(ConfigError, match=r"block 'layers\.1' has a backward hook that it did not have in the tracing"):
+        in_pipelines(Case(HookedLater, (2, 3)), chain(("a", "b"), (2,), MICRO_BATCHES), ("a", "b"), 1)
