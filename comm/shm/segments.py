@@ -94,6 +94,7 @@ class _SegmentIndex:
 
     addresses: list[int] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
+    by_age: list[Segment] = field(default_factory=list)  # but dedicated ones
 
 
 class SharedMemory:
@@ -138,9 +139,10 @@ class SharedMemory:
 
     def _take(self, size_bytes: int, *, whole: bool) -> tuple[Region, bool]:
         dedicated = size_bytes > self._segment_bytes // 2
-        fitting = self._idle_dedicated(size_bytes) if dedicated else self._index.segments
+        # The oldest first: its pages were touched, and younger ones become empty, which alone can go.
+        fitting = self._idle_dedicated(size_bytes) if dedicated else self._index.by_age
         for segment in fitting:
-            taken = segment.take(size_bytes, whole=whole) if segment.dedicated is dedicated else None
+            taken = segment.take(size_bytes, whole=whole)
             if taken is not None:
                 return self._place(segment, taken[0], size_bytes), taken[1]
         wanted_bytes = size_bytes if dedicated else self._segment_bytes
@@ -164,6 +166,8 @@ class SharedMemory:
         index = bisect.bisect(self._index.addresses, segment.mapping.address)
         self._index.addresses.insert(index, segment.mapping.address)
         self._index.segments.insert(index, segment)
+        if not dedicated:
+            self._index.by_age.append(segment)
         return segment
 
     @staticmethod
@@ -245,6 +249,8 @@ class SharedMemory:
     def _drop(self, segment: Segment) -> None:
         index = self._index.segments.index(segment)
         del self._index.segments[index], self._index.addresses[index]
+        if not segment.dedicated:
+            self._index.by_age.remove(segment)
         os.close(segment.fd)
         self._gone.append(segment.number)
 

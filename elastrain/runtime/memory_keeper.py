@@ -83,6 +83,7 @@ class MemoryKeeper:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Around one micro-batch. Raises NoRoomError where its activations cannot be held within the limit."""
+        self.work.leftovers.give_back()
         try:
             if self._offload is None:
                 yield
@@ -159,6 +160,7 @@ class MemoryKeeper:
         activations_bytes = last.peak_bytes if last is not None else 0 if self._offload else tasks.activations_bytes
         accounted_bytes = self._executor.memory_bytes() + activations_bytes + tasks.boundaries_bytes
         peak_bytes = self._taken.add_step(accounted_bytes, captured)
+        self.work.leftovers.end()
         told = {"activations_bytes": activations_bytes, "captured_bytes": captured.most_bytes}
         self._journal.write("memory", peak_bytes=peak_bytes, **told)
         gradients_bytes = self._needs.gradients_bytes

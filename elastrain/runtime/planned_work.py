@@ -49,6 +49,32 @@ def _left_to_do(runs: Sequence[int], own: frozenset[Node]) -> list[int]:
     return [run for run in runs if run not in done]
 
 
+class Leftovers:
+    """Memory of what was sent for other tasks: it is of other sizes, and would stay beside what is sent for these.
+
+    Peers let go of it one by one, some only when they have begun the next step.
+    """
+
+    def __init__(self, trim: Callable[[], None]) -> None:
+        self._trim = trim
+        self._are_expected = False
+
+    def begin(self) -> None:
+        """The tasks are other ones now."""
+        self._are_expected = True
+        self._trim()
+
+    def give_back(self) -> None:
+        """Between micro-batches: return to the kernel what holds nothing now."""
+        if self._are_expected:
+            self._trim()
+
+    def end(self) -> None:
+        """A step was committed: nobody has anything of the one before it."""
+        self.give_back()
+        self._are_expected = False
+
+
 class PlannedWork:
     """Owns what is expected of a plan: shards, copies of gradients and, in pipelines, what its tasks take."""
 
@@ -60,7 +86,8 @@ class PlannedWork:
         """Of the open step; nothing without pipelines, and before tasks were handed out."""
         self.copied_bytes = 0
         """So many bytes of parameters may be on their way to new holders."""
-        self._me, self._executor, self._trim = me, executor, trim
+        self.leftovers = Leftovers(trim)
+        self._me, self._executor = me, executor
         self._model: ModelBytes | None = None
         self._load: Load | None = None
         self._is_over = False
@@ -134,8 +161,7 @@ class PlannedWork:
         self._load, before = load, self.tasks
         self.tasks = task_bytes(self._model, load)
         if self.tasks != before:
-            # What was sent for other tasks is of other sizes: it would stay beside what is sent for these.
-            self._trim()
+            self.leftovers.begin()
         return self.tasks != before
 
     def forget_tasks(self, *, for_good: bool) -> None:

@@ -224,6 +224,21 @@ def test_idle_segments_are_used_again_but_only_so_many_are_kept() -> None:
     memory.close()
 
 
+def test_pages_that_were_used_are_used_again_before_fresh_ones() -> None:
+    """In whatever order the kernel placed the segments, members' memory grows by no byte."""
+    memory = SharedMemory(8 << 20, huge_pages=False)
+    tensors = [memory.empty(3 << 19, torch.uint8) for _ in range(11)]
+    kept = tensors[0::5]  # one in each of three segments, and nothing else in the last
+    held_bytes = memory.resident_bytes()
+    assert held_bytes == 3 * 11 << 19
+    del tensors
+    memory.trim()
+    again = [memory.empty(3 << 19, torch.uint8) for _ in range(8)]
+    assert memory.resident_bytes() == held_bytes
+    del kept, again
+    memory.close()
+
+
 def test_received_tensors_outlive_link_and_mesh() -> None:
     with cast("unix", "ab") as made:
         tensor = made.meshes["a"].memory.empty(16, torch.float32)
