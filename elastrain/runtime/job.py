@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -74,8 +74,8 @@ def init(
     stages: members of a pipeline, each with some blocks of the model; without it, what `elastrain run --stages` said,
         else 1. No bit changes.
 
-    Raises ConfigError on bad values; ConnectionError if the launcher that started this process does not answer, and
-    RefusedError if that one has another secret.
+    Raises ConfigError on bad values, and in a worker that has entered before; ConnectionError if the launcher that
+    started this process does not answer, and RefusedError if that one has another secret.
     """
     with wrong_input_shown():
         environment = read_environment()
@@ -91,6 +91,8 @@ def init(
             stages=stages_of(stages, told_stages()),
         )
         written, resumed = checkpoint_options(), resume()
+        if environment.agent is not None and Job.has_entered:
+            raise ConfigError("elastrain.init() was called before: a worker has one job, which init() returned then")
     job = Job(Chosen(environment=environment, settings=settings, limit=limit, checkpoints=written, resume=resumed))
     job.open()
     return job
@@ -99,11 +101,15 @@ def init(
 class Job:
     """This process's part in the job. Made by `init`; construction does nothing, `open` connects."""
 
+    has_entered: ClassVar[bool] = False
+    """In this process, a worker's."""
+
     def __init__(self, chosen: Chosen) -> None:
         self._chosen = chosen
         self._registered: dict[str, Any] = {}
         self._open: tuple[Connections, LastWords] | None = None
         self._prepared: Prepared | None = None
+        self._has_loop = False
         self._statement: Statement | None = None
         """Made in place of a job, where only its memory is asked for."""
 
@@ -113,6 +119,7 @@ class Job:
         Raises ConnectionError, RefusedError.
         """
         connections = open_connections(self._chosen.environment)
+        Job.has_entered = True
         last_words = LastWords(connections.agent, self._leave)
         self._open = connections, last_words
         last_words.take_hook()
@@ -208,7 +215,10 @@ class Job:
             yield
 
     def steps(self, loader: DataLoader, *, until: int) -> Iterator[Step]:
-        """The steps of the job, up to `until` (exclusive). A member that joined late begins where the others are."""
+        """The steps of the job, up to `until` (exclusive). A member that joined late begins where the others are.
+
+        A job has one such loop. Raises ConfigError for another one, another loader, and an `until` that is no number.
+        """
         if not hasattr(until, "real"):  # all numbers have it
             raise ConfigError(f"until must be a number of steps; got {until!r}")
         if self._statement is not None:
@@ -217,6 +227,12 @@ class Job:
         prepared, (connections, last_words) = self._ready(), self._opened()
         if loader is not prepared.parts.loader:
             raise ConfigError("steps() takes the loader that prepare() returned")
+        if self._has_loop:
+            raise ConfigError(
+                "job.steps(…) was called before, and a job has one loop: let it go up to the last step, and do what "
+                "comes in between after a step of it, under job.phase(…) where that takes long"
+            )
+        self._has_loop = True
         yield from TrainingLoop(prepared, self._chosen.settings, connections, last_words, self._registered).steps(until)
 
     @property

@@ -14,6 +14,8 @@ from elastrain.runtime.journal import Journal
 from elastrain.values import Record
 from elastrain.world import View
 
+_TOLD_IN_ROW = tuple(10**power for power in range(7))
+
 
 class Notes:
     """Writes them into the journal and onto the screen."""
@@ -21,6 +23,7 @@ class Notes:
     def __init__(self, journal: Journal, agent: AgentLink) -> None:
         self._journal, self._agent = journal, agent
         self._has_warned = False
+        self._skipped_in_row = 0
         self._told_short: dict[str, int] = {}
 
     def resumed(self, command: p.Resumed) -> None:
@@ -40,6 +43,7 @@ class Notes:
 
     def passed(self, record: Record, view: View | None) -> None:
         """What a record says besides its step."""
+        self._tell_skipped(record, view)
         if record.findings.warning:
             self._warn(record, view)
         if record.checkpoint is Checkpointed.PASSED_OVER:
@@ -47,6 +51,18 @@ class Notes:
             self._journal.write("checkpoint_passed_over", step=record.step, reason=reason)
             if view is not None and view.ids[0] == self._agent.me:
                 self._agent.say(am.CheckpointEnded(step=record.step, reason=reason))
+
+    def _tell_skipped(self, record: Record, view: View | None) -> None:
+        """Steps that move nothing look like training: say so of the first, the tenth, the hundredth in a row."""
+        self._skipped_in_row = row = self._skipped_in_row + 1 if record.skipped else 0
+        is_first = view is not None and view.ids[0] == self._agent.me
+        # A loss scale is found by a few steps that overflow.
+        if not is_first or row not in _TOLD_IN_ROW or (row == 1 and record.scaler.scale > 1):
+            return
+        weight = record.contribution.weight
+        why = "its gradient is infinite or NaN" if weight else "its micro-batches have no weight together"
+        often = f", and is the {row}th in a row" if row > 1 else ""
+        self._notice(f"step {record.step} has moved no parameter{often}: {why} (step.skipped)")
 
     def _warn(self, record: Record, view: View | None) -> None:
         """Every record of the job may carry a warning; the screen shows the first, by one member."""

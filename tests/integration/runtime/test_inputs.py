@@ -97,6 +97,8 @@ def test_a_step_with_nan_is_committed_as_skipped_and_training_goes_on(tmp_path: 
     assert_equal_to_undisturbed(run, *arguments)
     passed = [e for e in run.journals["m0"] if e["event"] == "passed"]
     assert [e["step"] for e in passed if e["skipped"]] == [5]
+    assert run.output.count("has moved no parameter") == 1
+    assert "elastrain: step 5 has moved no parameter: its gradient is infinite or NaN (step.skipped)" in run.output
     assert undisturbed(*arguments).digests != undisturbed("--steps", "12").digests
 
 

@@ -156,6 +156,16 @@ def test_a_job_of_one_trains_to_its_end_and_gives_the_hook_back(hook_kept: None)
         numbers.append((step.number, step.samples))
     assert numbers == [(0, 4), (1, 4)]
     assert sys.excepthook is hook
+    with pytest.raises(ConfigError, match="a job has one loop: let it go up to the last step"):
+        next(job.steps(loader, until=4))
+
+
+def test_a_worker_enters_once(monkeypatch: pytest.MonkeyPatch, hook_kept: None) -> None:
+    monkeypatch.setattr(Job, "has_entered", True)
+    elastrain.init()  # alone under python, as in a notebook
+    monkeypatch.setenv("ELASTRAIN_AGENT", "elastrain/nobody/listens")
+    with pytest.raises(ConfigError, match=r"elastrain\.init\(\) was called before: a worker has one job"):
+        elastrain.init()
 
 
 def test_a_reserved_name_cannot_be_registered() -> None:
