@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +262,42 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_done(tmp_path: Pat
     with pytest.raises(CheckpointError, match="None"):
         export(spoiled, tmp_path / "other", "safetensors")
     assert [path.name for path in tmp_path.iterdir() if "other" in path.name] == []
+
+
+def test_what_a_killed_export_left_goes_with_the_next_one_and_what_is_being_written_stays(
+    tmp_path: Path, plain: PlainState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, begun, may_end = tmp_path / "out", threading.Event(), threading.Event()
+
+    def slow(_: PlainState, folder: Path) -> None:
+        (folder / "begun").touch()
+        begun.set()
+        assert may_end.wait(30)
+
+    def killed(_: PlainState, folder: Path) -> None:
+        (folder / "half").touch()
+        os._exit(9)
+
+    monkeypatch.setitem(FORMS, "slow", slow)
+    monkeypatch.setitem(FORMS, "killed", killed)
+
+    def export_slowly() -> None:
+        with suppress(CheckpointError):  # the other one is there first
+            export(plain, out, "slow")
+
+    beside = threading.Thread(target=export_slowly)
+    beside.start()
+    assert begun.wait(30)
+    if (child := os.fork()) == 0:
+        export(plain, out, "killed")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    (tmp_path / ".out-of-order").mkdir()
+    assert len(list(tmp_path.glob(".out.writing-*"))) == 2
+    export(plain, out, "torch")
+    assert [[file.name for file in folder.iterdir()] for folder in tmp_path.glob(".out.writing-*")] == [["begun"]]
+    assert (tmp_path / ".out-of-order").is_dir()
+    may_end.set()
+    beside.join(30)
 
 
 def test_what_was_exported_is_imported_as_the_same_plain_state(tmp_path: Path, plain: PlainState) -> None:
