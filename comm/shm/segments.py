@@ -94,7 +94,7 @@ class _SegmentIndex:
 
     addresses: list[int] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
-    by_age: list[Segment] = field(default_factory=list)  # but dedicated ones
+    by_age: list[Segment] = field(default_factory=list)  # the oldest first; dedicated ones are not in it
 
 
 class SharedMemory:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
 @contextmanager
-def held_folder(prefix: str) -> Iterator[Path]:
-    """A new folder with this prefix, removed at the end; those of killed processes with the same prefix go first."""
-    _remove_abandoned(prefix)
-    folder, hold = _made(prefix)
+def held_folder(prefix: str, inside: Path | None = None) -> Iterator[Path]:
+    """A new folder with this prefix, removed at the end; those of killed processes with the same prefix go first.
+
+    `inside`: of which folder; default: the one for temporary files. On NFS, which has no such locks, none goes first.
+    """
+    inside = inside or Path(tempfile.gettempdir())
+    _remove_abandoned(prefix, inside)
+    folder, hold = _made(prefix, inside)
     try:
         yield folder
     finally:
@@ -23,29 +28,30 @@ def held_folder(prefix: str) -> Iterator[Path]:
         os.close(hold)
 
 
-def _made(prefix: str) -> tuple[Path, int]:
+def _made(prefix: str, inside: Path) -> tuple[Path, int]:
     """A folder, and the descriptor by which this process holds it: the kernel lets go of it with the process."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=inside))
         hold = _opened(folder)
         if hold is None:
             continue
-        fcntl.flock(hold, fcntl.LOCK_EX)
+        with suppress(OSError):
+            fcntl.flock(hold, fcntl.LOCK_EX)
         # Until it was held, another process may have taken it for one whose owner is dead.
         if folder.exists():
             return folder, hold
         os.close(hold)
 
 
-def _remove_abandoned(prefix: str) -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+def _remove_abandoned(prefix: str, inside: Path) -> None:
+    for folder in inside.glob(f"{glob.escape(prefix)}*"):
         hold = _opened(folder)
         if hold is None:
             continue
         try:
             fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass  # its owner lives
+        except OSError:
+            pass  # its owner lives, or there are no such locks
         else:
             shutil.rmtree(folder, ignore_errors=True)
         finally:

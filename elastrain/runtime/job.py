@@ -102,7 +102,7 @@ class Job:
     """This process's part in the job. Made by `init`; construction does nothing, `open` connects."""
 
     has_entered: ClassVar[bool] = False
-    """In this process, a worker's."""
+    """Whether this process has entered a job; a worker does that once."""
 
     def __init__(self, chosen: Chosen) -> None:
         self._chosen = chosen

@@ -3,14 +3,13 @@
     python -m experiments.pipeline.zoo [--cases N] [--seed N] [--kinds KIND …] [--names NAME …] [--record]
 
 A case is a model, ways to train it, a size of the job and its faults, drawn from the seed: alone under `python`, then
-under `elastrain run`. What does not end with the digest of the job of one is kept, with the command that repeats it.
+under `elastrain run`. What does not end with the digest of the job of one is kept; the same seed and models repeat it.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import re
 import shutil
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import torch
 
 from experiments.harness import Reach, add_record_flag, record, report
 from experiments.jobs import Script, alone, elastic, finish, unwind_on_sigterm
+from experiments.journals import read_member, read_run
 from experiments.pipeline import zoo_train
 
 TIMEOUT_S = 300.0
@@ -90,16 +90,11 @@ def models(kinds: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, st
                 yield kind, name
 
 
-def digests(output: str) -> set[str]:
-    """What members have printed at the end."""
-    return set(re.findall(r"^digest ([0-9a-f]+)$", output, re.MULTILINE))
-
-
 def play(case: Case, folder: Path) -> str:
     """How it ended: `equal`, `wrong`, `stood still`, `untrainable` alone already, or the job's last words."""
     try:
         with alone(folder / "alone", case.script) as process:
-            wanted = digests(finish(process, folder / "alone", timeout_s=TIMEOUT_S))
+            finish(process, folder / "alone", timeout_s=TIMEOUT_S)
     except RuntimeError:
         return "untrainable"
     faults = folder / "faults.txt"
@@ -109,12 +104,14 @@ def play(case: Case, folder: Path) -> str:
     job = folder / "job"
     with elastic(job, case.script, members=case.members, nodes=case.nodes, options=options) as process:
         try:
-            output = finish(process, job, timeout_s=TIMEOUT_S)
+            finish(process, job, timeout_s=TIMEOUT_S)
         except RuntimeError:
             if process.poll() is None:
                 return "stood still"
             return (job / "output.log").read_text(errors="replace")
-    return "equal" if digests(output) == wanted else "wrong"
+    wanted = read_member(folder / "alone").digest
+    found = {member.digest for member in read_run(job).members.values()} - {None}  # of those that came so far
+    return "equal" if wanted is not None and found == {wanted} else "wrong"
 
 
 def main() -> None:

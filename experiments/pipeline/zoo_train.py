@@ -1,15 +1,12 @@
 """Trains one model of `transformers` that no author of this project has chosen, in one of many ways.
 
-    python experiments/pipeline/zoo_train.py causal bloom --ways bf16,sched
-
-Writes `digest <hex>` to stderr at the end.
+python experiments/pipeline/zoo_train.py causal bloom --ways bf16,scheduler
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import sys
 from typing import Any
 
 import torch
@@ -123,6 +120,8 @@ def main() -> None:
     parser.add_argument("--ways", default="", help=f"of {', '.join(WAYS)}; commas between them")
     args = parser.parse_args()
     ways = set(filter(None, args.ways.split(",")))
+    if unknown := ways.difference(WAYS):
+        parser.error(f"--ways {','.join(sorted(unknown))}: known are {', '.join(WAYS)}")
     torch.set_num_threads(1)
     job = elastrain.init(seed=4, run_length=1 + ("runs-of-2" in ways), backups=1 + ("backups-2" in ways))
     model = build(args.kind, args.name)
@@ -144,7 +143,6 @@ def main() -> None:
             step.backward(loss, weight=float(batch["input_ids"].sum()) if "weight" in ways else 1.0)
         for scheduler in schedulers:
             scheduler.step()
-    sys.stderr.write(f"digest {job.digest()}\n")
 
 
 if __name__ == "__main__":

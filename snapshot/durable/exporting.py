@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import secrets
-import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from elastrain.base.held_folder import held_folder
 from elastrain.snapshot.durable.errors import CheckpointError, TakenError, told
 from elastrain.snapshot.durable.plain import PlainState, optimizer_state_dict
 
@@ -34,51 +32,18 @@ def export(plain: PlainState, out: Path, form: str, on_bytes: Callable[[int], No
     """
     if os.path.lexists(out):
         raise TakenError(f"{out} is there already, and nothing is overwritten: name another folder")
-    with told(f"writing {out}"), _fresh(out) as fresh:
-        with _watched(fresh, on_bytes):
-            FORMS[form](plain, fresh)
-        for file in fresh.iterdir():
-            _sync(file)
-        os.rename(fresh, out)
-        _sync(out.parent)
-    return sorted(out.iterdir())
-
-
-@contextmanager
-def _fresh(out: Path) -> Iterator[Path]:
-    """A new folder beside `out`, which goes if it is not renamed. So do those that killed exports have left."""
-    beginning = f".{out.name}.writing-"
-    fresh = out.with_name(f"{beginning}{secrets.token_hex(4)}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        with _held(out.parent, fcntl.LOCK_EX):  # a folder that has just been made is held a moment later
-            left = [each for each in out.parent.iterdir() if each.name.startswith(beginning)]
-            for each in left:
-                with suppress(OSError), _held(each, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_nobodys:
-                    if is_nobodys:
-                        shutil.rmtree(each, ignore_errors=True)
+    with told(f"writing {out}"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with held_folder(f".{out.name}.writing-", inside=out.parent) as held:
+            fresh = held / out.name
             fresh.mkdir()
-            stack.enter_context(_held(fresh, fcntl.LOCK_SH))
-        try:
-            yield fresh
-        except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise
-
-
-@contextmanager
-def _held(folder: Path, how: int) -> Iterator[bool]:
-    """Lock it against other exports, as long as this process lives; whether that could be: NFS has no such locks."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(fd, how)
-        except OSError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(fd)
+            with _watched(fresh, on_bytes):
+                FORMS[form](plain, fresh)
+            for file in fresh.iterdir():
+                _sync(file)
+            os.rename(fresh, out)
+            _sync(out.parent)
+    return sorted(out.iterdir())
 
 
 @contextmanager
