@@ -249,10 +249,11 @@ class ActivationOffload:
             return GdsEngine(directory)
         return shared(PosixEngine(directory), directory, self.config.run_dir)
 
-    def _pack(self, tensor: torch.Tensor) -> StayingTensor | SpillHandle:
+    def _pack(self, tensor: torch.Tensor, is_a_part: bool | None = None) -> StayingTensor | SpillHandle:
+        """Of an alias, which does not know of what it is a view, `is_a_part` says what `is_part` said of its tensor."""
         module = self._trail.innermost()
         self._compile_watch.check(module)
-        return self._take(tensor, module, running_operator())
+        return self._take(tensor, module, running_operator(), is_a_part)
 
     def _keep(self, value: torch.Tensor) -> StayingTensor | SpillHandle:
         """What a compiled program saves: nothing fills it any more, so that it may leave at once."""
@@ -262,12 +263,16 @@ class ActivationOffload:
         saved = self._keep(value)
         return KeptValue(bring=lambda: self._unpack(saved))
 
-    def _take(self, tensor: torch.Tensor, module: str, operator: Operator) -> StayingTensor | SpillHandle:
+    def _take(
+        self, tensor: torch.Tensor, module: str, operator: Operator, pinned: bool | None = None
+    ) -> StayingTensor | SpillHandle:
         # What backward itself saves (a recomputation, a second derivative) is used at once: it stays.
-        if torch._C._current_graph_task_id() != -1 or stays_because(tensor, min_bytes=self.config.min_bytes):
+        if torch._C._current_graph_task_id() != -1 or (
+            pinned is None and stays_because(tensor, min_bytes=self.config.min_bytes)
+        ):
             return StayingTensor(tensor, module)
         manager = self._open()
-        view, pinned = view_of(tensor), is_part(tensor)
+        view, pinned = view_of(tensor), is_part(tensor) if pinned is None else pinned
         watch = VersionWatch(tensor, module) if operator.fills else None  # programs change nothing that they saved
         # Saving wakes a thread that wants the interpreter: no call of torch, which would give it away, comes after it.
         storage, record = tensor.untyped_storage(), record_of(tensor, pinned=pinned)

@@ -25,6 +25,7 @@ from elastrain.offload.identity import (
     StayingTensor,
     VersionWatch,
     has_plain_memory,
+    is_part,
     record_of,
     stays_because,
     view_of,
@@ -146,7 +147,7 @@ class _DroppedForward:
         leaves, self._form = tree_flatten((args, kwargs))
         self._leaves = [_PackedInput(each, block.saved) if isinstance(each, torch.Tensor) else each for each in leaves]
         self._ends = _storages_of(leaves)
-        self._fresh: list[tuple[_SavedValue, torch.Tensor]] = []
+        self._fresh: list[tuple[_SavedValue, torch.Tensor, bool]] = []  # with an alias, and whether it is a part
         self._dropped: dict[int, tuple[object, int]] = {}  # the form and the checksum of each, by its number
         self._found: dict[int, torch.Tensor] = {}
         self._dropped_bytes = 0
@@ -176,7 +177,7 @@ class _DroppedForward:
         if self._stays(tensor, self._ends):
             return self._block.saved.pack(tensor)
         value = _SavedValue(self, len(self._fresh), VersionWatch(tensor, self._block.name))
-        self._fresh.append((value, tensor.detach()))
+        self._fresh.append((value, tensor.detach(), is_part(tensor)))
         return value
 
     def _unpack(self, packed: Packed | _SavedValue) -> torch.Tensor:
@@ -189,21 +190,21 @@ class _DroppedForward:
     def _give_up(self, outside: set[int]) -> None:
         """Drop what nobody else holds; what went out, or is to be compared, is saved as ever."""
         fresh, self._fresh = self._fresh, []
-        keys = [tensor.untyped_storage()._cdata for _, tensor in fresh]
+        keys = [tensor.untyped_storage()._cdata for _, tensor, _ in fresh]
         counts, sums = Counter(keys), dict[int, int]()
-        for key, (value, tensor) in zip(keys, fresh, strict=True):
+        for key, (value, tensor, is_a_part) in zip(keys, fresh, strict=True):
             storage = tensor.untyped_storage()
             # Ours count once each, and Python's own object. Who else holds it may change it, and no version tells.
             has_others = torch._C._storage_Use_Count(key) > counts[key] + 1
             if key in outside or self._block.barred or (has_others and not self._is_trial):
-                value.kept = self._block.saved.pack(tensor)
+                value.kept = self._block.saved.pack(tensor, is_a_part)
                 continue
             if key not in sums:
                 sums[key] = _checksum(tensor)
                 self._dropped_bytes += 0 if self._is_trial else storage.nbytes()
             self._dropped[value.number] = view_of(tensor), sums[key]
             if self._is_trial:
-                value.kept = self._block.saved.pack(tensor)
+                value.kept = self._block.saved.pack(tensor, is_a_part)
 
     def value(self, number: int, kept: Packed | None) -> torch.Tensor:
         """One value: computed again, or as it was kept. Raises SpillReadError where others come out."""

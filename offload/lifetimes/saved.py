@@ -103,9 +103,9 @@ class SavedTensors:
             running.leave()
             self._offload.__exit__(kind, error, trace)
 
-    def pack(self, tensor: torch.Tensor) -> StayingTensor | SpillHandle:
-        """Take what a forward saves."""
-        saved = self._offload._pack(tensor)
+    def pack(self, tensor: torch.Tensor, is_a_part: bool | None = None) -> StayingTensor | SpillHandle:
+        """Take what a forward saves. An alias that was not to stay comes with what `is_part` said of its tensor."""
+        saved = self._offload._pack(tensor, is_a_part)
         self._collect(saved)
         return saved
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from elastrain.offload.buffers import tensor_checksum
 from experiments.offload.models import KINDS, Shape
 from experiments.offload.worker import Case, Worker
 
@@ -31,3 +32,11 @@ def test_gradients_are_those_of_keeping_and_the_device_has_room(kind: str, autoc
     assert spilled is not None
     assert spilled["account_bytes"] <= limit_bytes
     assert spilled["rss_bytes"] < 0.8 * kept["rss_bytes"]
+
+
+def test_to_sum_what_was_copied_takes_hardly_any_memory() -> None:
+    memory = torch.ones(64 << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before_bytes = torch.cuda.memory_allocated()
+    tensor_checksum(memory)
+    assert torch.cuda.max_memory_allocated() - before_bytes < 4 << 20

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from elastrain.offload import hooks
 from elastrain.offload.device import Device
 from elastrain.offload.errors import SpillReadError
 from elastrain.offload.lifetimes import plan as plans
@@ -24,6 +25,7 @@ from elastrain.offload.lifetimes import within as module
 from elastrain.offload.lifetimes.again import BlockForward
 from elastrain.offload.lifetimes.choice import Policy
 from elastrain.offload.lifetimes.pages import PagePool
+from elastrain.offload.lifetimes.saved import SAVED_BYTES
 from elastrain.offload.lifetimes.values import Budget, Plan, Program
 from elastrain.offload.lifetimes.within import TrainingWithin, within
 from experiments.offload.models import KINDS, build
@@ -103,6 +105,23 @@ def test_the_bits_are_those_of_plain_training(kind: str, dropout: float, tmp_pat
     ours, training = again(build(kind, shape)[0], tmp_path)
     assert training.figures()["computed_again"] >= 4 * (STEPS - 2)
     assert same(ours, plain(build(kind, shape)[0]))
+
+
+def test_a_trial_keeps_nothing_that_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of one computed storage, as queries, keys and values are, are no less to be moved than the whole."""
+    staying: list[int] = []
+
+    class Noted(hooks.StayingTensor):
+        def __init__(self, tensor: Tensor, name: str) -> None:
+            super().__init__(tensor, name)
+            in_backward = torch._C._current_graph_task_id() != -1  # which uses it at once
+            if not in_backward and not isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter):
+                staying.append(tensor.untyped_storage().nbytes())
+
+    monkeypatch.setattr(hooks, "StayingTensor", Noted)
+    _, training = again(build("gpt", SHAPE)[0], tmp_path)
+    assert training.figures()["computed_again"]
+    assert max(staying) < SAVED_BYTES
 
 
 def test_under_autocast(tmp_path: Path) -> None:
