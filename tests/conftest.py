@@ -9,6 +9,9 @@ from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
+# As the Makefile has it, for who runs pytest by hand: a forked child waits for ever for threads that it does not have.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import HealthCheck, settings
 
