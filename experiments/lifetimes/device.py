@@ -24,20 +24,17 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from elastrain.offload.device import Device
 from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.lifetimes.choice import Policy
 from elastrain.offload.lifetimes.cuda import CudaMeter, host_tier
 from elastrain.offload.lifetimes.within import TrainingWithin, within
-from experiments.lifetimes.policies import ON_DEMAND, ZERO_INFINITY
+from experiments.lifetimes.worker import POLICIES, computed_again, end_step
 from experiments.offload.device import measure_disk
 from experiments.offload.models import Shape, build
 
 GIB = 1 << 30
-POLICIES = {"ours": Policy(), "zero": ZERO_INFINITY, "demand": ON_DEMAND}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +127,9 @@ def _step(
     tokens = torch.randint(0, 1024, (case.batch, case.tokens), generator=generator).cuda()
     torch.cuda.synchronize()
     began_s = time.perf_counter()
-    loss = model(tokens, _again) if case.recompute else model(tokens)
+    loss = model(tokens, computed_again) if case.recompute else model(tokens)
     loss.backward()
-    if training is not None:
-        training.step(max_grad_norm=1.0)
-    else:
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+    end_step(model, optimizer, training)
     torch.cuda.synchronize()
     took_s = time.perf_counter() - began_s
     _note(f"step {step}: {took_s:.3f} s")
@@ -147,11 +139,6 @@ def _step(
 def _note(what: str) -> None:
     """For whoever wonders why a way takes so long."""
     print(f"{time.process_time():.1f} s of processor time: {what}", file=sys.stderr, flush=True)
-
-
-def _again(block: nn.Module, *inputs: Tensor) -> Tensor:
-    found: Tensor = checkpoint(block, *inputs, use_reentrant=False)
-    return found
 
 
 def _digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:

@@ -99,12 +99,7 @@ class Worker:
         began_s, thread_s = time.perf_counter(), time.thread_time()
         for _ in range(self._case.accumulated):
             self._loss().backward()
-        if self._training is not None:
-            self._training.step(max_grad_norm=1.0)
-        else:
-            nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
-            self._optimizer.step()
-            self._optimizer.zero_grad()
+        end_step(self._model, self._optimizer, self._training)
         return {"wall_s": time.perf_counter() - began_s, "thread_s": time.thread_time() - thread_s, **predicted}
 
     def digest(self) -> str:
@@ -138,7 +133,7 @@ class Worker:
         generator = torch.Generator().manual_seed(self._batch)
         tokens = torch.randint(0, shape.vocabulary, (shape.batch, shape.tokens), generator=generator)
         self._batch += 1
-        found: Tensor = self._model(tokens, _again) if self._case.way in RECOMPUTED else self._model(tokens)
+        found: Tensor = self._model(tokens, computed_again) if self._case.way in RECOMPUTED else self._model(tokens)
         return found
 
     def _within(self) -> TrainingWithin:
@@ -159,7 +154,8 @@ class Worker:
         )
 
 
-def _again(block: nn.Module, *inputs: Tensor) -> Tensor:
+def computed_again(block: nn.Module, *inputs: Tensor) -> Tensor:
+    """How a model runs its blocks whose values are dropped, and made anew in backward."""
     found: Tensor = checkpoint(block, *inputs, use_reentrant=False)
     return found
 
@@ -170,6 +166,14 @@ def _warm_up() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
         model(tokens).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        end_step(model, optimizer, None)
+
+
+def end_step(model: nn.Module, optimizer: torch.optim.Optimizer, training: TrainingWithin | None) -> None:
+    """Clip to a norm of 1, update, and forget the gradients: plainly, or within a limit."""
+    if training is not None:
+        training.step(max_grad_norm=1.0)
+        return
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()

@@ -16,6 +16,7 @@ from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.cuda import host_tier
 from elastrain.offload.lifetimes.within import within
 from experiments.lifetimes.device import highest_peak
+from experiments.lifetimes.worker import end_step
 from experiments.offload.models import KINDS, Shape, build
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -67,12 +68,7 @@ def trained(
                 with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
                     loss = model(tokens)
                 loss.backward()
-            if training is not None:
-                training.step(max_grad_norm=1.0)
-            else:
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
+            end_step(model, optimizer, training)
         most_bytes = peak_bytes() - before_bytes
     if training is None:
         return Trained(values=values(model, optimizer), peak_bytes=most_bytes)
