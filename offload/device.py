@@ -53,6 +53,14 @@ class Copy:
     """Per piece what it was packed to, 0 where it was not."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CopiedInPlace:
+    """The checksum of what was copied, and the seconds of the copy alone: not of its turn, nor of the sum."""
+
+    checksum: int
+    seconds: float
+
+
 Move = tuple[int, Callable[[int], int]]
 """So many bytes, and what moves them to or from an offset of the engine and gives their checksum."""
 
@@ -154,17 +162,33 @@ class Device:
         self,
         engine: AddressableEngine,
         size_bytes: int,
-        fill: Callable[[memoryview], int],
+        fill: Callable[[memoryview], CopiedInPlace],
         cancelled: Callable[[], bool],
     ) -> Copy:
-        """`write` into the engine's own memory: `fill` copies there, and gives the checksum of what it copied."""
-        return self._put([(size_bytes, lambda offset_bytes: fill(engine.view(offset_bytes, size_bytes)))], cancelled)
+        """`write` into the engine's own memory: `fill` copies there."""
+
+        def put(offset_bytes: int) -> int:
+            lone, copied = self.writes.lone, fill(engine.view(offset_bytes, size_bytes))
+            self.writes.tell(lone, size_bytes, copied.seconds)
+            return copied.checksum
+
+        return self._put([(size_bytes, put)], cancelled)
 
     def read_in_place(
-        self, engine: AddressableEngine, copy: Copy, take: Callable[[memoryview], int], cancelled: Callable[[], bool]
+        self,
+        engine: AddressableEngine,
+        copy: Copy,
+        take: Callable[[memoryview], CopiedInPlace],
+        cancelled: Callable[[], bool],
     ) -> None:
-        """`read` what `write_in_place` wrote: `take` copies it from there, and gives the checksum of what came."""
-        self._get(copy, [(copy.size_bytes, lambda offset: take(engine.view(offset, copy.size_bytes)))], cancelled)
+        """`read` what `write_in_place` wrote: `take` copies it from there."""
+
+        def get(offset_bytes: int) -> int:
+            lone, copied = self.reads.lone, take(engine.view(offset_bytes, copy.size_bytes))
+            self.reads.tell(lone, copy.size_bytes, copied.seconds)
+            return copied.checksum
+
+        self._get(copy, [(copy.size_bytes, get)], cancelled)
 
     def _put(self, moves: list[Move], cancelled: Callable[[], bool]) -> Copy:
         all_bytes = sum(size_bytes for size_bytes, _ in moves)

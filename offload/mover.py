@@ -96,7 +96,7 @@ class Mover:
         device.queued_bytes += record.size_bytes
         record.disk.device, record.disk.was_written = device, True
         self.spilled_bytes += record.size_bytes
-        record.disk.request = device.queue.submit(Urgency.WRITE, partial(self._write, record))
+        record.disk.request = device.queue.submit(Urgency.WRITE, partial(self._write, record), record.ready)
 
     def _write(self, record: SpillRecord, request: IoRequest) -> None:
         """In a device's thread: the record is in a state that holds its memory until this has reported."""

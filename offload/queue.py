@@ -1,16 +1,20 @@
 """Ordered, cancellable requests to one device: reads before writes, what is waited for before what will be.
 
+What cannot be moved yet, since an accelerator still computes it, holds nobody up: one worker at most waits for that.
+
 A request is always run exactly once, a cancelled one too: it looks at `cancelled` and reports that it ended. Whoever
 waits for the end of a request can therefore never be forgotten.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
+from typing import Protocol
 
 
 class Urgency(IntEnum):
@@ -22,20 +26,53 @@ class Urgency(IntEnum):
     WRITE = 3
 
 
+class Mark(Protocol):
+    """What an accelerator has to reach before something can be moved: a CUDA event, for one."""
+
+    def query(self) -> bool:
+        """Whether it is reached."""
+
+    def synchronize(self) -> None:
+        """Wait until it is."""
+
+
 class IoRequest:
-    """One read or write of one storage."""
+    """One read or write of one storage; not before its mark, if it has one."""
 
-    __slots__ = ("cancelled", "taken", "urgency", "work")
+    __slots__ = ("cancelled", "mark", "taken", "urgency", "work")
 
-    def __init__(self, urgency: Urgency, work: Callable[[IoRequest], None]) -> None:
+    def __init__(self, urgency: Urgency, work: Callable[[IoRequest], None], mark: Mark | None) -> None:
         self.urgency = urgency
         self.work = work
+        self.mark = mark
         self.taken = False
         self.cancelled = False
 
+    def can_be_run(self) -> bool:
+        """Whether it would not wait for its mark. A mark that fails is reached: who moves the bytes says why."""
+        if self.mark is not None and (self.cancelled or _is_reached(self.mark)):
+            self.mark = None
+        return self.mark is None
 
-_Heaps = tuple[list[tuple[int, int, IoRequest]], list[tuple[int, int, IoRequest]]]
+
+def _is_reached(mark: Mark) -> bool:
+    try:
+        return mark.query()
+    except RuntimeError:
+        return True
+
+
+_Heap = list[tuple[int, int, IoRequest]]
+_Heaps = tuple[_Heap, _Heap]
 """What a worker looks through, in this order."""
+
+
+def _left(heap: _Heap) -> Iterator[tuple[int, int, IoRequest]]:
+    """What nobody has taken, in order. A hastened or cancelled request is in the heap twice."""
+    while heap and heap[0][2].taken:
+        heapq.heappop(heap)
+    yield from heap[:1]
+    yield from sorted(entry for entry in heap[1:] if not entry[2].taken)
 
 
 def _done(_: IoRequest) -> None:
@@ -51,10 +88,10 @@ class RequestQueue:
     def __init__(self, name: str, *, threads: int, writers: int = 0) -> None:
         self._ready = threading.Condition(threading.Lock())
         self._idle = 0
-        self._writes: list[tuple[int, int, IoRequest]] = []
-        self._others: list[tuple[int, int, IoRequest]] = []
+        self._writes: _Heap = []
+        self._others: _Heap = []
         self._sequence = itertools.count()
-        self._closed = False
+        self._closed = self._is_awaited = False
         self._threads = [
             threading.Thread(
                 target=self._serve,
@@ -67,8 +104,8 @@ class RequestQueue:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, urgency: Urgency, work: Callable[[IoRequest], None]) -> IoRequest:
-        request = IoRequest(urgency, work)
+    def submit(self, urgency: Urgency, work: Callable[[IoRequest], None], mark: Mark | None = None) -> IoRequest:
+        request = IoRequest(urgency, work, mark)
         self._push(request)
         return request
 
@@ -103,22 +140,39 @@ class RequestQueue:
 
     def _serve(self, heaps: _Heaps) -> None:
         while (request := self._take(heaps)) is not None:
+            if not request.taken:
+                self._await(request)
+                continue
             work, request.work = request.work, _done
             work(request)
             del work, request  # nothing is held while there is nothing to do
 
     def _take(self, heaps: _Heaps) -> IoRequest | None:
+        """The next request that can be run; one that is not taken has to be waited for; None at the end."""
         with self._ready:
             while True:
-                while heap := next(filter(None, heaps), None):
-                    request = heapq.heappop(heap)[2]
-                    if not request.taken:  # a hastened or cancelled request is in the heap twice
-                        request.taken = True
-                        return request
-                if self._closed:
+                found = next((each for heap in heaps for *_, each in _left(heap) if each.can_be_run()), None)
+                if found is not None:
+                    found.taken = True
+                    return found
+                left = [entry for heap in heaps for entry in _left(heap)]
+                if left and not self._is_awaited:
+                    self._is_awaited = True
+                    return min(left, key=lambda entry: entry[1])[2]  # marks are reached in the order of asking
+                if self._closed and not left:
                     return None
                 self._idle += 1
                 try:
                     self._ready.wait()
                 finally:
                     self._idle -= 1
+
+    def _await(self, request: IoRequest) -> None:
+        """Wait for the mark of a request, which anybody may take then."""
+        mark = request.mark
+        with contextlib.suppress(RuntimeError):  # as in `_is_reached`
+            if mark is not None:
+                mark.synchronize()
+        with self._ready:
+            self._is_awaited = False
+            self._ready.notify_all()

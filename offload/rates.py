@@ -41,6 +41,7 @@ class Meter:
     def __init__(self, time: DeviceTime) -> None:
         self._time = time
         self._marked = (0, 0.0)
+        self._started, self._is_told, self._told_bytes_per_s = 0, False, 0.0
         self.moving = 0
         self.moved_bytes = 0
         self.busy_s = 0.0
@@ -51,6 +52,7 @@ class Meter:
         with self._time.lock:
             self._time.spend()
             self.moving += 1
+            self._started += 1
 
     def stop(self, moved_bytes: int) -> None:
         with self._time.lock:
@@ -58,11 +60,30 @@ class Meter:
             self.moving -= 1
             self.moved_bytes += moved_bytes
 
+    @property
+    def lone(self) -> int:
+        """The number of the request that is moved now, if it is the only one; else 0."""
+        with self._time.lock:
+            return self._started * (self.moving == 1)
+
+    def tell(self, lone: int, moved_bytes: int, took_s: float) -> None:
+        """So many bytes were moved in so many seconds by somebody else's clock; `lone` is what that was before.
+
+        Of those that stayed alone the fastest one is the rate: others waited for the interpreter within their time.
+        Told once, the time between `start` and `stop` says nothing any more.
+        """
+        with self._time.lock:
+            self._is_told = True
+            if lone == self._started and moved_bytes >= ENOUGH_TO_TELL_BYTES:
+                self._told_bytes_per_s = max(self._told_bytes_per_s, moved_bytes / took_s)
+
     def mark(self) -> None:
         """Take the rate since the last mark as the recent one, if enough was moved to tell."""
         with self._time.lock:
             bytes_before, s_before = self._marked
             moved_bytes, busy_s = self.moved_bytes - bytes_before, self.busy_s - s_before
-            if moved_bytes >= ENOUGH_TO_TELL_BYTES and busy_s > 0:
+            if self._told_bytes_per_s:
+                self.recent_bytes_per_s, self._told_bytes_per_s = self._told_bytes_per_s, 0.0
+            if moved_bytes >= ENOUGH_TO_TELL_BYTES and busy_s > 0 and not self._is_told:
                 self.recent_bytes_per_s = moved_bytes / busy_s
                 self._marked = (self.moved_bytes, self.busy_s)

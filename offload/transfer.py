@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from elastrain.offload.buffers import bytes_of, fault_in, image_of, shift_of, tensor_checksum
-from elastrain.offload.device import Copy, Device
+from elastrain.offload.device import CopiedInPlace, Copy, Device
 from elastrain.offload.engines.port import AddressableEngine, CudaEngine, round_up
 
 
@@ -22,7 +23,7 @@ def ready_event(storage: torch.UntypedStorage) -> torch.cuda.Event | None:
     """A mark after everything that the current stream still has to do to the storage."""
     if storage.device.type == "cpu":
         return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(storage.device))
     return event
 
@@ -55,10 +56,9 @@ def write(
             return device.write_cuda(device.engine, _tensor(storage), cancelled)
     if isinstance(device.engine, AddressableEngine):
 
-        def fill(image: memoryview) -> int:
+        def fill(image: memoryview) -> CopiedInPlace:
             with _settled(storage, ready):
-                torch.frombuffer(image, dtype=torch.uint8).copy_(_tensor(storage), non_blocking=True)
-                return tensor_checksum(_tensor(storage))  # which waits for both
+                return copied(torch.frombuffer(image, dtype=torch.uint8), _tensor(storage), _tensor(storage))
 
         return device.write_in_place(device.engine, storage.nbytes(), fill, cancelled)
     host = _on_host(storage, ready)
@@ -98,9 +98,8 @@ def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: C
             return
         if isinstance(device.engine, AddressableEngine):
 
-            def take(image: memoryview) -> int:
-                _tensor(storage).copy_(torch.frombuffer(image, dtype=torch.uint8), non_blocking=True)
-                return tensor_checksum(_tensor(storage))
+            def take(image: memoryview) -> CopiedInPlace:
+                return copied(_tensor(storage), torch.frombuffer(image, dtype=torch.uint8), _tensor(storage))
 
             device.read_in_place(device.engine, copy, take, cancelled)
             return
@@ -108,6 +107,21 @@ def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: C
         device.read(copy, image_of(host.untyped_storage(), 0), cancelled)
         _tensor(storage).copy_(host[: storage.nbytes()], non_blocking=True)
         side.synchronize()
+
+
+def copied(target: torch.Tensor, source: torch.Tensor, summed: torch.Tensor) -> CopiedInPlace:
+    """Copy on the thread's own stream, and wait for it; `summed` is the one of both that lies on the device."""
+    if summed.device.type == "cpu":
+        began_s = time.perf_counter()
+        target.copy_(source)
+        took_s = time.perf_counter() - began_s
+        return CopiedInPlace(checksum=tensor_checksum(summed), seconds=took_s)
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    began.record()
+    target.copy_(source, non_blocking=True)
+    ended.record()
+    checksum = tensor_checksum(summed)  # which waits for both
+    return CopiedInPlace(checksum=checksum, seconds=began.elapsed_time(ended) / 1000)
 
 
 @contextmanager

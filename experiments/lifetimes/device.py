@@ -33,6 +33,7 @@ from elastrain.offload.lifetimes.within import TrainingWithin, within
 from experiments.lifetimes.worker import POLICIES, computed_again, end_step
 from experiments.offload.device import measure_disk
 from experiments.offload.models import Shape, build
+from tests.support.faulty_engines import ThrottledEngine
 
 GIB = 1 << 30
 
@@ -53,6 +54,8 @@ class DeviceCase:
     limit_bytes: int = 0
     host_bytes: int = 0
     drive: bool = True
+    bytes_per_s: float | None = None
+    """Slows the drive down to that."""
     steps: int = 10
     """A plan is made after two and again after four; three more are looked at closely, point by point."""
     recompute: bool = True
@@ -85,7 +88,7 @@ def train(case: DeviceCase) -> dict[str, Any]:
     training: TrainingWithin | None = None
     with tempfile.TemporaryDirectory() as folder:
         if case.way != "plain":
-            engines: list[IoEngine | Device] = [PosixEngine(folder)] if case.drive else []
+            engines: list[IoEngine | Device] = [_drive(case, folder)] if case.drive else []
             engines += [host_tier(case.host_bytes)] if case.host_bytes else []
             training = within(
                 model,
@@ -105,6 +108,11 @@ def train(case: DeviceCase) -> dict[str, Any]:
         else:
             found["digest"] = _digest(model, optimizer)
     return found
+
+
+def _drive(case: DeviceCase, folder: str) -> IoEngine:
+    drive = PosixEngine(folder)
+    return drive if case.bytes_per_s is None else ThrottledEngine(drive, bytes_per_s=case.bytes_per_s)
 
 
 def _steps(

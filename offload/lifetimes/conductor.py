@@ -83,7 +83,8 @@ class Conductor:
             self._custody.make_room(0)  # what the point itself takes needs room, too
             self._bring()
         self._custody.trim(wholly=self.carried is None)
-        self._meter.begin(with_memory=self._meter.is_cheap or is_due or self._now not in self.known)
+        with_memory = self._meter.is_cheap or is_due or self._now not in self.known
+        self._meter.begin(with_memory=with_memory, is_short=stage is StepStage.UPDATE)
 
     def end_point(self) -> None:
         """The point is over: note what was seen, and let go of what the plan says."""

@@ -55,7 +55,7 @@ class CudaLanes:
                 f"this step uses a second CUDA stream ({stream}): memory is handed on in the order of one; run the "
                 f"forward, the backward and step() of a model in offload.within on the same stream"
             )
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it does not spin
         event.record(stream)
         return event
 

@@ -97,8 +97,8 @@ class PointMeter:
         if not self._meter.runs_ahead:
             self._freed = self._now()
 
-    def begin(self, *, with_memory: bool) -> None:
-        """A point begins: all that it wants is there."""
+    def begin(self, *, with_memory: bool, is_short: bool = False) -> None:
+        """A point begins: all that it wants is there. Where it is short, being so far ahead keeps no device busy."""
         self.saved_bytes, self._held_bytes, self._since = 0, None, None
         self.needed_bytes, self._again_s = None, 0.0
         if with_memory:
@@ -107,7 +107,8 @@ class PointMeter:
             self._meter.forget_peak()
             self._held_bytes = self._custody.accounted_bytes(), self.unknown_bytes()
         if self._meter.runs_ahead and not with_memory:
-            self._meter.keep_pace()
+            if not is_short:
+                self._meter.keep_pace()
             return
         self._since = self._now() if self._meter.runs_ahead else self._freed
 

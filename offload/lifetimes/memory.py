@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from elastrain.offload.device import Copy, Device
+from elastrain.offload.queue import Mark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +34,15 @@ class Access(Enum):
 
 
 class PieceMemory(Protocol):
-    """One piece's memory. `tensor` is all of its bytes, `size_bytes` of them, a multiple of the page."""
+    """One piece's memory. `tensor` is all of its bytes, `size_bytes` of them, a multiple of the page.
+
+    Before its `mark` is reached, drives neither read it nor fill it.
+    """
 
     tensor: torch.Tensor
     size_bytes: int
     access: Access
+    mark: Mark | None
 
     def allow(self, access: Access) -> None:
         """From now on so much, and no more; on a device nothing changes. Custody's lock is held."""

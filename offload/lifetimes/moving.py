@@ -77,7 +77,7 @@ class PieceMover:
         piece.state, _ = residency.advance(piece.state, residency.Prefetch())
         piece.moving_parts = len(piece.parts)
         for part in piece.parts:
-            part.request = part.device.queue.submit(urgency, partial(self._read, piece, part))
+            part.request = part.device.queue.submit(urgency, partial(self._read, piece, part), piece.memory.mark)
 
     def _start_write(self, piece: HeldPiece) -> None:
         self._free(piece)
@@ -87,7 +87,7 @@ class PieceMover:
         self._pool.mark(piece.memory)
         for part in piece.parts:
             part.device.queued_bytes += part.span.size_bytes
-            part.request = part.device.queue.submit(Urgency.WRITE, partial(self._write, piece, part))
+            part.request = part.device.queue.submit(Urgency.WRITE, partial(self._write, piece, part), piece.memory.mark)
 
     def _place(self, piece: HeldPiece) -> list[PiecePart]:
         if not piece.shares:

@@ -22,6 +22,7 @@ from elastrain.offload.buffers import HUGE_PAGE_BYTES, address_of, drop_pages, k
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.engines.port import PAGE_BYTES, round_up
 from elastrain.offload.lifetimes.memory import Access, PieceMemory, Span
+from elastrain.offload.queue import Mark
 
 _MREMAP = 1 | 2 | 4  # MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP
 _RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10 | 0x4000  # MAP_FIXED | MAP_NORESERVE
@@ -45,6 +46,7 @@ class PagedRange:
         self.address, self._address_behind = address_of(self._shown), address_of(self._behind)
         self.size_bytes = self._shown.nbytes
         self.access = Access.WRITE
+        self.mark: Mark | None = None  # never: what computes has ended when it says so
         for each in (self._shown, self._behind):
             keep_from_children(each)
         self.tensor = torch.frombuffer(self._shown, dtype=torch.uint8)

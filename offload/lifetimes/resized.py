@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 import torch
 
-from elastrain.offload.buffers import bytes_of, image_of, tensor_checksum
-from elastrain.offload.device import Copy, Device
+from elastrain.offload.buffers import bytes_of, image_of
+from elastrain.offload.device import CopiedInPlace, Copy, Device
 from elastrain.offload.engines.port import AddressableEngine, CudaEngine, round_up
 from elastrain.offload.lifetimes.memory import Access, PieceMemory, Span
 from elastrain.offload.staging import StagingPool
+from elastrain.offload.transfer import copied
 
 
 class Lanes(Protocol):
@@ -49,17 +50,15 @@ class ResizedPiece:
     def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
         """As `PieceMemory.write`."""
         part = self._part(span)
-        if isinstance(device.engine, CudaEngine | AddressableEngine):
-            with self._lanes.copying(self.mark):
-                pass  # what computes it has ended: a drive's rate is that of moving alone
         if isinstance(device.engine, CudaEngine):
+            with self._lanes.copying(self.mark):
+                pass  # what computes it has ended
             return device.write_cuda(device.engine, part, cancelled)
         if isinstance(device.engine, AddressableEngine):
 
-            def fill(image: memoryview) -> int:
+            def fill(image: memoryview) -> CopiedInPlace:
                 with self._lanes.copying(self.mark):
-                    torch.frombuffer(image, dtype=torch.uint8).copy_(part, non_blocking=True)
-                    return tensor_checksum(part)
+                    return copied(torch.frombuffer(image, dtype=torch.uint8), part, part)
 
             return device.write_in_place(device.engine, span.size_bytes, fill, cancelled)
         with self._staging.lend(span.size_bytes) as host:
@@ -70,18 +69,16 @@ class ResizedPiece:
     def read(self, device: Device, span: Span, copy: Copy, cancelled: Callable[[], bool]) -> None:
         """As `PieceMemory.read`."""
         part = self._part(span)
-        if isinstance(device.engine, CudaEngine | AddressableEngine):
+        if isinstance(device.engine, CudaEngine):
             with self._lanes.copying(self.mark):
                 pass  # whoever had the memory before has ended
-        if isinstance(device.engine, CudaEngine):
             device.read_cuda(device.engine, copy, part, cancelled)
             return
         if isinstance(device.engine, AddressableEngine):
 
-            def take(image: memoryview) -> int:
+            def take(image: memoryview) -> CopiedInPlace:
                 with self._lanes.copying(self.mark):
-                    part.copy_(torch.frombuffer(image, dtype=torch.uint8), non_blocking=True)
-                    return tensor_checksum(part)
+                    return copied(part, torch.frombuffer(image, dtype=torch.uint8), part)
 
             device.read_in_place(device.engine, copy, take, cancelled)
             return

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from elastrain.offload.buffers import ROWS, bytes_of, lease, tensor_checksum
-from elastrain.offload.device import PIECE_BYTES, Device, EndedEarlyError, NoSpaceError
+from elastrain.offload.device import PIECE_BYTES, CopiedInPlace, Device, EndedEarlyError, NoSpaceError
 from elastrain.offload.engines.host import HostEngine
 from elastrain.offload.engines.port import PAGE_BYTES, CudaEngine, IoEngine
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
-from elastrain.offload.rates import DeviceTime, Meter
+from elastrain.offload.rates import ASSUMED_BYTES_PER_S, DeviceTime, Meter
 from elastrain.offload.stats import drive_writes_per_day
+from elastrain.offload.transfer import copied
 from tests.support.faulty_engines import EngineFaults, FaultyEngine
 from tests.support.memory_engine import MemoryEngine
 
@@ -152,16 +153,15 @@ def test_what_was_copied_in_place_is_summed_where_it_is_and_compared_there() -> 
     device = Device(engine, quota_bytes=1 << 20, threads=2)
     there = torch.arange(4096, dtype=torch.int64).to(torch.uint8)
 
-    def fill(image: memoryview) -> int:
-        torch.frombuffer(image, dtype=torch.uint8).copy_(there)
-        return tensor_checksum(there)
+    def fill(image: memoryview) -> CopiedInPlace:
+        return copied(torch.frombuffer(image, dtype=torch.uint8), there, there)
 
     copy = device.write_in_place(engine, there.nbytes, fill, never)
     assert device.has_cuda(copy, there)
     there[17] ^= 1
     assert not device.has_cuda(copy, there)
     with pytest.raises(CorruptSpillError):
-        device.read_in_place(engine, copy, lambda _: tensor_checksum(there), never)
+        device.read_in_place(engine, copy, lambda _: CopiedInPlace(checksum=tensor_checksum(there), seconds=0.1), never)
     device.close()
 
 
@@ -239,6 +239,60 @@ def test_the_rate_is_bytes_over_the_time_that_something_moved() -> None:
     now = 50.0  # idle
     meter.mark()
     assert meter.recent_bytes_per_s == 32 << 20
+
+
+def test_the_rate_of_what_is_copied_in_place_is_that_of_the_copies_alone() -> None:
+    now_s = [100.0]
+    device = Device(HostEngine(64 << 20), quota_bytes=64 << 20, clock=lambda: now_s[0])
+    engine = device.engine
+    assert isinstance(engine, HostEngine)
+
+    def slowly(_image: memoryview) -> CopiedInPlace:
+        now_s[0] += 10.0  # its turn, a sum, the interpreter's lock
+        return CopiedInPlace(checksum=1, seconds=0.25)
+
+    copies = [device.write_in_place(engine, 16 << 20, slowly, never) for _ in range(2)]
+    device.read_in_place(engine, copies[0], slowly, never)
+    for meter in (device.writes, device.reads):
+        meter.mark()
+        assert meter.recent_bytes_per_s == (16 << 20) / 0.25
+    device.close()
+
+
+def test_the_fastest_copy_tells_the_rate_unless_it_is_too_small_to_tell() -> None:
+    meter = Meter(DeviceTime(lambda: 0.0))
+
+    def copies(size_bytes: int, took_s: float) -> None:
+        meter.start()
+        meter.tell(meter.lone, size_bytes, took_s)
+        meter.stop(size_bytes)
+
+    for size_bytes, took_s in ((32 << 20, 2.0), (32 << 20, 0.5), (64 << 20, 3.0), (1 << 20, 0.001)):
+        copies(size_bytes, took_s)
+    meter.mark()
+    assert meter.recent_bytes_per_s == (32 << 20) / 0.5
+    copies(32 << 20, 1.0)  # the next step, on a bus that others use, too
+    meter.mark()
+    assert meter.recent_bytes_per_s == 32 << 20
+    meter.mark()  # nothing was moved: it stays
+    assert meter.recent_bytes_per_s == 32 << 20
+    assert meter.moved_bytes == (161 << 20)
+
+
+def test_copies_that_wait_for_each_other_do_not_tell_the_rate() -> None:
+    meter = Meter(DeviceTime(lambda: 0.0))
+    meter.start()
+    first = meter.lone
+    meter.start()  # before the first one has ended
+    meter.tell(first, 32 << 20, 1.0)
+    meter.stop(32 << 20)
+    meter.start()
+    assert meter.lone == 0  # the second one is under way
+    meter.tell(meter.lone, 32 << 20, 1.0)
+    for _ in range(2):
+        meter.stop(32 << 20)
+    meter.mark()
+    assert meter.recent_bytes_per_s == ASSUMED_BYTES_PER_S
 
 
 @pytest.mark.parametrize(("engine", "is_shared"), [(MemoryEngine(), True), (HostEngine(1 << 20), False)])

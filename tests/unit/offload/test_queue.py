@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastrain.offload.queue import IoRequest, RequestQueue, Urgency
+from elastrain.offload.queue import IoRequest, Mark, RequestQueue, Urgency
 
 DEADLINE_S = 10.0
 
@@ -80,3 +80,77 @@ def test_closing_runs_what_was_submitted(gate: HeldQueue) -> None:
     for index in range(5):
         gate.submit(Urgency.WRITE, str(index))
     assert gate.run() == list("01234")
+
+
+class Reached:
+    """A mark of an accelerator, which is reached when a test says so."""
+
+    def __init__(self) -> None:
+        self.is_reached, self.is_awaited = threading.Event(), threading.Event()
+
+    def query(self) -> bool:
+        return self.is_reached.is_set()
+
+    def synchronize(self) -> None:
+        self.is_awaited.set()
+        assert self.is_reached.wait(DEADLINE_S)
+
+
+class BrokenMark(Reached):
+    def query(self) -> bool:
+        raise RuntimeError("an illegal memory access")
+
+    synchronize = query  # type: ignore[assignment]
+
+
+def ran(queue: RequestQueue, urgency: Urgency, mark: Mark | None = None) -> threading.Event:
+    done = threading.Event()
+    queue.submit(urgency, lambda _: done.set(), mark)
+    return done
+
+
+@pytest.mark.parametrize("writers", [0, 1])
+def test_what_is_not_computed_yet_holds_nobody_up(writers: int) -> None:
+    queue, marks = RequestQueue("test", threads=2, writers=writers), [Reached() for _ in range(3)]
+    writes = [ran(queue, Urgency.WRITE, each) for each in marks]
+    assert marks[0].is_awaited.wait(DEADLINE_S)  # by one worker; the other one is free
+    for urgency in (Urgency.PREFETCH, Urgency.DEMAND, Urgency.WRITE):
+        assert ran(queue, urgency).wait(DEADLINE_S)
+    assert not any(each.is_set() for each in writes)
+    assert not marks[1].is_awaited.is_set()
+    for mark, done in zip(marks, writes, strict=True):
+        mark.is_reached.set()
+        assert done.wait(DEADLINE_S)
+    queue.close(DEADLINE_S)
+
+
+def test_a_demand_that_cannot_be_read_yet_lets_others_pass() -> None:
+    queue, mark = RequestQueue("test", threads=2), Reached()
+    demand = ran(queue, Urgency.DEMAND, mark)
+    assert mark.is_awaited.wait(DEADLINE_S)
+    assert ran(queue, Urgency.PREFETCH).wait(DEADLINE_S)
+    assert not demand.is_set()
+    mark.is_reached.set()
+    assert demand.wait(DEADLINE_S)
+    queue.close(DEADLINE_S)
+
+
+def test_a_cancelled_request_does_not_wait_for_its_mark() -> None:
+    queue, first, second = RequestQueue("test", threads=2), Reached(), Reached()
+    before, cancelled = ran(queue, Urgency.WRITE, first), threading.Event()
+    request = queue.submit(Urgency.WRITE, lambda _: cancelled.set(), second)
+    queue.cancel(request)
+    assert cancelled.wait(DEADLINE_S)
+    first.is_reached.set()
+    assert before.wait(DEADLINE_S)
+    queue.close(DEADLINE_S)
+
+
+def test_a_mark_that_fails_lets_the_request_say_so_and_closing_waits_for_marks() -> None:
+    queue, mark = RequestQueue("test", threads=1), Reached()
+    assert ran(queue, Urgency.WRITE, BrokenMark()).wait(DEADLINE_S)
+    last = ran(queue, Urgency.WRITE, mark)
+    assert mark.is_awaited.wait(DEADLINE_S)
+    threading.Timer(0.05, mark.is_reached.set).start()
+    queue.close(DEADLINE_S)
+    assert last.is_set()

@@ -16,15 +16,27 @@ from elastrain.offload.device import Copy, Device, EndedEarlyError
 from elastrain.offload.engines.host import HostEngine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import CorruptSpillError
-from elastrain.offload.lifetimes import moving
+from elastrain.offload.lifetimes import conductor, moving
 from elastrain.offload.lifetimes import within as room
+from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.memory import MemoryMeter, MemoryPool, Span
+from elastrain.offload.lifetimes.orders import StepStage
 from elastrain.offload.lifetimes.resized import ResizedPool
 from elastrain.offload.staging import StagingPool
 from tests.integration.offload.lifetimes import test_within as training
 from tests.integration.offload.lifetimes.touching import NothingBesides
 
 MIB = 1 << 20
+
+
+class CountedMark(int):
+    """It is reached at once."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
 
 
 class CountedLanes:
@@ -34,9 +46,9 @@ class CountedLanes:
         self.marks = 0
         self.copied_after: list[int] = []
 
-    def mark(self) -> int:
+    def mark(self) -> CountedMark:
         self.marks += 1
-        return self.marks
+        return CountedMark(self.marks)
 
     @contextmanager
     def copying(self, mark: int) -> Iterator[None]:
@@ -68,6 +80,35 @@ def test_bits_are_those_of_plain_training(monkeypatch: pytest.MonkeyPatch, tmp_p
     found = training.limited(training.build("gpt", training.SHAPE)[0], tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert lanes.copied_after
+
+
+class PacedMeter(NothingBesides):
+    """As of a device that does later what is asked for; who waits for it is noted."""
+
+    runs_ahead = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paced: list[StepStage] = []
+        self.now: list[StepStage] = []
+
+    def keep_pace(self) -> None:
+        self.paced.append(self.now[-1])
+
+
+def test_the_host_is_a_forward_or_backward_ahead_and_no_update(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    meter, arrive = PacedMeter(), Conductor.arrive
+
+    def noting(self: Conductor, stage: StepStage, *others: Any) -> None:
+        meter.now.append(stage)
+        arrive(self, stage, *others)
+
+    monkeypatch.setattr(Conductor, "arrive", noting)
+    monkeypatch.setattr(conductor, "WATCHED_STEPS", 0)  # who looks closely does not run ahead
+    monkeypatch.setattr(room, "memory_for", lambda _model, _limit_bytes: (resized(CountedLanes()), meter))
+    training.limited(training.build("gpt", training.SHAPE)[0], tmp_path)
+    assert {*meter.paced} == {StepStage.FORWARD, StepStage.BACKWARD}
+    assert StepStage.UPDATE in meter.now
 
 
 def test_a_piece_that_is_out_has_no_bytes_and_all_views_see_them_come_back(tmp_path: Path) -> None:

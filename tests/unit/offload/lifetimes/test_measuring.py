@@ -28,7 +28,7 @@ class Custody:
 class Meter:
     def __init__(self, *, runs_ahead: bool) -> None:
         self.runs_ahead = runs_ahead
-        self.now_s = 100.0
+        self.now_s, self.paces = 100.0, 0
 
     def own_bytes(self) -> tuple[int, int]:
         return 0, 0
@@ -40,7 +40,7 @@ class Meter:
         return self.now_s
 
     def keep_pace(self) -> None:
-        pass
+        self.paces += 1
 
 
 @pytest.mark.parametrize(("runs_ahead", "seconds"), [(False, [2.75, 3.0]), (True, [2.0, 1.0])])
@@ -69,6 +69,15 @@ def test_what_is_done_between_steps_belongs_to_no_point() -> None:
     points.begin(with_memory=True)
     meter.now_s += 1.0
     assert points.end().seconds == 1.0
+
+
+def test_a_short_point_does_not_count_as_a_point_ahead() -> None:
+    meter = Meter(runs_ahead=True)
+    points = PointMeter(cast(PieceCustody, Custody()), meter, 0)
+    for is_short in (False, True, True, False):
+        points.begin(with_memory=False, is_short=is_short)
+        points.end()
+    assert meter.paces == 2
 
 
 def figures(extra_bytes: int | None, *, unknown_bytes: int = 0, over_bytes: int = 0) -> PointFigures:
