@@ -136,9 +136,9 @@ class Conductor:
 
     def has_kept(self, needed_bytes: int, given_up_bytes: int) -> None:
         """A forward that can be computed again has ended: what that needs, and what was given up."""
-        self._meter.needed_bytes = needed_bytes
         if given_up_bytes:
             self._was_saved(given_up_bytes)
+        self._meter.needed_bytes = needed_bytes
 
     def begins_again(self, wanted: Sequence[HeldPiece], size_bytes: int) -> None:
         """Have what computes it, and room for it: it was expected, as far as the plan knows of it."""
@@ -167,6 +167,8 @@ class Conductor:
 
     def _was_saved(self, size_bytes: int) -> None:
         self._meter.saved_bytes += size_bytes
+        if self._meter.needed_bytes is not None:  # the block has ended: to compute it again would not make this
+            self._meter.needed_bytes += size_bytes
         account = self._custody.account
         account.came(size_bytes)
         self._custody.trim()  # more was saved, it may be, than there was to come

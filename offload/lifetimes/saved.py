@@ -61,6 +61,48 @@ class LeavesWhenTold:
         """Nothing: the one limit is the account's."""
 
 
+class _PointRecords:
+    """What was saved since a point began, and what of that a recomputation of its block would begin from."""
+
+    def __init__(self) -> None:
+        self._saved: list[weakref.ref[SpillRecord]] = []
+        self._needed: weakref.WeakSet[SpillRecord] = weakref.WeakSet()
+        self._block_has_ended = False
+
+    def __len__(self) -> int:
+        return len(self._saved)
+
+    def add(self, record: SpillRecord) -> None:
+        """One more. What comes after the block's end is not made again by computing the block again."""
+        self._saved.append(weakref.ref(record))
+        if self._block_has_ended:
+            self._needed.add(record)
+
+    def mark_needed(self, before: int, storages: set[int] | None) -> list[SpillRecord]:
+        """The block has ended, and began when `before` were saved: needed is all but what it saved in other storages.
+
+        None is no storages: all of it is needed.
+        """
+        found = []
+        for number, each in enumerate(self._saved):
+            record = each()
+            memory = None if record is None else record.origin.memory()
+            stays = number < before or storages is None or (memory is not None and memory._cdata in storages)
+            if record is not None and stays:
+                found.append(record)
+        self._needed.update(found)
+        self._block_has_ended = True
+        return found
+
+    def take(self) -> tuple[list[SpillRecord], list[SpillRecord]]:
+        """What is not needed and what is, and begin anew."""
+        saved = [record for each in self._saved if (record := each()) is not None]
+        found = [each for each in saved if each not in self._needed], [each for each in saved if each in self._needed]
+        self._saved, self._block_has_ended = [], False
+        self._needed.clear()
+        return found
+
+
 class SavedTensors:
     """`place` tells the records of one forward of a block from those of another; a later forward there replaces them.
 
@@ -75,10 +117,9 @@ class SavedTensors:
         self.waited: Callable[[float], None] = lambda _: None
         self.stayed: Callable[[torch.Tensor], None] = lambda _: None
         self._offload = offload
-        self._collecting: list[weakref.ref[SpillRecord]] = []
+        self._point = _PointRecords()
         self._at: dict[int, list[weakref.ref[SpillRecord]]] = {}
         self._known: weakref.WeakSet[SpillRecord] = weakref.WeakSet()
-        self._needed: weakref.WeakSet[SpillRecord] = weakref.WeakSet()
         self._again: weakref.WeakSet[ComputedAgain] = weakref.WeakSet()
         self._entered: torch.autograd.graph.saved_tensors_hooks | None = None
 
@@ -118,7 +159,7 @@ class SavedTensors:
     def _collect(self, saved: StayingTensor | SpillHandle) -> None:
         if isinstance(saved, SpillHandle) and saved.record not in self._known:
             self._known.add(saved.record)
-            self._collecting.append(weakref.ref(saved.record))
+            self._point.add(saved.record)
             self.saved(saved.record.size_bytes)
 
     def unpack(self, saved: StayingTensor | SpillHandle) -> torch.Tensor:
@@ -145,18 +186,14 @@ class SavedTensors:
 
     def collected(self) -> int:
         """How much was collected at this point so far, for `mark_needed`."""
-        return len(self._collecting)
+        return len(self._point)
 
     def mark_needed(self, before: int, storages: set[int] | None) -> list[SpillRecord]:
-        """Of what was collected since then, what a recomputation begins from: in these storages, or all of it."""
-        found = []
-        for each in self._collecting[before:]:
-            record = each()
-            memory = None if record is None else record.origin.memory()
-            if record is not None and (storages is None or (memory is not None and memory._cdata in storages)):
-                found.append(record)
-        self._needed.update(found)
-        return found
+        """Of what the block has saved since then, what a recomputation begins from: in these storages, or all of it.
+
+        What was saved at this point before, or comes later, is in it: the block itself has not saved that.
+        """
+        return self._point.mark_needed(before, storages)
 
     def hold_again(self, forward: ComputedAgain) -> None:
         """Count what this forward holds that was computed again, as long as it does."""
@@ -167,12 +204,9 @@ class SavedTensors:
 
         What a recomputation there would begin from belongs to `needed_at(place)`.
         """
-        collecting, self._collecting = self._collecting, []
-        if place is None or not collecting:
-            return
-        records = [record for each in collecting if (record := each()) is not None]
-        self._at[place] = [weakref.ref(each) for each in records if each not in self._needed]
-        self._at[needed_at(place)] = [weakref.ref(each) for each in records if each in self._needed]
+        rest, needed = self._point.take()
+        if place is not None and (rest or needed):
+            self._at[place], self._at[needed_at(place)] = list(map(weakref.ref, rest)), list(map(weakref.ref, needed))
 
     def let_leave(self, place: int) -> None:
         """Let what was saved there leave memory."""

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from elastrain.offload import hooks
 from elastrain.offload.device import Device
@@ -24,6 +25,7 @@ from elastrain.offload.lifetimes import program as facts
 from elastrain.offload.lifetimes import within as module
 from elastrain.offload.lifetimes.again import BlockForward
 from elastrain.offload.lifetimes.choice import Policy
+from elastrain.offload.lifetimes.orders import StepStage, needed_at
 from elastrain.offload.lifetimes.pages import PagePool
 from elastrain.offload.lifetimes.saved import SAVED_BYTES
 from elastrain.offload.lifetimes.values import Budget, Plan, Program
@@ -122,6 +124,66 @@ def test_a_trial_keeps_nothing_that_does_not_count(tmp_path: Path, monkeypatch: 
     _, training = again(build("gpt", SHAPE)[0], tmp_path)
     assert training.figures()["computed_again"]
     assert max(staying) < SAVED_BYTES
+
+
+class TwoLayers(nn.Module):
+    """What lies between them is saved, and only that can be given up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).tanh()).tanh()
+
+
+class Outside(nn.Module):
+    """Its blocks run within checkpoints, or it goes on with what they return."""
+
+    def __init__(self, *, is_checkpointed: bool) -> None:
+        super().__init__()
+        self.is_checkpointed = is_checkpointed
+        self.layers = nn.ModuleList(TwoLayers() for _ in range(4))
+
+    def forward(self, step: int) -> Tensor:
+        x = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(step))
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.is_checkpointed else layer(x).exp().tanh()
+        return x.sum()
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_what_a_block_has_not_saved_itself_stays(is_checkpointed: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module, step: int) -> Tensor:
+        found: Tensor = model(step)
+        return found
+
+    torch.manual_seed(1)
+    model = Outside(is_checkpointed=is_checkpointed)
+    ours, training = again(copy.deepcopy(model), tmp_path, loss, policy=None)
+    assert same(ours, plain(model, loss))
+    assert training._planning._basis is not None
+    inside_bytes = 0 if is_checkpointed else WIDTH * WIDTH * 4
+    seen = [each for each in training._planning._basis[0].points if each.stage is StepStage.FORWARD]
+    assert [max(0, each.saved_bytes - (each.needed_bytes or 0)) for each in seen] == [inside_bytes] * 4
+    assert any(each.saved_bytes for each in seen)
+
+
+def test_what_a_block_has_not_saved_itself_leaves_with_what_it_begins_from(tmp_path: Path) -> None:
+    model = Outside(is_checkpointed=False)
+    training, _ = begun(model, tmp_path)
+    for step in range(STEPS):
+        loss = model(step)
+        if step == STEPS - 1:
+            assert training._conductor.carried is not None
+            places = training._conductor.carried.given_up
+            assert places
+            assert [training._saved._records(each) for each in places] == [[]] * len(places)
+            # What came in, what the block returned, and what the model made of that.
+            assert all(len(training._saved._records(needed_at(each))) >= 3 for each in places)
+        loss.backward()
+        training.step()
+    training.close()
 
 
 def test_under_autocast(tmp_path: Path) -> None:
