@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         SpillWriteError,
     )
     from elastrain.offload.hooks import ActivationOffload, OffloadConfig, save_on_disk
+    from elastrain.offload.lifetimes.recorder import StepRecorder
     from elastrain.offload.lifetimes.within import TrainingWithin, within
     from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path, StorageBytes
 
@@ -52,6 +53,7 @@ __all__ = [
     "PieceLostError",
     "SpillReadError",
     "SpillWriteError",
+    "StepRecorder",
     "StorageBytes",
     "TrainingWithin",
     "save_on_disk",
@@ -67,5 +69,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'elastrain.offload' has no attribute {name!r}")
     home = "errors" if name.endswith("Error") else "hooks" if name in _HOOKS else "stats"
-    home = "lifetimes.within" if name in _WITHIN else home
+    home = "lifetimes.within" if name in _WITHIN else "lifetimes.recorder" if name == "StepRecorder" else home
     return getattr(import_module(f"elastrain.offload.{home}"), name)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from itertools import accumulate
 
 import torch
 from torch import nn
 
+from elastrain.offload.lifetimes.recorded import active_fraction
 from elastrain.offload.lifetimes.recorder import StepRecorder
-from elastrain.offload.lifetimes.recording import Recording
-from elastrain.offload.lifetimes.values import Kind
 from experiments.offload.models import KINDS, Model, Shape, build
 
 ROUNDS = 5
@@ -51,33 +49,3 @@ def _step(model: Model, tokens: torch.Tensor, optimizer: torch.optim.Optimizer) 
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-
-
-def held_bytes(recording: Recording) -> list[int]:
-    """The bytes of all storages that were there while each operator ran."""
-    change = [0] * (len(recording.operators) + 1)
-    for storage in recording.storages:
-        change[storage.born or 0] += storage.size_bytes
-        if storage.died is not None and storage.died < len(recording.operators):
-            change[max(storage.died, storage.born or 0)] -= storage.size_bytes
-    return list(accumulate(change))[:-1]
-
-
-def used_bytes(recording: Recording) -> list[int]:
-    """The bytes of the storages that each operator used."""
-    found = [0] * len(recording.operators)
-    for storage in recording.storages:
-        for place in storage.uses:
-            found[place] += storage.size_bytes
-    return found
-
-
-def active_fraction(recording: Recording) -> float:
-    """Bytes in use over bytes held, the mean over operators: how much of memory a step really needs at a time."""
-    pairs = [(used, held) for used, held in zip(used_bytes(recording), held_bytes(recording), strict=True) if held]
-    return sum(used / held for used, held in pairs) / max(1, len(pairs))
-
-
-def bytes_of(recording: Recording, kind: Kind) -> int:
-    """All storages of one kind together."""
-    return sum(storage.size_bytes for storage in recording.storages if storage.kind is kind)

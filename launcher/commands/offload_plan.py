@@ -95,7 +95,7 @@ def plan_offload(
 
 def show_plan(file: Path, plot: Path | None, rating: str | None, *, as_json: bool) -> int:
     """The plan of a profile beside what happened."""
-    from elastrain.offload.lifetimes import beside, picture, step_profile
+    from elastrain.offload.lifetimes import beside, picture, recorded, step_profile
 
     profile, rated = _read(file), rating_bytes(rating)
     if plot is not None:
@@ -105,6 +105,8 @@ def show_plan(file: Path, plot: Path | None, rating: str | None, *, as_json: boo
         return 0
     seen = beside.happened(profile.seen.points, len(profile.tiers))
     print(beside.render(profile.plan, seen, profile.tiers, profile.limit_bytes, rated))
+    if profile.recording is not None:
+        print("\n" + recorded.render(profile.recording))
     return 0
 
 

@@ -43,6 +43,14 @@ class Recording:
     operators: tuple[RecordedOperator, ...]
     storages: tuple[RecordedStorage, ...]
 
+    def __post_init__(self) -> None:
+        places, end = range(len(self.operators)), len(self.operators)
+        for each in self.storages:
+            if any(place not in places for place in (*each.uses, *each.changes)):
+                raise ValueError(f"a storage ({each.name}) is used by an operator that was not recorded")
+            if not 0 <= (each.born or 0) <= end or not 0 <= (each.died or 0) <= end or each.size_bytes < 0:
+                raise ValueError(f"a storage ({each.name}) is born or freed outside of the step, or has no size")
+
 
 HELD = (Kind.PARAMETER, Kind.GRADIENT, Kind.STATE, Kind.ACTIVATION, Kind.TEMPORARY)
 """The order in which memory is told by its kinds."""

@@ -14,6 +14,7 @@ from elastrain.base import private_files
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.choice import SeenStep
 from elastrain.offload.lifetimes.orders import UpdateOrder
+from elastrain.offload.lifetimes.recording import Recording
 from elastrain.offload.lifetimes.values import Plan, Tier
 
 KIND = "lifetimes"
@@ -24,13 +25,17 @@ _BEGIN = msgspec.json.encode({"kind": KIND})[:-1]
 
 @dataclass(frozen=True, kw_only=True)
 class StepProfile:
-    """What one process trained, on which tiers, within which limit, and by which plan."""
+    """What one process trained, on which tiers, within which limit, and by which plan.
+
+    `recording` is that of a step of it, operator by operator, if there was one.
+    """
 
     limit_bytes: int
     tiers: tuple[Tier, ...]
     seen: SeenStep
     order: UpdateOrder
     plan: Plan
+    recording: Recording | None = None
 
     def __post_init__(self) -> None:
         pieces, tiers = len(self.plan.program.pieces), len(self.tiers)

@@ -10,6 +10,7 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,7 @@ from elastrain.offload.lifetimes.meter import KernelMeter
 from elastrain.offload.lifetimes.orders import StepStage, UpdateOrder
 from elastrain.offload.lifetimes.pages import PagePool
 from elastrain.offload.lifetimes.planning import Planning
+from elastrain.offload.lifetimes.recording import Recording
 from elastrain.offload.lifetimes.room import RoomAccount
 from elastrain.offload.lifetimes.saved import SAVED_BYTES, LeavesWhenTold, SavedTensors
 from elastrain.offload.lifetimes.standing import StandingWatch
@@ -155,17 +157,19 @@ class TrainingWithin:
             "most_bytes": self._custody.account.most_bytes,
         }
 
-    def save_profile(self, file: str | os.PathLike[str]) -> None:
+    def save_profile(self, file: str | os.PathLike[str], recording: Recording | None = None) -> None:
         """Leave what was seen of a step, and the present plan, for `elastrain offload show` and `offload plan`.
 
-        Raises OffloadConfigError for what is no path, and before the first plan, which comes after the second step;
-        OSError.
+        A `recording` of a `StepRecorder` is kept with it. Raises OffloadConfigError for what is no path or no
+        recording, and before the first plan, which comes after the second step; OSError.
         """
         path = one_path("the file of a profile", file)
+        if not isinstance(recording, Recording | None):
+            raise OffloadConfigError(f"recording must be what StepRecorder.recording() returned, got {recording!r}")
         kept = self._planning.profile()
         if kept is None:
             raise OffloadConfigError("there is no plan yet: save its profile after the second step")
-        step_profile.write(path, kept)
+        step_profile.write(path, replace(kept, recording=recording))
 
     def step(self, max_grad_norm: float | None = None, *, only_finite: bool = False) -> torch.Tensor | None:
         """Clip all gradients, update, and forget those of the optimizer's parameters. Returns the norm before clipping.

@@ -69,6 +69,7 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.offload.errors",
         "elastrain.offload.lifetimes.beside",
         "elastrain.offload.lifetimes.picture",
+        "elastrain.offload.lifetimes.recorded",
         "elastrain.offload.lifetimes.step_profile",
         "elastrain.offload.lifetimes.values",
         "elastrain.offload.lifetimes.what_if",

@@ -34,8 +34,8 @@ def test_packing_pays_where_the_drive_is_spared_more_than_an_idle_core_spends(
     assert word in reason
 
 
-def slow() -> ThrottledEngine:
-    engine = ThrottledEngine(MemoryEngine(), bytes_per_s=1e8)
+def slow(bytes_per_s: float = 1e8) -> ThrottledEngine:
+    engine = ThrottledEngine(MemoryEngine(), bytes_per_s=bytes_per_s)
     engine.reserve(4 * SIZE)
     return engine
 
@@ -59,7 +59,7 @@ def test_each_class_is_measured_and_comes_back_as_it_was(data: bytes, packed: bo
 
 def test_a_class_that_stops_paying_is_written_as_it_is_again() -> None:
     idle = [2.0]
-    codec = Codec(slow(), idle_cores=lambda: idle[0])
+    codec = Codec(slow(1e7), idle_cores=lambda: idle[0])  # so slow that packing two pages pays on a busy machine, too
     zeros = [memoryview(bytearray(PAGE_BYTES * 2))]
     for _ in range(3):
         packed = codec.write(0, zeros, "bool Dropout")

@@ -13,6 +13,8 @@ from elastrain.launcher.command_line import app
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes import step_profile
 from elastrain.offload.lifetimes.pages import PagePool
+from elastrain.offload.lifetimes.recorder import StepRecorder
+from elastrain.offload.lifetimes.values import Kind
 from elastrain.offload.lifetimes.within import within
 from experiments.offload.models import build
 from tests.integration.offload.lifetimes.touching import SHAPE, NothingBesides, tokens
@@ -32,14 +34,17 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         optimizer = torch.optim.AdamW(model.parameters())
         training = within(model, optimizer, dirs=[str(folder)], memory_limit=2 << 20)
         for step in range(5):
-            model(tokens(step)).backward()
-            training.step(max_grad_norm=1.0)
+            with StepRecorder(model, optimizer) as recorder:
+                model(tokens(step)).backward()
+                training.step(max_grad_norm=1.0)
             if step == 0:
                 with pytest.raises(OffloadConfigError, match="there is no plan yet"):
                     training.save_profile(folder / "step.json")
         with pytest.raises(OffloadConfigError, match=r"^the file of a profile must be a path, got None$"):
             training.save_profile(None)  # type: ignore[arg-type]
-        training.save_profile(folder / "step.json")
+        with pytest.raises(OffloadConfigError, match=r"^recording must be what StepRecorder.recording\(\) returned"):
+            training.save_profile(folder / "step.json", recorder)  # type: ignore[arg-type]
+        training.save_profile(folder / "step.json", recorder.recording())
         training.close()
     torch.set_num_threads(before)
     return folder / "step.json"
@@ -102,6 +107,21 @@ def test_a_move_to_a_drive_that_is_not_named_is_refused(profile: Path, tmp_path:
     told["profile"]["tiers"] = []
     (tmp_path / "it.json").write_text(json.dumps(told))
     with pytest.raises(OffloadConfigError, match="a piece lies on a tier that is not named"):
+        step_profile.read(tmp_path / "it.json")
+
+
+def test_a_recorded_step_is_kept_and_told(profile: Path, tmp_path: Path) -> None:
+    kept = step_profile.read(profile).recording
+    assert kept is not None
+    told = ask("show", str(profile)).stdout
+    assert f"recorded  {len(kept.operators)} operators in " in told
+    parameters = sum(storage.kind is Kind.PARAMETER for storage in kept.storages)
+    for line in (f"parameter{parameters:>37} storages", "optimizer state", "temporary", "mm.default", " runs "):
+        assert line in told
+    whole = json.loads(profile.read_bytes())
+    whole["profile"]["recording"]["storages"][0]["uses"] = [len(kept.operators)]
+    (tmp_path / "it.json").write_text(json.dumps(whole))
+    with pytest.raises(OffloadConfigError, match="is used by an operator that was not recorded"):
         step_profile.read(tmp_path / "it.json")
 
 
