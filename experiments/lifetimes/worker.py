@@ -84,7 +84,7 @@ class Worker:
     def __init__(self, case: Case) -> None:
         torch.set_num_threads(1)
         self._case = case
-        _warm_up()
+        warm_up()
         self._peak = PeakMeter()
         self._model, _ = build(case.kind, case.shape, case.dtype)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=3e-4)
@@ -160,7 +160,7 @@ def computed_again(block: nn.Module, *inputs: Tensor) -> Tensor:
     return found
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """What torch takes for itself at the first step is no part of any limit."""
     model, tokens = build("gpt", Shape(width=64, layers=2, tokens=16, batch=2))
     optimizer = torch.optim.AdamW(model.parameters())
