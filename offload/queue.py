@@ -140,15 +140,15 @@ class RequestQueue:
 
     def _serve(self, heaps: _Heaps) -> None:
         while (request := self._take(heaps)) is not None:
-            if not request.taken:
+            if not isinstance(request, IoRequest):
                 self._await(request)
                 continue
             work, request.work = request.work, _done
             work(request)
             del work, request  # nothing is held while there is nothing to do
 
-    def _take(self, heaps: _Heaps) -> IoRequest | None:
-        """The next request that can be run; one that is not taken has to be waited for; None at the end."""
+    def _take(self, heaps: _Heaps) -> IoRequest | Mark | None:
+        """The next request that can be run, or a mark that has to be waited for; None at the end."""
         with self._ready:
             while True:
                 found = next((each for heap in heaps for *_, each in _left(heap) if each.can_be_run()), None)
@@ -158,7 +158,7 @@ class RequestQueue:
                 left = [entry for heap in heaps for entry in _left(heap)]
                 if left and not self._is_awaited:
                     self._is_awaited = True
-                    return min(left, key=lambda entry: entry[1])[2]  # marks are reached in the order of asking
+                    return min(left, key=lambda entry: entry[1])[2].mark  # they are reached in the order of asking
                 if self._closed and not left:
                     return None
                 self._idle += 1
@@ -167,12 +167,10 @@ class RequestQueue:
                 finally:
                     self._idle -= 1
 
-    def _await(self, request: IoRequest) -> None:
-        """Wait for the mark of a request, which anybody may take then."""
-        mark = request.mark
+    def _await(self, mark: Mark) -> None:
+        """Wait for a mark: anybody may take its request then, also while this one is still on its way here."""
         with contextlib.suppress(RuntimeError):  # as in `_is_reached`
-            if mark is not None:
-                mark.synchronize()
+            mark.synchronize()
         with self._ready:
             self._is_awaited = False
             self._ready.notify_all()

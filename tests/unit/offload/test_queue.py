@@ -154,3 +154,17 @@ def test_a_mark_that_fails_lets_the_request_say_so_and_closing_waits_for_marks()
     threading.Timer(0.05, mark.is_reached.set).start()
     queue.close(DEADLINE_S)
     assert last.is_set()
+
+
+def test_a_request_that_is_taken_while_another_worker_begins_to_wait_for_it_is_run_once() -> None:
+    """The mark is reached between the look of the one and the wait of the other."""
+    queue, mark, ran_by = RequestQueue("test", threads=0), Reached(), list[str]()
+    request = queue.submit(Urgency.WRITE, lambda _: ran_by.append("once"), mark)
+    awaited = queue._take((queue._writes, queue._others))
+    assert awaited is mark
+    mark.is_reached.set()
+    taken = queue._take((queue._writes, queue._others))
+    assert taken is request
+    taken.work(taken)
+    queue._await(mark)
+    assert (ran_by, queue._is_awaited) == (["once"], False)
