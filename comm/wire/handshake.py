@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from elastrain.comm.errors import HandshakeRefused, Timeout
 
-_VERSION = 1
+_VERSION = 2
 _LABEL, _SESSION_LABEL = b"elastrain link 1 ", b"elastrain session 1 "
 _NONCE_BYTES = 16
 _MAC_BYTES = 32

@@ -24,7 +24,7 @@ REACHES = {
     "speedup_resident": Reach(limit=6, at_least=True),
     "speedup_ordinary": Reach(limit=3.5, at_least=True),
     "speedup_small": Reach(limit=3, at_least=True),
-    "tcp_speedup": Reach(limit=1.2, at_least=True),
+    "tcp_speedup": Reach(limit=1.0, at_least=True),
     "ddp_step_ratio": Reach(limit=0.9),
 }
 WORLDS = (2, 4)

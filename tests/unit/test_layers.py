@@ -41,7 +41,7 @@ PURE_LIBRARIES = frozenset({"msgspec"})
 BASE = frozenset({"elastrain.base"})
 PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("free_ranges", "places", "resume", "splitmix", "tree"))
 # Torch-free: comm.errors, comm.shm.liveness, whereabouts and group_trails, comm.wire.acceptor, addresses, blocking,
-# handshake and secure; of offload, what `elastrain offload show` reads and prints, and what --offload-dir must be. The
+# handshake, secure and sealing; of offload, what `elastrain offload show` reads and prints, and what --offload-dir must be. The
 # durable tier imports torch only where tensors are read.
 LAUNCHER_MAY_IMPORT = frozenset(
     {
@@ -57,6 +57,7 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.comm.wire.blocking",
         "elastrain.comm.wire.addresses",
         "elastrain.comm.wire.handshake",
+        "elastrain.comm.wire.sealing",
         "elastrain.comm.wire.secure",
         "elastrain.comm.errors",
         "elastrain.comm.shm.group_trails",
