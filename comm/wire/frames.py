@@ -21,6 +21,7 @@ import torch
 
 from elastrain.comm.errors import ProtocolError
 from elastrain.comm.shm.imports import Reference
+from elastrain.comm.shm.memory import begin_with_huge_pages
 
 FIRST_CONTROL_KIND = 0xFF00  # kinds from here on belong to the links themselves
 
@@ -32,6 +33,7 @@ _HEADER_CRC = struct.Struct("<I")
 _DESCRIPTOR = struct.Struct("<BBBxIQQ")
 _DIMENSIONS_MAX = 16
 _STAGE_BYTES = 64 << 10
+_MAPPED_BYTES = 32 << 20  # from this size on malloc maps memory anew each time
 
 DTYPES: tuple[torch.dtype, ...] = (
     torch.float32,
@@ -161,9 +163,12 @@ def _decode_header(data: bytearray, caps: Caps) -> _Header:
 
 def _made_for(described: Inline) -> torch.Tensor:
     try:
-        return torch.empty(described.shape, dtype=described.dtype)
+        made = torch.empty(described.shape, dtype=described.dtype)
     except (RuntimeError, OverflowError, TypeError) as error:  # no memory for it, or dimensions that no tensor has
         raise ProtocolError(f"no tensor of shape {described.shape} can be made here: {error}") from error
+    if made.nbytes >= _MAPPED_BYTES:
+        begin_with_huge_pages(made.data_ptr(), made.nbytes)
+    return made
 
 
 class Parser:
