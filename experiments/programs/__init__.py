@@ -1,0 +1,1 @@
+"""Ordinary training programs, each run in many ways that must come to the same."""

@@ -1,0 +1,300 @@
+"""Programs whose loop does more than train: it evaluates, logs, copies, saves, leaves early."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from experiments.programs.program import CLASSES, WIDTH, Program
+
+
+def held_back(program: Program) -> tuple[Tensor, Tensor]:
+    """Return samples that no step uses first."""
+    points, classes = zip(*(program.data[k] for k in range(120, 136)), strict=True)
+    return torch.stack(points), torch.tensor(classes)
+
+
+class EvaluationInTheLoop(Program):
+    """An evaluation with dropout off behind every second step."""
+
+    def make_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+    def after(self, step: Any) -> bool | None:
+        if step.number % 2:
+            points, classes = held_back(self)
+            self.model.eval()
+            with torch.inference_mode():
+                self.told["right"] = float(F.cross_entropy(self.model(points), classes))
+            self.model.train()
+        return None
+
+
+class LogOfTheFirstRank(Program):
+    """A log that the first rank begins anew before the loop, and that has a line per step at the end."""
+
+    reported = True
+
+    def prepared(self) -> None:
+        self.log = os.path.join(os.getcwd(), "log.txt")
+        if self.job is None or self.job.rank == 0:
+            with open(self.log, "w") as file:
+                file.write("begin\n")
+
+    def after(self, step: Any) -> bool | None:
+        if self.job is None or self.job.rank == 0:
+            with open(self.log, "a") as file:
+                file.write(f"{step.number}\n")
+        return None
+
+    def end(self) -> None:
+        with open(self.log) as file:
+            lines = file.read().split()
+        self.told["lines"] = len(lines) - 1 if "1" in lines else 0
+
+    def kept(self) -> Mapping[str, Any]:
+        return {"first lines are there": self.told["lines"] > 0}
+
+
+class OwnAverage(Program):
+    """An average of the script's own, made by deepcopy before `prepare` and registered."""
+
+    def build(self) -> None:
+        super().build()
+        self.average = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+    def registered(self) -> Mapping[str, Any]:
+        return {"average": self.average}
+
+    def after(self, step: Any) -> bool | None:
+        for name, p in self.model.named_parameters():
+            self.average[name].lerp_(p.detach(), 0.3)
+        return None
+
+    def kept(self) -> Mapping[str, Any]:
+        return self.average
+
+
+class StopsEarly(Program):
+    """A loop that is left when the loss has not fallen for two steps, which is registered."""
+
+    def build(self) -> None:
+        super().build()
+        self.best = {"loss": torch.tensor(1e9), "bad": torch.tensor(0)}
+
+    def registered(self) -> Mapping[str, Any]:
+        return {"best": self.best}
+
+    def after(self, step: Any) -> bool | None:
+        better = step.loss < float(self.best["loss"]) - 0.01
+        self.best["bad"].copy_(torch.tensor(0) if better else self.best["bad"] + 1)
+        self.best["loss"].copy_(torch.tensor(min(step.loss, float(self.best["loss"]))))
+        return int(self.best["bad"]) >= 2
+
+    def kept(self) -> Mapping[str, Any]:
+        return self.best
+
+
+class BestWeights(Program):
+    """The parameters of the best step are kept as a copy and put back behind the loop."""
+
+    def build(self) -> None:
+        super().build()
+        self.best = {"loss": torch.tensor(1e9), **{k: v.clone() for k, v in self.model.state_dict().items()}}
+
+    def registered(self) -> Mapping[str, Any]:
+        return {"best": self.best}
+
+    def after(self, step: Any) -> bool | None:
+        if step.loss < float(self.best["loss"]):
+            self.best["loss"].copy_(torch.tensor(step.loss))
+            for name, value in self.model.state_dict().items():
+                self.best[name].copy_(value)
+        return None
+
+    def end(self) -> None:
+        copied = super().make_model()
+        copied.load_state_dict({name: value for name, value in self.best.items() if name != "loss"})
+        self.told["best"] = float(copied[0].weight.detach().norm())
+
+    def kept(self) -> Mapping[str, Any]:
+        return self.best
+
+
+class SavedWhole(Program):
+    """The model is saved whole, loaded and used behind the loop."""
+
+    reported = True
+
+    def end(self) -> None:
+        file = io.BytesIO()
+        torch.save(self.model, file)
+        self.told["large"] = file.tell() > 8192
+        file.seek(0)
+        again = torch.load(file, weights_only=False)
+        points, classes = held_back(self)
+        self.told["right"] = float(F.cross_entropy(again(points), classes).detach())
+
+
+class CopiedInTheLoop(Program):
+    """A deepcopy of the model in the loop, which is evaluated and trained a little by itself."""
+
+    reported = True
+    refused: Mapping[str, str] = {"job": "copy"}
+
+    def after(self, step: Any) -> bool | None:
+        if step.number == 4:
+            mine = copy.deepcopy(self.model)
+            points, classes = held_back(self)
+            F.cross_entropy(mine(points), classes).backward()
+            torch.optim.SGD(mine.parameters(), lr=0.1).step()
+            self.told["copied"] = float(mine[0].weight.detach().norm())
+        return None
+
+
+class CopiedBehindTheLoop(Program):
+    """A deepcopy behind the loop is fine-tuned as an ordinary model."""
+
+    reported = True
+
+    def end(self) -> None:
+        mine = copy.deepcopy(self.model)
+        points, classes = held_back(self)
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(mine(points), classes).backward()
+            optimizer.step()
+        self.told["tuned"] = float(mine[0].weight.detach().norm())
+
+
+class TrainedOnBehindTheLoop(Program):
+    """The model itself is trained on behind the loop, by a new optimizer."""
+
+    def end(self) -> None:
+        points, classes = held_back(self)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(self.model(points), classes).backward()
+            optimizer.step()
+        self.told["tuned"] = float(self.model[0].weight.detach().norm())
+
+
+class Scripted(Program):
+    """The model is compiled by `torch.jit.script` behind the loop."""
+
+    reported = True
+
+    def end(self) -> None:
+        points, classes = held_back(self)
+        again = torch.jit.script(self.model)
+        self.told["right"] = float(F.cross_entropy(again(points), classes).detach())
+
+
+class Exported(Program):
+    """The model is exported and traced behind the loop."""
+
+    def end(self) -> None:
+        points, classes = held_back(self)
+        again = torch.export.export(self.model.eval(), (points,)).module()
+        self.told["right"] = float(F.cross_entropy(again(points), classes).detach())
+
+
+class SavedEachStep(Program):
+    """The state of the model is saved behind each step, as files of a run are."""
+
+    def after(self, step: Any) -> bool | None:
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(self.model.state_dict(), f"{folder}/model.pt")
+            self.told["size"] = os.path.getsize(f"{folder}/model.pt") < 8192
+            found = torch.load(f"{folder}/model.pt")
+        self.told["norm"] = float(found["0.weight"].norm())
+        return None
+
+
+class AsksForCheckpoints(Program):
+    """Checkpoints that the loop asks for, the last of them behind its last step."""
+
+    reported = True
+    refused: Mapping[str, str] = {"one": "checkpoint", "job": "checkpoint-dir"}
+
+    def after(self, step: Any) -> bool | None:
+        if self.job is not None and os.environ.get("ELASTRAIN_CHECKPOINT_DIR") and step.number % 4 == 3:
+            self.job.checkpoint()
+        return None
+
+
+class Nested(Program):
+    """A subprocess of the script that trains by itself with elastrain."""
+
+    reported = True
+    refused: Mapping[str, str] = {"job": "ELASTRAIN_"}
+    CODE = """
+import torch, elastrain
+job = elastrain.init(seed=0)
+model = torch.nn.Linear(2, 2)
+loader = elastrain.DataLoader([torch.ones(2)] * 4, global_batch_size=2, micro_batch_size=2)
+model, _, loader = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+for step in job.steps(loader, until=2):
+    for batch in step:
+        step.backward(model(batch).sum())
+print(job.world_size)
+"""
+
+    def end(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", self.CODE], capture_output=True, text=True, timeout=60, check=False
+        )
+        self.told["nested"] = done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+
+class SeedsItself(Program):
+    """A loop that seeds torch's generator in each step."""
+
+    random = True
+
+    def make_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, 16), nn.Dropout(0.3), nn.Linear(16, CLASSES))
+
+    def before(self, step: Any) -> None:
+        torch.manual_seed(step.number)
+
+
+class RatesByHand(Program):
+    """A loop that lowers the rate when the norm of the gradient is large."""
+
+    max_grad_norm = 0.2
+
+    def after(self, step: Any) -> bool | None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = 1e-3 if step.grad_norm > 0.5 else 1e-2
+        self.told["gradient"] = step.grad_norm
+        return None
+
+
+class Interrupted(Program):
+    """A forward that is interrupted once, and computed again by the loop."""
+
+    reported = True
+
+    def body(self, step: Any, batch: Any) -> None:
+        for attempt in range(2):
+            try:
+                hidden = self.model[0](batch[0])
+                if attempt == 0 and step.number == 3:
+                    raise KeyboardInterrupt
+                step.backward(F.cross_entropy(self.model[2](self.model[1](hidden)), batch[1]))
+            except KeyboardInterrupt:
+                continue
+            break

@@ -1,0 +1,124 @@
+"""Do ordinary programs train as in plain PyTorch, in every way that a job may go? See README.md.
+
+`python -m experiments.programs.run [--only NAME …] [--ways WAY …] [--jobs N] [--quick] [--record]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.harness import Reach, add_record_flag, record, report
+from experiments.jobs import unwind_on_sigterm
+from experiments.programs import kinds as kinds
+from experiments.programs.program import PROGRAMS
+from experiments.programs.verdicts import EQUAL, REFUSED, STUCK, WORST_FIRST, WRONG, Verdict, judge, together
+from experiments.programs.ways import WAYS, Ran, Start, run_way
+from tests.support import warm
+
+REACHES = {WRONG: Reach(limit=0), STUCK: Reach(limit=0)}
+DEADLINE_S = 180.0
+"""Of one way. The longest takes ten seconds on a quiet core."""
+QUICK = ("two_passes", "tied_hook", "group_counter", "mask_once", "gpt2")
+"""The cut for `make test`: a program of each of the main kinds."""
+QUICK_WAYS = ("plain", "one", "2", "kill", "resume", "within", "save")
+IMPORTED = ("experiments.programs.kinds", "tests.integration.offload.lifetimes.touching", "experiments.programs.train")
+
+
+def verdicts_of(
+    name: str, ways: Sequence[str], folder: Path, *, start: Start, keep: bool = False
+) -> dict[str, Verdict]:
+    """Run a program in these ways, one after the other. The plain run and the job of one are always made."""
+    program, ran, found = PROGRAMS[name], dict[str, Ran](), dict[str, Verdict]()
+    for way in [way for way in WAYS if way in ways or way in ("plain", "one")]:
+        ran[way] = run_way(name, way, folder / name / way, deadline_s=DEADLINE_S, start=start)
+        verdict = judge(program, way, ran[way], ran)
+        if way in ways or verdict.kind != EQUAL:
+            found[way] = verdict
+        if way == "plain" and verdict.kind != EQUAL:
+            break  # the program itself is broken
+    if not keep:
+        shutil.rmtree(folder / name)
+    return found
+
+
+def figures(found: Mapping[str, Mapping[str, Verdict]], seconds: float) -> dict[str, Any]:
+    """Return the keys of the README."""
+    kind = {name: together(list(verdicts.values())) for name, verdicts in found.items()}
+    listed = {each: sorted(name for name in kind if kind[name] == each) for each in (REFUSED, WRONG, STUCK)}
+    return {
+        "programs": len(kind),
+        **{each: sum(one == each for one in kind.values()) for each in reversed(WORST_FIRST)},
+        "neighbours": sum(not PROGRAMS[name].reported for name in kind),
+        "ways": sum(map(len, found.values())),
+        **{f"{each}_names": names for each, names in listed.items()},
+        "without_stages": sorted(name for name in found if "stages" in found[name] and found[name]["stages"].why),
+        "seconds": round(seconds),
+    }
+
+
+def tell(name: str, verdicts: Mapping[str, Verdict]) -> None:
+    """Print one line per program, and below it what is not equal."""
+    ways = " ".join(f"{way}={verdict.kind}" for way, verdict in verdicts.items() if verdict.kind != EQUAL)
+    lines = [f"{name:<28} {together(list(verdicts.values())):<8} {ways}".rstrip()]
+    for way, verdict in verdicts.items():
+        if verdict.why:
+            lines.append(f"    {way}: " + verdict.why.replace("\n", "\n        | "))
+    print("\n".join(lines), flush=True)
+
+
+def run_all(
+    names: Sequence[str], ways: Sequence[str], folder: Path, *, jobs: int, start: Start, keep: bool = False
+) -> dict[str, dict[str, Verdict]]:
+    """Run programs, `jobs` at a time, and tell each when it is done."""
+    one = partial(verdicts_of, ways=ways, folder=folder, start=start, keep=keep)
+    found: dict[str, dict[str, Verdict]] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        for name, verdicts in zip(names, pool.map(one, names), strict=True):
+            found[name] = verdicts
+            tell(name, verdicts)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.programs.run", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=sorted(PROGRAMS), metavar="NAME", help="these programs")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="these ways")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="programs at a time")
+    parser.add_argument("--quick", action="store_true", help="a few programs in a few ways")
+    parser.add_argument("--cold", action="store_true", help="start every process cold")
+    parser.add_argument("--keep", type=Path, help="where the folders of all runs stay")
+    parser.add_argument("--list", action="store_true", help="print the programs and what they are about")
+    add_record_flag(parser)
+    args = parser.parse_args()
+    if args.list:
+        print("\n".join(f"{name:<28} {(kind.__doc__ or '').splitlines()[0]}" for name, kind in PROGRAMS.items()))
+        return 0
+    unwind_on_sigterm()
+    warm.import_too(IMPORTED)
+    names, ways = (QUICK, QUICK_WAYS) if args.quick else (tuple(PROGRAMS), tuple(args.ways))
+    names = args.only or names
+    folder = args.keep or Path(tempfile.mkdtemp(prefix="elastrain-programs-"))
+    begun_s = time.monotonic()
+    start = subprocess.Popen if args.cold else warm.Popen
+    found = run_all(names, ways, folder, jobs=args.jobs, start=start, keep=args.keep is not None)
+    values = figures(found, time.monotonic() - begun_s)
+    if args.record:
+        record("programs", values, quick=args.quick, settings={"ways": ways, "jobs": args.jobs})
+    if args.keep is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0 if report(values, REACHES) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
