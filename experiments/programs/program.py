@@ -46,8 +46,10 @@ class Program:
     """Whether losses depend on what is drawn: a job draws other numbers than a plain loop, so they are not compared."""
     refused: ClassVar[Mapping[str, str]] = {}
     """World (`job`, `within`, `save`, or the name of a way) -> a part of the sentence with which it may be refused."""
-    options: ClassVar[tuple[str, ...]] = ()
-    """More of the command line of a job."""
+    relative: ClassVar[bool] = False
+    """Whether the directory of offloading is told as a path from the present folder."""
+    without: ClassVar[tuple[str, ...]] = ()
+    """Ways that the program itself cannot go."""
     data: ClassVar[Any] = Points()
     collate: ClassVar[Callable[[list[Any]], Any] | None] = None
 
@@ -110,7 +112,7 @@ class Program:
     def says(self) -> Mapping[str, Any]:
         """Return figures that plain PyTorch and a job of one must agree upon: numbers to 1e-4, all else exactly."""
         norms = [p.detach().double().norm() for p in self.model.parameters()]
-        compared = {"loss": sum(self.losses) / len(self.losses), "norm": float(torch.stack(norms).norm())}
+        compared = {"loss": sum(self.losses) / max(1, len(self.losses)), "norm": float(torch.stack(norms).norm())}
         return {**({} if self.random else compared), "steps": len(self.losses), **self.told}
 
     def kept(self) -> Mapping[str, Any]:

@@ -25,29 +25,31 @@ class Verdict:
 
     kind: str
     why: str = ""
+    faults: str = ""
 
 
 def judge(program: type[Program], way: str, ran: Ran, others: Mapping[str, Ran]) -> Verdict:
     """Judge a way. `others` has the plain run and the job of one, with which it is compared."""
     if ran.code is None:
-        return Verdict(kind=STUCK, why=_with_faults(ran, f"still running at its deadline\n{ran.end}"))
-    if ran.code != 0:
-        return _of_a_failure(program, way, ran)
-    if way == "plain":
-        return Verdict(kind=EQUAL)
-    why = _differs_in_bits(ran, others["plain"]) if way in WORLDS else _differs(program, way, ran, others)
-    return Verdict(kind=WRONG, why=_with_faults(ran, why)) if why else Verdict(kind=EQUAL)
+        kind, why = STUCK, f"still running at its deadline\n{ran.end}"
+    elif ran.code != 0:
+        kind, why = _of_a_failure(program, way, ran)
+    else:
+        why = _differs_in_bits(ran, others["plain"]) if way in WORLDS else _differs(way, ran, others)
+        kind = WRONG if why else EQUAL
+    return Verdict(kind=kind, why=why, faults=ran.faults)
 
 
-def _of_a_failure(program: type[Program], way: str, ran: Ran) -> Verdict:
+def _of_a_failure(program: type[Program], way: str, ran: Ran) -> tuple[str, str]:
+    """Return kind and reason of a run that ended with another code than 0."""
     allowed = program.refused.get(way, program.refused.get("job") if way not in WORLDS else None)
     if ran.sentence and allowed is not None and allowed in ran.sentence:
-        return Verdict(kind=REFUSED, why=ran.sentence)
+        return REFUSED, f"refused: {ran.sentence}"
     if ran.sentence and way in MAY_BE_REFUSED:
-        return Verdict(kind=EQUAL, why=f"refused: {ran.sentence}")
+        return EQUAL, f"refused: {ran.sentence}"
     if ran.sentence:
-        return Verdict(kind=WRONG, why=_with_faults(ran, f"refused, but not expected: {ran.sentence}"))
-    return Verdict(kind=WRONG, why=_with_faults(ran, f"exit code {ran.code}\n{ran.end}"))
+        return WRONG, f"refused, which is not expected: {ran.sentence}"
+    return WRONG, f"exit code {ran.code}\n{ran.end}"
 
 
 def _differs_in_bits(ran: Ran, plain: Ran) -> str:
@@ -62,7 +64,7 @@ def _differs_in_bits(ran: Ran, plain: Ran) -> str:
     return ""
 
 
-def _differs(program: type[Program], way: str, ran: Ran, others: Mapping[str, Ran]) -> str:
+def _differs(way: str, ran: Ran, others: Mapping[str, Ran]) -> str:
     """Return where a job differs from plain PyTorch (the job of one) or from the job of one; empty if nowhere."""
     if len(ran.digests) < MEMBERS[way]:
         return f"{len(ran.digests)} members said a digest"
@@ -95,10 +97,6 @@ def _same(mine: Any, theirs: Any, close: float) -> bool:
             return repr(mine) == repr(theirs)
         return abs(mine - theirs) <= close * max(1.0, abs(theirs))
     return bool(mine == theirs)
-
-
-def _with_faults(ran: Ran, why: str) -> str:
-    return f"{why} [{ran.faults}]" if ran.faults else why
 
 
 def together(verdicts: Sequence[Verdict]) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 from experiments.harness import ROOT
 from experiments.programs.holding import Hold
-from experiments.programs.program import PROGRAMS
 from experiments.programs.train import STACKS_AFTER
 
 TRAIN = ROOT / "experiments" / "programs" / "train.py"
@@ -27,6 +26,8 @@ KILLED_IN = ("forward", "backward", "reduce", "commit", "apply", "publish")
 KILL_STEPS = (1, 2, 3)
 RESUME_STEP, EVERY = 6, 2
 """All members are killed in this step; a checkpoint comes after each second one."""
+_PROGRESS = r"elastrain: (job|generation|m\d+ ended|the script raised|there is no checkpoint|the checkpoint of)|DIGEST|BITS|SAYS"
+"""Lines that tell how a job goes."""
 Start = Callable[..., "subprocess.Popen[Any]"]
 
 
@@ -50,17 +51,20 @@ class Ran:
 
     @property
     def sentence(self) -> str:
-        """The last line of the runtime, without the place in the script; empty after a traceback or a good end."""
+        """The runtime's last sentence, without the place in the script; empty after a traceback or a good end."""
         if not self.code or "Traceback (most recent call last)" in self.output:
             return ""
-        lines = [line for line in self.output.splitlines() if re.match(r"elastrain: |\S+\.py:\d+: ", line)]
+        lines = [line for line in self.output.splitlines() if line.strip() and not re.match(_PROGRESS, line)]
         return re.sub(r"^(elastrain: )?(\S+\.py:\d+: )?", "", lines[-1]) if lines else ""
 
     @property
     def end(self) -> str:
-        """The last lines, for the report of what went wrong."""
-        said = [line for line in self.output.splitlines() if not re.match("DIGEST|BITS|SAYS", line)]
-        return "\n".join(line[:300] for line in said[-(40 if self.code is None else 12) :])
+        """The last line of the program's code and the last line of all; of a run that stood still, more."""
+        said = [line for line in self.output.splitlines() if line.strip() and not re.match("DIGEST|BITS|SAYS", line)]
+        if self.code is None:
+            return "\n".join(line[:300] for line in said[-60:])
+        places = [line.strip() for line in said if re.search(r'File ".*/experiments/programs/kinds/', line)]
+        return "\n".join(line[:400] for line in (*places[-1:], *said[-1:]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +128,6 @@ def run_way(name: str, way: str, folder: Path, *, deadline_s: float, start: Star
         if faults:
             (folder / "faults.txt").write_text("".join(f"{fault}\n" for fault in faults))
             options += ["--faults", str(folder / "faults.txt")]
-        options += PROGRAMS[name].options
         command = [sys.executable, "-m", "elastrain.launcher", "run", *options, *command[1:]]
         environment |= order.hold.told()
     elif way == "one":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -152,6 +153,7 @@ def in_a_job(make: Callable[[], Program], hold: Hold) -> Program:
 
 def within(make: Callable[[], Program]) -> Iterator[tuple[str, Program]]:
     """Train within limits that hold a part of what training takes."""
+    from elastrain.offload import LimitTooSmallError
     from elastrain.offload.lifetimes import within as module
     from tests.integration.offload.lifetimes.touching import small_memory
 
@@ -162,7 +164,7 @@ def within(make: Callable[[], Program]) -> Iterator[tuple[str, Program]]:
             try:
                 yield f"within {share:g}", _trained_within(make, share, least)
                 break
-            except module.LimitTooSmallError as error:
+            except LimitTooSmallError as error:
                 least = max(error.smallest_bytes, error.limit_bytes + 1)
         else:
             raise RuntimeError(f"no limit holds at {share:g} of the memory that training takes")
@@ -177,7 +179,7 @@ def _trained_within(make: Callable[[], Program], share: float, least: int) -> Pr
     size_bytes = sum(p.nbytes for p in program.model.parameters())
     limit = max(least, int(share * 4 * size_bytes) + (256 << 10))
     with tempfile.TemporaryDirectory(prefix="elastrain-programs-") as folder:
-        training = open_within(program.model, program.optimizer, dirs=[folder], memory_limit=limit)
+        training = open_within(program.model, program.optimizer, dirs=[_told(program, folder)], memory_limit=limit)
         try:
             program.prepared()
             norm = math.inf if program.max_grad_norm is None else program.max_grad_norm
@@ -214,7 +216,7 @@ def _trained_saving(make: Callable[[], Program], limit: int | None) -> tuple[Pro
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="elastrain-programs-"))
-        offload = save_on_disk(folder, min_bytes=1, memory_limit=limit)
+        offload = save_on_disk(_told(make, folder), min_bytes=1, memory_limit=limit)
         stack.callback(offload.close)
 
         def offloaded() -> Program:
@@ -231,6 +233,10 @@ def _trained_saving(make: Callable[[], Program], limit: int | None) -> tuple[Pro
         _, program = next(plain(offloaded))
         last = offload.stats().last
         return program, last.saved_bytes if last is not None else 0
+
+
+def _told(program: Program | Callable[[], Program], folder: str) -> str:
+    return os.path.relpath(folder) if getattr(program, "relative", False) else folder
 
 
 def digest(program: Program, *, states: bool) -> str:

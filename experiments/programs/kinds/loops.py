@@ -44,6 +44,7 @@ class LogOfTheFirstRank(Program):
     """A log that the first rank begins anew before the loop, and that has a line per step at the end."""
 
     reported = True
+    without = ("resume",)  # the second life begins its log anew
 
     def prepared(self) -> None:
         self.log = os.path.join(os.getcwd(), "log.txt")
@@ -239,7 +240,7 @@ class Nested(Program):
     """A subprocess of the script that trains by itself with elastrain."""
 
     reported = True
-    refused: Mapping[str, str] = {"job": "ELASTRAIN_"}
+    without = ("within", "save")
     CODE = """
 import torch, elastrain
 job = elastrain.init(seed=0)
@@ -257,6 +258,10 @@ print(job.world_size)
             [sys.executable, "-c", self.CODE], capture_output=True, text=True, timeout=60, check=False
         )
         self.told["nested"] = done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+    def kept(self) -> Mapping[str, Any]:
+        """Return whether it trained, or was told which variables of the environment to remove."""
+        return {"nested": self.told["nested"] == "1" or "ELASTRAIN_" in self.told["nested"]}
 
 
 class SeedsItself(Program):
