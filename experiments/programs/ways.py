@@ -26,7 +26,10 @@ KILLED_IN = ("forward", "backward", "reduce", "commit", "apply", "publish")
 KILL_STEPS = (1, 2, 3)
 RESUME_STEP, EVERY = 6, 2
 """All members are killed in this step; a checkpoint comes after each second one."""
-_PROGRESS = r"elastrain: (job|generation|m\d+ ended|the script raised|there is no checkpoint|the checkpoint of)|DIGEST|BITS|SAYS"
+_PROGRESS = (
+    r"elastrain: (job|generation|m\d+ ended|the script raised|there is no checkpoint|the checkpoint of)"
+    "|DIGEST|BITS|SAYS"
+)
 """Lines that tell how a job goes."""
 Start = Callable[..., "subprocess.Popen[Any]"]
 

@@ -155,7 +155,7 @@ class Connectionist(Program):
     """The loss of connectionist temporal classification."""
 
     def make_model(self) -> nn.Module:
-        return nn.Linear(1, CLASSES + 1)
+        return nn.Sequential(nn.Linear(1, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES + 1))
 
     def loss(self, batch: Any) -> Tensor:
         points, classes = batch

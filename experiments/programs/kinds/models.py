@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -128,6 +129,8 @@ class Experts(_Module):
 class Autoencoder(_Module):
     """A decoder whose weights are the encoder's, transposed by a function."""
 
+    refused: Mapping[str, str] = {"within": "cut into blocks"}
+
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -251,6 +254,18 @@ class BagOfWords(_Module):
 
     def loss(self, batch: Any) -> Tensor:
         return F.cross_entropy(self.model(batch[0]), batch[1][:, 0] % CLASSES)
+
+
+class OneLayer(Program):
+    """Linear regression: a single layer, which training within memory cannot cut."""
+
+    refused: Mapping[str, str] = {"within": "cut into blocks"}
+
+    def make_model(self) -> nn.Module:
+        return nn.Linear(WIDTH, 1)
+
+    def loss(self, batch: Any) -> Tensor:
+        return F.mse_loss(self.model(batch[0])[:, 0], batch[1].float())
 
 
 class HalfPrecision(Program):
