@@ -73,9 +73,15 @@ def figures(found: Mapping[str, Mapping[str, Verdict]], seconds: float) -> dict[
         "neighbours": sum(not PROGRAMS[name].reported for name in kind),
         "ways": sum(map(len, found.values())),
         **{f"{each}_names": names for each, names in listed.items()},
-        "without_stages": sorted(name for name in found if "stages" in found[name] and found[name]["stages"].why),
+        "without_stages": sorted(
+            name for name, ways in found.items() if "stages" in ways and _has_no_cut(ways["stages"])
+        ),
         "seconds": round(seconds),
     }
+
+
+def _has_no_cut(verdict: Verdict) -> bool:
+    return verdict.kind == EQUAL and bool(verdict.why)
 
 
 def tell(name: str, verdicts: Mapping[str, Verdict]) -> None:

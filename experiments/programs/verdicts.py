@@ -13,7 +13,7 @@ from experiments.programs.ways import WORLDS, Ran
 EQUAL, REFUSED, WRONG, STUCK = "equal", "refused", "wrong", "stuck"
 WORST_FIRST = (STUCK, WRONG, REFUSED, EQUAL)
 CLOSE = 1e-4
-MEMBERS = {"one": 1, "2": 2, "3": 3, "kill": 1, "resume": 1, "stages": 2}
+MEMBERS = {"one": 1, "2": 2, "3": 3, "kill": 1, "resume": 1, "stages": 1}
 """Way -> how many members must have said a digest at least."""
 MAY_BE_REFUSED = ("stages",)
 """A model or loop without legal cuts is an ordinary one."""

@@ -255,7 +255,7 @@ def digest(program: Program, *, states: bool) -> str:
 def _add(found: Any, name: str, thing: Any) -> None:
     if isinstance(thing, nn.Module):
         thing = thing.state_dict()
-    if isinstance(thing, Tensor):
+    if isinstance(thing, Tensor) and not thing.is_meta:
         flat = thing.detach().contiguous().cpu().reshape(-1)
         found.update(f"{name} {thing.dtype} {tuple(thing.shape)}".encode())
         found.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")

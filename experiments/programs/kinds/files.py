@@ -105,3 +105,26 @@ class ReadsTheOptimizer(_Deep):
         torch.save(self.optimizer.state_dict(), file)
         self.told["steps seen"] = float(self.optimizer.state_dict()["state"][0]["step"])
         return None
+
+
+class SavedBias(_Deep):
+    """One small parameter is saved by itself behind each step, and its file is small."""
+
+    reported = True
+
+    def after(self, step: Any) -> bool | None:
+        file = io.BytesIO()
+        torch.save(self.model[2].norm.bias, file)
+        self.told["small"] = file.tell() < 4096
+        return None
+
+
+class SavedWeightBehindTheLoop(_Deep):
+    """As `saved_bias`, behind the loop."""
+
+    reported = True
+
+    def end(self) -> None:
+        file = io.BytesIO()
+        torch.save(self.model[2].norm.state_dict(), file)
+        self.told["small"] = file.tell() < 4096

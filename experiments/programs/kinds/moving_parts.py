@@ -74,10 +74,10 @@ class PrunedInTheLoop(Program):
         return model
 
     def before(self, step: Any) -> None:
-        if step.number in (2, 4):
+        if step.number in (0, 1):
             kept = self.model[0].weight_orig.detach().abs().flatten().argsort(descending=True)
             mask = torch.zeros(kept.numel())
-            mask[kept[: kept.numel() * (6 - step.number) // 6]] = 1
+            mask[kept[: kept.numel() * (3 - step.number) // 4]] = 1
             self.model[0].weight_mask.copy_(mask.view_as(self.model[0].weight_mask))
 
     def end(self) -> None:
@@ -162,7 +162,7 @@ class CodebookInTheForward(Program):
 class QueueOfKeys(Program):
     """A queue of earlier features that the forward fills (MoCo): refused where several compute."""
 
-    refused: Mapping[str, str] = {"job": "queue"}
+    refused: Mapping[str, str] = {"job": "queue", "within": "cut into blocks"}
 
     class Model(nn.Module):
         def __init__(self) -> None:

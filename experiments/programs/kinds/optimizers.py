@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from experiments.programs.program import CLASSES, WIDTH, Program
 
-VOUCHED = {"job": "elementwise"}
+UNKNOWN = {"within": "each element"}
+"""Training within memory knows the optimizers of torch only."""
+VOUCHED = {"job": "elementwise", **UNKNOWN}
 """What the sentence must name where the claim `elementwise=True` does not hold."""
 
 
@@ -52,6 +54,7 @@ class _WithOwnOptimizer(Program):
     """A program whose optimizer is vouched for."""
 
     elementwise = True
+    refused: Mapping[str, str] = UNKNOWN
     optimizer_class: type[_Own] = _Own
 
     def make_optimizer(self) -> torch.optim.Optimizer:
