@@ -32,6 +32,8 @@ REACHES = {
     "ideal_25": Reach(limit=0.90, at_least=True),
     "vs_zero_policy": Reach(limit=1.47, at_least=True),
     "vs_demand": Reach(limit=1.3, at_least=True),
+    "share_of_possible": Reach(limit=0.93, at_least=True),
+    "share_of_possible_demand": Reach(limit=0.93, at_least=True),
     "model_error": Reach(limit=0.10),
     "written_error": Reach(limit=0.02),
     "two_drives": Reach(limit=1.6, at_least=True),
@@ -167,7 +169,22 @@ def summary(kinds: Mapping[str, Mapping[str, Any]], slow: Mapping[str, Mapping[s
         cores = [_thread(each, f"ours {share}") for each in kinds.values() if f"ours {share}" in each]
         figures |= {name: min(of), f"{name}_by_processor_time": min(cores)}
     figures["vs_demand"] = min(speed(each, "ours 0.25", "demand") for each in kinds.values())
+    wanted = {name: REACHES[name].limit for name in ("vs_zero_policy", "vs_demand")}
+    figures["share_of_possible"] = min(
+        share_of_possible(each, name, "zero", wanted["vs_zero_policy"]) for each, name in ours
+    )
+    figures["share_of_possible_demand"] = min(
+        share_of_possible(each, "ours 0.25", "demand", wanted["vs_demand"]) for each in kinds.values()
+    )
     return figures
+
+
+def share_of_possible(found: Mapping[str, Mapping[str, Any]], ours: str, other: str, wanted: float) -> float:
+    """Return how many times as fast as `other` ours is, as a share of what is wanted, or of what is possible if less.
+
+    Nothing is faster than plain training, so ours can be at most plain's speed over the other's.
+    """
+    return speed(found, ours, other) / min(wanted, speed(found, "plain", other))
 
 
 def _thread(found: Mapping[str, Mapping[str, Any]], ours: str) -> float:

@@ -1,6 +1,6 @@
 """What backups and durable checkpoints cost a job that nothing happens to: step times, stalls, and torch's own ways.
 
-    python -m experiments.snapshot.overhead [--rounds N] [--only b0 b1 b2 durable]
+    python -m experiments.snapshot.overhead [--rounds N] [--only KIND ...]
 
 Four members on three simulated nodes train the model of `window_train.py`. Each kind of job runs once per round, in
 turns; times come from the members' journals. Nothing here knows of a job's inside.
@@ -27,8 +27,13 @@ from experiments.snapshot.files import torch_blocks
 from experiments.snapshot.window import TIMEOUT_S, WAIT_S, WORKERS, node
 from experiments.snapshot.workload import trained
 
-BACKUPS = {"b0": 0, "b1": 1, "b2": 2, "durable": 1}
-"""Kind of job -> verified copies of each shard. `durable` writes checkpoints besides."""
+BETWEEN = "_between"
+BACKUPS = {"b0": 0, "b1": 1, "b2": 2, "durable": 1, "b0_between": 0, "b1_between": 1, "b2_between": 2}
+"""Kind of job -> verified copies of each shard. `durable` writes checkpoints besides.
+
+The accelerator of those named `_between` computes all layers at once, between forward and backward; that of the others
+computes layer by layer, a third of the time in the forward and two thirds in the backward.
+"""
 EVERY = 10
 """Steps from one checkpoint to the next."""
 WARM = 4
@@ -142,7 +147,7 @@ def play(root: Path, kind: str, load: Load) -> Timed:
 
 def _run(folder: Path, kind: str, load: Load) -> None:
     script = ("--steps", str(load.steps), "--backups", str(BACKUPS[kind]), "--wait-s", str(load.wait_s))
-    script += ("--layers", str(load.layers))
+    script += ("--layers", str(load.layers), *(() if kind.endswith(BETWEEN) else ("--by-layer",)))
     writes = ("--checkpoint-dir", str(folder / "checkpoints"), "--checkpoint-every", str(load.every))
     options = writes if kind == "durable" else ()
     with ExitStack() as stack:
@@ -172,7 +177,8 @@ def compared(found: Mapping[str, Sequence[Timed]], load: Load) -> dict[str, floa
     """The figures, of the kinds of job that there are."""
     steps = {kind: [each.step_s for each in turns] for kind, turns in found.items()}
     values = {f"step_s_{kind}": statistics.median(times) for kind, times in steps.items()}
-    pairs = {"overhead_b1": ("b1", "b0"), "overhead_b2": ("b2", "b0"), "overhead_durable": ("durable", "b1")}
+    pairs = {f"overhead_{backed}{way}": (backed + way, "b0" + way) for backed in ("b1", "b2") for way in ("", BETWEEN)}
+    pairs["overhead_durable"] = ("durable", "b1")
     values |= {key: ratio(steps[a], steps[b]) for key, (a, b) in pairs.items() if a in steps and b in steps}
     computed = statistics.median(each.compute_s for turns in found.values() for each in turns)
     values["compute_s_per_240mb"] = computed / load.state_bytes * REFERENCE_BYTES

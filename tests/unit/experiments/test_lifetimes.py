@@ -50,3 +50,10 @@ def test_a_step_is_held_to_the_plan_that_it_ran_under_and_not_to_a_later_one() -
     ways = {"plain": plain, "ours 0.5": ours, "ours 0.25": ours, "zero": ours, "demand": ours}
     found = figures.summary({"gpt": ways}, {})
     assert (found["model_error"], found["written_error"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("zero_s", "ours_s", "share"), [(3.0, 1.5, 2.0 / 1.47), (1.25, 1.0, 1.0), (1.25, 1.25, 0.8)])
+def test_what_nothing_could_reach_is_not_asked_for(zero_s: float, ours_s: float, share: float) -> None:
+    """Plain training is the fastest that there is: over a policy with 0.8 of its speed nothing gains more than 1.25."""
+    found = {name: {"wall_s": [s, s]} for name, s in (("plain", 1.0), ("zero", zero_s), ("ours 0.5", ours_s))}
+    assert figures.share_of_possible(found, "ours 0.5", "zero", 1.47) == pytest.approx(share)

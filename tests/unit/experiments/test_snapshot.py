@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from experiments.harness import ROOT
 from experiments.journals import Member, MicroBatch
-from experiments.snapshot import copies, overhead
+from experiments.snapshot import copies, overhead, window_train
 from experiments.snapshot.overhead import EVERY, WARM, Load, Timed
 from experiments.snapshot.run import PARTS, REACHES, reaches_of
 
@@ -38,7 +39,7 @@ def test_the_table_has_the_keys_of_all_parts_and_their_reaches() -> None:
 
 def test_quick_reaches_for_nothing_that_it_leaves_out() -> None:
     quick, whole = (reaches_of(["overhead"], is_quick) for is_quick in (True, False))
-    assert set(whole) - set(quick) == {"overhead_b1", "overhead_b2"}
+    assert set(whole) - set(quick) == {"overhead_b1", "overhead_b2", "overhead_b1_between"}
 
 
 @pytest.mark.parametrize("late_step", [9, 10])
@@ -64,11 +65,30 @@ def test_overheads_are_ratios_of_the_same_turn() -> None:
         return Timed(step_s=step_s, compute_s=1.0, stall_s=stall_s, gap_s=0.0, other_s=0.0, checkpoints=1)
 
     turns = {"b0": [job(1.0), job(2.0)], "b1": [job(1.1), job(2.2)], "durable": [job(2.2, 0.22), job(4.4, 0.44)]}
+    turns |= {"b0_between": [job(1.0), job(1.0)], "b1_between": [job(1.2), job(1.2)]}
     found = overhead.compared(turns, Load(layers=20))
     assert found["overhead_b1"] == pytest.approx(1.1)
+    assert found["overhead_b1_between"] == pytest.approx(1.2)
     assert found["overhead_durable"] == pytest.approx(2.0)
     assert found["durable_stall"] == pytest.approx(0.1)
     assert "overhead_b2" not in found
+
+
+def test_layers_wait_a_third_of_their_time_in_the_forward_and_two_thirds_in_the_backward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[tuple[str, float]] = []
+    monkeypatch.setattr(window_train.time, "sleep", lambda s: waited.append((phase, s)))
+    model = torch.nn.Sequential(*(window_train.Paced(0.3) for _ in range(2)))
+    landed = [len(waited)]
+    for layer in model:
+        layer.bias.register_post_accumulate_grad_hook(lambda _: landed.append(len(waited)))
+    phase = "forward"
+    loss = model(torch.ones(1, window_train.WIDTH)).sum()
+    phase = "backward"
+    loss.backward()
+    assert waited == [("forward", pytest.approx(0.1))] * 2 + [("backward", pytest.approx(0.2))] * 2
+    assert landed == [0, 3, 4]  # each layer's gradient comes behind its own wait
 
 
 def test_a_copys_delay_is_of_micro_batches_from_the_first_copy_to_the_last() -> None:
