@@ -9,11 +9,15 @@ from hashlib import blake2b
 from struct import pack
 
 
-def block_key(seed: int, step: int, micro_batch: int, block: str) -> int:
-    """Key what a block's forward draws in one micro-batch; the block `""` is everything outside of named blocks."""
-    # One key per block, and not one per micro-batch: a recomputation in backward enters the block alone, and has to
+def block_key(seed: int, step: int, micro_batch: int, block: str, entry: int = 0, *, aside: bool = False) -> int:
+    """Key what a block's forward draws in one micro-batch; the block `""` is everything outside of named blocks.
+
+    entry: how often the micro-batch has entered the block before. aside: an entry that is not one of the training's.
+    """
+    # One key per entry, and not one per micro-batch: a recomputation in backward enters the block alone, and has to
     # draw the same mask whatever was drawn in between.
-    return _key(b"block", pack("<qqq", _int64(seed), step, micro_batch) + block.encode())
+    message = pack("<qqq", _int64(seed), step, micro_batch) + block.encode()
+    return _key(b"block", message, salt=pack("<QQ", entry, aside))
 
 
 def sample_key(seed: int, data_epoch: int, sample: int) -> int:
@@ -32,7 +36,8 @@ def _int64(seed: int) -> int:
     return ((seed + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
-def _key(kind: bytes, message: bytes) -> int:
+def _key(kind: bytes, message: bytes, salt: bytes = b"") -> int:
     # A cryptographic hash: neighbouring steps and micro-batches must not get related streams. The kind separates uses
-    # of the same numbers; without its last bit the key fits all generators, those that take signed seeds, too.
-    return int.from_bytes(blake2b(message, digest_size=8, person=kind).digest(), "little") >> 1
+    # of the same numbers; without its last bit the key fits all generators, those that take signed seeds, too. A salt
+    # of zeros is none.
+    return int.from_bytes(blake2b(message, digest_size=8, person=kind, salt=salt).digest(), "little") >> 1

@@ -147,7 +147,7 @@ class Pipelines:
         """From the first plan on, when blocks may be absent, they stand at the entries of all blocks."""
         if self._stubs is None:
             assert self._traced is not None
-            enter = self.parts.randomness.enter
+            enter = self.parts.randomness.enter_compiled
             self._stubs = Stubs(self._wish.model, self._traced, 0, self.graph_blocks, self._is_here, enter)
         return self._stubs
 

@@ -1,14 +1,17 @@
-"""Random streams of a forward: set on entering a block, from (seed, step, micro-batch, block).
+"""Random streams of a forward, set on entering a block: of (seed, step, micro-batch, block, number of the entry).
 
-The micro-batch for which a block draws is read back from the generator's own seed. Activation checkpointing restores
-the generator before it computes a part again, so the key belongs to the graph, whatever came in between. Data loading
-never draws from these generators.
+What an entry repeats is read back from the generator's own seed. Activation checkpointing restores the generator before
+it computes a part again: where a block follows a seed that it has followed before, it draws the same numbers again,
+whatever came in between. Data loading never draws from these generators.
 """
 
 from __future__ import annotations
 
 import random
+import sys
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,11 +28,25 @@ _STEPS_KEPT = 2
 """A backward may come after forwards of the next step; nothing older is ever computed again."""
 
 
+@dataclass
+class _MicroBatch:
+    """The entries of one micro-batch so far."""
+
+    step: int
+    number: int
+    entries: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    """(block, whether aside) -> how often the forward has entered it."""
+    keys: dict[tuple[int, str, bool], int] = field(default_factory=dict)
+    """(the generator's seed before an entry, block, whether aside) -> the key that was set."""
+    guesses: Counter[str] = field(default_factory=Counter)
+    """Block -> entries that were computed again without a restored generator."""
+
+
 class BlockRandomness:
     """Forward pre-hooks on the blocks of a model that seed the default generators of the CPU and of `device`.
 
     `checkpoint(…, preserve_rng_state=False)` restores nothing: call `begin_backward` before a backward, if another
-    micro-batch came in between.
+    micro-batch came in between. The entries of a block are then taken to be computed again from the last to the first.
     """
 
     def __init__(self, model: nn.Module, blocks: Sequence[str], seed: int, device: torch.device) -> None:
@@ -38,58 +55,96 @@ class BlockRandomness:
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self._generators.append(torch.cuda.default_generators[index])
-        self._current = (0, BEFORE)
-        self._entered: frozenset[str] = frozenset()
-        """Blocks that were entered since, without being in training."""
-        self._origins: dict[int, tuple[int, int]] = {}
+        self._current = _MicroBatch(0, BEFORE)
+        self._begun: dict[tuple[int, int], _MicroBatch] = {}
+        self._set: dict[int, _MicroBatch] = {}
+        """By key."""
+        self._guessed: int | None = None
+        """The key that was set last without a restored generator, in a backward: no entry is known by it."""
+        self._enter = self.enter
+        self._model = model
         self._modules = {block: model.get_submodule(block) for block in blocks if block}
-        self._hooks = [each.register_forward_pre_hook(self._entering(block)) for block, each in self._modules.items()]
+        self._hooks = {name: each.register_forward_pre_hook(self._hook(name)) for name, each in self._modules.items()}
 
     def begin(self, step: int, micro_batch: int) -> None:
         """Before the forward of a micro-batch, or of what the loop does `BEFORE` and `AFTER` all of them.
 
         Also seeds everything outside of blocks, Python's and NumPy's too.
         """
-        if step != self._current[0]:
-            oldest = step - _STEPS_KEPT + 1
-            self._origins = {key: origin for key, origin in self._origins.items() if oldest <= origin[0] <= step}
-        self._current = (step, micro_batch)
-        self._entered = frozenset()
-        key = self._seed_block(self._current, "")
-        random.seed(key)
-        np.random.seed(key & 0xFFFFFFFF)  # a model's forward may use the legacy generator
+        self._begin(_MicroBatch(step, micro_batch))
 
     def begin_backward(self, step: int, micro_batch: int) -> None:
         """Before the backward of a micro-batch that others have followed: blocks draw for it again."""
-        self.begin(step, micro_batch)
-        self._seed_block(self._current, _BACKWARD)
+        self._begin(self._begun.get((step, micro_batch)) or _MicroBatch(step, micro_batch))
+        self._set_key(self._current, block_key(self._seed, step, micro_batch, _BACKWARD))
 
     def close(self) -> None:
-        """Take the hooks off."""
-        for hook in self._hooks:
+        """Take the hooks off. Those of copies of the model do nothing any more."""
+        for hook in self._hooks.values():
             hook.remove()
+        self._modules.clear()
 
-    def enter(self, block: str) -> None:
-        """What its hook does."""
-        if not self._modules[block].training and not self._is_computed_for_training(block):
-            return  # an evaluation that samples must not draw the same numbers at every call
+    def enter(self, block: str, module: nn.Module | None = None) -> None:
+        """What its hook does. `module`: the block, or its copy in a copy of the model."""
+        own = self._modules.get(block)
+        if own is None:
+            return
         # The generator was last seeded by us for this micro-batch, or restored by a checkpoint for an earlier one;
         # a seed that is not ours was set by user code in this forward.
-        origin = self._origins.get(self._generators[0].initial_seed(), self._current)
-        self._seed_block(origin, block)
-
-    def _is_computed_for_training(self, block: str) -> bool:
-        """Whether a block that is evaluated seems to be a part of the model that is trained, such as a frozen one."""
+        before = self._generators[0].initial_seed()
+        at = self._set.get(before, self._current)
+        module = module or own
+        if not module.training and at.number < 0:
+            return  # an evaluation between micro-batches goes on with the loop's stream
+        # Loops evaluate a model, or a copy of it, behind the first micro-batch that a member computes, say: that must
+        # not change what is drawn for others.
+        is_evaluated = not (module.training or self._model.training or torch.is_grad_enabled())
+        aside = is_evaluated or module is not own
         is_again = torch._C._current_graph_task_id() != -1
-        is_first, self._entered = block not in self._entered, self._entered | {block}
-        return is_again or (is_first and self._current[1] >= 0)
+        key = None
+        if before != self._guessed:
+            key = at.keys.get((before, block, aside)) or (at.keys.get((before, block, True)) if is_again else None)
+        if key is None and is_again:
+            key = self._guessed = self._guess(at, block)
+        elif key is None:
+            key, self._guessed = self._next(at, block, aside=aside), None
+            at.keys.setdefault((before, block, aside), key)
+        self._set_key(at, key)
 
-    def _entering(self, block: str) -> Any:
-        return lambda module, inputs: self.enter(block)
+    def enter_compiled(self, block: str) -> None:
+        """Enter a block that was compiled together with its hooks, or is absent, in place of its hook."""
+        if block in self._hooks:
+            self._hooks.pop(block).remove()
+        self.enter(block)
 
-    def _seed_block(self, origin: tuple[int, int], block: str) -> int:
-        key = block_key(self._seed, *origin, block)
-        self._origins[key] = origin
+    def _hook(self, block: str) -> Any:
+        return lambda module, inputs: self._enter(block, module)
+
+    def _begin(self, at: _MicroBatch) -> None:
+        if at.step != self._current.step:
+            oldest = at.step - _STEPS_KEPT + 1
+            self._begun = {key: each for key, each in self._begun.items() if oldest <= each.step <= at.step}
+            self._set = {key: each for key, each in self._set.items() if oldest <= each.step <= at.step}
+        if self._enter == self.enter and "torch._dynamo" in sys.modules:
+            # It would be compiled anew for each micro-batch.
+            self._enter = torch.compiler.disable(self.enter)  # type: ignore[no-untyped-call]  # of torch
+        self._current = self._begun[at.step, at.number] = at
+        self._guessed = None
+        key = block_key(self._seed, at.step, at.number, "")
+        self._set_key(at, key)
+        random.seed(key)
+        np.random.seed(key & 0xFFFFFFFF)  # a model's forward may use the legacy generator
+
+    def _next(self, at: _MicroBatch, block: str, *, aside: bool) -> int:
+        at.entries[block, aside] += 1
+        return block_key(self._seed, at.step, at.number, block, at.entries[block, aside] - 1, aside=aside)
+
+    def _guess(self, at: _MicroBatch, block: str) -> int:
+        at.guesses[block] += 1
+        entry = -at.guesses[block] % max(at.entries[block, False], 1)
+        return block_key(self._seed, at.step, at.number, block, entry)
+
+    def _set_key(self, at: _MicroBatch, key: int) -> None:
+        self._set[key] = at
         for generator in self._generators:
             generator.manual_seed(key)
-        return key

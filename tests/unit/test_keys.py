@@ -6,7 +6,8 @@ from elastrain.keys import block_key, collate_key, sample_key
 
 
 def test_keys_are_fixed_for_ever() -> None:
-    assert block_key(0, 0, 0, "") == 5765269222852792640
+    assert block_key(0, 0, 0, "") == block_key(0, 0, 0, "", 0, aside=False) == 5765269222852792640
+    assert block_key(0, 0, 0, "a", 1) == 4683895271019776175
     assert sample_key(0, 0, 0) == 7164415568194269660
     assert collate_key(0, 0, 0) == 2614020160113226016
 
@@ -18,10 +19,14 @@ def test_every_argument_changes_the_key() -> None:
         block_key(0, 1, 0, ""),
         block_key(0, 0, 1, ""),
         block_key(0, 0, 0, "a"),
+        block_key(0, 0, 0, "a", 1),
+        block_key(0, 0, 0, "a", 2),
+        block_key(0, 0, 0, "a", aside=True),
+        block_key(0, 0, 0, "a", 1, aside=True),
     ]
     samples = [sample_key(0, 0, 0), sample_key(1, 0, 0), sample_key(0, 1, 0), sample_key(0, 0, 1)]
     collates = [collate_key(0, 0, 0), collate_key(1, 0, 0), collate_key(0, 1, 0), collate_key(0, 0, 1)]
-    assert len({*blocks, *samples, *collates}) == 13
+    assert len({*blocks, *samples, *collates}) == 17
 
 
 def test_keys_fit_into_63_bits_for_any_seed() -> None:

@@ -40,7 +40,7 @@ class Stubs:
         set_stream: Callable[[str], None] | None = None,
     ) -> None:
         """`is_here`: whether this member has a block, so that it may be used outside of a step; None: as it computes.
-        `set_stream`: as the hook on a block sets its random stream, for blocks that are compiled.
+        `set_stream`: sets the random stream of a block that is compiled, in place of the hook on it.
 
         Raises ConfigError for a model that is compiled as a whole, and for a cut that is not legal.
         """
@@ -64,7 +64,7 @@ class Stubs:
         names = zip(modules.items(), outputs, strict=True)
         self._absent = tuple(AbsentBlock(name, module, its, self._fakes) for (name, module), its in names)
         self._unproven = {p: Steady(self._absent[p]) for p in traced.keeping if traced.names[p] not in compiled}
-        # What was compiled runs its hooks behind the entry, or, where it is absent, not at all.
+        # What was compiled would run the hook behind the entry, or, where it is absent, not at all.
         self._streams = dict.fromkeys(compiled, set_stream)
         # Before the hook that sets a block's random stream.
         written = [each for name, each in modules.items() if name not in compiled]
@@ -126,14 +126,18 @@ class Stubs:
         is_again = torch._C._current_graph_task_id() != -1
         if self._pass is None and (self._going_back is None or not is_again):
             self._check_is_here(place)
+            self._set_stream(place)
             return forward(*args, **kwargs)
         self._before()
-        set_stream = self._streams.get(self._traced.names[place])
-        if set_stream is not None:
-            set_stream(self._traced.names[place])
+        self._set_stream(place)
         if is_again:
             return self._again(lambda: self._computed_again(place, forward, args, kwargs))
         return self._entered(place, forward, args, kwargs)
+
+    def _set_stream(self, place: int) -> None:
+        set_stream = self._streams.get(self._traced.names[place])
+        if set_stream is not None:
+            set_stream(self._traced.names[place])
 
     def _entered(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The forward of the micro-batch enters the block: what it returns."""

@@ -178,6 +178,30 @@ def test_behind_absent_blocks_code_draws_what_it_draws_behind_present_ones(compi
     assert found.found == alone(case, 1).found
 
 
+class Repeated(Positioned):
+    """Each layer, compiled or not, is entered twice, with dropout and with noise in between."""
+
+    def __init__(self, *, compiled: bool) -> None:
+        super().__init__(compiled=compiled)
+        for layer in self.layers:
+            layer.dropout = nn.Dropout(0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x, torch.ones(x.shape[-1]))
+            x = layer(x, torch.rand(x.shape[-1]))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=SLOW)])
+def test_blocks_that_are_entered_twice_draw_what_they_draw_in_one_worker(compiled: bool) -> None:
+    case = Case(lambda: Repeated(compiled=compiled), (3, 5))
+    found = in_pipelines(case, chain(("a", "b"), (3,), MICRO_BATCHES), ("a", "b"), 1)
+    assert found.found == alone(case, 1).found
+
+
 def test_a_pipeline_of_one_member_is_a_job_of_one() -> None:
     found = in_pipelines(CASES["gpt"], chain(("a",), (), MICRO_BATCHES), ("a",), 1)
     assert found.found == alone(CASES["gpt"], 1).found

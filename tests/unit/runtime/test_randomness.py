@@ -1,4 +1,4 @@
-"""Masks belong to (seed, step, micro-batch, block), also when a checkpoint draws them again."""
+"""Masks belong to (seed, step, micro-batch, block, entry), also when a checkpoint draws them again."""
 
 from __future__ import annotations
 
@@ -206,7 +206,8 @@ def test_what_is_remembered_is_bounded() -> None:
         for micro_batch in range(4):
             randomness.begin(step, micro_batch)
             model(_input(0))
-    assert len(randomness._origins) <= 2 * 4 * 4
+    assert len(randomness._set) <= 2 * 4 * 4
+    assert len(randomness._begun) <= 2 * 4
 
 
 def test_closing_leaves_the_generator_alone() -> None:
