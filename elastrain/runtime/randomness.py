@@ -38,8 +38,8 @@ class _MicroBatch:
     """(block, whether aside) -> how often the forward has entered it."""
     keys: dict[tuple[int, str, bool], int] = field(default_factory=dict)
     """(the generator's seed before an entry, block, whether aside) -> the key that was set."""
-    guesses: Counter[str] = field(default_factory=Counter)
-    """Block -> entries that were computed again without a restored generator."""
+    guesses: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    """(block, whether aside) -> how many of them were computed again without a restored generator."""
 
 
 class BlockRandomness:
@@ -105,7 +105,7 @@ class BlockRandomness:
         if before != self._guessed:
             key = at.keys.get((before, block, aside)) or (at.keys.get((before, block, True)) if is_again else None)
         if key is None and is_again:
-            key = self._guessed = self._guess(at, block)
+            key = self._guessed = self._guess(at, block, aside=aside)
         elif key is None:
             key, self._guessed = self._next(at, block, aside=aside), None
             at.keys.setdefault((before, block, aside), key)
@@ -139,10 +139,10 @@ class BlockRandomness:
         at.entries[block, aside] += 1
         return block_key(self._seed, at.step, at.number, block, at.entries[block, aside] - 1, aside=aside)
 
-    def _guess(self, at: _MicroBatch, block: str) -> int:
-        at.guesses[block] += 1
-        entry = -at.guesses[block] % max(at.entries[block, False], 1)
-        return block_key(self._seed, at.step, at.number, block, entry)
+    def _guess(self, at: _MicroBatch, block: str, *, aside: bool) -> int:
+        at.guesses[block, aside] += 1
+        entry = -at.guesses[block, aside] % max(at.entries[block, aside], 1)
+        return block_key(self._seed, at.step, at.number, block, entry, aside=aside)
 
     def _set_key(self, at: _MicroBatch, key: int) -> None:
         self._set[key] = at

@@ -119,6 +119,29 @@ def frozen_part(model: Model, x: Tensor, enter: Enter) -> Tensor:
     return enter(block, x) - 2 * enter(block, enter(model, x))
 
 
+def recursive(model: Model, x: Tensor, enter: Enter) -> Tensor:
+    """A block that enters another one and itself, and draws on behind these."""
+    block, depth = model.blocks[0], [0]
+
+    def behind(module: nn.Module, _: object, out: Tensor) -> Tensor:
+        if depth[0] < 2:
+            depth[0] += 1
+            try:
+                out = module(model.blocks[1](out)) + torch.randint(9, (16,))
+            finally:
+                depth[0] -= 1
+        return out
+
+    if not block._forward_hooks:
+        block.register_forward_hook(behind)
+    return enter(block, x) - 2 * enter(model, x)
+
+
+def with_a_copy(model: Model, x: Tensor, enter: Enter) -> Tensor:
+    teacher = copy.deepcopy(model)
+    return enter(model, x) * enter(teacher, x) - enter(model, enter(teacher, x))
+
+
 def with_a_penalty(model: Model, x: Tensor, enter: Enter) -> Tensor:
     """A gradient penalty: a part of the backward runs within the forward."""
     out = enter(model, x)
@@ -136,6 +159,8 @@ WAYS = (
     seeded_otherwise,
     after_a_rollout,
     frozen_part,
+    recursive,
+    with_a_copy,
     with_a_penalty,
 )
 
@@ -179,7 +204,8 @@ def _generators() -> Iterator[None]:
 def test_each_entry_and_what_is_drawn_behind_it_draws_other_numbers() -> None:
     model = Model()
     randomness = _begun(model)
-    made, drawn = [], set()
+    made: list[Tensor] = []
+    drawn = set()
     for micro_batch in (5, AFTER, BEFORE):
         randomness.begin(2, micro_batch)
         for _ in range(3):
@@ -200,12 +226,16 @@ def test_a_micro_batch_that_is_computed_again_draws_the_same() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("enter", [non_reentrant, reentrant], ids=["non-reentrant", "reentrant"])
+@pytest.mark.parametrize(
+    ("way", "enter"),
+    [
+        *(pytest.param(way, non_reentrant, id=f"{way.__name__}, non-reentrant") for way in WAYS),
+        # Torch refuses autograd.grad through one.
+        *(pytest.param(way, reentrant, id=f"{way.__name__}, reentrant") for way in WAYS if way is not with_a_penalty),
+    ],
+)
 def test_a_checkpoint_computes_each_entry_again_with_its_numbers(way: Way, enter: Enter) -> None:
     """Also where the forward of another micro-batch comes in between."""
-    if enter is reentrant and way is with_a_penalty:
-        pytest.skip("torch refuses autograd.grad there")
     model = Model()
     randomness = _begun(model, 5)
     loss = way(model, _input(5), enter).sum()
@@ -240,7 +270,7 @@ def test_begin_backward_tells_whose_micro_batch_a_seed_of_the_user_is(way: Way) 
     assert _equal(_gradients(model), _alone(way, 5))
 
 
-@pytest.mark.parametrize("way", [each_block, cell, frozen_part])
+@pytest.mark.parametrize("way", [each_block, cell, frozen_part, with_a_copy])
 @pytest.mark.parametrize("other", [None, 6])
 def test_without_a_kept_state_entries_are_computed_again_from_the_last_to_the_first(
     way: Way, other: int | None
