@@ -108,7 +108,7 @@ class BlockRandomness:
             key = self._guessed = self._guess(at, block, aside=aside)
         elif key is None:
             key, self._guessed = self._next(at, block, aside=aside), None
-            at.keys.setdefault((before, block, aside), key)
+            at.keys[before, block, aside] = key
         self._set_key(at, key)
 
     def enter_compiled(self, block: str) -> None:

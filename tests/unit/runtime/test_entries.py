@@ -176,16 +176,18 @@ def _begun(model: nn.Module, micro_batch: int = 5) -> BlockRandomness:
     return randomness
 
 
-def _gradients(model: nn.Module) -> list[Tensor]:
-    return [torch.zeros(0) if each.grad is None else each.grad.clone() for each in model.parameters()]
+def _gradients(model: nn.Module, given: Tensor) -> list[Tensor]:
+    leaves = (*model.parameters(), given)
+    return [torch.zeros(0) if each.grad is None else each.grad.clone() for each in leaves]
 
 
 def _alone(way: Way, micro_batch: int) -> list[Tensor]:
     """What the micro-batch alone gives without checkpoints."""
     model = Model()
     _begun(model, micro_batch)
-    way(model, _input(micro_batch), plainly).sum().backward()
-    return _gradients(model)
+    given = _input(micro_batch)
+    way(model, given, plainly).sum().backward()
+    return _gradients(model, given)
 
 
 def _equal(mine: list[Tensor], theirs: list[Tensor]) -> bool:
@@ -238,12 +240,13 @@ def test_a_checkpoint_computes_each_entry_again_with_its_numbers(way: Way, enter
     """Also where the forward of another micro-batch comes in between."""
     model = Model()
     randomness = _begun(model, 5)
-    loss = way(model, _input(5), enter).sum()
+    given = _input(5)
+    loss = way(model, given, enter).sum()
     if way not in (seeded_alike, seeded_otherwise):  # there the seed does not tell whose it is
         randomness.begin(3, 1)
         way(model, _input(1), enter)
     loss.backward()
-    assert _equal(_gradients(model), _alone(way, 5))
+    assert _equal(_gradients(model, given), _alone(way, 5))
 
 
 def test_a_model_that_is_trained_in_eval_is_computed_again_with_its_numbers() -> None:
@@ -262,12 +265,13 @@ def test_a_model_that_is_trained_in_eval_is_computed_again_with_its_numbers() ->
 def test_begin_backward_tells_whose_micro_batch_a_seed_of_the_user_is(way: Way) -> None:
     model = Model()
     randomness = _begun(model, 5)
-    loss = way(model, _input(5), non_reentrant).sum()
+    given = _input(5)
+    loss = way(model, given, non_reentrant).sum()
     randomness.begin(2, 6)
     way(model, _input(6), non_reentrant)
     randomness.begin_backward(2, 5)
     loss.backward()
-    assert _equal(_gradients(model), _alone(way, 5))
+    assert _equal(_gradients(model, given), _alone(way, 5))
 
 
 @pytest.mark.parametrize("way", [each_block, cell, frozen_part, with_a_copy])
@@ -277,15 +281,17 @@ def test_without_a_kept_state_entries_are_computed_again_from_the_last_to_the_fi
 ) -> None:
     model = Model()
     randomness = _begun(model, 5)
-    loss = way(model, _input(5), forgetful).sum()
+    given = _input(5)
+    loss = way(model, given, forgetful).sum()
     if other is not None:
         randomness.begin(2, other)
         way(model, _input(other), forgetful)
         randomness.begin_backward(2, 5)
     for _ in range(2):
         model.zero_grad()
+        given.grad = None
         loss.backward(retain_graph=True)
-        assert _equal(_gradients(model), _alone(way, 5))
+        assert _equal(_gradients(model, given), _alone(way, 5))
 
 
 def test_who_puts_the_generator_back_gets_the_same_numbers_again() -> None:
