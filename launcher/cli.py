@@ -6,15 +6,23 @@ Few imports: those of the commands take a second and more on a busy machine, in 
 from __future__ import annotations
 
 import signal
+import sys
 from types import FrameType
 
+from elastrain.base.streams import open_missing
 from elastrain.launcher.say import Output, say
 
 
 def main() -> None:
     """Entry point of the console script."""
-    for number, usual in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
-        if signal.getsignal(number) == usual:  # what is ignored, as by `nohup` or a shell's `&`, stays so
+    open_missing()
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) in (
+            signal.SIG_DFL,
+            signal.default_int_handler,
+        ):  # what is ignored, as by `nohup` or a shell's `&`, stays so
             signal.signal(number, _stop)
     from elastrain.launcher.command_line import app
 

@@ -61,6 +61,11 @@ def hear_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
 
 
+def signal_to_go() -> signal.Signals:
+    """Return what ends a node: SIGKILL if SIGTERM is ignored (then the node's guardian ends its workers)."""
+    return signal.SIGKILL if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN else signal.SIGTERM
+
+
 def begin(process: BaseProcess) -> None:
     """Raises ElastrainError where the fork server ends just then; one that is gone already is started again."""
     try:

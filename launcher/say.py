@@ -8,11 +8,7 @@ import os
 import sys
 from typing import Any
 
-
-def say(text: str) -> None:
-    """One line on standard error, in one write: what workers print at the same time does not come between."""
-    sys.stderr.write(f"elastrain: {text}\n")
-    sys.stderr.flush()
+from elastrain.base.streams import say as say
 
 
 class Output(io.FileIO):
@@ -29,10 +25,8 @@ class Output(io.FileIO):
 
     @classmethod
     def install(cls) -> None:
-        """From now on `print` writes to it, line by line; where standard output is closed, to nobody."""
+        """Have `print` write to it, line by line."""
         before = sys.stdout
         if isinstance(before, io.TextIOWrapper):
             buffer = io.BufferedWriter(cls(before.fileno(), "w", closefd=False))
             sys.stdout = io.TextIOWrapper(buffer, before.encoding, before.errors, line_buffering=True)
-        elif before is None:
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends

@@ -41,12 +41,14 @@ from elastrain.launcher.node_starts import (
     end_fork_server,
     hear_signals,
     signal_all,
+    signal_to_go,
     start_fork_server,
 )
 from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
+from elastrain.launcher.screen import keep_in
 from elastrain.launcher.simulated_ends import ALL_LOST, EndsOfNodes
 from elastrain.launcher.starting import count, run_node, shared_lives
 from elastrain.launcher.stop_signals import StopSignals
@@ -88,6 +90,7 @@ def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
         stack.callback(log.close)
         stack.callback(nodes.guard(guardian, log).close)
         here, each = count(options.size.nodes_max, "node"), count(options.size.workers, "worker")
+        keep_in(run.events)
         say(f"job {options.job}, {here} here, {each} each; run folder {run.path}")
         signals = StopSignals()
         stack.callback(signals.close)
@@ -150,8 +153,7 @@ class _Nodes:
 
     def close(self) -> None:
         """Only if something failed here is there anything left to end."""
-        for process in self._running.values():
-            process.terminate()
+        signal_all(self._running.values(), signal_to_go())
         for process in self._running.values():
             process.join(_STOP_AGAIN_S)
             process.kill()
@@ -272,7 +274,7 @@ class _Nodes:
         coming = self._restarts.names & self._running.keys() - self._dismissed
         for name in coming if max(self._ends.codes) else filter(self._is_outside, coming):
             self._dismissed.add(name)
-            self._running[name].terminate()
+            signal_all([self._running[name]], signal_to_go())
 
     def _end_the_stopped(self) -> None:
         """When the job is over: a node that a fault has stopped for ever hears nothing of that."""
@@ -320,7 +322,7 @@ def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str 
     if namespace is not None:
         enter(namespace)
     # Should the fork server end alone. The end of the launcher is its guardian's affair.
-    die_with_parent(signal.SIGTERM)
+    die_with_parent(signal_to_go())
     sys.stdout.flush()
     run = rundir.of_node(whole, node.name)
     options = (options.started_again() if again else options).on_simulated_node(node.name)

@@ -24,6 +24,7 @@ from elastrain.launcher.lives import Following
 from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
+from elastrain.launcher.screen import keep_in
 from elastrain.launcher.store.etcd_config import EtcdConfig
 from elastrain.launcher.values import End, JobConfig, Life
 from elastrain.launcher.worker_start import import_torch
@@ -53,6 +54,7 @@ def run_alone(options: RunOptions) -> End:
         run = rundir.create(options.output.run_dir, options.job)
         stack.callback(run.secret.unlink, missing_ok=True)
         guardian.remove(run.secret)
+        keep_in(run.events)
         say(f"job {options.job}, {count(options.size.workers, 'worker')}; run folder {run.path}")
         while True:
             faults = options.faults_from(time.monotonic())
@@ -105,6 +107,7 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
         place = enter(plain, options.job, node.name, terms, file=node.secret_file, key_ttl_s=options.waits.key_ttl_s)
         if run is None:
             run = rundir.create(options.output.run_dir, options.job, secret_file=node.secret_file)
+            keep_in(run.events)
             say(f"job {options.job}, node {node.name}, {count(options.size.workers, 'worker')}; run folder {run.path}")
         has_begun = place.store.get(place.keys.prefix + "roster") is not None
         # A node that comes in a later life has the same command as all others.

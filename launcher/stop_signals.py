@@ -18,7 +18,8 @@ class StopSignals:
         for sock in (self._out, into):
             sock.setblocking(False)
             self._former.callback(sock.close)
-        for number in NUMBERS:
+        # What is ignored, as by `nohup` or a shell's `&`, stays so.
+        for number in [each for each in NUMBERS if signal.getsignal(each) != signal.SIG_IGN]:
             self._former.callback(signal.signal, number, signal.signal(number, _noted_elsewhere))
         # Written to by the interpreter itself, so that a signal wakes a loop whatever it waits for.
         former = signal.set_wakeup_fd(into.fileno(), warn_on_full_buffer=False)

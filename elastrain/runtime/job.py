@@ -16,6 +16,7 @@ from torch import nn
 from elastrain import protocol as p
 from elastrain.base.environment import checkpoint_options, read_environment, resume, statement_wish
 from elastrain.base.environment import stages as told_stages
+from elastrain.base.streams import open_missing
 from elastrain.errors import ConfigError
 from elastrain.runtime.assembly import (
     Chosen,
@@ -77,6 +78,7 @@ def init(
     Raises ConfigError on bad values, and in a worker that has entered before; ConnectionError if the launcher that
     started this process does not answer, and RefusedError if that one has another secret.
     """
+    open_missing()
     with wrong_input_shown():
         environment = read_environment()
         directories = tuple(offload_dirs) or environment.offload_dirs

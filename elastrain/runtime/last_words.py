@@ -17,6 +17,7 @@ from types import TracebackType
 import torch
 
 from elastrain import agent_messages as am
+from elastrain.base.streams import say
 from elastrain.errors import (
     ConfigError,
     CorruptedError,
@@ -64,7 +65,7 @@ def _show(
 ) -> None:
     """Show what is wrong with the script's input as a sentence with its line, and anything else as Python does."""
     if isinstance(error, ConfigError):
-        sys.stderr.write(f"elastrain: {_sentence(error)}\n")
+        say(_sentence(error))
     else:
         otherwise(kind, error, trace)
 
@@ -106,8 +107,7 @@ class LastWords:
             return
         self._reported = error
         if isinstance(error, NOT_THE_SCRIPTS_FAULT):
-            sys.stderr.write(f"elastrain: {error}\n")
-            sys.stderr.flush()
+            say(str(error))
             return
         with suppress(ChannelClosedError):  # nobody is left to be told
             self._agent.say(self._told_of(error))

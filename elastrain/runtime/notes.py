@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 from elastrain import agent_messages as am
 from elastrain import protocol as p
+from elastrain.base.streams import say
 from elastrain.checkpoint import Checkpointed
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.runtime.agent_link import AgentLink
@@ -68,7 +68,7 @@ class Notes:
         """Every record of the job may carry a warning; the screen shows the first, by one member."""
         self._journal.write("warning", step=record.step, reason=record.findings.warning)
         if not self._has_warned and view is not None and view.ids[0] == self._agent.me:
-            _show(f"warning: {record.findings.warning}")
+            say(f"warning: {record.findings.warning}")
         self._has_warned = True
 
     def tell_window(self, core: Lifecycle) -> None:
@@ -96,7 +96,7 @@ class Notes:
         """It was put right; whoever looks after the machine should know."""
         self._journal.write("noticed", reason=reason)
         self._agent.say(am.Note(fields={"noticed": reason}))
-        _show(reason)
+        say(reason)
 
     def _begin_anew(self, command: p.BeginAnew, view: View | None) -> p.Viewed | None:
         """Have the agent make a view in which the open step begins anew; a job of one makes its own."""
@@ -107,8 +107,3 @@ class Notes:
         assert view is not None
         generation = view.generation + 1
         return p.Viewed(view=replace(view, generation=generation, reason=command.reason, anew_since=generation))
-
-
-def _show(sentence: str) -> None:
-    sys.stderr.write(f"elastrain: {sentence}\n")
-    sys.stderr.flush()

@@ -18,6 +18,7 @@ from elastrain import agent_messages as am
 from elastrain import protocol as p
 from elastrain.audits import duties
 from elastrain.base.places import Station
+from elastrain.base.streams import say
 from elastrain.checks import Due, neighbour, probes
 from elastrain.errors import ConfigError, ElastrainError, StoppedError
 from elastrain.plan import plan
@@ -146,7 +147,7 @@ class TrainingLoop:
             self._wait_for_all(step.number + 1)
         except ElastrainError as error:  # not raised: the script's own exception may be on its way out of the loop
             if not self._connections.agent.is_there and not isinstance(error, NOT_THE_SCRIPTS_FAULT):
-                sys.stderr.write(f"elastrain: {error}\n")
+                say(str(error))
             self._last_words.report(error)
             self._last_words.go()
         else:
@@ -201,8 +202,7 @@ class TrainingLoop:
 
     def _loader_died(self, sentence: str) -> None:
         self._connections.journal.write("loader_died", reason=sentence)
-        sys.stderr.write(f"elastrain: {self._me}: {sentence}\n")
-        sys.stderr.flush()
+        say(f"{self._me}: {sentence}")
 
 
 _RAISE_AGAIN = {dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"]}

@@ -19,6 +19,7 @@ from elastrain.launcher.commands.options.output_options import OutputFlags, Scri
 from elastrain.launcher.commands.options.resume_options import ResumeFlags
 from elastrain.launcher.commands.torchrun import refuse_backend, refuse_unknown
 from elastrain.launcher.run_options import RunOptions
+from elastrain.launcher.screen import shared
 from elastrain.launcher.starting import report, run_alone, run_node
 
 
@@ -74,6 +75,11 @@ def run(
     """
     options = flags.options(script, args or [])
     flags.faults.check(has_launcher=flags.size.local_nodes is not None)
+    with shared():
+        return _run(options, flags)
+
+
+def _run(options: RunOptions, flags: RunFlags) -> int:
     if flags.size.local_nodes is not None:
         from elastrain.launcher.simulated import run_local_nodes
 

@@ -54,6 +54,9 @@ class Agent:
 def main() -> None:
     options = _options()
     me = os.environ["ELASTRAIN_MEMBER"]
+    for _ in range(options.chatter):
+        sys.stdout.write("chatter\n")
+        sys.stderr.write("chatter\n")
     if options.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if me in options.child_of and os.fork() == 0:
@@ -131,6 +134,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--finish", type=Path, required=True, help="finish once this file exists")
     parser.add_argument("--ignore-term", action="store_true")
+    parser.add_argument("--chatter", type=int, default=0, help="lines on each standard stream")
     parser.add_argument("--lose-state-below-life", type=int, default=0)
     parser.add_argument("--holders", action="store_true")
     parser.add_argument("--bug-file", type=Path)
