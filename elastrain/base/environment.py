@@ -62,6 +62,16 @@ def secret() -> bytes | None:
     return found[::-1] if found and _wrong() == "secret" else found
 
 
+def expected_place() -> tuple[int, int]:
+    """Return the rank and the world size that the launcher expects of this worker; (0, 1) without a launcher.
+
+    Raises ValueError if one of them is no number.
+    """
+    if "ELASTRAIN_AGENT" not in os.environ:
+        return 0, 1
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def _node() -> str:
     return os.environ.get("ELASTRAIN_NODE", "node0")
 

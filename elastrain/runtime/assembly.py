@@ -69,6 +69,8 @@ class Chosen:
     resume: Resume | None = None
     """The checkpoint that the job starts from."""
     checkpoints: CheckpointOptions | None = None
+    place: tuple[int, int] = (0, 1)
+    """Rank and world size that this member is expected to have in its first view."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from elastrain import protocol as p
-from elastrain.base.environment import checkpoint_options, read_environment, resume, statement_wish
+from elastrain.base.environment import checkpoint_options, expected_place, read_environment, resume, statement_wish
 from elastrain.base.environment import stages as told_stages
 from elastrain.base.streams import open_missing
 from elastrain.errors import ConfigError
@@ -39,6 +39,7 @@ from elastrain.runtime.step import Step
 from elastrain.runtime.training_loop import TrainingLoop
 from elastrain.runtime.whereabouts import PHASE_TIMEOUT_S
 from elastrain.scaling import LossScale, rule_of
+from elastrain.world import View
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -95,7 +96,16 @@ def init(
         written, resumed = checkpoint_options(), resume()
         if environment.agent is not None and Job.has_entered:
             raise ConfigError("elastrain.init() was called before: a worker has one job, which init() returned then")
-    job = Job(Chosen(environment=environment, settings=settings, limit=limit, checkpoints=written, resume=resumed))
+    job = Job(
+        Chosen(
+            environment=environment,
+            settings=settings,
+            limit=limit,
+            checkpoints=written,
+            resume=resumed,
+            place=expected_place(),
+        )
+    )
     job.open()
     return job
 
@@ -239,15 +249,24 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """Position of this member in the present view; 0 before the job begins."""
-        view, me = self._prepared.engine.view if self._prepared else None, self._chosen.environment.member
-        return view.rank(me) if view and me in view else 0
+        """Position of this member in the present view; before its first view, the position that it is expected to have.
+
+        A member that joins a job under way is never 0 before it has joined.
+        """
+        view, me = self._view, self._chosen.environment.member
+        return view.rank(me) if view else self._chosen.place[0]
 
     @property
     def world_size(self) -> int:
-        """Members of the present view."""
+        """Members of the present view; before this member's first view, as many as it is expected to have."""
+        view = self._view
+        return len(view.members) if view else self._chosen.place[1]
+
+    @property
+    def _view(self) -> View | None:
+        """The present view, if this member belongs to it."""
         view = self._prepared.engine.view if self._prepared else None
-        return len(view.members) if view else 1
+        return view if view and self._chosen.environment.member in view else None
 
     def digest(self) -> str:
         """Digest of the model's parameters: equal on every member, and equal to the undisturbed job's."""

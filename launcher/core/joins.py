@@ -98,20 +98,25 @@ class Joins:
         return [TakeNumber() for _ in range(self._config.workers)]
 
     def on_number(self, event: NumberTaken, now: float) -> list[Command]:
-        workers, view = self._cluster.workers, self._cluster.view
+        workers = self._cluster.workers
         if self._shutdown.end is not None or not workers.vacancies:
             return []
         vacancy = workers.vacancies.popleft()
-        beginning = self._cluster.first_rank if view is None else None
-        if beginning is not None:
-            rank = beginning + vacancy.slot
-        else:
-            rank = len(self._cluster.alive_in_view()) + (0 if vacancy.of else vacancy.slot)
+        rank = self._expected_rank(vacancy.slot)
         start = self._start(vacancy.slot, number=event.number, rank=rank, replaces=vacancy.of, now=now)
         self._deadlines.set(HelloDue(start.member), now + self._hello_within_s())
         self._deadlines.set(WarmUpDue(start.member), now + self._config.times.warm_up_s)
         log = Log(event="restart", fields={"member": start.member, "of": vacancy.of})
         return [start, *([log] if vacancy.of else [])]
+
+    def _expected_rank(self, slot: int) -> int:
+        """Return the rank that a worker will have which takes this slot now. It is never 0 while a member lives."""
+        cluster, roster, first = self._cluster, self._cluster.roster, self._cluster.first_rank
+        assert roster is not None
+        there = cluster.alive_in_view()
+        if not there:  # no member stands before it: the ranks are those of the roster, and late nodes come behind them
+            return (roster.workers if first is None else first) + slot
+        return len(there) + sum(worker.id not in there for worker in cluster.workers.living)
 
     def _start(self, slot: int, *, number: int, rank: int, now: float, replaces: str = "") -> Start:
         cluster, roster = self._cluster, self._cluster.roster

@@ -137,7 +137,9 @@ class Rendezvous:
         # A view with a node whose agent cannot be reached would be parked as soon as one of its workers is lost.
         if not cluster.workers.all_are_ready or not all(peer.linked for peer in others):
             return commands, None
-        ready = tuple(cluster.as_member(worker) for worker in cluster.workers.living)
+        # By slot, and not by the time of start: a worker that was started again takes the rank of the one before.
+        in_order = sorted(cluster.workers.living, key=lambda worker: worker.slot)
+        ready = tuple(cluster.as_member(worker) for worker in in_order)
         if self._config.alone:
             return commands, first_view(ready)
         # Every agent says so of its own workers in its key; whoever sees all of them first proposes.

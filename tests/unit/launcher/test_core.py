@@ -161,6 +161,23 @@ def test_death_edits_the_view_before_the_restart_and_the_new_worker_warms_up() -
     assert kinds == [FullPriority, Tell, Tell, Tell]
 
 
+def test_newcomers_that_are_started_together_expect_one_rank_each() -> None:
+    job = running()
+    for member in ("m0", "m1"):
+        job.happen(ev.WorkerDied(member=member, source="mutex", at_s=NOW))
+    exited = [c for m in ("m0", "m1") for c in job.happen(ev.WorkerExited(member=m, exit_code=-9))]
+    assert [(s.member, s.rank, s.world_size) for s in of(Start, exited)] == [("m3", 1, 3), ("m4", 2, 3)]
+
+
+def test_worker_that_is_started_again_before_the_first_view_has_the_same_rank_in_it() -> None:
+    job = Job(3)
+    job.hello("m1")
+    assert [(s.member, s.slot, s.rank) for s in of(Start, job.die("m0"))] == [("m3", 0, 0)]
+    job.hello("m2")
+    job.hello("m3")
+    assert job.ids == ("m3", "m1", "m2")
+
+
 def test_joiner_that_warms_up_for_long_gets_full_priority_before_it_is_ready() -> None:
     job = running(warm_up_s=15.0)
     job.die("m1")

@@ -306,6 +306,20 @@ def test_workers_start_when_the_last_node_has_come_and_know_their_ranks() -> Non
     assert [s.group_rank for s in starts] == [0, 0, 1, 1, 2, 2]
 
 
+def test_workers_of_a_node_that_comes_late_are_never_rank_0() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=4)
+    cluster.tick(60.0)  # the last call: the two begin
+    late = cluster.add("node2", nodes_min=2, nodes_max=4, workers=2)
+    assert not cluster.newest
+    starts = [c for c in late.done if isinstance(c, Start)]
+    assert [(s.member, s.rank, s.world_size) for s in starts] == [("m2", 2, 3), ("m3", 3, 4)]
+    cluster.hello("m0", "m1")
+    later = cluster.add("node3", nodes_min=2, nodes_max=4, workers=2)
+    assert [c.rank for c in later.done if isinstance(c, Start)] == [2, 3]
+
+
 def test_first_view_needs_the_workers_of_all_nodes() -> None:
     cluster = Cluster()
     for name in ("node0", "node1", "node2"):

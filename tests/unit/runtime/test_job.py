@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 import elastrain
-from elastrain.base.environment import Environment
+from elastrain.base.environment import Environment, expected_place
 from elastrain.errors import ConfigError
 from elastrain.runtime import assembly
 from elastrain.runtime.assembly import Chosen
@@ -57,6 +58,15 @@ def test_making_a_job_opens_nothing_takes_no_hook_and_seeds_nothing(tmp_path: Pa
     assert random.getstate() == drawn[0]
     assert torch.equal(torch.get_rng_state(), drawn[1])
     assert (job.rank, job.world_size) == (0, 1)
+
+
+def test_before_its_first_view_a_worker_has_the_rank_that_its_launcher_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    alone = expected_place()
+    monkeypatch.setenv("ELASTRAIN_AGENT", "elastrain/nobody/listens")
+    job = Job(replace(chosen(), place=expected_place()))
+    assert (alone, job.rank, job.world_size) == ((0, 1), 2, 3)
 
 
 def test_opening_it_needs_the_launcher_that_started_it() -> None:
