@@ -205,6 +205,15 @@ class EndsBefore:
     step: int
     keeps_own: bool = False
     """It is sent no more blocks, because its memory limit leaves no room for them."""
+    is_checkpoint_wished: bool = False
+    """The step before is to become a checkpoint, though its record does not say so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeLast:
+    """All loops have ended, and a member asked for a checkpoint too late for a vote: `step`, the last, becomes one."""
+
+    step: int
 
 
 # Said only then: as long as all go on, nobody has to say so.
@@ -253,6 +262,7 @@ Message: TypeAlias = (
     | GoesOn
     | Boundary
     | HasAll
+    | TakeLast
     | HasTraced
 )
 

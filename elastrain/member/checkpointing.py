@@ -16,11 +16,12 @@ from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
 from elastrain.member.holdings import Holdings
 from elastrain.member.views import Views
-from elastrain.messages import CheckpointOver, PartReport, WriteInstead
+from elastrain.messages import CheckpointOver, PartReport, TakeLast, WriteInstead
 from elastrain.placement import Placement
 from elastrain.values import Record
 
 GIVEN_UP = "it was given up in an earlier view"
+_TAKEN = (Checkpointed.TAKEN, Checkpointed.LAST)
 NO_LOOP = "the members that kept the state of the training loop were lost"
 
 
@@ -76,27 +77,32 @@ class Checkpointing:
         self._out = out
         self._over: CheckpointOver | None = None
         """How the last one ended, for members that were not told in its view."""
-        self._wanted = self._voted = Wish.NONE
+        self.wanted = self._voted = Wish.NONE
+        """What this member asks of the next vote, and what it has told in the last one."""
 
     # ------------------------------------------------------------------------------------------------------- the wish
 
     def on_wanted(self, event: p.CheckpointWanted) -> None:
-        self._wanted = max(self._wanted, Wish.LAST if event.last else Wish.WANTED)
+        self.wanted = max(self.wanted, Wish.LAST if event.last else Wish.WANTED)
 
     def wish(self, step: int) -> Wish:
         """For the vote on `step`."""
         every = self._plan.every_steps
-        self._voted = self._wanted
-        return max(self._wanted, Wish.DUE if every and (step + 1) % every == 0 else Wish.NONE)
+        self._voted = self.wanted
+        return max(self.wanted, Wish.DUE if every and (step + 1) % every == 0 else Wish.NONE)
+
+    def is_over(self, step: int) -> bool:
+        """Return True if the checkpoint of `step` is complete, or a problem of the disk has ended it."""
+        return self._over is not None and self._over.step == step and self._over.reason != GIVEN_UP
 
     # --------------------------------------------------------------------------------------------------------- a step
 
     def on_passed(self, record: Record, before: Placement) -> None:
         """The record is held and this primary has applied it; `before`: who held the shards until then."""
-        if record.checkpoint not in (Checkpointed.TAKEN, Checkpointed.LAST):
+        if record.checkpoint not in _TAKEN:
             return
         # What was asked for after the vote is a wish for a later state.
-        self._wanted = Wish.NONE if self._wanted is self._voted else self._wanted
+        self.wanted = Wish.NONE if self.wanted is self._voted else self.wanted
         self.is_last = record.checkpoint is Checkpointed.LAST
         named = writers(steady(before, self._commit.roles.live), self._sizes, all_holders=self._plan.all_holders)
         on_disks = keepers(named, self._views.view.nodes) if self._plan.all_holders else ()
@@ -291,6 +297,10 @@ class Checkpointing:
         if self.open.has_begun and not self.open.has_loop:
             self._end(NO_LOOP)
             return
+        record = self._commit.record
+        if record is not None and record.step == self._step and record.checkpoint not in _TAKEN:
+            # Asked for at the end of the loops: its word may have died with the member that gave it.
+            self._out.send_all(self._views.others, TakeLast(step=self._step))
         members = self._views.view.ids
         missing = self.open.writers - self.open.collected.keys()
         # Asked again of those who live, too: who was asked in the last view may not have heard it.

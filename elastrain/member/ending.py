@@ -1,12 +1,18 @@
 """The end of the training loops in its order: tell the others, agree, have every block again, leave together.
 
+A checkpoint that was asked for after the votes on the last step is written before the members leave.
+
 Rank 0 has every block then, and so has everybody else whose memory limit leaves room for that.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from elastrain.checkpoint import Checkpointed, Wish
 from elastrain.member.committing import Committing
 from elastrain.member.machine import Machine
+from elastrain.messages import EndsBefore, TakeLast
 
 
 class Ending:
@@ -23,9 +29,35 @@ class Ending:
         m.end.judge()
         self._tell()  # the verdict may have ended this member's loop
         self._tell_all_is_here()
-        m.end.leave_together(whole=not m.replicas.are_all)
+        if not self._awaits_checkpoint():
+            m.end.leave_together(whole=not m.replicas.are_all)
 
-    def serve(self, member: str) -> None:
+    def end_loop(self, step: int) -> None:
+        """Note that this member's loop has ended before `step`, and whether a checkpoint was asked for too late."""
+        m = self._machine
+        record = m.commit.record
+        m.end.on_loop_ended(step)
+        is_passed_over = record is not None and record.checkpoint is Checkpointed.PASSED_OVER
+        m.end.is_checkpoint_wished |= is_passed_over or m.checkpointing.wanted is not Wish.NONE
+
+    def take_last(self, step: int) -> None:
+        """Write this member's part of the last step, as if its record named it a checkpoint."""
+        m = self._machine
+        record = m.commit.record
+        if record is None or record.step != step or m.checkpointing.open is not None or m.checkpointing.is_over(step):
+            return
+        m.end.is_checkpoint_wished = True
+        m.checkpointing.on_passed(replace(record, checkpoint=Checkpointed.TAKEN), m.commit.roles.live)
+        m.checkpointing.on_began(m.loop.step, m.loop.state)
+
+    def on_ends_before(self, source: str, message: EndsBefore) -> None:
+        m = self._machine
+        m.end.on_ends_before(source, message.step)
+        m.end.is_checkpoint_wished |= message.is_checkpoint_wished
+        if not message.keeps_own:
+            self._serve(source)
+
+    def _serve(self, member: str) -> None:
         """The member's loop has ended: publish to it what it did not need until now."""
         m = self._machine
         lent = m.replicas.lent
@@ -34,6 +66,22 @@ class Ending:
         if not m.replicas.are_all:
             lacking = {member: [shard for shard in lent if shard not in had]}
             self._committing.publish(m.custody.primaries.hold_back(lacking), m.commit.record)
+
+    def _awaits_checkpoint(self) -> bool:
+        """Return True while the last step is to become a checkpoint; rank 0 begins it once all loops have ended."""
+        m = self._machine
+        step, written = m.commit.step, m.checkpointing
+        if not m.end.is_checkpoint_wished or m.commit.record is None or written.is_over(step):
+            return written.open is not None
+        if (
+            written.open is None
+            and not m.views.is_recovering
+            and m.end.have_all_ended()
+            and m.views.view.ids[0] == m.me
+        ):
+            m.out.send_all(m.views.others, TakeLast(step=step))
+            self.take_last(step)
+        return True
 
     def _tell(self) -> None:
         m = self._machine

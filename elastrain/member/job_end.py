@@ -47,6 +47,8 @@ class JobEnd:
         """Member -> step that its training loop is in, while others have ended before it."""
         self._asked = -1
         """Step in which this member's loop asked for work last."""
+        self.is_checkpoint_wished = False
+        """A member has asked for a checkpoint of the last step after the votes on it."""
         self._is_overruled = False
         """This member's loop would have gone on: the majority has ended before it."""
 
@@ -98,7 +100,10 @@ class JobEnd:
     def tell(self) -> None:
         assert self.step is not None
         self._ended[self._me] = self.step
-        self._out.send_all(self._views.others, EndsBefore(step=self.step, keeps_own=self.keeps_own))
+        self._out.send_all(
+            self._views.others,
+            EndsBefore(step=self.step, keeps_own=self.keeps_own, is_checkpoint_wished=self.is_checkpoint_wished),
+        )
 
     def has_told(self) -> bool:
         return self._me in self._ended
@@ -135,13 +140,17 @@ class JobEnd:
         members = self._views.view.ids
         return tuple(m for m in members if self._views.reports[m].begun >= 0) or members
 
+    def have_all_ended(self) -> bool:
+        """Return True if the loops of all members of this view have ended."""
+        current = self._views.current
+        return self.step is not None and current is not None and self._ended.keys() >= set(current.ids)
+
     def leave_together(self, *, whole: bool) -> None:
         """Let go once all have ended: until then somebody may still need what this member has.
 
         whole: there are blocks to be sent first, so that all have to have what they are to have.
         """
-        there = self._whole if whole else self._ended.keys()
-        if self.step is not None and self._views.current and there >= set(self._views.current.ids):
+        if self.have_all_ended() and (not whole or self._whole >= set(self._views.view.ids)):
             self.let_go()
 
     def let_go(self) -> None:

@@ -92,7 +92,7 @@ class Lifecycle:
                 m.end.on_asked(m.loop.step)
             case p.LoopEnded():
                 m.loop.on_ended(event)
-                m.end.on_loop_ended(event.step)
+                self._ending.end_loop(event.step)
             case p.JobEnded():
                 m.end.let_go()
             case p.InitialRead():
@@ -196,9 +196,9 @@ class Lifecycle:
             case said.CheckpointOver():
                 m.checkpointing.on_over(message)
             case said.EndsBefore():
-                m.end.on_ends_before(source, message.step)
-                if not message.keeps_own:
-                    self._ending.serve(source)
+                self._ending.on_ends_before(source, message)
+            case said.TakeLast():
+                self._ending.take_last(message.step)
             case said.HasAll():
                 m.end.on_has_all(source, message.step)
             case said.GoesOn():

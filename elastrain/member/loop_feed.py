@@ -97,6 +97,11 @@ class LoopFeed:
         return self.step == step and self.stage in (LoopStage.WAITING, LoopStage.COMPUTING, LoopStage.LEAVING)
 
     @property
+    def state(self) -> str:
+        """The state with which the loop entered its step, or ended before it."""
+        return self._state[1] if self._state is not None else ""
+
+    @property
     def is_outside(self) -> bool:
         return self.stage is LoopStage.OUTSIDE
 

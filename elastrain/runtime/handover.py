@@ -151,6 +151,11 @@ class Handover:
         return outcome
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the engine has ended: it takes nothing more."""
+        return self._ended
+
+    @property
     def has_news(self) -> bool:
         """Whether something was told that the engine has not taken yet."""
         return bool(self._told)

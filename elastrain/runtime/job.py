@@ -205,14 +205,22 @@ class Job:
         self._registered[name] = thing
 
     def checkpoint(self) -> None:
-        """Have the next step that is committed become a durable checkpoint; returns at once, and nobody waits for it.
+        """Have the next step that is committed become a durable checkpoint, or the last step, if none follows.
 
-        One member's wish is enough, and all members' count as one. Raises ConfigError where the job was not told where
-        to write them (`elastrain run --checkpoint-dir`).
+        Returns at once, and the training waits for nothing; only the end of the loop waits until the checkpoint is
+        written. One member's wish is enough, and all members' count as one. Raises ConfigError where the job was not
+        told where to write (`elastrain run --checkpoint-dir`), and behind the loop, where the last step is none.
         """
         if self._chosen.checkpoints is None:
             raise ConfigError("this job was not told where to write checkpoints: elastrain run --checkpoint-dir DIR")
-        self._ready().parts.handover.tell(p.CheckpointWanted(last=False))
+        prepared = self._ready()
+        if not prepared.parts.handover.has_ended:
+            prepared.parts.handover.tell(p.CheckpointWanted(last=False))
+        elif prepared.checkpoints is None or not prepared.checkpoints.has_newest:
+            raise ConfigError(
+                "job.checkpoint() comes too late behind the loop over job.steps(…), where the members have let go of "
+                "the state: call it in the body of the loop, at the latest in that of the last step or before `break`"
+            )
 
     @contextmanager
     def phase(self, name: str, timeout: float = PHASE_TIMEOUT_S) -> Iterator[None]:

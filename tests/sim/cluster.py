@@ -464,6 +464,9 @@ class Cluster:
         member = self.members[name]
         if member.machine.checkpointing.open is not None:
             raise Violation(f"{name} leaves while a checkpoint is being written")
+        has_over = member.machine.checkpointing.is_over(member.committed)
+        if member.machine.end.is_checkpoint_wished and member.machine.commit.record is not None and not has_over:
+            raise Violation(f"{name} leaves without the checkpoint of the last step that was asked for")
         end = self.scenario.steps if member.machine.end.step is None else member.machine.end.step
         for other in member.view.ids if member.view else ():
             if self.members[other].committed < end - 1:

@@ -112,6 +112,9 @@ class Checkpoints:
         self._loop: KeptLoop | None = None
         self._waiting: Waiting | None = None
         self._newest = Newest()
+        self.has_newest = bearings.resume is not None
+        """The newest committed step is a complete checkpoint."""
+        self._committed = -1
 
     @property
     def plan(self) -> CheckpointPlan:
@@ -146,6 +149,7 @@ class Checkpoints:
 
     def passed(self, record: Record) -> None:
         """A step was committed: from now on the script may change what it has registered."""
+        self._committed, self.has_newest = record.step, False
         if self._loop is not None and self._loop.step < record.step:
             self._copy_loop()
         if record.checkpoint in (Checkpointed.TAKEN, Checkpointed.LAST):
@@ -188,6 +192,8 @@ class Checkpoints:
         self._thread.do(lambda: part.check(self._disk.check))
 
     def _capture_loop(self, command: p.CaptureLoop) -> None:
+        if self._newest.open_step is None:  # no record names it: it was asked for after the votes on the last step
+            self._newest = Newest(began_s=time.monotonic(), open_step=command.step)
         loop = self._loop = KeptLoop(step=command.step, text=command.state, payload=self._payload)
         if command.is_written:
             self._copy_loop()
@@ -219,6 +225,7 @@ class Checkpoints:
         if self._loop is not None and self._loop.step == command.step:
             self._loop = None
         self._newest = replace(self._newest, open_step=None)
+        self.has_newest = self.has_newest or (not command.reason and command.step == self._committed)
         self._with.log("checkpoint", step=command.step, reason=command.reason, blocked_s=self.captured.blocked.take())
         if command.told:
             self._thread.do(lambda: self._apart(lambda: self._disk.keep(self._with.life, command.step, command.told)))

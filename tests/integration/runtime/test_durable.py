@@ -54,10 +54,8 @@ def test_what_is_written_meanwhile_is_the_state_of_its_step(tmp_path: Path) -> N
     done = run(tmp_path, place, workers=3, more=("--keep", "2"))
     assert_equal_to_undisturbed(done, *STEPS)
     there = steps_of(place)
-    # One may be passed over because the one before is still being written; the first is always taken.
-    assert there and set(there) <= {2, 5, 8, 11} and "is complete: " in done.output
-    if there[-1] < 11:
-        went_on_from(tmp_path / "again", place, there[-1], workers=1)
+    # One may be passed over because the one before is still being written; the last is written in any case.
+    assert there[-1] == 11 and set(there) <= {2, 5, 8, 11} and "is complete: " in done.output
 
 
 def test_a_script_asks_for_one_at_any_time_and_it_is_the_state_to_go_on_from(tmp_path: Path) -> None:
@@ -68,6 +66,17 @@ def test_a_script_asks_for_one_at_any_time_and_it_is_the_state_to_go_on_from(tmp
     (step,) = steps_of(place)
     assert step >= 4
     went_on_from(tmp_path / "again", place, step, workers=3)
+
+
+def test_after_the_last_step_the_end_of_the_job_waits_for_the_checkpoint_that_is_asked_for(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    last = ("--checkpoint-after", "5", "--break-at", "5")
+    options = ("--checkpoint-dir", str(place))
+    done = run_job(tmp_path, workers=3, arguments=(*STEPS, *last), options=options)
+    assert done.exit_code == 0, done.output
+    assert steps_of(place) == [5]
+    assert "the checkpoint of step 5 is complete: " in done.output
+    went_on_from(tmp_path / "again", place, 5, workers=2)
 
 
 def test_a_member_that_dies_while_it_is_written_spoils_neither_job_nor_checkpoints(tmp_path: Path) -> None:

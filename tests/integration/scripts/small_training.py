@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--raise-at", type=int, default=-1, help="step in which the fifth micro-batch raises")
     parser.add_argument("--break-at", type=int, default=-1, help="step after which the loop is left")
     parser.add_argument("--checkpoint-at", type=int, default=-1, help="step in which one member asks for a checkpoint")
+    parser.add_argument("--checkpoint-after", type=int, default=-1, help="step after which one member asks for one")
     parser.add_argument("--patience", type=int, default=-1, help="steps that a process waits for a better loss")
     parser.add_argument("--slow-while", type=Path, help="micro-batches wait a little while this file exists")
     args = parser.parse_args()
@@ -90,6 +91,8 @@ def main() -> None:
             step.backward(loss, weight=float(len(labels)))
         scheduler.step()
         waited += step.loss > 0.0  # never good enough
+        if step.number == args.checkpoint_after and job.rank == job.world_size - 1:
+            job.checkpoint()
         if step.number == args.break_at or waited == args.patience:
             break
     sys.stderr.write(f"digest {job.digest()} lr {optimizer.param_groups[0]['lr']:.6f}\n")

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
+import pytest
+
 from elastrain import protocol as p
 from elastrain.checkpoint import LOOP, Checkpointed, CheckpointPlan
 from elastrain.member.checkpointing import NO_LOOP
 from elastrain.member.lifecycle import Lifecycle
+from elastrain.member.loop_feed import LoopStage
 from elastrain.messages import CheckpointOver, PartReport
 from elastrain.values import Contribution, Shape, ShardShape
 from elastrain.world import Member, View
@@ -143,6 +146,52 @@ def test_the_end_of_the_job_waits_for_what_is_being_written() -> None:
     job.tell(job.written(0))
     job.tell(p.ManifestWritten(step=0, reason="", told=""))
     assert len(job.all(p.Leave)) == 1
+
+
+@pytest.mark.parametrize("is_passed_over", [False, True])
+def test_a_wish_that_comes_after_the_last_vote_makes_the_last_step_a_checkpoint(is_passed_over: bool) -> None:
+    job = Alone(CheckpointPlan(every_steps=int(is_passed_over)))
+    job.compute(0)
+    job.go_on(1)
+    job.compute(1)
+    if is_passed_over:
+        job.tell(job.written(0))
+        job.tell(p.ManifestWritten(step=0, reason="", told=""))
+    else:
+        job.tell(p.CheckpointWanted(last=False))
+    assert job.said()[-1] is (Checkpointed.PASSED_OVER if is_passed_over else Checkpointed.NO)
+    job.tell(p.Began(step=2, settings="lr", state="2"))
+    job.tell(p.LoopEnded(step=2))
+    assert job.all(p.BeginPart)[-1] == p.BeginPart(step=1, shards=(0, 1))
+    assert job.all(p.Capture)[-1].step == 1
+    assert job.all(p.CaptureLoop)[-1] == p.CaptureLoop(step=1, state="2", is_written=False)
+    job.tell(job.written(1))
+    manifest = job.all(p.WriteManifest)[-1]
+    assert (manifest.record.step, manifest.record.checkpoint) == (1, Checkpointed.TAKEN)
+    assert not job.all(p.Leave)
+    job.tell(p.ManifestWritten(step=1, reason="", told=""))
+    assert len(job.all(p.Leave)) == 1
+    assert len(job.all(p.Passed)) == 2  # the commit is told once
+
+
+def test_a_disk_that_takes_nothing_does_not_hold_the_end_of_the_job_up() -> None:
+    job = Alone(CheckpointPlan())
+    job.compute(0)
+    job.tell(p.CheckpointWanted(last=False))
+    job.tell(p.Began(step=1, settings="lr", state="1"))
+    job.tell(p.LoopEnded(step=1))
+    job.tell(job.written(0, problem="no space left on device"))
+    assert [ended.reason for ended in job.all(p.EndCheckpoint)] == ["a: no space left on device"]
+    assert len(job.all(p.Leave)) == 1
+
+
+def test_a_job_that_commits_nothing_has_nothing_to_write() -> None:
+    job = Alone(CheckpointPlan())
+    job.tell(p.CheckpointWanted(last=False))
+    job.core.machine.loop.stage = LoopStage.BODY
+    job.tell(p.LoopEnded(step=0))
+    assert len(job.all(p.Leave)) == 1
+    assert not job.all(p.BeginPart)
 
 
 def test_who_reports_of_a_checkpoint_that_is_over_is_told_how_it_ended() -> None:
