@@ -122,6 +122,8 @@ class GradientSlot:
         """Indices of the leaves into which a backward has accumulated."""
         self.last: int | None = None
         """The last one of them."""
+        self.is_discarding = False
+        """The backward under way counts for nothing."""
         self.views: dict[int, Tensor] = {}
         """By leaf."""
         self.statistics: dict[int, Tensor] = {}

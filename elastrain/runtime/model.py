@@ -187,8 +187,11 @@ class ModelState:
         """A copy of all gradients, one allocation per dtype; an empty one where blocks lie apart."""
         return GradientSlot(self.gradients)
 
-    def attach(self, slot: GradientSlot) -> None:
+    def attach(self, slot: GradientSlot, *, is_discarding: bool = False) -> None:
         """From now on backward accumulates into `slot`: call it before each backward, whatever user code did to .grad.
+
+        is_discarding: this backward counts for nothing: its gradients are dropped as they come. To multiply them by 0
+            would keep those that are NaN.
 
         Raises ConfigError when a parameter's memory was replaced since the model was prepared.
         """
@@ -203,8 +206,8 @@ class ModelState:
                 )
         for leaf, view in views.items():
             # Where there is none yet autograd hands over what it has made, and the hook puts it into the slot.
-            self._leaves[leaf].grad = view if leaf in slot.touched else None
-        self._slot = slot
+            self._leaves[leaf].grad = view if leaf in slot.touched and not is_discarding else None
+        self._slot, slot.is_discarding = slot, is_discarding
 
     def detach(self) -> None:
         """Outside of backward the leaves have no .grad, so that zero_grad() or step() of user code can do no harm."""
@@ -252,7 +255,9 @@ class ModelState:
                 return  # a backward of the user's own, outside of a step
             if leaf not in slot.views:
                 self._completion.refuse(leaf)
-            if not slot.take(leaf, parameter):
+            if slot.is_discarding:
+                parameter.grad = None
+            elif not slot.take(leaf, parameter):
                 raise ConfigError(
                     f"the gradient of parameter {self._name(leaf)!r} did not land in its buffer: "
                     "do not assign .grad, call zero_grad() or use create_graph=True during backward"

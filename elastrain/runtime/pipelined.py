@@ -240,8 +240,7 @@ class ActionForward:
             self._pipelines.wait(action, waiting)
             parts.handover.tell(self._pipelines.made(self._step, action, passed.going, _NONE))
             return
-        value = float(loss.detach()) * weight
-        counts = counted(parts.loader.order, self._step, action.micro_batch, value, weight)
+        counts = counted(parts.loader.order, self._step, action.micro_batch, float(loss.detach()), weight)
         backward = ActionBackward(self._step, self._assignment, self._pipelines)
         whole = scaled(loss, weight * self._loss_scale)
         backward.run(waiting, counts, whole.backward, forward=action)
@@ -267,7 +266,7 @@ class ActionBackward:
         started_s = time.monotonic()
         stubs = pipelines.stubs_for(action.task)
         so_far = pipelines.count(action, counts)
-        self._accumulate(waiting, so_far, lambda: stubs.go_back(waiting.passed, compute))
+        self._accumulate(waiting, counts.weight, so_far, lambda: stubs.go_back(waiting.passed, compute))
         made = waiting.passed.gradients if action.task.begin > 0 else None
         done = pipelines.made(self._step, action, made, counts)
         # Together: each of them wakes the engine, which would have the interpreter before the gradient is on its way.
@@ -275,13 +274,13 @@ class ActionBackward:
         parts.handover.tell(*before, done)
         log_action(parts, self._step, action, started_s)
 
-    def _accumulate(self, waiting: _Waiting, so_far: Contribution, compute: Callable[[], Any]) -> None:
+    def _accumulate(self, waiting: _Waiting, weight: float, so_far: Contribution, compute: Callable[[], Any]) -> None:
         parts, slot, action = self._pipelines.parts, self._slot, self._action
         model, micro_batches = parts.model, self._pipelines.micro_batches_of(action.task.run)
         if action.micro_batch == micro_batches[0]:
             slot.begin_run(self._pipelines.blocks_of(action.task))
-        model.statistics.give(waiting.measured, slot.statistics)
-        model.attach(slot)
+        model.statistics.give(waiting.measured, slot.statistics, weight)
+        model.attach(slot, is_discarding=weight == 0.0)
         is_last = action.micro_batch == micro_batches[-1]
         try:
             parts.whereabouts.go_on()

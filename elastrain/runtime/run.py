@@ -99,7 +99,7 @@ class Run:
         self._parts.untouched.check_gradients()
         self.backward_is_due = False
         value = float(loss.detach())
-        self._contribution += counted(self._parts.loader.order, self._step, self._at, value * weight, weight)
+        self._contribution += counted(self._parts.loader.order, self._step, self._at, value, weight)
         try:
             self._accumulate(loss, weight)
         except SpillReadError as fault:
@@ -152,8 +152,8 @@ class Run:
     def _accumulate(self, loss: Tensor, weight: float) -> None:
         """The gradients of this micro-batch, into the run's slot; what is compared is told."""
         model, slot = self._parts.model, self._assignment.slot
-        model.statistics.give(model.statistics.take(), slot.statistics)
-        model.attach(slot)
+        model.statistics.give(model.statistics.take(), slot.statistics, weight)
+        model.attach(slot, is_discarding=weight == 0.0)
         is_last = not self._is_check and self._at == self._micro_batches()[-1]
         try:
             self._parts.whereabouts.go_on()
@@ -212,9 +212,11 @@ def load(parts: StepParts, step: int, micro_batch: int) -> Any:
 
 
 def counted(order: DataOrder, step: int, micro_batch: int, loss: float, weight: float) -> Contribution:
-    """What one micro-batch counts. `loss`: times its weight."""
+    """Return what one micro-batch counts. With a weight of 0 that is its samples alone, even if the loss is NaN."""
     positions, fingerprint = order.positions(step, micro_batch), order.fingerprint(step, micro_batch)
-    return Contribution(loss=loss, weight=weight, samples=len(positions), fingerprint=fingerprint)
+    return Contribution(
+        loss=loss * weight if weight else 0.0, weight=weight, samples=len(positions), fingerprint=fingerprint
+    )
 
 
 def went_by(what: str) -> ConfigError:

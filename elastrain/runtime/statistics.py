@@ -145,14 +145,18 @@ class RunningStatistics:
         measured, self._measured = self._measured, []
         return measured
 
-    def give(self, measured: Iterable[MeasuredLayer], slot: dict[int, Tensor]) -> None:
+    def give(self, measured: Iterable[MeasuredLayer], slot: dict[int, Tensor], weight: float = 1.0) -> None:
         """Before its backward: add what was measured to the slot's maps, leaf -> 1-D of pairs.
 
+        weight: of the micro-batch. With 0, what a layer measured is left out if it is not finite.
         Until `end`, forwards that checkpoints compute again measure into scratch, and do not count.
         """
         self._active = True
         for each in measured:
-            if slot.keys() >= set(each.layer.leaves.values()):  # else a stub has stood there, and measured nothing
+            is_here = slot.keys() >= set(
+                each.layer.leaves.values()
+            )  # else a stub has stood there, and measured nothing
+            if is_here and (weight or all(bool(value.isfinite().all()) for value in each.values.values())):
                 _add(each, slot)
 
     def end(self) -> None:

@@ -80,7 +80,8 @@ class Step:
 
     def backward(self, loss: Tensor, *, weight: SupportsFloat = 1.0) -> None:
         """Backward of one micro-batch; `loss` is its mean, `weight` what it counts (e.g. its number of tokens):
-        a number or a tensor of one element, finite and not negative.
+        a number or a tensor of one element, finite and not negative. A micro-batch of weight 0 counts for nothing, even
+        if its loss is NaN; a step whose micro-batches all have weight 0 is skipped.
 
         The applied gradient is `Σ weight·gradient / Σ weight` over the global batch, whoever computed what. Where a
         drive does not give saved activations back, the iterator yields the micro-batch (and those summed with it)

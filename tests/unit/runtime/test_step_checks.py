@@ -204,6 +204,8 @@ class Case:
     nan: bool = False
     weighted: bool = False
     carries: bool = False
+    for_nothing: tuple[int, float, float] | None = None
+    """A micro-batch of weight 0, and by what its inputs and its loss are multiplied."""
     backward: Callable[[], Any] = nullcontext
 
 
@@ -241,12 +243,19 @@ def member(case: Case, commands: list[p.Compute | p.Recompute]) -> tuple[FakeHan
 def _loop(case: Case, step: Step, model: nn.Module) -> None:
     carried = torch.zeros(())
     for inputs, labels in step:
+        number, spoils_inputs, spoils_loss = case.for_nothing or (-1, 1.0, 1.0)
+        is_for_nothing = step.micro_batch == number
+        if is_for_nothing:
+            inputs = inputs * spoils_inputs
         with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
             loss = nn.functional.cross_entropy(model(inputs.to(case.dtype)).float(), labels)
         if case.carries:
             loss = loss * (1.0 + carried)
             carried = loss.detach()
-        step.backward(loss * math.nan if case.nan else loss, weight=len(labels) if case.weighted else 1.0)
+        if is_for_nothing:
+            loss = loss * spoils_loss
+        weight = 0.0 if is_for_nothing else len(labels) if case.weighted else 1.0
+        step.backward(loss * math.nan if case.nan else loss, weight=weight)
 
 
 def both(case: Case) -> tuple[Check, Check]:
@@ -285,6 +294,23 @@ HARMFUL = {
     "a counter in the dataset": Case(data=CountingData),
     "a generator in the dataset": Case(data=DrawingData),
 }
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("model", [Net, Checkpointed, Tied])
+def test_a_micro_batch_of_weight_0_counts_for_nothing_even_if_it_is_nan(model: type[Net], number: int) -> None:
+    told = []
+    for inputs, loss in ((1.0, 1.0), (1.0, math.nan), (1.0, math.inf), (math.nan, 1.0)):
+        case = Case(model=model, run_length=3, for_nothing=(number, inputs, loss))
+        handover, _ = member(case, [p.Compute(step=0, run=0, audited=True)])
+        (checked,) = handover.checks
+        assert checked.check is not None
+        told.append(checked.check)
+    assert (told[0].weight, math.isfinite(told[0].loss)) == (2.0, True)
+    assert told[1:3] == [told[0]] * 2
+    # Statistics of a forward without NaN count, as in plain PyTorch; those of one with NaN do not.
+    assert told[3] == told[0] or model is not Checkpointed
+    assert math.isfinite(told[3].loss)
 
 
 @pytest.mark.parametrize("name", HARMLESS)
