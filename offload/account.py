@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 
 import torch
 
-from elastrain.offload.deferred import DeferredLock
-
-
-class Watched(weakref.ref[torch.UntypedStorage]):
-    """Counted memory; `size_bytes` is 0 once it is not counted any more. The record keeps it, so that it is called."""
-
-    __slots__ = ("size_bytes",)
-    size_bytes: int
+from elastrain.offload.deferred import DeferredLock, Note
 
 
 class Account:
@@ -22,25 +14,17 @@ class Account:
 
     def __init__(self, lock: DeferredLock, changed: Callable[[], None]) -> None:
         self.live_bytes = 0
+        self._lock = lock
         self._changed = changed
-        weak_lock, weak_self = weakref.ref(lock), weakref.ref(self)
 
-        def died(watched: Watched) -> None:
-            if (lock := weak_lock()) is not None and (account := weak_self()) is not None:
-                lock.later(lambda: account.forget(watched))
+    def watch(self, storage: torch.UntypedStorage) -> Note:
+        """Count memory until it is freed, or until `forget`. The record keeps the note, which is about the bytes."""
+        self._add(storage.nbytes())
+        return self._lock.watch(storage, self.forget, storage.nbytes())
 
-        self._died = died
-
-    def watch(self, storage: torch.UntypedStorage) -> Watched:
-        """Count memory until it is freed, or until `forget`."""
-        watched = Watched(storage, self._died)
-        watched.size_bytes = storage.nbytes()
-        self._add(watched.size_bytes)
-        return watched
-
-    def forget(self, watched: Watched) -> None:
+    def forget(self, watched: Note) -> None:
         """Stop counting: the memory is gone, or belongs to others only."""
-        size_bytes, watched.size_bytes = watched.size_bytes, 0
+        size_bytes, watched.about = watched.about, 0
         if size_bytes:
             self._add(-size_bytes)
 

@@ -7,10 +7,8 @@ kernel. The manager's lock guards it. No I/O here, and no decision about how muc
 
 from __future__ import annotations
 
-import weakref
-
 from elastrain.offload.buffers import HUGE_PAGE_BYTES, Lease, drop_pages, lease, lease_in, pages
-from elastrain.offload.deferred import DeferredLock
+from elastrain.offload.deferred import DeferredLock, Note
 from elastrain.offload.engines.port import round_up
 from elastrain.offload.slab import Slot, SlotAllocator
 
@@ -19,10 +17,10 @@ class ReadArena:
     """Lends memory until the storage in it is gone; its pages go back to the kernel when nothing is lent."""
 
     def __init__(self, lock: DeferredLock) -> None:
-        self._lock = weakref.ref(lock)
+        self._lock = lock
         self._memory = memoryview(b"")
         self._slots = SlotAllocator(0)
-        self._lent: dict[int, weakref.ref[memoryview]] = {}
+        self._lent: dict[int, Note] = {}
         self._touched: set[int] = set()  # huge pages, by their number
         self._largest_bytes = self._most_lent_bytes = 0
 
@@ -46,13 +44,7 @@ class ReadArena:
         image = self._memory[slot.offset_bytes : slot.offset_bytes + slot.size_bytes]
         found, inside = lease_in(image, size_bytes=size_bytes, shift_bytes=shift_bytes)
         # The storage holds `inside` until its bytes cannot be reached any more.
-        weak_lock, weak_self = self._lock, weakref.ref(self)
-
-        def gone(_: weakref.ref[memoryview]) -> None:
-            if (lock := weak_lock()) is not None and (arena := weak_self()) is not None:
-                lock.later(lambda: arena._take_back(slot))
-
-        self._lent[slot.offset_bytes] = weakref.ref(inside, gone)
+        self._lent[slot.offset_bytes] = self._lock.watch(inside, self._take_back, slot)
         return found
 
     @property
@@ -81,7 +73,8 @@ class ReadArena:
         drop_pages(self._memory, pages_inside.start * HUGE_PAGE_BYTES, len(pages_inside) * HUGE_PAGE_BYTES)
         self._touched.difference_update(pages_inside)
 
-    def _take_back(self, slot: Slot) -> None:
+    def _take_back(self, gone: Note) -> None:
+        slot: Slot = gone.about
         del self._lent[slot.offset_bytes]
         self._slots.free(slot)
         if not self._lent:

@@ -15,7 +15,7 @@ from elastrain.offload.account import Account
 from elastrain.offload.arena import ReadArena
 from elastrain.offload.deferred import DeferredLock
 from elastrain.offload.device import Copy
-from elastrain.offload.errors import SpillReadError
+from elastrain.offload.errors import SpillReadError, SpillWriteError
 from elastrain.offload.limit import SpillLimit
 from elastrain.offload.mover import Mover, again
 from elastrain.offload.passes import Pass, Passes
@@ -95,12 +95,23 @@ class BackwardReloader:
             if residency.HAND_BACK in commands:
                 assert record.storage is not None
                 self._passes.came_back(record, first_state)
-                transfer.hand_over(record.storage)
                 return record.storage
             if residency.RAISE_FAULT in commands:
                 assert record.disk.fault is not None
                 raise again(record.disk.fault)
             self._wait.wait(until_s, SpillReadError, "reading activations")
+
+    def claim(self, record: SpillRecord, storage: torch.UntypedStorage) -> None:
+        """Hand back this storage from now on, whatever its owner fills it with. No device touches it after that."""
+        until_s = self._wait.until_s(self._wait.clock())
+        if record.state is State.WRITING:
+            self._mover.apply(record, residency.Need())  # which cancels the write
+        while record.state in residency.IN_FLIGHT:
+            self._wait.wait(until_s, SpillWriteError, "writing activations")
+        self._mover.renew(record, storage)
+        record.held += 1  # for good: no copy of it is written any more
+        for watched in record.watched:
+            self._account.forget(watched)
 
     def _look_for_original(self, record: SpillRecord) -> None:
         if record.state is State.SPILLED and (original := record.origin.memory()) is not None:
@@ -116,6 +127,7 @@ class BackwardReloader:
             return
         for candidate in policy.choose_prefetch(self._on_disk(current), room_bytes=room_bytes):
             record = current.in_turn(candidate.turn)
+            self._look_for_original(record)
             self._mover.apply(record, residency.Prefetch())
             if record.state is State.SPILLED:
                 return  # there is no memory, whatever the limit allows

@@ -1,24 +1,55 @@
-"""A lock for callers that must not wait: they leave a note, on which the holder of the lock acts.
+"""A lock for finalizers, which must not wait: they leave a note, on which the holder of the lock acts.
 
 Finalizers of tensors and graph nodes run in any thread at any time, also in a thread that holds the lock: one that
-waited for it would wait for ever. A note is acted on at once if the lock is free, else when its holder lets go.
+waited for it would wait for ever. They also must not be interrupted, so that they are no code of Python's: a weak
+reference puts itself among the notes.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
+
+from elastrain.offload.undisturbed import soon
 
 # A note can slip in between the last look and the wait; a waiter looks again after this long.
 LOOK_AGAIN_S = 0.02
 
 
-class DeferredLock:
-    """Holds the lock as a context manager; notes are acted on after entering, and before and after leaving.
+class _Wake(weakref.ref[Any]):
+    """A task for when an object is gone: act on the lock's notes."""
 
-    `after_notes` is called, with the lock held, whenever notes were acted on.
+    __slots__ = ("lock",)
+    lock: weakref.ref[DeferredLock]
+
+    def __call__(self) -> None:
+        lock = self.lock()
+        if lock is not None and lock.has_notes:
+            with lock:
+                pass
+
+
+class Note(weakref.ref[Any]):
+    """A weak reference that becomes a note when its object is gone. Who watches keeps it until then.
+
+    `act` is called with it then, the lock held; `about` is for `act`.
+    """
+
+    __slots__ = ("_wake", "about", "act")
+    _wake: _Wake
+    about: Any
+    act: Callable[[Note], None]
+
+
+class DeferredLock:
+    """Holds the lock as a context manager; notes are acted on after entering, and before leaving.
+
+    `after_notes` is called, with the lock held, whenever notes were acted on. The main thread enters by way of
+    `undisturbed` only.
     """
 
     def __init__(self, after_notes: Callable[[], None]) -> None:
@@ -26,7 +57,7 @@ class DeferredLock:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
-        self._notes: deque[Callable[[], None]] = deque()
+        self._notes: deque[Note] = deque()
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -43,12 +74,19 @@ class DeferredLock:
             self.act()
         finally:
             self._lock.release()
-            self._try()
 
-    def later(self, note: Callable[[], None]) -> None:
-        """Leave a note. Never waits."""
-        self._notes.append(note)
-        self._try()
+    @property
+    def has_notes(self) -> bool:
+        """Tell whether there are notes on which nobody has acted to the end."""
+        return bool(self._notes)
+
+    def watch(self, thing: object, act: Callable[[Note], None], about: object) -> Note:
+        """Call `act` when `thing` is gone: at once if the lock is free, else when its holder lets go."""
+        wake = _Wake(thing, soon())
+        wake.lock = weakref.ref(self)
+        note = Note(thing, self._notes.append)  # made last, called first
+        note._wake, note.act, note.about = wake, act, about
+        return note
 
     def act(self) -> None:
         """Act on the notes. The lock is held."""
@@ -56,7 +94,10 @@ class DeferredLock:
         if not self._notes:
             return
         while self._notes:
-            self._notes.popleft()()
+            try:
+                self._notes[0].act(self._notes[0])
+            finally:
+                self._notes.popleft()
         self.tell()
         self._after_notes()
 
@@ -74,10 +115,3 @@ class DeferredLock:
         finally:
             self._waiting -= 1
         self.act()
-
-    def _try(self) -> None:
-        while self._notes and self._lock.acquire(blocking=False):
-            try:
-                self.act()
-            finally:
-                self._lock.release()

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -28,7 +29,7 @@ from elastrain.offload.directories import check_directory
 from elastrain.offload.engines.gds import GdsEngine
 from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.errors import ModifiedInPlaceError, OffloadConfigError
 from elastrain.offload.holds import Operator, running_operator
 from elastrain.offload.identity import (
     SpillHandle,
@@ -45,9 +46,11 @@ from elastrain.offload.manager import SpillManager
 from elastrain.offload.modules import ModuleTrail, untraced
 from elastrain.offload.planner import Planner, SpillPlan
 from elastrain.offload.profile import Occupancy, Profile, ProfileFile, default_file
-from elastrain.offload.records import Origin
+from elastrain.offload.records import Origin, SpillRecord
 from elastrain.offload.sharing import shared
 from elastrain.offload.stats import OffloadStats
+from elastrain.offload.transfer import hand_over
+from elastrain.offload.undisturbed import KeptByItsBlock, at_once, undisturbed
 
 MIN_BYTES = 256 << 10
 
@@ -114,7 +117,7 @@ def save_on_disk(
         threads_per_device=threads_per_device,
         deadline_s=deadline_s,
         gds=gds,
-        profile=None if profile is None else os.fspath(profile),
+        profile=None if profile is None else os.path.abspath(profile),
         run_dir=environment.run_folder(),
         member=environment.member(),
     )
@@ -147,7 +150,10 @@ class ActivationOffload:
         self._opening = threading.Lock()
         self._compile_watch = CompileWatch()
         self._trail = ModuleTrail()
-        self._entered: torch.autograd.graph.saved_tensors_hooks | None = None
+        self._is_in = False
+        # The `with` block that entered it, if one did, and the one that is about to.
+        self._block: weakref.ref[object] | None = None
+        self._next_block: weakref.ref[object] | None = None
         self._closed = False
         file = default_file(config.run_dir, config.member) if config.profile is None else Path(config.profile)
         self._profile = ProfileFile(file, clock)
@@ -155,25 +161,43 @@ class ActivationOffload:
             atexit.register(_write_last_profile, weakref.ref(self))
 
     def __enter__(self) -> ActivationOffload:
-        if self._entered is not None:
+        if self._entered:
             raise OffloadConfigError("this offload is entered already: make a second one to nest them")
+        self._block = self._next_block if self._next_block and self._next_block() else None
         manager = self._open()
         self._profile.offer(self.profile)
         manager.begin_pass()
-        self._entered = torch.autograd.graph.saved_tensors_hooks(untraced(self._pack), untraced(self._unpack))
-        self._entered.__enter__()
-        running.enter(self._kept)
         self._compile_watch.begin()
-        return self
+        pack, unpack = untraced(self._pack), untraced(self._unpack)
+        push = partial(torch._C._autograd._push_saved_tensors_default_hooks, pack, unpack)
+        keep = partial(running.keeps().append, self._kept)
+        try:
+            at_once(push, keep, partial(setattr, self, "_is_in", True))
+            return self
+        except BaseException:
+            self._take_hooks_off()
+            raise
 
+    @property
+    def _entered(self) -> bool | None:
+        """True or None. The hooks of a block that was interrupted at its very end are taken off here."""
+        if self._block and self._block() is None:
+            self._take_hooks_off()
+        return self._is_in or None
+
+    def _take_hooks_off(self) -> None:
+        if self._is_in:
+            pop = torch._C._autograd._pop_saved_tensors_default_hooks
+            at_once(pop, running.keeps().pop, partial(setattr, self, "_is_in", False))
+        self._block = None
+
+    @KeptByItsBlock
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        entered, manager = self._entered, self._manager
-        assert entered is not None and manager is not None
-        self._entered = None
-        entered.__exit__(kind, error, trace)
-        running.leave()
+        manager = self._manager
+        assert self._is_in and manager is not None
+        self._take_hooks_off()
         try:
             self._compile_watch.end(error)
         except BaseException:
@@ -208,6 +232,7 @@ class ActivationOffload:
         place = Occupancy(what="saved activations", memory_bytes=stats.live_bytes, disk_bytes=spilled_bytes)
         return self._describe(Profile(stats=stats, places=(place,), reason=stats.amount, host=platform.node()))
 
+    @undisturbed
     def close(self) -> None:
         """End the threads and give the disk space back. Saved activations cannot be asked for any more."""
         if self._manager is not None and not self._closed:
@@ -216,17 +241,22 @@ class ActivationOffload:
             self._manager.close()
 
     def _open(self) -> SpillManager:
-        if self._manager is None:
-            with self._opening:  # a limit may be set while the first forward begins
-                if self._manager is None:
-                    self._manager = SpillManager(
-                        self._open_devices(),
-                        limit_bytes=self.config.memory_limit,
-                        plan=self._planner,
-                        deadline_s=self.config.deadline_s,
-                        clock=self._clock,
-                    )
+        if self._manager is None or self._manager.pid != os.getpid():
+            self._open_manager()
+        assert self._manager is not None
         return self._manager
+
+    @undisturbed
+    def _open_manager(self) -> None:
+        with self._opening:  # a limit may be set while the first forward begins
+            if self._manager is None or self._manager.pid != os.getpid():
+                self._manager = SpillManager(
+                    self._open_devices(),
+                    limit_bytes=self.config.memory_limit,
+                    plan=self._planner,
+                    deadline_s=self.config.deadline_s,
+                    clock=self._clock,
+                )
 
     def _open_devices(self) -> list[Device]:
         engines = self._engines if self._engines is not None else [self._engine_in(each) for each in self.config.dirs]
@@ -275,22 +305,29 @@ class ActivationOffload:
         view, pinned = view_of(tensor), is_part(tensor) if pinned is None else pinned
         watch = VersionWatch(tensor, module) if operator.fills else None  # programs change nothing that they saved
         # Saving wakes a thread that wants the interpreter: no call of torch, which would give it away, comes after it.
-        storage, record = tensor.untyped_storage(), record_of(tensor, pinned=pinned)
-        if record is None or not manager.share(record, storage, operator):
+        storage, record, handle = tensor.untyped_storage(), record_of(tensor, pinned=pinned), SpillHandle(view, watch)
+        if record is None or not manager.share(record, storage, handle, operator):
             origin = Origin(storage, version=tensor._version, dtype=str(tensor.dtype), module=module, pinned=pinned)
-            record = manager.save(storage, origin, operator)
+            record = SpillRecord(storage, origin)
+            manager.save(record, handle, operator)
             remember(tensor, record)
-        return SpillHandle(record, view, watch, manager.release)
+        handle.record = record
+        return handle
 
     def _unpack(self, saved: StayingTensor | SpillHandle) -> torch.Tensor:
         if isinstance(saved, StayingTensor):
             return saved.tensor()
         if saved.watch is not None:
             saved.watch.check()
-        manager = self._open()
-        tensor = saved.view.of(manager.need(saved.record))
-        manager.read_ahead(saved.record)  # last, for the same reason as in `_pack`
-        return tensor
+        storage = self._open().need(saved.record)
+        if storage.nbytes() < saved.record.size_bytes:
+            raise ModifiedInPlaceError(
+                f"the memory of a tensor saved for backward in {saved.record.origin.module} was resized from "
+                f"{saved.record.size_bytes} to {storage.nbytes()} bytes: fill it again before backward needs it"
+            )
+        hand_over(storage)
+        tensor = saved.view.of(storage)
+        return tensor if saved.watch is None else saved.watch.watched(tensor)
 
 
 def _write_last_profile(offload: weakref.ref[ActivationOffload]) -> None:

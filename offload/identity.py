@@ -6,9 +6,8 @@ Versions are watched without keeping memory: an alias with an empty storage shar
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from functools import cache
-from typing import NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +17,7 @@ from elastrain.offload.records import SpillRecord
 # Attributes of a storage object survive as long as the storage does, through all views of it.
 _RECORD = "_elastrain_offload_record"
 _STAYS = "_elastrain_offload_stays"
+_CLAIMS = ("resize_", "copy_", "fill_", "_share_fd_cpu_", "_share_filename_cpu_", "_swap_data_ptr_")
 DEVICES = frozenset({"cpu", "cuda"})
 
 
@@ -69,6 +69,12 @@ class VersionWatch:
         if self._alias._version != self._version:
             raise _changed(self._module, self._version, self._alias._version)
 
+    def watched(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return the tensor as it came back. A backward that changes it changes the version, as without us."""
+        found = self._alias.detach()
+        found.data = memory
+        return found
+
 
 class StayingTensor:
     """What a graph node holds for a tensor that stays in memory."""
@@ -91,31 +97,25 @@ class StayingTensor:
 
 
 class SpillHandle:
-    """What a graph node holds for a tensor that may leave; `forget` is called when the node lets go of it."""
+    """What a graph node holds for a tensor that may leave. The manager watches when the node lets go of it."""
 
-    __slots__ = ("_forget", "record", "view", "watch")
+    __slots__ = ("__weakref__", "record", "view", "watch")
+    record: SpillRecord
 
-    def __init__(
-        self, record: SpillRecord, view: TensorView, watch: VersionWatch | None, forget: Callable[[SpillRecord], None]
-    ) -> None:
-        self._forget = forget
-        self.record = record
+    def __init__(self, view: TensorView, watch: VersionWatch | None) -> None:
         self.view = view
         self.watch = watch
-
-    def __del__(self) -> None:
-        self._forget(self.record)
 
 
 def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
     """Say why a tensor is left in memory, and not counted; None if it is handed to the manager."""
+    if not has_plain_memory(tensor):
+        return "it is not a plain strided tensor"
     whole = _whole(tensor)
     if type(whole) is torch.nn.Parameter or (whole.is_leaf and whole.requires_grad):
         return "it is a parameter or a view of one"
-    if not has_plain_memory(tensor):
-        return "it is not a plain strided tensor"
     storage = tensor.untyped_storage()
-    if storage.nbytes() < min_bytes:
+    if storage.nbytes() < max(1, min_bytes):
         return "it is small"
     if hasattr(storage, _STAYS):
         return "it shares the memory of a parameter"
@@ -141,7 +141,8 @@ def has_plain_memory(tensor: torch.Tensor) -> bool:
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
         and tensor.device.type in DEVICES
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)
+        and not tensor._is_zerotensor()  # a tangent of forward-mode derivatives: it has no memory
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
 
@@ -164,3 +165,22 @@ def record_of(tensor: torch.Tensor, *, pinned: bool) -> SpillRecord | None:
 def remember(tensor: torch.Tensor, record: SpillRecord) -> None:
     """Find `record` again when a view of the same storage is saved."""
     setattr(tensor.untyped_storage(), _RECORD, weakref.ref(record))
+
+
+_keepers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def tell_of_claims(storage: torch.UntypedStorage, keeper: object) -> None:
+    """Call `keeper.claim` before a program frees or fills the storage itself: no version tells of that."""
+    _keepers.add(keeper)
+    if "resize_" not in vars(storage):
+        for name in _CLAIMS:
+            setattr(storage, name, partial(_claim, name, weakref.ref(storage)))
+
+
+def _claim(name: str, reference: weakref.ref[torch.UntypedStorage], *given: Any, **named: Any) -> Any:
+    storage = reference()
+    assert storage is not None
+    for keeper in list(_keepers):
+        keeper.claim(storage)
+    return getattr(torch.UntypedStorage, name)(storage, *given, **named)

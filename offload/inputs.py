@@ -21,18 +21,18 @@ def whole_bytes(name: str, value: object) -> int:
 
 
 def directories(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """One directory, or several, as paths in words. Raises OffloadConfigError."""
+    """Return one directory, or several, as absolute paths: where they are now. Raises OffloadConfigError."""
     several = [given] if isinstance(given, str | os.PathLike) else given
     try:
-        found = tuple(os.fsdecode(each) for each in several)
+        named = [os.fsdecode(each) for each in several]
     except TypeError:
         raise OffloadConfigError(f"dirs must be one directory or several, each a path, got {given!r}") from None
     seen = dict[str, str]()
-    for each in found:
-        if (before := seen.get(place := os.path.realpath(each))) is not None:
+    for each in named:
+        if (before := seen.get(place := os.path.realpath(os.path.expanduser(each)))) is not None:
             raise OffloadConfigError(f"dirs must be several directories, {before} and {each} are one: name it once")
         seen[place] = each
-    return found
+    return tuple(seen)
 
 
 def one_path(name: str, value: object) -> Path:

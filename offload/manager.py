@@ -2,7 +2,7 @@
 
 Its parts: `passes.py` (what was saved), `forward.py` and `backward.py` (within `limit.py`), `mover.py` (between
 memory and devices), `holds.py` (what is not final yet). One lock guards all records; finalizers leave notes with it
-(`deferred.py`). No I/O is done here.
+(`deferred.py`). What changes records is done to its end (`undisturbed.py`). No I/O is done here.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import torch
 
 from elastrain.offload import residency
 from elastrain.offload.account import Account
 from elastrain.offload.backward import BackwardReloader, ReadMemory
-from elastrain.offload.deferred import DeferredLock
+from elastrain.offload.deferred import DeferredLock, Note
 from elastrain.offload.device import Device
-from elastrain.offload.errors import OffloadError
+from elastrain.offload.errors import SpillReadError
 from elastrain.offload.forward import ForwardSpiller
 from elastrain.offload.holds import Hold, Holds, Operator, running_operator
+from elastrain.offload.identity import tell_of_claims
 from elastrain.offload.limit import SpillLimit
 from elastrain.offload.mover import Mover
 from elastrain.offload.passes import Passes
 from elastrain.offload.planner import SpillPlan
-from elastrain.offload.records import Origin, SpillRecord
+from elastrain.offload.records import SpillRecord
 from elastrain.offload.residency import State
 from elastrain.offload.stats import OffloadStats, StorageBytes
+from elastrain.offload.undisturbed import undisturbed
 from elastrain.offload.waits import BoundedWait
 
 
@@ -59,18 +60,20 @@ class SpillManager:
         self._holds = Holds(lock, mover)
         self._forward = ForwardSpiller(lock, limit, passes, mover, account, wait)
         self._backward = BackwardReloader(lock, limit, passes, mover, account, wait)
-        # A forked child inherits the objects and their finalizers, but neither the threads nor the lock's owner.
-        self._pid = os.getpid()
-        self._end = weakref.finalize(self, _close_all, self.devices)
+        # A forked child inherits the objects, but not the threads.
+        self.pid = os.getpid()
+        self._end = weakref.finalize(self, _close_all, self.devices, self.pid)
 
     @property
     def live_bytes(self) -> int:
         """What is counted as in memory now."""
+        self._settle()
         return self._account.live_bytes
 
     @property
     def idle_bytes(self) -> int:
         """Memory that is kept for what is read next, and holds nothing now."""
+        self._settle()
         return self._memory.idle_bytes
 
     @property
@@ -80,13 +83,18 @@ class SpillManager:
 
     def leave(self, records: Iterable[SpillRecord]) -> None:
         """Let storages leave memory: at once, or when the operator has returned that may still fill them."""
-        self._holds.settle(running_operator())
+        self._leave(records, running_operator())
+
+    @undisturbed
+    def _leave(self, records: Iterable[SpillRecord] | None, operator: Operator) -> None:
+        self._holds.settle(operator)
         with self._lock:
-            for record in records:
+            for record in self._passes.records() if records is None else records:
                 if record in self._passes and record.disk.fault is None:
                     record.wants_to_leave = True
                     self._holds.let_leave(record)
 
+    @undisturbed
     def fetch(self, records: Iterable[SpillRecord]) -> None:
         """Read storages that have left, before they are asked for."""
         with self._lock:
@@ -96,11 +104,10 @@ class SpillManager:
 
     def give_up(self) -> int:
         """Let everything leave that can; returns the bytes that are on their way then."""
-        with self._lock:
-            records = [each for each in self._passes.records() if not each.held]
-        self.leave(records)
+        self._leave(None, running_operator())
         return self.writing_bytes
 
+    @undisturbed
     def begin_pass(self) -> None:
         """A new forward begins. Raises what earlier passes left to say: `LimitTooSmallError`, `SpillWriteError`."""
         with self._lock:
@@ -108,6 +115,7 @@ class SpillManager:
             self._mover.raise_write_fault()
             self._passes.begin()
 
+    @undisturbed
     def end_forward(self, *, quietly: bool) -> None:
         """The forward is over. Raises `SpillWriteError`, unless `quietly`, if a device failed to take something."""
         self._holds.settle(None)
@@ -119,16 +127,20 @@ class SpillManager:
                 self._limit.foresee(each.measured.largest_bytes)
             self._mover.raise_write_fault()
 
-    def save(self, storage: torch.UntypedStorage, origin: Origin, operator: Operator | None = None) -> SpillRecord:
+    @undisturbed
+    def save(self, record: SpillRecord, handle: object, operator: Operator | None = None) -> None:
         """Take a storage, which never leaves if it is pinned, and not before the `operator` that saves it has returned.
 
-        Waits while there is no room for it within the limit.
+        It is let go of when the graph node's `handle` is gone. Waits while there is no room for it within the limit.
         """
+        storage = record.storage
+        assert storage is not None
+        tell_of_claims(storage, self)
         self._holds.settle(operator)
-        record = SpillRecord(storage, origin)
         with self._lock:
             current = self._passes.current()
             self._passes.enter(record, current)
+            record.handles.add(held := self._lock.watch(handle, self._release, record))
             record.watched.append(self._account.watch(storage))
             index = record.timing.index
             passed_bytes = self._forward.passed_bytes(index, record.size_bytes)
@@ -139,13 +151,13 @@ class SpillManager:
             try:
                 self._forward.make_room(current)
                 self._mover.raise_write_fault()
-            except OffloadError:
-                self._release(record)  # no graph node will hold it
+            except BaseException:
+                self._release(held)  # no graph node will hold it
                 raise
             self._limit.at_least(passed_bytes)
-        return record
 
-    def share(self, record: SpillRecord, storage: torch.UntypedStorage, operator: Operator) -> bool:
+    @undisturbed
+    def share(self, record: SpillRecord, storage: torch.UntypedStorage, handle: object, operator: Operator) -> bool:
         """One more graph node wants a storage that was saved before; False if it is gone, or is another manager's.
 
         Once the `operator` has returned, a copy that was made before is compared with the memory.
@@ -154,29 +166,35 @@ class SpillManager:
         with self._lock:
             if record not in self._passes or record.state is State.LEAVING:
                 return False
-            record.handles += 1
+            record.handles.add(self._lock.watch(handle, self._release, record))
             if operator.fills:
                 self._holds.add(Hold(record, storage, operator, is_shared=True))
             self._passes.totals.shared_bytes += record.size_bytes
             return True
 
+    @undisturbed
+    def claim(self, storage: torch.UntypedStorage) -> None:
+        """Keep out of a storage, which its owner is about to free or to fill: backward gets what is in it then."""
+        with self._lock:
+            for record in self._passes.saved_in(storage):
+                self._backward.claim(record, storage)
+
+    @undisturbed
     def need(self, record: SpillRecord) -> torch.UntypedStorage:
-        """The storage, in memory. Raises `SpillReadError` (or its subclass) if it does not come back."""
+        """Return the storage, in memory; then read what comes after it, as far as there is room.
+
+        Raises `SpillReadError` (or its subclass) if it does not come back.
+        """
         if record.held:
             self._holds.settle_operators_of(record)
         with self._lock:
-            return self._backward.need(record)
-
-    def read_ahead(self, record: SpillRecord) -> None:
-        """What backward will need after this storage, as far as there is room."""
-        with self._lock:
+            if record not in self._passes:
+                raise SpillReadError("another process saved this activation: compute the micro-batch again in this one")
+            storage = self._backward.need(record)
             self._backward.read_ahead(self._passes.of(record))
+            return storage
 
-    def release(self, record: SpillRecord) -> None:
-        """One graph node less. Called by finalizers: never blocks, never raises."""
-        if os.getpid() == self._pid:
-            self._lock.later(partial(self._release, record))
-
+    @undisturbed
     def set_limit(self, limit_bytes: int) -> None:
         """Another limit. It holds from the next storage on; what is in memory leaves when that one needs room."""
         with self._lock:
@@ -184,12 +202,14 @@ class SpillManager:
             self._passes.plan.set_limit(limit_bytes)
             self._lock.tell()
 
+    @undisturbed
     def close(self) -> None:
         """End the devices. What is on them only cannot be asked for any more."""
         with self._lock:
             self._backward.close()
         self._end()
 
+    @undisturbed
     def stats(self) -> OffloadStats:
         """What happened since this was made."""
         with self._lock:
@@ -215,6 +235,10 @@ class SpillManager:
                 last=plan.last,
             )
 
+    def _settle(self) -> None:
+        if self._lock.has_notes:
+            self.leave(())  # which acts on them
+
     # What the parts tell, with the lock held.
 
     def _after_notes(self) -> None:
@@ -226,8 +250,12 @@ class SpillManager:
         self._holds.forget(record)
         self._passes.drop(record)
 
-    def _release(self, record: SpillRecord) -> None:
-        record.handles -= 1
+    def _release(self, gone: Note) -> None:
+        """A graph node less."""
+        record: SpillRecord = gone.about
+        if gone not in record.handles:
+            return
+        record.handles.remove(gone)
         if record.handles:
             return
         current = self._passes.release(record)
@@ -235,6 +263,6 @@ class SpillManager:
         self._passes.finish_if_over(current)
 
 
-def _close_all(devices: Sequence[Device]) -> None:
-    for device in devices:
+def _close_all(devices: Sequence[Device], pid: int) -> None:
+    for device in devices if os.getpid() == pid else ():
         device.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -28,28 +28,28 @@ class ModuleTrail:
 
     def innermost(self) -> str:
         """Name and class of the innermost running module of this thread."""
-        running = _running(sys._getframe(1))
-        module = next(running, None)
-        if module is None:
+        call = _innermost_call(sys._getframe(1))
+        if call is None:
             return "no module"
+        module: torch.nn.Module = call.f_locals["self"]
         if module not in self._names:
-            *_, outermost = module, *running
-            self._learn(outermost)
+            while (outer := _innermost_call(call.f_back)) is not None:
+                call = outer
+            self._learn(call.f_locals["self"])
         return self._names.setdefault(module, type(module).__name__)
 
     def _learn(self, root: torch.nn.Module) -> None:
         for name, module in root.named_modules():
-            self._names[module] = f"{name or 'the model'} ({type(module).__name__})"
             for parameter in module.parameters(recurse=False):
                 mark_as_staying(parameter.data)
+            self._names[module] = f"{name or 'the model'} ({type(module).__name__})"
 
 
-def _running(frame: FrameType | None) -> Iterator[torch.nn.Module]:
-    """The modules that are being called, the innermost first."""
-    while frame is not None:
-        if frame.f_code is _CALL:
-            yield frame.f_locals["self"]
+def _innermost_call(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost call of a module at or above this one."""
+    while frame is not None and frame.f_code is not _CALL:
         frame = frame.f_back
+    return frame
 
 
 def untraced(hook: Callable[..., Any]) -> Callable[..., Any]:

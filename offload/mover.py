@@ -160,11 +160,14 @@ class Mover:
             return
         with self._lock:
             if record.disk.copy is copy:
-                record.disk.newer = storage
-                self._renew(record)
+                self.renew(record, storage)
+
+    def renew(self, record: SpillRecord, storage: torch.UntypedStorage) -> None:
+        """Let the memory count instead of an outdated copy, as soon as that is not being read any more."""
+        record.disk.newer = storage
+        self._renew(record)
 
     def _renew(self, record: SpillRecord) -> None:
-        """Let the memory count instead of an outdated copy, as soon as that is not being read any more."""
         if record.disk.newer is None or record.state is State.READING:
             return
         newer, record.disk.newer = record.disk.newer, None
@@ -186,7 +189,7 @@ class Mover:
         assert device is not None and copy is not None
         try:
             record.storage = self._take(record, copy)
-        except (MemoryError, OSError, torch.OutOfMemoryError):
+        except Exception:
             self.apply(record, residency.NoMemory())
             if urgent:
                 raise

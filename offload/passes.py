@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
+
 from elastrain.offload.device import Device
 from elastrain.offload.planner import SpillPlan
 from elastrain.offload.records import SpillRecord
@@ -117,6 +119,10 @@ class Passes:
         """All storages of all passes, the first saved first."""
         return [record for each in self._passes for record in each.records]
 
+    def saved_in(self, storage: torch.UntypedStorage) -> list[SpillRecord]:
+        """Return the records of this memory."""
+        return [each for each in self._of if each.origin.memory() is storage]
+
     def any_in(self, states: frozenset[State]) -> bool:
         """Whether any storage is in one of these states."""
         return any(each.state in states for each in self._of)
@@ -162,7 +168,6 @@ class Passes:
         timing.index = len(current.records)
         timing.stalled_s = measured.save_stall_s
         timing.saved_s = self._clock() - current.began_s - timing.stalled_s
-        record.handles = 1
         current.records.append(record)
         current.open += 1
         current.unneeded += 1

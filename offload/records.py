@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from elastrain.offload.account import Watched
+from elastrain.offload.deferred import Note
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.errors import OffloadError
 from elastrain.offload.queue import IoRequest
@@ -91,9 +91,9 @@ class SpillRecord:
         self.ready = ready_event(storage)
         self.disk = DiskSide()
         self.timing = Timing()
-        self.watched: list[Watched] = []
+        self.watched: list[Note] = []
         # Graph nodes that may still ask for it.
-        self.handles = 0
+        self.handles = set[Note]()
         # Operators that may still fill it: no copy of it would be good.
         self.held = 0
         self.wants_to_leave = False

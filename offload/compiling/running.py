@@ -29,14 +29,9 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def enter(keep: Keep) -> None:
-    """From now on `keep` takes what compiled programs of this thread save."""
-    _thread.keeps.append(keep)
-
-
-def leave() -> None:
-    """Whoever entered last takes no more."""
-    _thread.keeps.pop()
+def keeps() -> list[Keep]:
+    """Return who takes what compiled programs of this thread save: the last one."""
+    return _thread.keeps
 
 
 def keep(value: torch.Tensor) -> KeptValue:

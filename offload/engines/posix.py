@@ -12,7 +12,6 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from elastrain.offload.directories import check_directory, open_unnamed
 from elastrain.offload.engines.port import PAGE_BYTES, IoEngine
@@ -38,16 +37,18 @@ class PosixEngine:
         path = check_directory(directory)
         self.name = str(path)
         self._calls = calls or Calls()
-        self._path = path
         self._size_bytes = 0
         self._fd, self.direct = open_unnamed(path)
+        status = os.fstatvfs(self._fd)
+        self._capacity_bytes = status.f_blocks * status.f_frsize
         close_in_children(self)
 
     def reserve(self, size_bytes: int) -> None:
         more_bytes = size_bytes - self._size_bytes
         if more_bytes <= 0:
             return
-        free_bytes = free_space_bytes(self._path)
+        status = os.fstatvfs(self._fd)  # by the file: its directory may be removed or moved while it is open
+        free_bytes = status.f_bavail * status.f_frsize
         if more_bytes + RESERVE_BYTES > free_bytes:
             raise OSError(errno.ENOSPC, f"{more_bytes} more bytes are wanted and {free_bytes} are free", self.name)
         self._calls.fallocate(self._fd, self._size_bytes, more_bytes)
@@ -60,8 +61,7 @@ class PosixEngine:
         self._move(self._calls.preadv, offset_bytes, views, "read")
 
     def capacity_bytes(self) -> int:
-        status = os.statvfs(self._path)
-        return status.f_blocks * status.f_frsize
+        return self._capacity_bytes
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -109,9 +109,3 @@ def _after(views: list[memoryview], moved: int) -> list[memoryview]:
             return [view[moved:], *views[index + 1 :]]
         moved -= view.nbytes
     return []
-
-
-def free_space_bytes(path: Path) -> int:
-    """Bytes that an unprivileged process may still allocate there."""
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize

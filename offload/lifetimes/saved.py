@@ -127,7 +127,7 @@ class SavedTensors:
         """A forward begins; nothing where one is under way."""
         if self._entered is None:
             self._offload.__enter__()
-            running.enter(self._keep)
+            running.keeps().append(self._keep)
             self._entered = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
             self._entered.__enter__()
 
@@ -141,7 +141,7 @@ class SavedTensors:
         if self._entered is not None:
             entered, self._entered = self._entered, None
             entered.__exit__(kind, error, trace)
-            running.leave()
+            running.keeps().pop()
             self._offload.__exit__(kind, error, trace)
 
     def pack(self, tensor: torch.Tensor, is_a_part: bool | None = None) -> StayingTensor | SpillHandle:
