@@ -17,6 +17,9 @@ from elastrain.offload.deferred import DeferredLock
 from elastrain.offload.mover import Mover
 from elastrain.offload.records import SpillRecord
 
+NO_OPERATOR = -1
+"""A number that no operator has."""
+
 
 class Operator(NamedTuple):
     """An operator that autograd records. All that it saves, it saves under one number; the next one has another.

@@ -8,6 +8,7 @@ memory and devices), `holds.py` (what is not final yet). One lock guards all rec
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +22,7 @@ from elastrain.offload.deferred import DeferredLock, Note
 from elastrain.offload.device import Device
 from elastrain.offload.errors import SpillReadError
 from elastrain.offload.forward import ForwardSpiller
-from elastrain.offload.holds import Hold, Holds, Operator, running_operator
+from elastrain.offload.holds import NO_OPERATOR, Hold, Holds, Operator, running_operator
 from elastrain.offload.identity import tell_of_claims
 from elastrain.offload.limit import SpillLimit
 from elastrain.offload.mover import Mover
@@ -101,6 +102,15 @@ class SpillManager:
             for record in records:
                 if record in self._passes:
                     self._mover.apply(record, residency.Prefetch())
+
+    def settle(self) -> None:
+        """Let go of what operators of this thread have saved: the caller knows that none of them runs."""
+        self._holds.settle(Operator(threading.get_ident(), NO_OPERATOR))
+
+    def is_moving(self) -> bool:
+        """Return True if a device is reading or writing a storage, or ending that."""
+        with self._lock:
+            return any(each.state in residency.IN_FLIGHT for each in self._passes.records())
 
     def give_up(self) -> int:
         """Let everything leave that can; returns the bytes that are on their way then."""

@@ -115,6 +115,7 @@ class Mover:
             event, fault = residency.WriteFailed(), known
         except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
             event, fault = residency.WriteFailed(), SpillWriteError(f"{device.engine.name}: {unknown!r}")
+        del storage  # a thread that waits for this write finds the memory freed as soon as it has ended
         while not self._has_written(record, event, copy, fault, may_change=may_change):
             pass
 

@@ -64,15 +64,20 @@ def choose(step: SeenStep, limit_bytes: int, tiers: tuple[Tier, ...], policy: Po
     seen = [replace(each, extra_bytes=each.extra_bytes - outside_bytes) for each in step.points]
     usable_bytes = int((1 - MARGIN_SHARE) * limit_bytes) - outside_bytes
     budget, found = Budget(limit_bytes=usable_bytes, tiers=tiers), list[tuple[Arranged, Plan]]()
-    try:
-        for order in policy.orders:
-            arranged = arrange(step.blocks, seen, order)
+    refused = list[LimitBelowLeastError]()
+    for order in policy.orders:
+        arranged = arrange(step.blocks, seen, order)
+        try:
             found.append((arranged, policy.make(arranged.program, budget)))
-            if hides_all(found[-1][1]):
-                break
-    except LimitBelowLeastError as error:
-        smallest_bytes = int((error.least_bytes + outside_bytes) / (1 - MARGIN_SHARE)) + 1
-        raise LimitBelowLeastError(limit_bytes, smallest_bytes, error.point) from error
+        except LimitBelowLeastError as error:
+            refused.append(error)
+            continue
+        if hides_all(found[-1][1]):
+            break
+    if not found:
+        least = min(refused, key=lambda each: each.least_bytes)
+        smallest_bytes = int((least.least_bytes + outside_bytes) / (1 - MARGIN_SHARE)) + 1
+        raise LimitBelowLeastError(limit_bytes, smallest_bytes, least.point) from least
     arranged, plan = _fastest(found, budget, policy)
     return ChosenPlan(arranged=arranged, plan=plan, usable_bytes=usable_bytes, outside_bytes=outside_bytes)
 

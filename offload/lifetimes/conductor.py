@@ -67,6 +67,7 @@ class Conductor:
 
     def arrive(self, stage: StepStage, block: int, wanted: Sequence[HeldPiece]) -> None:
         """A point begins, and the one before ends: what it wants is in memory when this returns."""
+        self._saved.settle()
         if self._now is None:
             self._meter.comes()
         self.end_point()

@@ -233,10 +233,8 @@ class PieceCustody:
             going = sum(piece.size_bytes for piece in self._pieces if piece.leaving)
             if missing_bytes > going + self.account.others.moving_bytes() and self._evict():
                 continue
-            if self._is_moving():
+            if self._is_moving() or self.account.others.give_up():
                 self._wait_once(until_s, "making room")
-            elif self.account.others.give_up():
-                continue
             elif self.account.held() + size_bytes > self.account.limit_bytes:
                 raise _refusal(self._pieces, self._pinned, self.account, size_bytes)
             else:
@@ -277,7 +275,8 @@ class PieceCustody:
             raise PieceLostError(f"{what} did not end within {self._deadline_s} s: look at the drive, or use another")
         began_s = undisturbed_s()
         # Others do not tell when they have moved something.
-        self._changed.wait(LOOK_AGAIN_S if self.account.others.moving_bytes() else 0.2)
+        others_move = self.account.others.moving_bytes() > 0 or not self._is_moving()
+        self._changed.wait(LOOK_AGAIN_S if others_move else 0.2)
         self.waited_s += undisturbed_s() - began_s
 
     def _start_read(self, piece: HeldPiece, *, urgent: bool) -> None:

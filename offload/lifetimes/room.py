@@ -17,8 +17,8 @@ class OtherMemory(Protocol):
     def moving_bytes(self) -> int:
         """Of these, what is on its way out."""
 
-    def give_up(self) -> int:
-        """Let everything leave that can; returns what is on its way then."""
+    def give_up(self) -> bool:
+        """Let everything leave that can. Returns True if a drive is moving something then."""
 
 
 class RoomAccount:

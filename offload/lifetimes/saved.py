@@ -241,9 +241,13 @@ class SavedTensors:
         """What is on its way out."""
         return self._manager.writing_bytes
 
-    def give_up(self) -> int:
-        """Let everything leave that can; returns what is on its way then."""
-        return self._manager.give_up()
+    def give_up(self) -> bool:
+        """Let everything leave that can. Returns True if a drive is moving something then."""
+        return self._manager.give_up() > 0 or self._manager.is_moving()
+
+    def settle(self) -> None:
+        """Let all leave that was saved: no operator of this thread is running."""
+        self._manager.settle()
 
     @property
     def _manager(self) -> SpillManager:

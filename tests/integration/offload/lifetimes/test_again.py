@@ -25,7 +25,7 @@ from elastrain.offload.lifetimes import program as facts
 from elastrain.offload.lifetimes import within as module
 from elastrain.offload.lifetimes.again import BlockForward
 from elastrain.offload.lifetimes.choice import Policy
-from elastrain.offload.lifetimes.orders import StepStage, needed_at
+from elastrain.offload.lifetimes.orders import StepStage, UpdateOrder, needed_at
 from elastrain.offload.lifetimes.pages import PagePool
 from elastrain.offload.lifetimes.saved import SAVED_BYTES
 from elastrain.offload.lifetimes.values import Budget, Plan, Program
@@ -369,3 +369,22 @@ def test_a_copy_of_the_model_is_a_plain_one(tmp_path: Path) -> None:
             assert loss_of(twin, 0).item() != loss_of(model, 0).item()
     training.close()
     assert not any("forward" in each.__dict__ for each in model.modules())
+
+
+def test_what_a_trial_keeps_leaves_before_the_next_blocks_update(tmp_path: Path) -> None:
+    """Else the limit that holds where updates come after the backward is too small: which it is depends on seconds."""
+    made: list[Plan] = []
+
+    def make(program: Program, budget: Budget) -> Plan:
+        made.append((all_again if made else plans.first_plan)(program, budget))  # tried while updates are due
+        return made[-1]
+
+    policy = Policy(make=make, improve=lambda plan, _: plan, orders=(UpdateOrder.BEFORE_FORWARD,))
+    model = build("t5", SHAPE)[0]
+    limit_bytes = sum(each.nbytes for each in model.parameters()) + (256 << 10)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    training = within(model, optimizer, dirs=[str(tmp_path)], memory_limit=limit_bytes, policy=policy)
+    for step in range(6):
+        loss_of(model, step).backward()
+        training.step(max_grad_norm=1.0)
+    training.close()

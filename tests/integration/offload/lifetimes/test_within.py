@@ -21,6 +21,7 @@ from elastrain.offload.errors import (
     SpillReadError,
     SpillWriteError,
 )
+from elastrain.offload.lifetimes.choice import Policy
 from elastrain.offload.lifetimes.cuda import host_tier
 from elastrain.offload.lifetimes.orders import UpdateOrder
 from elastrain.offload.lifetimes.within import TrainingWithin, within
@@ -77,9 +78,10 @@ def limited(
     backwards: int = 1,
     norm: float | None = 1.0,
     order: UpdateOrder | None = None,
+    policy: Policy | None = None,
 ) -> list[Tensor]:
     optimizer = adamw(model)
-    training = within(model, optimizer, dirs=[str(folder)], memory_limit=limit_of(model, part))
+    training = within(model, optimizer, dirs=[str(folder)], memory_limit=limit_of(model, part), policy=policy)
     torch.manual_seed(7)
     for step in range(STEPS):
         for part_ in range(backwards):

@@ -10,7 +10,7 @@ from elastrain.offload.lifetimes import plan as plans
 from elastrain.offload.lifetimes.choice import CLOSE, Policy, SeenStep, choose
 from elastrain.offload.lifetimes.orders import Arrival, BlockSizes, StepStage, UpdateOrder
 from elastrain.offload.lifetimes.plan import better_plan, first_plan, hides_all
-from elastrain.offload.lifetimes.values import Budget, Plan, Played, Program, Tier
+from elastrain.offload.lifetimes.values import Budget, LimitBelowLeastError, Plan, Played, Program, Tier
 from tests.support.programs import blocks
 
 STEP = SeenStep(
@@ -89,3 +89,22 @@ def test_no_plan_is_tried_beyond_the_one_that_hides_all(slow: bool, monkeypatch:
     found = better_plan(first, budget)
     assert hides_all(first) is not slow and bool(tried) is slow
     assert found.played.step_s <= first.played.step_s
+
+
+def test_an_order_that_does_not_fit_is_left_out_and_the_other_one_taken() -> None:
+    """Whether the second order is tried depends on seconds: a limit that held for the first one holds."""
+
+    def make(program: Program, budget: Budget) -> Plan:
+        if order_of(program) is BEFORE:
+            raise LimitBelowLeastError(budget.limit_bytes, 2000, "the update of b")
+        return played(program, 4.0)
+
+    assert choose(STEP, 1000, (DRIVE,), Policy(make=make, improve=lambda plan, _: plan)).arranged.order is AFTER
+
+
+def test_where_no_order_fits_the_smallest_limit_of_all_is_told() -> None:
+    def make(program: Program, budget: Budget) -> Plan:
+        raise LimitBelowLeastError(budget.limit_bytes, 2000 if order_of(program) is BEFORE else 3000, "a point")
+
+    with pytest.raises(LimitBelowLeastError, match="a limit of 1000 bytes is too small: a point alone needs 2084"):
+        choose(STEP, 1000, (DRIVE,), Policy(make=make))

@@ -26,8 +26,8 @@ class NothingSaved:
     def moving_bytes(self) -> int:
         return 0
 
-    def give_up(self) -> int:
-        return 0
+    def give_up(self) -> bool:
+        return False
 
 
 @pytest.mark.parametrize("expected", ["outside_bytes", "reserved_bytes", "coming_bytes"])
