@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import optimizer as torch_optimizer
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from elastrain.offload.errors import OffloadConfigError
@@ -20,12 +21,16 @@ from elastrain.offload.lifetimes.values import Kind
 
 
 class Updates:
-    """`due` blocks have gradients that wait for their update. Norms are taken as gradients land."""
+    """`due` blocks have gradients that wait for their update. Norms are taken as gradients land.
+
+    `shows_gradients`: hooks are to see the used ones of this step before they are forgotten.
+    """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, states: BlockStates, custody: PieceCustody, conductor: Conductor
     ) -> None:
         self.due: dict[int, torch.Tensor | None] = {}
+        self.shows_gradients = False
         self._optimizer = optimizer
         self._states = states
         self._custody = custody
@@ -35,8 +40,19 @@ class Updates:
         self._had: dict[nn.Parameter, dict[str, Any] | None] = {}  # states, when the step was closed
         self._due_in: dict[int, list[list[nn.Parameter]]] = {}  # by block, and then by the optimizer's groups
         self._others: dict[int, list[nn.Parameter]] = {}  # by block: who has gradients and no update
-        self._is_stepping = False
+        self._updated: dict[int, tuple[list[nn.Parameter], bool]] = {}  # by block; whether others keep gradients
         self._options: list[dict[str, Any]] = []
+
+    def hooks(self, when: str) -> list[Callable[..., Any]]:
+        """Return what others have registered to be called before ("pre") or after ("post") the optimizer's step."""
+        own = getattr(self._optimizer, f"_optimizer_step_{when}_hooks").values()
+        all_ = getattr(torch_optimizer, f"_global_optimizer_{when}_hooks").values()
+        return [each for each in (*all_, *own) if each != self.refuse_foreign_step]
+
+    def run_hooks(self, when: str) -> None:
+        """Call them as `optimizer.step()` does, once for the whole step."""
+        for each in self.hooks(when):
+            each(self._optimizer, (self._optimizer,), {})
 
     def landed(self, parameter: nn.Parameter) -> None:
         """A gradient is complete, or as far as this backward goes."""
@@ -57,10 +73,9 @@ class Updates:
         """
         for block in list(self.due):  # what no forward has used since the last step
             self.update(block)
+        self.shows_gradients = False
         for each in order:
             self._look_again(each)
-        # A scheduler may change them before a block is updated.
-        self._options = [_options_of(group) for group in self._optimizer.param_groups]
         norms = self._as_torch_adds_them([each for each in order if each in self._norms])
         total: torch.Tensor | None = torch.linalg.vector_norm(torch.stack(norms)) if norms else None
         if only_finite and total is not None and not torch.isfinite(total):
@@ -69,9 +84,29 @@ class Updates:
         scale = None
         if max_grad_norm is not None and total is not None:
             scale = torch.clamp(max_grad_norm / (total + 1e-6), max=1.0)
+        self.shows_gradients = bool(self.hooks("post"))
+        if self.hooks("pre"):
+            self._scale_all(scale)
+            scale = None
+            self.run_hooks("pre")
+            for each in order:
+                self._look_again(each)
+        # A scheduler may change them before a block is updated.
+        self._options = [_options_of(group) for group in self._optimizer.param_groups]
         for parameter in self._close(scale):
             parameter.grad = None
         return total
+
+    def _scale_all(self, scale: torch.Tensor | None) -> None:
+        """Clip all gradients at once, since hooks may look at them before the first update."""
+        for block in sorted({self._states.block_of[each] for each in self._norms} if scale is not None else ()):
+            held = self._states.of(Kind.GRADIENT, [block])
+            self._custody.acquire(held)
+            self._custody.change(held)
+            for each in self._norms:
+                if self._states.block_of[each] == block and each.grad is not None:
+                    each.grad.mul_(scale)
+            self._custody.release()
 
     def _as_torch_adds_them(self, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
         """Norms of gradients of one dtype after those of another, in torch's own order of dtypes."""
@@ -133,12 +168,11 @@ class Updates:
             self._custody.release()
 
     def refuse_foreign_step(self, *_: object) -> None:
-        """The optimizer's own `step` was called. Raises OffloadConfigError where it was not by us."""
-        if not self._is_stepping:
-            raise OffloadConfigError(
-                "optimizer.step() was called for a model in offload.within: call step(max_grad_norm=…) of what within "
-                "returned; it clips, updates and forgets the gradients"
-            )
+        """Raise OffloadConfigError, since the optimizer's own `step` was called."""
+        raise OffloadConfigError(
+            "optimizer.step() was called for a model in offload.within: call step(max_grad_norm=…) of what within "
+            "returned; it clips, updates and forgets the gradients"
+        )
 
     def update(self, block: int) -> None:
         """One block's update, if it is due."""
@@ -161,12 +195,20 @@ class Updates:
             for some in [groups] if self._states.has_states(block) else _one_by_one(groups):
                 self._step(some)
                 self._states.adopt_optimizer_states(block, [each for group in some for each in group])
-        for parameter in parameters:
-            parameter.grad = None
-        for piece in self._states.of(Kind.GRADIENT, [block]):
-            if not others:
-                self._custody.drop(piece)
-            piece.written = False
+        self._updated[block] = parameters, bool(others)
+        if not self.shows_gradients:
+            self.forget_updated()
+
+    def forget_updated(self) -> None:
+        """Forget gradients that were used, but for those that the optimizer has no parameters of."""
+        for block, (parameters, has_others) in self._updated.items():
+            for parameter in parameters:
+                parameter.grad = None
+            for piece in self._states.of(Kind.GRADIENT, [block]):
+                if not has_others:
+                    self._custody.drop(piece)
+                piece.written = False
+        self._updated.clear()
 
     @contextmanager
     def _with_former_states(self, parameters: list[nn.Parameter]) -> Iterator[None]:
@@ -188,10 +230,10 @@ class Updates:
                     group.update(options, params=parts)
                 for group in groups[len(parameters) :]:  # added since then
                     group.update(params=[])
-                self._is_stepping = True
-                self._optimizer.step()
+                step: Callable[..., Any] = type(self._optimizer).step
+                getattr(step, "__wrapped__", step)(self._optimizer)  # without hooks: `step` runs them once for all
+                vars(self._optimizer)["_opt_called"] = True  # schedulers ask for it
         finally:
-            self._is_stepping = False
             for group, before in zip(groups, now, strict=True):
                 group.update(before)
 

@@ -185,7 +185,12 @@ class TrainingWithin:
             piece.written |= piece.memory.access is Access.WRITE  # the last ones of a backward: nobody would tell
         self._custody.release(wholly=True)
         total = self._updates.close_step(list(self._model.parameters()), bound, only_finite=only_finite)
-        if self._planning.order is UpdateOrder.AFTER_BACKWARD:
+        if self._updates.shows_gradients:
+            self._planning.policy = replace(self._planning.policy, orders=(UpdateOrder.AFTER_BACKWARD,))
+            self._settle()
+            self._updates.run_hooks("post")
+            self._updates.forget_updated()
+        elif self._planning.order is UpdateOrder.AFTER_BACKWARD:
             self._settle()
         # Until its update nobody may see what a block holds: it is out of date.
         self._custody.hide(each for (_, block), each in self._states.pieces.items() if block in self._updates.due)
