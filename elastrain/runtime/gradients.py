@@ -164,6 +164,15 @@ class GradientSlot:
         self.last = leaf
         return True
 
+    def put(self, leaf: int, gradient: Tensor) -> None:
+        """Add a gradient to this leaf's, as autograd does with one that has a parameter of its own."""
+        if leaf in self.touched:
+            self.views[leaf].add_(gradient)
+        else:
+            self.land(leaf, gradient)
+        self.touched.add(leaf)
+        self.last = leaf
+
     def land(self, leaf: int, gradient: Tensor) -> None:
         """The first gradient of the run for this leaf: what it would be after zeroing and adding, in one pass."""
         view = self.views[leaf]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 
 import torch
@@ -18,38 +19,28 @@ from elastrain.layout import STATISTICS, Layout, Shard
 from elastrain.pipeline.stubs.absent import absent
 from elastrain.runtime import statistics
 from elastrain.runtime.completion import Completion, OnBlockDone
-from elastrain.runtime.describe import Registration, parameter_at, readers_of, registrations_of
+from elastrain.runtime.describe import parameter_at, readers_of, registrations_of
 from elastrain.runtime.flats import Allocate, ParameterMemory, flat_name, view_of
 from elastrain.runtime.gradients import GradientMemory, GradientSlot
 from elastrain.runtime.held_blocks import HeldBlocks
+from elastrain.runtime.ties import LaterUse, check_no_hooks, has_hooks
 from elastrain.snapshot.digest import digest
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Placed:
-    """A parameter's place in the flat that it lies in, also where it is a tie's second one."""
+    """A parameter's place in its flat."""
 
     flat: int
     start: int
     parameter: nn.Parameter
 
 
-def _split(places: list[Registration], block: str) -> nn.Parameter:
-    """A second parameter over the same memory for the places in `block`."""
-    original = parameter_at(places[0])
-    alias = nn.Parameter(original.data)
-    alias.__dict__.update(original.__dict__)
-    for place in places:
-        if place.block == block:
-            setattr(place.module, place.attribute, alias)
-    return alias
-
-
 class ModelState:
     """Parameters of a model in flat buffers, with the hooks that tell when a block's gradients are final.
 
-    Values, names and forward of the model do not change. A weight tied over two blocks becomes two nn.Parameters over
-    the same memory, so that each block has a gradient leaf of its own.
+    Values, names and forward of the model do not change. A weight tied over two blocks has a gradient leaf for each,
+    which `ties` tells apart; where the script has hooks on it, all of its gradient goes to the first block's leaf.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, allocate: Allocate, *, apart: bool = False) -> None:
@@ -61,6 +52,8 @@ class ModelState:
         self.blocks = HeldBlocks(layout, self.readers, self._memory)
         self._leaves: dict[int, nn.Parameter] = {}
         self._placed: list[_Placed] = []
+        self._uses: dict[int, LaterUse] = {}
+        """By leaf, of tied weights in their later blocks."""
         self._adopt(model)
         self._moved = self._addresses()
         self._slot: GradientSlot | None = None
@@ -70,28 +63,30 @@ class ModelState:
             parameter.register_post_accumulate_grad_hook(self._hook(leaf))  # type: ignore[no-untyped-call]
             for leaf, parameter in self._leaves.items()
         ]
+        self._check_ties()
         if apart:
             self._hooks += [self._guarded(model.get_submodule(name)) for name in {"", *layout.blocks}]
 
     @torch.no_grad()
     def _adopt(self, model: nn.Module) -> None:
-        """Move every parameter into its flat and split ties."""
+        """Move every parameter into its flat, and tell the uses of tied ones apart."""
         layout = self.layout
         places = registrations_of(model, layout.blocks)
         for leaf in layout.leaves:
             flat = layout.flats[leaf.flat]
             if flat.group == STATISTICS:
                 continue
-            block = layout.blocks[leaf.block]
             parameter = parameter_at(places[leaf.parameter][0])
-            own = flat.index if flat.alias_of is None else flat.alias_of
             if flat.alias_of is not None:
-                parameter = _split(places[leaf.parameter], block)
-            else:
-                view = view_of(self._memory.flats[own], leaf.start, tuple(parameter.shape))
-                view.copy_(parameter)
-                parameter.data = view
-            self._placed.append(_Placed(flat=own, start=leaf.start, parameter=parameter))
+                block = layout.blocks[leaf.block]
+                its = [place for place in places[leaf.parameter] if place.block == block]
+                land = partial(self._land, leaf.index, parameter)
+                self._uses[leaf.index] = LaterUse(model.get_submodule(block), its, flat.alias_of, land)
+                continue
+            view = view_of(self._memory.flats[flat.index], leaf.start, tuple(parameter.shape))
+            view.copy_(parameter)
+            parameter.data = view
+            self._placed.append(_Placed(flat=flat.index, start=leaf.start, parameter=parameter))
             if flat.trained:
                 parameter.grad_dtype = getattr(torch, flat.master_dtype)
                 self._leaves[leaf.index] = parameter
@@ -108,13 +103,20 @@ class ModelState:
         for placed in self._placed:
             if placed.flat in before - here:
                 placed.parameter.data = absent(placed.parameter)
+        self._forget_views(before - here)
         self.blocks.hold(here)
         for placed in self._placed:
             if placed.flat in here - before:
                 flat = self._memory.flats[placed.flat]
                 placed.parameter.data = view_of(flat, placed.start, tuple(placed.parameter.shape))
+        self._forget_views(here - before)
         self.gradients.hold(blocks)
         self._moved = self._addresses()
+
+    def _forget_views(self, flats: Collection[int]) -> None:
+        for use in self._uses.values():
+            if use.flat in flats:
+                use.forget()
 
     def has(self, shard: Shard) -> bool:
         """Whether there is memory for the shard's parameters here."""
@@ -134,11 +136,13 @@ class ModelState:
 
         return module.register_state_dict_pre_hook(check)  # type: ignore[no-any-return, no-untyped-call]
 
-    def _addresses(self) -> list[tuple[int, nn.Parameter, int]]:
-        """Of the trained parameters that are here: leaf, parameter, where its memory begins."""
+    def _addresses(self) -> list[tuple[set[int], nn.Parameter, int]]:
+        """Of the trained parameters that are here: all leaves, parameter, where its memory begins."""
         absent_flats = self.readers.keys() - self._memory.flats.keys()
         gone = {id(placed.parameter) for placed in self._placed if placed.flat in absent_flats}
-        return [(leaf, p, p.data_ptr()) for leaf, p in self._leaves.items() if p.numel() and id(p) not in gone]
+        here = {leaf: p for leaf, p in self._leaves.items() if p.numel() and id(p) not in gone}
+        later = [(leaf, use.weight) for leaf, use in self._uses.items()]
+        return [({leaf, *(its for its, w in later if w is p)}, p, p.data_ptr()) for leaf, p in here.items()]
 
     @property
     def nbytes(self) -> int:
@@ -193,20 +197,24 @@ class ModelState:
         is_discarding: this backward counts for nothing: its gradients are dropped as they come. To multiply them by 0
             would keep those that are NaN.
 
-        Raises ConfigError when a parameter's memory was replaced since the model was prepared.
+        Raises ConfigError when a parameter's memory was replaced since the model was prepared, and for hooks on a tied
+        weight of a pipeline.
         """
+        self._check_ties()
         views = slot.views
-        for leaf, parameter, address in self._moved:
-            if leaf not in views:
+        for leaves, parameter, address in self._moved:
+            if not views.keys() & leaves:
                 continue
             if parameter.data_ptr() != address:
                 raise ConfigError(
-                    f"the memory of parameter {self._name(leaf)!r} was replaced after prepare "
+                    f"the memory of parameter {self._name(min(leaves))!r} was replaced after prepare "
                     "(.to(), .half(), load_state_dict(assign=True)): do that before prepare"
                 )
-        for leaf, view in views.items():
-            # Where there is none yet autograd hands over what it has made, and the hook puts it into the slot.
-            self._leaves[leaf].grad = view if leaf in slot.touched and not is_discarding else None
+        for leaf, parameter in self._leaves.items():
+            if leaf in views:
+                # Where there is none yet autograd hands over what it has made, and the hook puts it into the slot.
+                is_added_to = leaf in slot.touched and not is_discarding and not self._is_told_apart(parameter)
+                parameter.grad = views[leaf] if is_added_to else None
         self._slot, slot.is_discarding = slot, is_discarding
 
     def detach(self) -> None:
@@ -245,14 +253,44 @@ class ModelState:
         """Take the hooks off; the parameters stay where they are."""
         for hook in self._hooks:
             hook.remove()
+        for use in self._uses.values():
+            use.close()
         self.statistics.close()
         self.detach()
+
+    def _check_ties(self) -> None:
+        """Put tied weights in their places. Raises ConfigError for hooks on those of a pipeline."""
+        for leaf, use in self._uses.items():
+            use.forward_is_over()
+            if self.gradients.apart:
+                names = [self.layout.blocks[block] for block in self.readers[use.flat]]
+                check_no_hooks(self._name(leaf), use.weight, names)
+
+    def _land(self, leaf: int, weight: nn.Parameter, gradient: Tensor) -> Tensor | None:
+        """Take the gradient of a tied weight's later use, in a step's backward; None: it was taken."""
+        slot = self._slot
+        if slot is None or gradient.requires_grad or not self._is_told_apart(weight):
+            return gradient
+        if leaf not in slot.views:
+            self._completion.refuse(leaf)
+        if not slot.is_discarding:
+            slot.put(leaf, gradient)
+        self._completion.landed(leaf, slot.touched)
+        return None
+
+    def _is_told_apart(self, weight: Tensor) -> bool:
+        """Return whether each of a tied weight's blocks has its own part: a hook is for the sum, in the first leaf."""
+        return any(use.weight is weight for use in self._uses.values()) and not has_hooks(weight)
 
     def _hook(self, leaf: int) -> Callable[[Tensor], None]:
         def landed(parameter: Tensor) -> None:
             slot = self._slot
             if slot is None:
                 return  # a backward of the user's own, outside of a step
+            if self._is_told_apart(parameter):
+                gradient, parameter.grad = parameter.grad, None
+                if gradient is None or self._land(leaf, parameter, gradient) is None:
+                    return  # without one, later blocks have taken all that there was
             if leaf not in slot.views:
                 self._completion.refuse(leaf)
             if slot.is_discarding:

@@ -190,6 +190,7 @@ def test_a_trainable_parameter_that_is_in_no_group_is_refused() -> None:
         (lambda: nn.Linear(2, 2, device="meta"), "meta device"),
         (lambda: _with_parameter(torch.eye(2).to_sparse()), "only dense"),
         (lambda: _with_parameter(_Subclass(torch.eye(2))), "tensor subclasses"),
+        (lambda: _with_parameter(torch.ones(1).expand(3)), "one memory for several elements"),
     ],
 )
 def test_parameters_of_an_unsuitable_kind_are_refused(make: Callable[[], nn.Module], sentence: str) -> None:
@@ -206,6 +207,27 @@ def _with_parameter(tensor: Tensor) -> nn.Module:
     model = nn.Module()
     model.weight = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
     return model
+
+
+@pytest.mark.parametrize("what", ["parameter", "buffer", "attribute"])
+def test_another_tensor_over_a_parameters_memory_is_refused_by_both_names(what: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    if what == "parameter":
+        model[1].weight.data = model[0].weight.data
+    elif what == "buffer":
+        model[1].register_buffer("seen", model[0].weight.data)
+    else:
+        model[1].seen = model[0].weight.detach()
+    other = "1.weight" if what == "parameter" else "1.seen"
+    with pytest.raises(ConfigError, match=f"'0.weight' and '{other}' of the model share memory without being one"):
+        describe(model, torch.optim.SGD(model.parameters()))
+
+
+def test_a_frozen_parameter_may_share_its_memory() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[:2].requires_grad_(False)
+    model[1].weight.data = model[0].weight.data
+    assert describe(model, torch.optim.SGD(model[2].parameters())).shards
 
 
 def test_a_lazy_module_is_refused() -> None:
@@ -235,22 +257,6 @@ def test_writing_a_shard_changes_what_the_model_computes_with() -> None:
     assert torch.equal(state.memory["float32"], torch.full((128,), 2.0))
 
 
-def test_a_weight_tied_over_two_blocks_has_a_gradient_leaf_in_each() -> None:
-    model, reference = _tied(), _tied()
-    state = _state(model)
-    assert model.head.weight is not model.emb.weight
-    assert model.head.weight.data_ptr() == model.emb.weight.data_ptr()
-    slot = state.new_slot()
-    _run(state, slot, lambda: _loss(model))
-    _loss(reference).backward()
-    tied = next(shard for shard in state.layout.shards if len(shard.lanes) == 2)
-    assert [state.layout.blocks[lane.block] for lane in tied.lanes] == ["emb", "head"]
-    total = (slot.lane(tied, 0) + slot.lane(tied, 1))[: 11 * 8]
-    assert reference.emb.weight.grad is not None
-    torch.testing.assert_close(total.view(11, 8), reference.emb.weight.grad)
-    assert all(slot.lane(tied, lane).abs().sum() > 0 for lane in (0, 1))
-
-
 def test_a_module_with_cached_weights_follows_a_split_tie() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
@@ -277,9 +283,13 @@ def test_gradients_equal_those_of_plain_torch_and_add_up_over_a_run() -> None:
         state.attach(slot)
         _loss(model, seed).backward()
         _loss(reference, seed).backward()
-    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    layout = state.layout
     for name, parameter in reference.named_parameters():
-        assert torch.equal(grads[name], parameter.grad), name
+        home = "head" if name == "head.weight" else next(s.block for s in layout.parameters if s.name == name)
+        spec = "emb.weight" if name == "head.weight" else name
+        leaves = (each for each in layout.leaves if layout.parameters[each.parameter].name == spec)
+        leaf = next(each.index for each in leaves if layout.blocks[each.block] == home)
+        assert torch.equal(slot.views[leaf], parameter.grad), name
 
 
 def test_a_frozen_parameter_lies_in_a_shard_without_lanes() -> None:
