@@ -14,6 +14,7 @@ from torch import nn
 
 from elastrain.errors import ConfigError
 from elastrain.layout import FROZEN, STATISTICS, Layout, ParameterSpec, cut
+from elastrain.offload.overlaps import WAY_OUT, shared_memory
 from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.runtime.loader import DataLoader
 from elastrain.runtime.statistics import buffers_of, tracking
@@ -129,6 +130,8 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequenc
         raise ConfigError(
             "the model has no parameter that requires a gradient and is in the optimizer: nothing to train"
         )
+    if shared := shared_memory(model, lambda parameter: parameter.requires_grad and id(parameter) in groups):
+        raise ConfigError(f"{shared[0]!r} and {shared[1]!r} of the model {WAY_OUT}")
     specs += _statistics(model, names)
     devices = {str(parameter_at(registrations[0]).device) for registrations in places}
     if len(devices) > 1:
@@ -209,6 +212,8 @@ def _check_parameter(name: str, parameter: nn.Parameter, *, trained: bool) -> No
         problem = "has no data (meta device): initialise the model first"
     elif parameter.is_inference():
         problem = "was made under torch.inference_mode and cannot be trained: make the model outside of it"
+    elif torch._debug_has_internal_overlap(parameter) == 1:
+        problem = "has one memory for several elements (expand): call .contiguous() on it first"
     elif parameter.requires_grad and not trained:
         problem = "requires a gradient but is not in the optimizer: add it, or call requires_grad_(False) on it"
     if problem:

@@ -14,6 +14,7 @@ from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
 from elastrain.offload.identity import DEVICES
 from elastrain.offload.lifetimes.blocks import ModelBlock
 from elastrain.offload.lifetimes.choice import Policy
+from elastrain.offload.overlaps import WAY_OUT, shared_memory
 
 ELEMENTWISE = frozenset(
     {"Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"}
@@ -35,6 +36,8 @@ def check_model(model: nn.Module) -> None:
         raise OffloadConfigError(f"{type(model).__name__} has no parameters: there is nothing to train")
     if len(devices) > 1:
         raise OffloadConfigError(f"all parameters must be on one device: these are on {sorted(map(str, devices))}")
+    if shared := shared_memory(model, lambda parameter: parameter.requires_grad):
+        raise OffloadConfigError(f"{shared[0]!r} and {shared[1]!r} of the model {WAY_OUT}")
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
