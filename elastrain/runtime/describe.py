@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from elastrain.errors import ConfigError
 from elastrain.layout import FROZEN, STATISTICS, Layout, ParameterSpec, cut
@@ -148,6 +149,12 @@ def _check_layers(model: nn.Module) -> None:
             )
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             check_device(f"{path}.{name}" if path else name, tensor.device)
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta or is_lazy(buffer):
+                where = "no size before the first forward" if is_lazy(buffer) else "no data (meta device)"
+                raise ConfigError(
+                    f"buffer {f'{path}.{name}' if path else name!r} has {where}: initialise the model before prepare"
+                )
 
 
 def check_device(name: str, device: torch.device) -> None:

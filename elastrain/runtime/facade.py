@@ -51,7 +51,7 @@ class Facade:
 def _refuse_step(*_: Any) -> NoReturn:
     raise ConfigError(
         "optimizer.step() would do nothing here: the step is taken, on all members, when `for batch in step` ends. "
-        "Leave the call out"
+        "Leave the call out; to train on behind the loop, make a new optimizer"
     )
 
 

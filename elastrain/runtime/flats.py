@@ -29,6 +29,13 @@ def view_of(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
     return flat[start : start + numel].view(shape)
 
 
+def in_own_storage(view: Tensor) -> Tensor:
+    """Return the same memory as a tensor whose storage is no larger, so that a file of it is no larger either."""
+    if not view.numel():
+        return torch.empty_like(view)
+    return torch.frombuffer(view.reshape(-1).view(torch.uint8).numpy(), dtype=view.dtype).view(view.shape)
+
+
 def has_masters(layout: Layout) -> bool:
     """Whether some parameters have less precision than what the optimizer works on."""
     return any(shard.master_dtype != shard.dtype for shard in layout.shards)

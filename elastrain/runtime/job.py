@@ -253,7 +253,11 @@ class Job:
                 "comes in between after a step of it, under job.phase(…) where that takes long"
             )
         self._has_loop = True
-        yield from TrainingLoop(prepared, self._chosen.settings, connections, last_words, self._registered).steps(until)
+        loop = TrainingLoop(prepared, self._chosen.settings, connections, last_words, self._registered)
+        try:
+            yield from loop.steps(until)
+        finally:
+            loop.give_back_model()
 
     @property
     def rank(self) -> int:

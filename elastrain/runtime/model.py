@@ -16,14 +16,15 @@ from torch.utils.hooks import RemovableHandle
 
 from elastrain.errors import ConfigError
 from elastrain.layout import STATISTICS, Layout, Shard
+from elastrain.offload.lifetimes.hooking import OriginalsHook
 from elastrain.pipeline.stubs.absent import absent
 from elastrain.runtime import statistics
 from elastrain.runtime.completion import Completion, OnBlockDone
 from elastrain.runtime.describe import parameter_at, readers_of, registrations_of
-from elastrain.runtime.flats import Allocate, ParameterMemory, flat_name, view_of
+from elastrain.runtime.flats import Allocate, ParameterMemory, flat_name, in_own_storage, view_of
 from elastrain.runtime.gradients import GradientMemory, GradientSlot
 from elastrain.runtime.held_blocks import HeldBlocks
-from elastrain.runtime.ties import LaterUse, check_no_hooks, has_hooks
+from elastrain.runtime.ties import LaterUse, Ties
 from elastrain.snapshot.digest import digest
 
 
@@ -34,6 +35,10 @@ class _Placed:
     flat: int
     start: int
     parameter: nn.Parameter
+    grad_dtype: torch.dtype | None
+    """As the script had it."""
+    leaves: set[int]
+    """Its own one, and those of its blocks behind the first one."""
 
 
 class ModelState:
@@ -52,10 +57,8 @@ class ModelState:
         self.blocks = HeldBlocks(layout, self.readers, self._memory)
         self._leaves: dict[int, nn.Parameter] = {}
         self._placed: list[_Placed] = []
-        self._uses: dict[int, LaterUse] = {}
-        """By leaf, of tied weights in their later blocks."""
+        self.ties = Ties(layout, self.readers, apart=apart)
         self._adopt(model)
-        self._moved = self._addresses()
         self._slot: GradientSlot | None = None
         self.statistics = statistics.RunningStatistics(model, layout, self._memory.flat)
         self._completion = Completion(layout)
@@ -63,14 +66,14 @@ class ModelState:
             parameter.register_post_accumulate_grad_hook(self._hook(leaf))  # type: ignore[no-untyped-call]
             for leaf, parameter in self._leaves.items()
         ]
-        self._check_ties()
+        self.ties.forward_is_over()
         if apart:
             self._hooks += [self._guarded(model.get_submodule(name)) for name in {"", *layout.blocks}]
 
     @torch.no_grad()
     def _adopt(self, model: nn.Module) -> None:
         """Move every parameter into its flat, and tell the uses of tied ones apart."""
-        layout = self.layout
+        layout, found = self.layout, dict[int, _Placed]()
         places = registrations_of(model, layout.blocks)
         for leaf in layout.leaves:
             flat = layout.flats[leaf.flat]
@@ -81,15 +84,23 @@ class ModelState:
                 block = layout.blocks[leaf.block]
                 its = [place for place in places[leaf.parameter] if place.block == block]
                 land = partial(self._land, leaf.index, parameter)
-                self._uses[leaf.index] = LaterUse(model.get_submodule(block), its, flat.alias_of, land)
+                self.ties.add(leaf.index, LaterUse(model.get_submodule(block), its, flat.alias_of, land))
+                found[leaf.parameter].leaves.add(leaf.index)
                 continue
             view = view_of(self._memory.flats[flat.index], leaf.start, tuple(parameter.shape))
             view.copy_(parameter)
-            parameter.data = view
-            self._placed.append(_Placed(flat=flat.index, start=leaf.start, parameter=parameter))
+            parameter.data = in_own_storage(view)
+            found[leaf.parameter] = _Placed(
+                flat=flat.index,
+                start=leaf.start,
+                parameter=parameter,
+                grad_dtype=parameter.grad_dtype,
+                leaves={leaf.index},
+            )
             if flat.trained:
                 parameter.grad_dtype = getattr(torch, flat.master_dtype)
                 self._leaves[leaf.index] = parameter
+        self._placed = list(found.values())
 
     @torch.no_grad()
     def hold(self, blocks: Collection[int]) -> None:
@@ -103,20 +114,14 @@ class ModelState:
         for placed in self._placed:
             if placed.flat in before - here:
                 placed.parameter.data = absent(placed.parameter)
-        self._forget_views(before - here)
+        self.ties.forget(before - here)
         self.blocks.hold(here)
         for placed in self._placed:
             if placed.flat in here - before:
                 flat = self._memory.flats[placed.flat]
-                placed.parameter.data = view_of(flat, placed.start, tuple(placed.parameter.shape))
-        self._forget_views(here - before)
+                placed.parameter.data = in_own_storage(view_of(flat, placed.start, tuple(placed.parameter.shape)))
+        self.ties.forget(here - before)
         self.gradients.hold(blocks)
-        self._moved = self._addresses()
-
-    def _forget_views(self, flats: Collection[int]) -> None:
-        for use in self._uses.values():
-            if use.flat in flats:
-                use.forget()
 
     def has(self, shard: Shard) -> bool:
         """Whether there is memory for the shard's parameters here."""
@@ -128,21 +133,14 @@ class ModelState:
         self.blocks.came(shard)
 
     def _guarded(self, module: nn.Module) -> RemovableHandle:
-        """Let nobody take NaNs for parameters that are to be kept."""
+        """Refuse to copy absent parameters or to put them into a state: they are NaN."""
 
         def check(of: nn.Module, prefix: str, keep_vars: bool) -> None:
             if not keep_vars:  # else the runtime asks, for buffers
                 self.blocks.check_are_all("state_dict()")
 
-        return module.register_state_dict_pre_hook(check)  # type: ignore[no-any-return, no-untyped-call]
-
-    def _addresses(self) -> list[tuple[set[int], nn.Parameter, int]]:
-        """Of the trained parameters that are here: all leaves, parameter, where its memory begins."""
-        absent_flats = self.readers.keys() - self._memory.flats.keys()
-        gone = {id(placed.parameter) for placed in self._placed if placed.flat in absent_flats}
-        here = {leaf: p for leaf, p in self._leaves.items() if p.numel() and id(p) not in gone}
-        later = [(leaf, use.weight) for leaf, use in self._uses.items()]
-        return [({leaf, *(its for its, w in later if w is p)}, p, p.data_ptr()) for leaf, p in here.items()]
+        guard = OriginalsHook(check, copying=partial(self.blocks.check_are_all, "a copy of the model"))
+        return module.register_state_dict_pre_hook(guard)  # type: ignore[no-any-return, no-untyped-call]
 
     @property
     def nbytes(self) -> int:
@@ -200,20 +198,21 @@ class ModelState:
         Raises ConfigError when a parameter's memory was replaced since the model was prepared, and for hooks on a tied
         weight of a pipeline.
         """
-        self._check_ties()
+        self.ties.forward_is_over()
         views = slot.views
-        for leaves, parameter, address in self._moved:
-            if not views.keys() & leaves:
+        for placed in self._placed:
+            flat, parameter = self._memory.flat(placed.flat), placed.parameter
+            if flat is None or not parameter.numel() or not views.keys() & placed.leaves:
                 continue
-            if parameter.data_ptr() != address:
+            if parameter.data_ptr() != flat.data_ptr() + placed.start * flat.element_size():
                 raise ConfigError(
-                    f"the memory of parameter {self._name(min(leaves))!r} was replaced after prepare "
+                    f"the memory of parameter {self._name(min(placed.leaves))!r} was replaced after prepare "
                     "(.to(), .half(), load_state_dict(assign=True)): do that before prepare"
                 )
         for leaf, parameter in self._leaves.items():
             if leaf in views:
                 # Where there is none yet autograd hands over what it has made, and the hook puts it into the slot.
-                is_added_to = leaf in slot.touched and not is_discarding and not self._is_told_apart(parameter)
+                is_added_to = leaf in slot.touched and not is_discarding and not self.ties.are_told_apart(parameter)
                 parameter.grad = views[leaf] if is_added_to else None
         self._slot, slot.is_discarding = slot, is_discarding
 
@@ -250,26 +249,19 @@ class ModelState:
         self._completion.disarm()
 
     def close(self) -> None:
-        """Take the hooks off; the parameters stay where they are."""
+        """Take everything off the model; the parameters stay where they are."""
         for hook in self._hooks:
             hook.remove()
-        for use in self._uses.values():
-            use.close()
+        self.ties.close()
         self.statistics.close()
         self.detach()
+        for placed in self._placed:
+            placed.parameter.grad_dtype = placed.grad_dtype
 
-    def _check_ties(self) -> None:
-        """Put tied weights in their places. Raises ConfigError for hooks on those of a pipeline."""
-        for leaf, use in self._uses.items():
-            use.forward_is_over()
-            if self.gradients.apart:
-                names = [self.layout.blocks[block] for block in self.readers[use.flat]]
-                check_no_hooks(self._name(leaf), use.weight, names)
-
-    def _land(self, leaf: int, weight: nn.Parameter, gradient: Tensor) -> Tensor | None:
+    def _land(self, leaf: int, weight: Tensor, gradient: Tensor) -> Tensor | None:
         """Take the gradient of a tied weight's later use, in a step's backward; None: it was taken."""
         slot = self._slot
-        if slot is None or gradient.requires_grad or not self._is_told_apart(weight):
+        if slot is None or gradient.requires_grad or not self.ties.are_told_apart(weight):
             return gradient
         if leaf not in slot.views:
             self._completion.refuse(leaf)
@@ -278,16 +270,12 @@ class ModelState:
         self._completion.landed(leaf, slot.touched)
         return None
 
-    def _is_told_apart(self, weight: Tensor) -> bool:
-        """Return whether each of a tied weight's blocks has its own part: a hook is for the sum, in the first leaf."""
-        return any(use.weight is weight for use in self._uses.values()) and not has_hooks(weight)
-
     def _hook(self, leaf: int) -> Callable[[Tensor], None]:
         def landed(parameter: Tensor) -> None:
             slot = self._slot
             if slot is None:
                 return  # a backward of the user's own, outside of a step
-            if self._is_told_apart(parameter):
+            if self.ties.are_told_apart(parameter):
                 gradient, parameter.grad = parameter.grad, None
                 if gradient is None or self._land(leaf, parameter, gradient) is None:
                     return  # without one, later blocks have taken all that there was

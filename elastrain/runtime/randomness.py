@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from elastrain.keys import block_key
+from elastrain.offload.lifetimes.hooking import OriginalsHook
 
 BEFORE, AFTER = -1, -2
 """In place of a micro-batch: what the training loop draws at the start of a step, and once it is committed."""
@@ -40,6 +41,13 @@ class _MicroBatch:
     """(the generator's seed before an entry, block, whether aside) -> the key that was set."""
     guesses: Counter[tuple[str, bool]] = field(default_factory=Counter)
     """(block, whether aside) -> how many of them were computed again without a restored generator."""
+
+
+class _EntryHook(OriginalsHook):
+    """Calls `act` for copies of the model, too, which have streams of their own. A saved model has no such hook."""
+
+    def __deepcopy__(self, memo: object) -> _EntryHook:
+        return self
 
 
 class BlockRandomness:
@@ -64,7 +72,9 @@ class BlockRandomness:
         self._enter = self.enter
         self._model = model
         self._modules = {block: model.get_submodule(block) for block in blocks if block}
-        self._hooks = {name: each.register_forward_pre_hook(self._hook(name)) for name, each in self._modules.items()}
+        self._hooks = {
+            name: each.register_forward_pre_hook(_EntryHook(self._hook(name))) for name, each in self._modules.items()
+        }
 
     def begin(self, step: int, micro_batch: int) -> None:
         """Before the forward of a micro-batch, or of what the loop does `BEFORE` and `AFTER` all of them.

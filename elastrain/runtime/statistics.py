@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from elastrain.errors import ConfigError
 from elastrain.layout import STATISTICS, Layout, Leaf
+from elastrain.offload.lifetimes.hooking import OriginalsHook
 
 _NAMES = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -120,8 +121,8 @@ class RunningStatistics:
             hook
             for module in self._layers
             for hook in (
-                module.register_forward_pre_hook(self._entering),
-                module.register_forward_hook(self._leaving, always_call=True),
+                module.register_forward_pre_hook(OriginalsHook(self._entering)),
+                module.register_forward_hook(OriginalsHook(self._leaving), always_call=True),
             )
         ]
 

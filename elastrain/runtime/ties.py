@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
+from elastrain.layout import Layout
 from elastrain.offload.lifetimes.hooking import OriginalsHook
 from elastrain.runtime.describe import Registration
 
@@ -110,10 +111,42 @@ def has_hooks(weight: Tensor) -> bool:
     return bool(weight._backward_hooks) or len(weight._post_accumulate_grad_hooks or ()) > own
 
 
-def check_no_hooks(name: str, weight: nn.Parameter, blocks: Sequence[str]) -> None:
-    """Raise ConfigError if a tied weight has hooks, for a model whose blocks are on several members."""
-    if has_hooks(weight):
-        raise ConfigError(
-            f"parameter {name!r} has a hook, and --stages may put its blocks {', '.join(map(repr, blocks))} on "
-            "different members, where none has the whole gradient: remove the hook, or train without --stages"
-        )
+class Ties:
+    """The later uses of a model's tied weights. A weight with hooks has one gradient, in the first block's leaf."""
+
+    def __init__(self, layout: Layout, readers: Mapping[int, Sequence[int]], *, apart: bool) -> None:
+        """`readers`: by flat, the blocks that read it. `apart`: the blocks may be on different members."""
+        self._layout, self._readers, self._apart = layout, readers, apart
+        self._uses: dict[int, LaterUse] = {}
+        """By leaf."""
+
+    def add(self, leaf: int, use: LaterUse) -> None:
+        """Take up the use whose gradient is this leaf's."""
+        self._uses[leaf] = use
+
+    def are_told_apart(self, weight: Tensor) -> bool:
+        """Return whether each block that uses the weight has a gradient leaf of its own. A hook is for the sum."""
+        return any(use.weight is weight for use in self._uses.values()) and not has_hooks(weight)
+
+    def forget(self, flats: Collection[int]) -> None:
+        """The memory of these flats came or went. For any thread, while no block that reads them computes."""
+        for use in self._uses.values():
+            if use.flat in flats:
+                use.forget()
+
+    def forward_is_over(self) -> None:
+        """Put the weights back. Raise ConfigError for hooks on one whose blocks may be on different members."""
+        for leaf, use in self._uses.items():
+            use.forward_is_over()
+            if self._apart and has_hooks(use.weight):
+                name = self._layout.parameters[self._layout.leaves[leaf].parameter].name
+                blocks = ", ".join(repr(self._layout.blocks[block]) for block in self._readers[use.flat])
+                raise ConfigError(
+                    f"parameter {name!r} has a hook, and --stages may put its blocks {blocks} on different members, "
+                    "where none has the whole gradient: remove the hook, or train without --stages"
+                )
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        for use in self._uses.values():
+            use.close()

@@ -81,6 +81,14 @@ class TrainingLoop:
         self._wait_for_all(number)
         self._end(number)
 
+    def give_back_model(self) -> None:
+        """Take everything off the model, which is an ordinary one from here on. It keeps what refuses absent blocks."""
+        if self._parts.model.blocks.missing() is None:
+            if self._prepared.pipelines is not None:
+                self._prepared.pipelines.close()
+            self._parts.model.close()
+            self._parts.randomness.close()
+
     def _join(self) -> int:
         """Say that this member is ready, and wait to be let in; the step that the others are in."""
         parts = self._parts

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 
 class OriginalsHook:
-    """Calls `act` for the module it was put on, and nothing for a copy."""
+    """Calls `act` for the module it was put on, and nothing for a copy. `copying` is called before each copy."""
 
-    def __init__(self, act: Callable[..., None] = lambda *_: None) -> None:
-        self._act = act
+    def __init__(self, act: Callable[..., None], copying: Callable[[], None] = lambda: None) -> None:
+        self._act, self._copying = act, copying
 
     def __call__(self, *given: Any) -> None:
         self._act(*given)
 
-    def __reduce__(self) -> tuple[type[OriginalsHook], tuple[()]]:
-        return OriginalsHook, ()
+    @property
+    def __name__(self) -> str:  # torch.jit.script asks for it
+        raise AttributeError(
+            "torch.jit.script cannot take a model that is being trained, nor a copy of it: script a copy that was made "
+            "before, or the model once its training has ended"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._copying()
+        # A function of Python's own that does nothing: a file is read where nothing of ours is installed, too.
+        return getattr, (nullcontext(), "__exit__")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
-from elastrain.errors import CutError
+from elastrain.errors import ConfigError, CutError
 
 _COMPILED = (
     "the whole model is compiled, and a pipeline needs the code between its blocks: compile each block instead "
@@ -36,7 +37,7 @@ class Entries:
             module = model.get_submodule(name)
             attribute = "forward" if module._compiled_call_impl is None else "_compiled_call_impl"
             self._replaced.append((module, attribute, module.__dict__.get(attribute)))
-            setattr(module, attribute, _through(entry, place, getattr(module, attribute)))
+            setattr(module, attribute, _Way(entry, place, getattr(module, attribute)))
 
     def close(self) -> None:
         """Give every block its own way in back; a second call does nothing."""
@@ -48,11 +49,24 @@ class Entries:
         self._replaced = []
 
 
-def _through(entry: Entry, place: int, forward: Forward) -> Forward:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return entry(place, forward, args, kwargs)
+class _Way:
+    """What stands in place of a block's forward. That of a copy would lead into this block, so it leads nowhere."""
 
-    return call
+    def __init__(self, entry: Entry, place: int, forward: Forward) -> None:
+        self._entry, self._place, self._forward = entry, place, forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._entry(self._place, self._forward, args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial, (_refuse_copy,)
+
+
+def _refuse_copy(*_: object, **__: object) -> NoReturn:
+    raise ConfigError(
+        "this model was copied in the loop of a job with --stages, and such a copy cannot compute: copy it before "
+        "job.prepare(…) or behind the loop over job.steps(…)"
+    )
 
 
 def check_not_compiled(model: nn.Module) -> None:

@@ -209,6 +209,17 @@ def _with_parameter(tensor: Tensor) -> nn.Module:
     return model
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_buffer_without_data_is_refused_by_name(*, persistent: bool) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].register_buffer("table", torch.empty(2, device="meta"), persistent=persistent)
+    with pytest.raises(ConfigError, match=r"buffer '1\.table' has no data \(meta device\): initialise the model"):
+        describe(model, torch.optim.SGD(model.parameters()))
+    model[1] = nn.LazyBatchNorm1d(affine=False)
+    with pytest.raises(ConfigError, match=r"buffer '1\.running_mean' has no size before the first forward"):
+        describe(model, torch.optim.SGD(model.parameters()))
+
+
 @pytest.mark.parametrize("what", ["parameter", "buffer", "attribute"])
 def test_another_tensor_over_a_parameters_memory_is_refused_by_both_names(what: str) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
