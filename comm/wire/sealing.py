@@ -27,7 +27,7 @@ _NONCE_BYTES = 12
 _LABEL = b"elastrain records 1 "
 
 
-class Direction:
+class RecordKeys:
     """The keys and nonces of one direction. Each record takes one nonce; keys are replaced and forgotten in time."""
 
     def __init__(self, secret: bytes) -> None:
@@ -81,8 +81,8 @@ class KeyExchange:
         self._handshake, self._private = handshake, X25519PrivateKey.generate()
         self.public = self._private.public_key().public_bytes_raw()
         self.done = False
-        self.sends: Direction
-        self.receives: Direction
+        self.sends: RecordKeys
+        self.receives: RecordKeys
         self._heard = b""
         self._expected: bytes | None = None  # what the other end has to show
 
@@ -122,11 +122,11 @@ class KeyExchange:
         made = HKDF(SHA256(), 4 * _HALF_BYTES, salt, _LABEL + keys).derive(shared)
         parts = [made[start : start + _HALF_BYTES] for start in range(0, len(made), _HALF_BYTES)]
         (mine, show), (other, self._expected) = (parts[:2], parts[2:]) if dials else (parts[2:], parts[:2])
-        self.sends, self.receives = Direction(mine), Direction(other)
+        self.sends, self.receives = RecordKeys(mine), RecordKeys(other)
         return show
 
 
-class Arrived:
+class SealedBytes:
     """Sealed bytes that have arrived, in one buffer from which a record is decrypted."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from elastrain.comm.errors import HandshakeRefused, Timeout
 from elastrain.comm.wire.handshake import Handshake
 from elastrain.comm.wire.handshake import run as run_handshake
-from elastrain.comm.wire.sealing import PLAIN_BYTES_MAX, Arrived, KeyExchange
+from elastrain.comm.wire.sealing import PLAIN_BYTES_MAX, KeyExchange, SealedBytes
 
 _ALONE_BYTES = 32 << 10  # a piece from this size on is encrypted where it lies; smaller neighbours are joined
 
@@ -46,7 +46,7 @@ class SecureSocket:
         self._sock.sendall(self._keys.public)  # a fresh connection takes a few dozen bytes
         self._unsent = memoryview(b"")  # of a record, what the kernel has not taken
         self._unsent_plain_bytes = 0
-        self._arrived = Arrived()
+        self._arrived = SealedBytes()
         self._plain = memoryview(b"")  # decrypted, and not asked for yet
         self._end: EOFError | OSError | None = None  # why nothing more comes; what came before it is heard first
         self.tamper: Callable[[memoryview], memoryview] | None = None
@@ -146,7 +146,7 @@ class SecureSocket:
     def _fail(self) -> None:
         """End the connection for what arrives: nothing behind an altered record is worth anything."""
         self._end = ConnectionAbortedError(errno.EBADMSG, "bytes were altered on the way")
-        self._arrived = Arrived()
+        self._arrived = SealedBytes()
 
     def _pull(self) -> bool:
         """Take what the kernel has. Returns False if that is nothing, or if nothing more will come."""

@@ -43,13 +43,6 @@ class _MicroBatch:
     """(block, whether aside) -> how many of them were computed again without a restored generator."""
 
 
-class _EntryHook(OriginalsHook):
-    """Calls `act` for copies of the model, too, which have streams of their own. A saved model has no such hook."""
-
-    def __deepcopy__(self, memo: object) -> _EntryHook:
-        return self
-
-
 class BlockRandomness:
     """Forward pre-hooks on the blocks of a model that seed the default generators of the CPU and of `device`.
 
@@ -72,9 +65,9 @@ class BlockRandomness:
         self._enter = self.enter
         self._model = model
         self._modules = {block: model.get_submodule(block) for block in blocks if block}
-        self._hooks = {
-            name: each.register_forward_pre_hook(_EntryHook(self._hook(name))) for name, each in self._modules.items()
-        }
+        # Copies of the model have streams of their own.
+        hooks = {name: OriginalsHook(self._hook(name), stays=True) for name in self._modules}
+        self._hooks = {name: each.register_forward_pre_hook(hooks[name]) for name, each in self._modules.items()}
 
     def begin(self, step: int, micro_batch: int) -> None:
         """Before the forward of a micro-batch, or of what the loop does `BEFORE` and `AFTER` all of them.

@@ -8,10 +8,15 @@ from typing import Any
 
 
 class OriginalsHook:
-    """Calls `act` for the module it was put on, and nothing for a copy. `copying` is called before each copy."""
+    """Calls `act` for the module it was put on, and nothing for a copy. `copying` is called before each copy.
 
-    def __init__(self, act: Callable[..., None], copying: Callable[[], None] = lambda: None) -> None:
-        self._act, self._copying = act, copying
+    stays: it calls `act` for deep copies, too. A saved model has no such hook.
+    """
+
+    def __init__(
+        self, act: Callable[..., None], copying: Callable[[], None] = lambda: None, *, stays: bool = False
+    ) -> None:
+        self._act, self._copying, self._stays = act, copying, stays
 
     def __call__(self, *given: Any) -> None:
         self._act(*given)
@@ -27,3 +32,9 @@ class OriginalsHook:
         self._copying()
         # A function of Python's own that does nothing: a file is read where nothing of ours is installed, too.
         return getattr, (nullcontext(), "__exit__")
+
+    def __deepcopy__(self, memo: object) -> Any:
+        if self._stays:
+            return self
+        function, given = self.__reduce__()
+        return function(*given)
