@@ -162,7 +162,7 @@ def assemble(
     if (checkpoints := _checkpoints(request, layout, chosen, connections, handover)) is not None:
         executor.write_checkpoints(checkpoints)
     parts = _engine_parts(chosen, connections, mesh, executor, report, handover)
-    stored = _stored(chosen, executor, parts, connections.agent)
+    stored = _stored(request.model, chosen, executor, parts, connections.agent)
     executor.warm_up()
     step_parts = _step_parts(request, layout, settings, state, parts, connections.whereabouts)
     me, plan = chosen.environment.member, None if checkpoints is None else checkpoints.plan
@@ -212,7 +212,9 @@ def _describing(
     )
 
 
-def _stored(chosen: Chosen, executor: Executor, parts: EngineParts, agent: AgentLink) -> StoredInitial | None:
+def _stored(
+    model: nn.Module, chosen: Chosen, executor: Executor, parts: EngineParts, agent: AgentLink
+) -> StoredInitial | None:
     """What the job starts from, if that is a checkpoint; initial states come from there. Raises ConfigError."""
     if chosen.resume is None:
         return None
@@ -221,7 +223,7 @@ def _stored(chosen: Chosen, executor: Executor, parts: EngineParts, agent: Agent
     stored = StoredInitial(
         chosen.resume, executor.model, executor.optimizer, reader, parts.handover.tell, agent.has_read
     )
-    stored.check()
+    stored.check(model)
     executor.start_from(stored)
     return stored
 

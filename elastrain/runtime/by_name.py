@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
-from elastrain.layout import Layout, ParameterSpec, Shard
+from elastrain.layout import STATISTICS, Layout, ParameterSpec, Shard
+from elastrain.snapshot.durable.manifest import ParameterEntry
 from elastrain.snapshot.durable.plain import PlainState
 from elastrain.snapshot.state import ShardState, Value
 
@@ -24,17 +25,41 @@ class _Overlap:
     offset: int
 
 
-def check(shapes: Mapping[str, tuple[int, ...]], layout: Layout, source: str) -> None:
-    """Raises ConfigError where a parameter or running statistic of this model is missing, or has another shape."""
+def check(entries: Mapping[str, ParameterEntry], layout: Layout, source: str) -> None:
+    """Raises ConfigError where a parameter or running statistic of this model is missing, or is something else."""
     for spec in layout.parameters:
-        shape = shapes.get(spec.name)
-        if shape is None:
+        entry = entries.get(spec.name)
+        if entry is None:
             raise ConfigError(
-                f"the model has {spec.name!r}, and {source} does not (it has {_some(shapes)}): it is of another model"
+                f"the model has {spec.name!r}, and {source} does not (it has {_some(entries)}): it is of another model"
             )
-        if shape != spec.shape:
-            which = f"of shape {spec.shape} in the model and of {shape} in {source}"
-            raise ConfigError(f"{spec.name!r} is {which}: it is of another model")
+        if entry.shape != spec.shape:
+            which = f"of shape {spec.shape} in the model and of {entry.shape} in {source}"
+            raise ConfigError(f"{entry.name!r} is {which}: it is of another model")
+        if spec.group != STATISTICS and _kind(entry.dtype) != _kind(spec.dtype):
+            which = f"{spec.dtype} in the model and {entry.dtype} in {source}"
+            raise ConfigError(f"{entry.name!r} is {which}: convert it to {spec.dtype} first")
+
+
+def homes(model: nn.Module, layout: Layout) -> dict[str, str]:
+    """Return each name of the model's state_dict with the one that the layout has for its memory, or with itself."""
+    state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+    found = {(state[spec.name].data_ptr(), spec.shape): spec.name for spec in layout.parameters if spec.numel}
+    return {name: found.get((value.data_ptr(), tuple(value.shape)), name) for name, value in state.items()}
+
+
+def untied(plain: PlainState, homes: Mapping[str, str], source: str) -> PlainState:
+    """Return the state by the layout's names. Raises ConfigError where two names of one weight have other values."""
+    model, first = dict[str, Tensor](), dict[str, str]()
+    for name, value in plain.model.items():
+        home = homes.get(name, name)
+        other = model.setdefault(home, value)
+        if first.setdefault(home, name) != name and not _same_bits(value, other):
+            raise ConfigError(
+                f"{first[home]!r} and {name!r} are one weight in the model, and two in {source}, with other values: "
+                "leave out the wrong one, or do not tie them"
+            )
+    return replace(plain, model=model, state={homes.get(name, name): kept for name, kept in plain.state.items()})
 
 
 def shard_state(plain: PlainState, layout: Layout, shard: Shard, step: int) -> ShardState:
@@ -74,6 +99,16 @@ def _entry(name: str, value: Value, part: _Overlap, numel: int) -> Value:
 
 def _cut(value: Tensor, part: _Overlap) -> Tensor:
     return value.reshape(-1)[part.offset : part.offset + part.numel]
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    bits = [each.reshape(-1).view(torch.uint8) for each in (one, other)]
+    return one.dtype == other.dtype and torch.equal(*bits)
+
+
+def _kind(dtype: str) -> tuple[bool, bool]:
+    of: torch.dtype = getattr(torch, dtype)
+    return of.is_floating_point, of.is_complex
 
 
 def _some(shapes: Iterable[str]) -> str:

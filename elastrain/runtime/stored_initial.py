@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from elastrain import protocol as p
 from elastrain.base.resume import Resume, changed
@@ -25,7 +25,7 @@ from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.scaling import Scaler
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
-from elastrain.snapshot.durable.manifest import LOOP
+from elastrain.snapshot.durable.manifest import LOOP, Manifest
 from elastrain.snapshot.durable.plain import gather
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.state import ShardState
@@ -86,21 +86,27 @@ class StoredInitial:
         self._tell = tell
         self._checkpoint: Checkpoint | None = None
         self._states: dict[int, ShardState] = {}
+        self._homes: dict[str, str] = {}
+        """Where the checkpoint is of another cutting: the model's names, and the layout's for the same memory."""
         self._has_parameters = False
         self._writing = threading.Lock()
         """Held by who writes into the model's memory, or moves it, while a thread reads the checkpoint."""
         self._elsewhere: set[int] = set()
         """Shards whose parameters come from states and other members by now: those of a later step, perhaps."""
 
-    def check(self) -> None:
+    def check(self, model: nn.Module) -> None:
         """Raises ConfigError where names or shapes differ: agents compare hashes of models, which do not say what."""
-        if self._resume.spec.get("model") not in (None, self._layout.digest()):
+        if self._resume.spec.get("model") != self._layout.digest():
+            self._homes = by_name.homes(model, self._layout)
             with suppress(CheckpointError):  # whoever reads the checkpoint says what is wrong with it
-                shapes = {each.name: each.shape for each in self._open().manifest.parameters}
-                by_name.check(shapes, self._layout, str(self._resume))
-                more = sorted(shapes.keys() - {spec.name for spec in self._layout.parameters})
-                if more and not self._resume.accepts_changes:
-                    raise ConfigError(f"{self._resume} has {more[0]!r}, and the model does not: it is of another model")
+                self._check_names(self._open().manifest)
+
+    def _check_names(self, manifest: Manifest) -> None:
+        found = {self._homes.get(each.name, each.name): each for each in manifest.parameters}
+        by_name.check(found, self._layout, str(self._resume))
+        more = sorted(each.name for each in manifest.parameters if each.name not in self._homes)
+        if more and not self._resume.accepts_changes:
+            raise ConfigError(f"{self._resume} has {more[0]!r}, and the model does not: it is of another model")
 
     def carry_out(self, command: p.Command) -> None:
         """Begin to read states of shards, at first with all parameters; `InitialRead` is told at the end."""
@@ -167,8 +173,8 @@ class StoredInitial:
                 self._write(shard, parameters)
         else:
             self._read_bytes.begin(checkpoint.manifest.size_bytes)
-            plain = gather(checkpoint)
-            by_name.check({n: tuple(v.shape) for n, v in plain.model.items()}, self._layout, str(self._resume))
+            self._check_names(checkpoint.manifest)
+            plain = by_name.untied(gather(checkpoint), self._homes, str(self._resume))
             cut = (self._layout.shards[shard] for shard in (*shards, *others))
             self._put((by_name.shard_state(plain, self._layout, shard, self._resume.step) for shard in cut), shards)
         self._has_parameters = True

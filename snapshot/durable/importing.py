@@ -35,11 +35,16 @@ def import_files(
     The optimizer's file is one that `exporting` writes. `show` is told how many bytes are done, of how many. Raises
     CheckpointError with one sentence.
     """
-    model = dict(pair for path in models for pair in _read(path)[0].items())
+    model: dict[str, Tensor] = {}
+    for path in models:
+        found = _read(path)[0]
+        if twice := sorted(found.keys() & model):
+            raise CheckpointError(f"{twice[0]!r} is in {path}, and in a file before it: one model has it once")
+        model |= found
     if not model:
         raise CheckpointError(f"{', '.join(map(str, models)) or 'nothing'}: no tensor is in it")
     state, metadata = _read(optimizer) if optimizer is not None else ({}, {})
-    groups = _groups(metadata, optimizer, model)
+    groups = _groups(metadata, optimizer, model, state)
     name = name_of(0, -1)
     size_bytes = sum(tensor.nbytes for tensor in (*model.values(), *state.values()))
     # A safetensors file is read when its numbers are written.
@@ -103,7 +108,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             raise DamagedError(f"{path} is damaged, or none of safetensors ({error})") from None
 
 
-def _groups(metadata: Mapping[str, str], path: Path | None, model: Mapping[str, Tensor]) -> tuple[GroupEntry, ...]:
+def _groups(
+    metadata: Mapping[str, str], path: Path | None, model: Mapping[str, Tensor], state: Mapping[str, Tensor]
+) -> tuple[GroupEntry, ...]:
     if path is None:
         return ()
     try:
@@ -114,7 +121,8 @@ def _groups(metadata: Mapping[str, str], path: Path | None, model: Mapping[str, 
             f"{path} does not say which parameter groups it belongs to: write it with `elastrain checkpoint export "
             "--format safetensors`, or import the model alone"
         ) from None
-    unknown = [name for group in groups for name in group.parameters if name not in model]
+    named = [name for group in groups for name in group.parameters]
+    unknown = [name for name in (*named, *(key.rpartition(".")[0] for key in state)) if name not in model]
     if unknown:
         raise CheckpointError(f"{path} has state of {unknown[0]!r}, which the model does not have: they do not fit")
     return groups

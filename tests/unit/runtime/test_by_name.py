@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from elastrain.errors import ConfigError
 from elastrain.layout import STATISTICS, Layout, ParameterSpec, cut
 from elastrain.runtime import by_name
+from elastrain.snapshot.durable.manifest import ParameterEntry
 from elastrain.snapshot.durable.plain import PlainState
 
 SHAPES = {"a.weight": (30, 7), "a.bias": (30,), "a.scale": (), "b.weight": (300, 3), "b.mean": (5,)}
@@ -85,9 +87,15 @@ def test_a_model_alone_starts_with_no_optimizer_state() -> None:
 
 
 def test_another_model_is_refused_by_the_first_name_that_does_not_fit() -> None:
-    layout, shapes = layout_of(128), {name: tuple(value.shape) for name, value in plain().model.items()}
+    layout = layout_of(128)
+    entries = {
+        spec.name: ParameterEntry(name=spec.name, shape=spec.shape, dtype=spec.dtype, group=0)
+        for spec in layout.parameters
+    }
     with pytest.raises(ConfigError, match=r"the model has 'a\.weight', and it does not \(it has c\)"):
-        by_name.check({"c": (1,)}, layout, "it")
+        by_name.check({"c": entries["b.mean"]}, layout, "it")
     with pytest.raises(ConfigError, match=r"'a\.bias' is of shape \(30,\) in the model and of \(2,\) in it"):
-        by_name.check({**shapes, "a.bias": (2,)}, layout, "it")
-    by_name.check(shapes, layout, "it")
+        by_name.check({**entries, "a.bias": replace(entries["a.bias"], shape=(2,))}, layout, "it")
+    with pytest.raises(ConfigError, match=r"'a\.bias' is float32 in the model and int8 in it: convert it"):
+        by_name.check({**entries, "a.bias": replace(entries["a.bias"], dtype="int8")}, layout, "it")
+    by_name.check({**entries, "a.bias": replace(entries["a.bias"], dtype="bfloat16")}, layout, "it")

@@ -183,7 +183,9 @@ def test_another_model_is_refused_by_a_parameters_name_before_anything_is_read(t
         resume, _ = saved(tmp_path, model, parameters=shapes)
         other = replace(resume, spec={"model": "another"}, **options)
         try:
-            StoredInitial(other, model, optimizer_of(model), READER, told.put, quiet).check()
+            StoredInitial(other, model, optimizer_of(model), READER, told.put, quiet).check(
+                nn.Sequential(nn.Linear(80, 80), nn.Linear(80, 80))
+            )
         except ConfigError as error:
             return str(error).replace(str(resume), "it")
         finally:
