@@ -7,7 +7,6 @@ and bytes, never as code. See `carried`.
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 from collections.abc import Collection, Sequence
@@ -22,6 +21,7 @@ from elastrain.errors import ConfigError
 from elastrain.runtime.carried import Packer, Tree, unpack
 from elastrain.runtime.layers import Layers
 from elastrain.runtime.registered import Stateful, check_apart, stateful
+from elastrain.runtime.schedulers import check_no_more, schedulers_of
 
 SCHEDULERS = "schedulers"
 _HOW_IT_IS_COMPUTED = frozenset({"fused", "foreach", "capturable", "differentiable"})
@@ -67,11 +67,13 @@ class LoopState:
         self._optimizer = optimizer
         self._layers = layers
         self._parts: dict[str, Stateful] = {name: stateful(name, thing) for name, thing in registered.items()}
-        for index, scheduler in enumerate(schedulers_of(optimizer)):
-            self._parts[f"scheduler {index}"] = scheduler
+        schedulers = schedulers_of(optimizer)
+        self._parts |= {f"scheduler {index}": scheduler for index, scheduler in enumerate(schedulers)}
+        self._schedulers = {id(scheduler) for scheduler in schedulers}
 
     def take(self, hyper: list[dict[str, Any]]) -> LoopSnapshot:
         """Raises ConfigError, with the place, for what cannot be carried."""
+        check_no_more(self._optimizer, self._schedulers)
         packers = {name: Packer() for name in self._parts}
         trees = {name: packers[name].pack(name, dict(part.state_dict())) for name, part in self._parts.items()}
         told = {"hyper": hyper, "layers": self._layers.changes, "parts": trees}
@@ -148,17 +150,6 @@ def _unpacked(name: str, tree: Tree, bulk: Tensor | None, own: dict[str, Any]) -
     except ConfigError as error:
         raise ConfigError(f"{name!r}: {error}") from None
     return found
-
-
-def schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
-    """The schedulers that drive this optimizer, in an order that is the same on every member.
-
-    torch keeps no list of them; they are looked up once, when the loop starts. Equal ones are interchangeable then.
-    """
-    # type() rather than isinstance(): among all objects there are proxies whose __class__ does things when asked
-    schedulers = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
-    found = [each for each in schedulers if getattr(each, "optimizer", None) is optimizer]
-    return sorted(found, key=lambda s: (type(s).__qualname__, json.dumps(Packer().pack("", s.state_dict()))))
 
 
 def settings_digest(hyper: list[dict[str, Any]]) -> str:

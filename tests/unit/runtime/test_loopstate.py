@@ -13,8 +13,9 @@ from torch.optim import lr_scheduler
 
 from elastrain.errors import ConfigError
 from elastrain.runtime.layers import Layers
-from elastrain.runtime.loopstate import LoopState, schedulers_of, settings_digest
+from elastrain.runtime.loopstate import LoopState, settings_digest
 from elastrain.runtime.registered import stateful
+from elastrain.runtime.schedulers import schedulers_of
 
 MAKERS: dict[str, Callable[[torch.optim.Optimizer], list[Any]]] = {
     "cosine": lambda o: [lr_scheduler.CosineAnnealingLR(o, 20)],

@@ -1,0 +1,87 @@
+"""Schedulers are found whatever the garbage collector shows, and none is missed without a word."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from elastrain.errors import ConfigError
+from elastrain.runtime.layers import Layers
+from elastrain.runtime.loopstate import LoopState
+from elastrain.runtime.schedulers import schedulers_of
+
+Optimizer = torch.optim.Optimizer
+
+
+class OwnInit(lr_scheduler.LRScheduler):
+    """Calls no __init__ of torch's."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+
+MADE: dict[str, Callable[[Optimizer], Any]] = {
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.05, total_steps=200),
+    "plateau": lr_scheduler.ReduceLROnPlateau,
+    "chained": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.StepLR(o, 3), lr_scheduler.ExponentialLR(o, 0.9)]),
+    "a copy": lambda o: copy.copy(lr_scheduler.StepLR(o, 3)),
+    "one's own": OwnInit,
+}
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def _optimizer() -> Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.05)
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_scheduler_that_the_collector_does_not_show_is_found(kind: str) -> None:
+    optimizer = _optimizer()
+    scheduler = MADE[kind](optimizer)
+    before = schedulers_of(optimizer)
+    assert any(each is scheduler for each in before)
+    gc.freeze()
+    assert [id(each) for each in schedulers_of(optimizer)] == [id(each) for each in before]
+
+
+def test_a_frozen_scheduler_that_is_older_than_the_runtime_is_found_and_all_stays_frozen() -> None:
+    script = """
+import gc, torch
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.05)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+gc.freeze()
+from elastrain.runtime.schedulers import schedulers_of
+assert schedulers_of(optimizer) == [scheduler]
+assert gc.get_freeze_count() > 0
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_scheduler_that_is_gone_is_not_found() -> None:
+    optimizer = _optimizer()
+    lr_scheduler.StepLR(optimizer, 3)
+    assert schedulers_of(optimizer) == []
+
+
+def test_a_scheduler_that_is_made_in_the_loop_is_refused_by_name() -> None:
+    optimizer, other = _optimizer(), _optimizer()
+    kept = [lr_scheduler.StepLR(optimizer, 3)]
+    loop = LoopState(optimizer, {}, torch.nn.Linear(1, 1), Layers(torch.nn.Identity()))
+    kept.append(lr_scheduler.StepLR(other, 3))
+    loop.take([{}])
+    kept.append(lr_scheduler.ExponentialLR(optimizer, 0.5))
+    with pytest.raises(ConfigError, match="ExponentialLR, a scheduler of the optimizer, was made in the loop"):
+        loop.take([{}])
