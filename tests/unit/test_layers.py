@@ -41,8 +41,8 @@ PURE_LIBRARIES = frozenset({"msgspec"})
 BASE = frozenset({"elastrain.base"})
 PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("free_ranges", "places", "resume", "splitmix", "tree"))
 # Torch-free: comm.errors, comm.shm.liveness, whereabouts and group_trails, comm.wire.acceptor, addresses, blocking,
-# handshake, secure and sealing; of offload, what `elastrain offload show` reads and prints, and what --offload-dir must be. The
-# durable tier imports torch only where tensors are read.
+# handshake, secure and sealing; of offload, what `elastrain offload show` reads and prints, and what --offload-dir
+# must be. The durable tier imports torch only where tensors are read.
 LAUNCHER_MAY_IMPORT = frozenset(
     {
         "elastrain.launcher",

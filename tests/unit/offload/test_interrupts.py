@@ -1,4 +1,4 @@
-"""An exception between any two bytecodes of a forward or backward: the next pass is right, and nothing is left behind."""
+"""Exceptions between any two bytecodes of a forward or backward: the next pass is right, nothing is left behind."""
 
 from __future__ import annotations
 
