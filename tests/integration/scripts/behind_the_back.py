@@ -3,6 +3,8 @@
 Prints a line per case: its name, and what it was told or the digest that it ended with.
 """
 
+import copy
+import io
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +42,7 @@ class Case:
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
         self.batch = torch.zeros(2, 4)
         self.leaves = False
+        self.has_loop = False
         self.unmoved: Tensor | None = None
 
     def reach(self, place: str) -> None:
@@ -126,6 +129,7 @@ def run(case: Case) -> str:
     case.reach("made")
     model, _, loader = job.prepare(case.model, case.optimizer, loader)
     case.reach("prepared")
+    case.has_loop = True
     for step in job.steps(loader, until=4):
         if step.number == 2:
             case.reach("before")
@@ -145,6 +149,22 @@ def run(case: Case) -> str:
     return job.digest()
 
 
+def is_ordinary(model: nn.Module) -> bool:
+    """Whether a model that was trained has no hooks any more, and a file of it has its own size."""
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_state_dict_pre_hooks")
+    on_modules = any(getattr(each, kind) for each in model.modules() for kind in hooks)
+    on_parameters = any(each._post_accumulate_grad_hooks for each in model.parameters())
+    copied, file = copy.deepcopy(model), io.BytesIO()
+    torch.save(model, file)
+    model.zero_grad()
+    for each in (model, copied):
+        torch.manual_seed(0)
+        each(torch.ones(2, 4)).sum().backward()
+    pairs = zip(model.parameters(), copied.parameters(), strict=True)
+    is_equal = all(p.grad is None or torch.equal(p.grad, q.grad) for p, q in pairs)
+    return is_equal and not on_modules and not on_parameters and len(file.getvalue()) < 20_000
+
+
 def main() -> None:
     torch.set_num_threads(1)
     for name, (at, what) in CASES.items():
@@ -157,6 +177,8 @@ def main() -> None:
         except elastrain.ConfigError as error:
             told = f"ConfigError: {error}"
         sys.stdout.write(f"{name} | {told}\n")
+        if case.has_loop:
+            sys.stdout.write(f"{name}: the model | {is_ordinary(case.model)}\n")
 
 
 if __name__ == "__main__":
