@@ -84,6 +84,8 @@ def what_differs(step: int, told: Mapping[str, Sequence[Check]], blocks: Sequenc
         return ""
     one, left, two, right = pairs[0]
     more = "".join(f", micro-batch {a.micro_batch} on {m} and {n}" for m, a, n, _ in pairs[1:])
+    kept = ", ".join(map(repr, sorted({*left.kept, *right.kept})))
+    more += f"; forwards change {kept} of the model" if kept else ""
     return (
         f"micro-batch {left.micro_batch} of step {step} came out differently on {one} and {two} "
         f"({_results_differ(left, right, blocks)}){more}"

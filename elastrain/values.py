@@ -7,7 +7,7 @@ some of them between members. Nothing here decides anything, and no wire format 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastrain.checkpoint import Checkpointed, Wish
 from elastrain.fold import Node
@@ -132,6 +132,8 @@ class Check:
     weight: float
     digests: tuple[int, ...]
     """Per block, of its summed gradients (and running statistics)."""
+    kept: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    """What forwards change in the model beside running statistics: named where results differ."""
 
 
 @dataclass(frozen=True, order=True)

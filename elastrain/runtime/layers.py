@@ -1,113 +1,253 @@
-"""What a training loop changes in the model's layers at some step: train and eval, freezing, a dropout's p.
+"""What a training loop changes in the model's modules at some step: train and eval, freezing, a dropout's p, a switch.
 
-A newcomer's loop never was in that step: it gets them. What a forward changes by itself is no business of this file.
+A newcomer's loop never was in that step: it gets them, and so does a resumed job. What a forward changes by itself,
+such as the length of a cache, is not carried. A number that counts micro-batches is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
+from elastrain.runtime.carried import Packer, Tree, unpack
+from elastrain.runtime.watched import MISSING, PlainAttributes, sum_of
 
-Changes = dict[str, Any]
-"""`path.attribute` -> the value that the loop gave it."""
-_KINDS = (
-    "_forward_pre_hooks",
-    "_forward_hooks",
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_post_accumulate_grad_hooks",
-)
-_HOOKS = tuple(f"{of}{kind}" for of in ("", "_global") for kind in _KINDS)
-_PLAIN = (bool, int, float, str, type(None))
+Changes = dict[str, Tree]
+"""`path.attribute` -> the value that the loop gave it, as a tree of JSON (see `carried`)."""
+_COUNTED = 3
+"""So many equal changes in a row, one per micro-batch, show a counter."""
+
+
+class Doer(Enum):
+    """Who has changed something: the loop before or behind its micro-batches, its body among them, or a forward."""
+
+    LOOP = "loop"
+    BODY = "body"
+    FORWARD = "forward"
 
 
 class Layers:
-    """Watches requires_grad and `training` everywhere, all plain numbers and words of torch's layers, and the floats of
-    other modules, whose whole numbers and switches are often no more than counters and caches of a forward.
+    """Tells what forwards change in a model from what the loop changes, and keeps the latter for newcomers.
+
+    What changes within a call of the model is the forward's doing, all else the loop's. Persistent buffers are state,
+    whoever changes them.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = [(f"{name}.requires_grad", q) for name, q in model.named_parameters()]
-        self._values = [
-            (f"{path}.{name}" if path else name, vars(module), name)
-            for path, module in model.named_modules()
-            for name in vars(module)
-            if _is_watched(module, name)
-        ]
-        self._hooked: list[tuple[str, object]] = [
-            (f"hooks of {path or 'the model'!r}", each) for path, each in model.named_modules()
-        ]
-        self._hooked += [(f"hooks of parameter {name!r}", each) for name, each in model.named_parameters()]
-        self._hooked.append(("hooks of all modules", torch.nn.modules.module))
         self.changes: Changes = {}
-        self._before = self._look()
+        self.tensors: dict[str, Tensor | None] = {}
+        """Copies, never written, of persistent buffers, and of other tensors that the loop has changed."""
+        self.untold: set[str] = set()
+        """What the loop changed among its micro-batches: carried, and not compared."""
+        self.of_forwards: set[str] = set()
+        """What forwards change by themselves."""
+        self._sums: dict[str, int] = {}
+        """Checksums of these copies."""
+        self._initial: dict[str, int] = {}
+        """Those of the persistent buffers that the script has made."""
+        self._counters = _Counters()
+        self._depth = 0
+        """Calls of the model within one another."""
+        self._is_in_step = self._has_forward = False
+        self._hooks = [
+            model.register_forward_pre_hook(self._entering()),
+            model.register_forward_hook(self._leaving(), always_call=True),
+        ]
+        self._watched = PlainAttributes(model)
 
     def digest(self) -> str:
-        """Of all values as they are now: what members must begin with alike."""
-        values = self._look()[: -len(self._hooked)]
-        told = [name for name, _, _ in self._values], [name for name, _ in self._parameters], values
-        return blake2b(repr(told).encode(), digest_size=6).hexdigest()
+        """Digest of what members must begin with alike."""
+        return self._watched.digest()
 
-    def settle(self) -> None:
-        """Whatever has changed since `note` was the doing of forwards."""
-        self._before = self._look()
+    def close(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+
+    # ------------------------------------------------------------------------------------------------- who changed what
+
+    def begin(self) -> None:
+        """The loop begins: what has changed until now counts nowhere."""
+        for name in self._watched.persistent():
+            self._set(name, self._watched.get(name))
+        self._initial = dict(self._sums)
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """A tracing pass has ended: what it has changed counts nowhere."""
+        self._watched.rebase()
+        self._counters, self._depth = _Counters(), 0
 
     def note(self) -> None:
-        """Whatever has changed since `settle` was the doing of the loop. Raises ConfigError for what is not plain."""
-        now = self._look()
-        if now == self._before:
-            return
-        watched = (self._values, self._parameters, self._hooked)
-        names = [str(each[0]) for kind in watched for each in kind]
-        for name, value, before in zip(names, now, self._before, strict=True):
-            if value is not before and value != before:
-                self.changes[name] = value
-        for name, of, attribute in self._values:
-            if name in self.changes and type(of.get(attribute)) not in _PLAIN:
-                raise ConfigError(
-                    f"{name!r} of the model was set to a {type(of.get(attribute)).__name__} while training, and "
-                    "members that join later could not get it: set a number, or make it a registered tensor"
-                )
-        self._before = now
+        """Whatever has changed since `settle` was the doing of the loop. Raises ConfigError for what is no data."""
+        self._take_changes(Doer.LOOP, is_thorough=True)
 
-    def load(self, changes: Mapping[str, Any]) -> None:
-        """On a newcomer: what the others' loops have done so far."""
-        for name, of, attribute in self._values:
-            if name in changes:
-                of[attribute] = changes[name]
-        for name, parameter in self._parameters:
-            if name in changes:
-                parameter.requires_grad_(changes[name])
-        self.changes = dict(changes)
-        self.settle()
+    def enter(self) -> None:
+        """The loop has come to its micro-batches. Raises ConfigError, as `note`, and for hooks that others have."""
+        self._take_changes(Doer.LOOP)
+        self.check_hooks()
+        self._is_in_step, self._has_forward = True, False
+
+    def settle(self) -> None:
+        """The step is committed. Raises ConfigError for a persistent buffer that was changed since `enter`."""
+        if self._has_forward:
+            self._take_changes(Doer.BODY)
+        self._take_changes(Doer.FORWARD)
+        self._is_in_step, self._depth = False, 0
+
+    def _entering(self) -> Callable[..., None]:
+        def entering(*_: object) -> None:
+            if not torch.compiler.is_compiling():
+                self._depth += 1
+                if self._depth == 1:
+                    self._has_forward = True
+                    self._take_changes(Doer.BODY if self._is_in_step else Doer.LOOP)
+
+        return entering
+
+    def _leaving(self) -> Callable[..., None]:
+        def leaving(*_: object) -> None:
+            if not torch.compiler.is_compiling():
+                self._depth -= 1
+                if self._depth == 0:
+                    self._take_changes(Doer.FORWARD)
+
+        return leaving
+
+    def _take_changes(self, doer: Doer, *, is_thorough: bool = False) -> None:
+        for name, value, before in self._watched.changed(is_thorough=is_thorough):
+            if not self._watched.is_attribute(name):
+                if doer is Doer.LOOP:
+                    self.changes[name] = value
+                continue
+            is_state = name in self._initial or name in self._watched.persistent()
+            if is_state and self._is_in_step:
+                raise _changed_inside(name)
+            if self._is_in_step and doer is not Doer.LOOP:
+                self._counters.add(name, before, value)
+            if doer is Doer.FORWARD and not is_state:
+                self.of_forwards.add(name)
+            elif name not in self.of_forwards:
+                self._keep(name, self._watched.get(name), is_inside=doer is Doer.BODY)
+
+    def _keep(self, name: str, value: Any, *, is_inside: bool) -> None:
+        if is_inside and isinstance(value, Tensor):  # what the script hands to a forward beside its arguments
+            self.of_forwards.add(name)
+        elif isinstance(value, Tensor) or (value is None and name in self.tensors):
+            self._set(name, value)
+        elif (tree := _tree(name, value)) is not MISSING:
+            self.changes[name] = tree
+            self.untold |= {name} if is_inside else set()
+        elif is_inside:
+            self.of_forwards.add(name)
+        else:
+            what = "removed" if value is MISSING else f"set to a {type(value).__name__}"
+            raise ConfigError(
+                f"{name!r} of the model was {what} while training, and members that join later could not get it: set "
+                "a number, a word, a tensor or a list of numbers, or do it before the loop"
+            )
+
+    def _set(self, name: str, value: Tensor | None) -> None:
+        self.tensors[name] = None if value is None else value.detach().clone()
+        self._sums[name] = sum_of(value)
+
+    # ------------------------------------------------------------------------------------------------- for newcomers
+
+    def told(self) -> dict[str, str]:
+        """Return what members compare in each vote, by name; the buffers that the loop has left alone in one digest."""
+        alone = {name: total for name, total in self._sums.items() if self._initial.get(name) == total}
+        told = {name: f"{total:x}" for name, total in self._sums.items() if name not in alone}
+        told |= {name: _short(json.dumps(tree)) for name, tree in self.changes.items()}
+        untold = self.untold | self.of_forwards
+        named = {f"{name!r} of the model": digest for name, digest in sorted(told.items()) if name not in untold}
+        return {"buffers": _short(json.dumps(alone, sort_keys=True)), **named}
+
+    def state_dict(self) -> dict[str, Tensor | None]:
+        """Return the persistent buffers, and other tensors that the loop has changed."""
+        return dict(self.tensors)
+
+    def load_state_dict(self, state: Mapping[str, Tensor | None]) -> None:
+        """On a newcomer, and in a job that is resumed: take over the tensors of `state_dict`."""
+        for name, value in state.items():
+            self._watched.put(name, value)
+            self._set(name, value)
+        self._watched.rebase()
+
+    def load(self, changes: Mapping[str, Tree], untold: Collection[str] = ()) -> None:
+        """Likewise: take over all other things that the loops of others have changed so far."""
+        hooks = dict(self._watched.hooks())
+        for name, tree in changes.items():
+            if name not in hooks:  # see `check_hooks`
+                self._watched.put(name, unpack(tree, None))
+        self.changes, self.untold = dict(changes), set(untold)
+        self._watched.rebase()
 
     def check_hooks(self) -> None:
         """Raises ConfigError where the loops of others, or of the job before, have hung up hooks that are not here."""
-        for name, hooked in self._hooked:
-            count = _hooks_on(hooked)
+        for name, count in self._watched.hooks():
             if self.changes.get(name, count) != count:
                 raise ConfigError(
                     f"the {name} are {count} on this member and {self.changes[name]} where training comes from: "
                     "register and remove hooks before the loop over job.steps(…), where members that join later do, too"
                 )
 
-    def _look(self) -> list[Any]:
-        values = [value if type(value := of.get(name)) in _PLAIN else ... for _, of, name in self._values]
-        return values + [q.requires_grad for _, q in self._parameters] + [_hooks_on(each) for _, each in self._hooked]
+
+class _Counters:
+    """Numbers that change in each micro-batch, with their first values."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, list[float]] = {}
+        """Name -> values; an empty list: this is no counter."""
+
+    def add(self, name: str, before: Any, value: Any) -> None:
+        """Take in a change. Raises ConfigError once the number proves to be a counter."""
+        if not {type(before), type(value)} <= {int, float}:
+            return
+        seen = self._seen.setdefault(name, [before])
+        if 0 < len(seen) <= _COUNTED:
+            self._seen[name] = seen = [*seen, value] if seen[-1] == before else []
+            if len(seen) > _COUNTED and _is_progression(seen):
+                raise ConfigError(
+                    f"{name!r} of the model counts micro-batches ({', '.join(f'{each:g}' for each in seen)}), and "
+                    "members compute different ones: what is computed with it would depend on who computes. Set it "
+                    "from step.number before `for batch in step`, or count in a variable of the script"
+                )
 
 
-def _hooks_on(hooked: object) -> int:
-    return sum(len(getattr(hooked, kind, None) or ()) for kind in _HOOKS)
+def _is_progression(seen: list[float]) -> bool:
+    """Return whether the numbers go on by the same difference, or by the same factor."""
+    pairs = list(pairwise(seen))
+    return all(math.isclose(b - a, seen[1] - seen[0]) for a, b in pairs) or (
+        0 not in seen and all(math.isclose(b / a, seen[1] / seen[0]) for a, b in pairs)
+    )
 
 
-def _is_watched(module: nn.Module, name: str) -> bool:
-    if name.startswith("_") or type(vars(module)[name]) not in _PLAIN:
-        return False
-    torchs_own = type(module).__module__.startswith("torch.nn.")
-    return torchs_own or name == "training" or type(vars(module)[name]) is float
+def _tree(name: str, value: Any) -> Tree:
+    """Return the value as data, without tensors, or MISSING."""
+    packer = Packer()
+    try:
+        tree = packer.pack(name, value)
+    except ConfigError:
+        return MISSING
+    return MISSING if packer.size_bytes or '"code"' in json.dumps(tree) else tree
+
+
+def _changed_inside(name: str) -> ConfigError:
+    return ConfigError(
+        f"buffer {name!r} is changed among the micro-batches of a step, and members, which compute different ones, "
+        "would come to differ in it: change it before or behind `for batch in step`, alike on all members, or count in "
+        "a variable of the script"
+    )
+
+
+def _short(text: str) -> str:
+    return blake2b(text.encode(), digest_size=6).hexdigest()

@@ -24,6 +24,8 @@ from elastrain.runtime.registered import Stateful, check_apart, stateful
 from elastrain.runtime.schedulers import check_no_more, schedulers_of
 
 SCHEDULERS = "schedulers"
+TENSORS = "buffers"
+"""The part with the tensors of the model that are no parameters."""
 _HOW_IT_IS_COMPUTED = frozenset({"fused", "foreach", "capturable", "differentiable"})
 """Of a group's values those that say how it is computed, and not what."""
 _RATES = frozenset({"base_lrs", "_last_lr"})
@@ -53,9 +55,11 @@ class LoopSnapshot:
 
     def settings(self, step: int, hyper: list[dict[str, Any]], layers: Layers) -> str:
         """What members compare in every vote: a digest per name, of what has to be the same on all of them."""
-        told = {"hyperparameters": settings_digest(hyper), "layers": _short(json.dumps(layers.changes, sort_keys=True))}
-        looked = {name: self._parts[name] + packer.look(step) for name, packer in self._packers.items()}
-        return json.dumps({**told, **looked})
+        names = dict.fromkeys(name for group in hyper for name in group)
+        told = {f"{n} of the optimizer": settings_digest([{n: group.get(n)} for group in hyper]) for n in names}
+        registered = {name: packer for name, packer in self._packers.items() if name != TENSORS}
+        looked = {name: self._parts[name] + packer.look(step) for name, packer in registered.items()}
+        return json.dumps({**told, **layers.told(), **looked})
 
 
 class LoopState:
@@ -67,6 +71,7 @@ class LoopState:
         self._optimizer = optimizer
         self._layers = layers
         self._parts: dict[str, Stateful] = {name: stateful(name, thing) for name, thing in registered.items()}
+        self._parts[TENSORS] = layers
         schedulers = schedulers_of(optimizer)
         self._parts |= {f"scheduler {index}": scheduler for index, scheduler in enumerate(schedulers)}
         self._schedulers = {id(scheduler) for scheduler in schedulers}
@@ -76,7 +81,7 @@ class LoopState:
         check_no_more(self._optimizer, self._schedulers)
         packers = {name: Packer() for name in self._parts}
         trees = {name: packers[name].pack(name, dict(part.state_dict())) for name, part in self._parts.items()}
-        told = {"hyper": hyper, "layers": self._layers.changes, "parts": trees}
+        told = {"hyper": hyper, "layers": self._layers.changes, "untold": sorted(self._layers.untold), "parts": trees}
         bulk = sorted(name for name, packer in packers.items() if packer.size_bytes)
         text = json.dumps({**told, "bulk": bulk}, separators=(",", ":"))
         return LoopSnapshot(text, {name: _short(json.dumps(tree)) for name, tree in trees.items()}, packers)
@@ -104,6 +109,7 @@ class LoopState:
         made other objects than the members that are there already.
         """
         state = json.loads(text)
+        state["parts"].setdefault(TENSORS, {"dict": []})  # version 0.1.0 did not carry them
         if SCHEDULERS in changed:  # they begin anew
             state["parts"] = {name: tree for name, tree in state["parts"].items() if not _drives(name)}
         mine = {name: part for name, part in self._parts.items() if SCHEDULERS not in changed or not _drives(name)}
@@ -118,7 +124,7 @@ class LoopState:
             group.update({n: _grouped(value) for n, value in values.items() if n in group and n not in kept})
             if "initial_lr" in kept and values.get("initial_lr") and SCHEDULERS not in changed:
                 group["lr"] = values["lr"] * group["initial_lr"] / values["initial_lr"]
-        self._layers.load(state["layers"])
+        self._layers.load(state["layers"], state.get("untold", ()))
         bulk = dict(zip(state["bulk"], payload, strict=True))
         for name, part in mine.items():
             own = dict(part.state_dict())

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from elastrain.runtime.randomness import BlockRandomness
     from elastrain.runtime.untouched import Untouched
 
+KEPT_NAMED = 5
+"""So many of the things that forwards change are named where two members' results differ."""
 READ_TRIES = 3
 """So often a run is computed whose saved activations a drive does not give back; then the member ends."""
 
@@ -184,7 +186,8 @@ class Run:
             reported = tuple(digest for _, digest in sorted(self._digests.items()))
             digests = reported if whole and not self._is_check else self._assignment.slot.digests()
             told = self._contribution
-            check = Check(micro_batch=self._at, loss=told.loss, weight=told.weight, digests=digests)
+            kept = tuple(sorted(self._parts.layers.of_forwards)[:KEPT_NAMED])
+            check = Check(micro_batch=self._at, loss=told.loss, weight=told.weight, digests=digests, kept=kept)
             self._tell_check(check, whole=whole)
 
     def _tell_check(self, check: Check | None, *, whole: bool) -> None:

@@ -98,6 +98,7 @@ class RunningStatistics:
     def __init__(self, model: nn.Module, layout: Layout, flat: Callable[[int], Tensor | None]) -> None:
         leaves = {layout.parameters[leaf.parameter].name: leaf for leaf in layout.leaves}
         self._flat = flat
+        self._names = [spec.name for spec in layout.parameters]
         self._homes: list[tuple[nn.Module, str, Leaf]] = []
         self._layers: dict[nn.Module, _Layer] = {}
         for path, module in tracking(model):
@@ -113,6 +114,8 @@ class RunningStatistics:
             for name, buffer in module.named_buffers(recurse=False)
             if name not in module._non_persistent_buffers_set and buffer is not None
         ]
+        self._left: list[Tensor] = []
+        """Copies of the layers' own buffers, as `refresh` has left them."""
         self._versions: list[tuple[int, int]] = []
         self._active = False
         self._measured: list[MeasuredLayer] = []
@@ -169,6 +172,19 @@ class RunningStatistics:
         """Let the layers' own buffers be what the last committed step left, for evaluation and `state_dict`."""
         for value, home in self._pairs():
             value.data.copy_(home)  # the same bits where a backward still needs them: no version counter moves
+
+        self._left = [getattr(module, attribute).clone() for module, attribute, _ in self._homes]
+
+    def check_settled(self) -> None:
+        """Raise ConfigError if a running statistic was changed outside of the micro-batches since `refresh`."""
+        for (module, attribute, leaf), left in zip(self._homes, self._left, strict=False):
+            value = getattr(module, attribute)
+            if not torch.equal(value, left) and not bool(value.isnan().any()):
+                raise ConfigError(
+                    f"running statistic {self._names[leaf.parameter]!r} was changed outside of the micro-batches, by a "
+                    "forward in training mode or by code such as reset_running_stats(), and the next step would undo "
+                    "that: call model.eval() before such a forward, and change statistics before or behind the loop"
+                )
 
     def close(self) -> None:
         """Take the hooks off."""

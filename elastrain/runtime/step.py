@@ -140,6 +140,7 @@ class Step:
         yield from tracing
         assert tracing.traced is not None
         self._run = None
+        self._parts.layers.begin_again()
         pipelines.begin(tracing.traced)
 
     def _act(self, work: TaskAssignment) -> Iterator[Any]:

@@ -25,8 +25,8 @@ from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.scaling import Scaler
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
-from elastrain.snapshot.durable.manifest import LOOP, Manifest
-from elastrain.snapshot.durable.plain import gather
+from elastrain.snapshot.durable.manifest import BUFFERS, LOOP, MODEL, Manifest
+from elastrain.snapshot.durable.plain import gather, unpack_named
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.state import ShardState
 from elastrain.values import Initial
@@ -143,6 +143,29 @@ class StoredInitial:
             return checkpoint.read_attachment(LOOP) if LOOP in checkpoint.manifest.attachments else None
         except CheckpointError as error:
             raise _error(self._resume, error) from error
+
+    def buffers(self, mine: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """Those of the checkpoint, or of the plain state that it was made of. `mine`: the model's persistent buffers.
+
+        Raises ConfigError where one is of another shape, as `loop` otherwise.
+        """
+        try:
+            checkpoint = self._open()
+            name = next((name for name in (BUFFERS, MODEL) if name in checkpoint.manifest.attachments), None)
+            found = unpack_named(*checkpoint.read_attachment(name)) if name is not None and mine else {}
+        except CheckpointError as error:
+            raise _error(self._resume, error) from error
+        there = {name: value for name, value in found.items() if mine.get(name) is not None}
+        for name, value in there.items():
+            its = mine[name]
+            if its is not None and (its.shape, its.dtype) != (value.shape, value.dtype):
+                if LOOP in checkpoint.manifest.attachments:  # the loop may have replaced it
+                    continue
+                raise ConfigError(
+                    f"buffer {name!r} is {its.dtype} of shape {tuple(its.shape)} in the model and {value.dtype} of "
+                    f"shape {tuple(value.shape)} in {self._resume}: it is of another model"
+                )
+        return there
 
     def _open(self) -> Checkpoint:
         if self._checkpoint is None:

@@ -50,7 +50,7 @@ class TrainingLoop:
         self._connections = connections
         self._me = connections.agent.me
         self._last_words = last_words
-        prepared.parts.layers.settle()
+        prepared.parts.layers.begin()
         self._carried = LoopState(prepared.facade.optimizer, dict(registered), prepared.model, prepared.parts.layers)
 
     def steps(self, until: int) -> Iterator[Step]:
@@ -109,8 +109,10 @@ class TrainingLoop:
         assert isinstance(entered, p.Enter)
         if entered.state is not None:
             self._carried.load(entered.state, entered.payload or ())
-        elif self._prepared.stored is not None and (loop := self._prepared.stored.loop()) is not None:
-            self._carried.load(*loop, self._prepared.stored.changed(spec))
+        elif (stored := self._prepared.stored) is not None:
+            parts.layers.load_state_dict(stored.buffers(parts.layers.state_dict()))
+            if (loop := stored.loop()) is not None:
+                self._carried.load(*loop, stored.changed(spec))
         parts.model.statistics.refresh()
         parts.untouched.begin()
         return entered.step
@@ -118,6 +120,7 @@ class TrainingLoop:
     def _begin(self, number: int) -> LoopSnapshot:
         """What a newcomer needs to know that begins with this step; before the body of the loop changes it."""
         self._parts.untouched.check_settled()
+        self._parts.model.statistics.check_settled()
         self._connections.whereabouts.hear_compiler()
         self._prepared.facade.check()
         taken = self._take()
@@ -126,13 +129,15 @@ class TrainingLoop:
 
     def _take(self) -> LoopSnapshot:
         self._parts.layers.note()
+        if self._prepared.checkpoints is not None:
+            self._prepared.checkpoints.tensors = self._parts.layers.state_dict()
         return self._carried.take(self._prepared.optimizer.hyperparameters())
 
     def _enter(self, number: int, taken: LoopSnapshot) -> None:
         """The body of the loop comes to its micro-batches: what it has set before counts in this step."""
         self._parts.untouched.check_settled()
-        self._parts.layers.note()
-        self._parts.layers.check_hooks()
+        self._parts.model.statistics.check_settled()
+        self._parts.layers.enter()
         hyper = self._prepared.optimizer.hyperparameters()
         settings = taken.settings(number, hyper, self._parts.layers)
         began = p.Began(step=number, settings=settings, state=taken.text)
@@ -188,6 +193,7 @@ class TrainingLoop:
         if self._prepared.pipelines is not None:
             self._prepared.pipelines.close()
         self._parts.loader.close()
+        self._parts.layers.close()
         self._last_words.give_hook_back(raised=raised)
 
     def _expected_micro_batches(self, step: int) -> Sequence[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,6 +62,8 @@ class KeptLoop:
     step: int
     text: str
     payload: Callable[[], list[Tensor]]
+    buffers: Mapping[str, Tensor | None]
+    """The model's buffers as they were then; nobody writes into these."""
     tensors: list[Tensor] | None = None
 
     def copy(self) -> list[Tensor]:
@@ -103,6 +105,8 @@ class Checkpoints:
     def __init__(self, bearings: Bearings, described: Described) -> None:
         self.spec: dict[str, Any] = {}
         """What all members have in common, as it was told when this one joined."""
+        self.tensors: Mapping[str, Tensor | None] = {}
+        """The model's buffers, as they are when the loop comes to a step."""
         self._with = bearings
         self._described = described
         self._disk = CheckpointDisk(bearings.options, bearings.job, bearings.log, bearings.resume)
@@ -194,7 +198,7 @@ class Checkpoints:
     def _capture_loop(self, command: p.CaptureLoop) -> None:
         if self._newest.open_step is None:  # no record names it: it was asked for after the votes on the last step
             self._newest = Newest(began_s=time.monotonic(), open_step=command.step)
-        loop = self._loop = KeptLoop(step=command.step, text=command.state, payload=self._payload)
+        loop = self._loop = KeptLoop(command.step, command.state, self._payload, self.tensors)
         if command.is_written:
             self._copy_loop()
             if self._loop is not None:
@@ -265,7 +269,7 @@ class Checkpoints:
 
     def _attach(self, loop: KeptLoop) -> dict[str, tuple[Part, ...]]:
         name = name_of(self._with.life, loop.step)
-        return self._disk.attach(name, self._with.me, (loop.text, loop.copy()), self._described.buffers())
+        return self._disk.attach(name, self._with.me, (loop.text, loop.copy()), self._described.buffers(loop.buffers))
 
     def _stage(self, command: p.WriteManifest, loop: KeptLoop, time_s: float) -> None:
         step = command.record.step

@@ -57,12 +57,13 @@ class Described:
             for s in layout.parameters
         )
 
-    def buffers(self) -> dict[str, Tensor]:
-        """Those of the model that are neither parameters nor running statistics."""
+    def buffers(self, kept: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """Those of the model that are neither parameters nor running statistics; as in `kept`, if they are there."""
         known = {name for entry in self._parameters for name in (entry.name, *entry.also)}
         # With `keep_vars`, because a member of a pipeline refuses a script's state_dict() for the blocks that it lacks.
         state = self._model.state_dict(keep_vars=True)
-        return {name: value for name, value in state.items() if name not in known}
+        found = {name: kept.get(name, value) for name, value in state.items() if name not in known}
+        return {name: value for name, value in found.items() if value is not None}
 
     def manifest(
         self, begin: Begin, record: Record, told: Sequence[str], attachments: Mapping[str, tuple[Part, ...]]

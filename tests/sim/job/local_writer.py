@@ -169,7 +169,7 @@ class _SymbolsDescribed(Described):
         self._layout: Any = SimpleNamespace(shards=each, blocks=["body"], leaves=())
         self._optimizer, self._groups, self._parameters = "", [], ()
 
-    def buffers(self) -> dict[str, Any]:
+    def buffers(self, kept: Any) -> dict[str, Any]:
         return {}
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,12 +80,25 @@ def test_an_evaluation_between_steps_leaves_no_trace() -> None:
     assert layers.digest() != before
 
 
-@pytest.mark.parametrize("value", [torch.tensor(0.5), [0.5], torch.zeros(3)])
-def test_what_could_not_be_given_to_a_newcomer_is_refused_by_name(value: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("calls", len),
+        ("calls", [torch.zeros(2)]),
+        ("calls", object()),
+        ("calls", ...),
+        ("drop", nn.ReLU()),
+        ("drop", ...),
+    ],
+)
+def test_what_could_not_be_given_to_a_newcomer_is_refused_by_name(name: str, value: Any) -> None:
     net = Net()
     layers = Layers(net)
-    net.drop.p = value
-    with pytest.raises(ConfigError, match=r"'drop.p' of the model was set to a (Tensor|list) while training"):
+    if value is ...:
+        delattr(net, name)
+    else:
+        setattr(net, name, value)
+    with pytest.raises(ConfigError, match=rf"'{name}' of the model was (set to a \w+|removed) while training"):
         layers.note()
 
 
@@ -121,3 +138,185 @@ def test_hooks_that_a_forward_hangs_up_are_its_own_business() -> None:
     layers.settle()
     layers.note()
     assert layers.changes == {}
+
+
+class Custom(nn.Module):
+    """What ordinary modules keep beside their parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.register_buffer("mask", torch.ones(2))
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+        self.register_buffer("none", None)
+        self.is_narrow = False
+        self.depth, self.mode, self._private = 3, "wide", 0
+        self.rates = [0.1, 0.2]
+        self.table = {"a": 1, 2: (3, None)}
+        self.plain = torch.ones(2)
+        self.config = SimpleNamespace(temperature=1.0, act=len)
+        self.calls = 0
+        self.held: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.held = x
+        return self.first(x)
+
+
+def _set_all(net: Custom) -> None:
+    net.is_narrow, net.depth, net.mode, net._private = True, 1, "narrow", 7
+    net.rates[0] = 0.5
+    net.table["b"] = 2
+    net.config.temperature = 0.5
+    net.new = [1, 2]  # type: ignore[assignment]
+    net.mask[0] = 0
+    net.scale.mul_(2)
+    net.none = torch.arange(3)
+    net.plain = torch.zeros(3, dtype=torch.float64)
+    net.register_buffer("late", torch.full((2,), 5.0))
+
+
+def _move(there: Layers, here: Layers) -> None:
+    here.load(json.loads(json.dumps(there.changes)), sorted(there.untold))
+    here.load_state_dict(there.state_dict())
+
+
+def _layers(net: nn.Module) -> Layers:
+    layers = Layers(net)
+    layers.begin()
+    return layers
+
+
+def _step(layers: Layers, body: Callable[[], object]) -> None:
+    """One step: `body` is what the script does among the micro-batches."""
+    layers.note()
+    layers.enter()
+    body()
+    layers.settle()
+
+
+def test_a_newcomer_gets_whatever_the_loop_has_set_in_modules_of_the_scripts_own() -> None:
+    ours, theirs = Custom(), Custom()
+    there, here = _layers(ours), _layers(theirs)
+    assert list(there.told()) == ["buffers"]
+    _set_all(ours)
+    there.note()
+    _move(there, here)
+    here.note()
+    assert here.told() == there.told()
+    assert len(there.told()) == 14
+    for name in ("is_narrow", "depth", "mode", "_private", "rates", "table", "new"):
+        assert getattr(theirs, name) == getattr(ours, name), name
+    assert theirs.config.temperature == 0.5
+    for name in ("mask", "scale", "none", "plain", "late"):
+        assert torch.equal(getattr(theirs, name), getattr(ours, name)), name
+        assert getattr(theirs, name).dtype is getattr(ours, name).dtype
+    ours.mask[0] = 3
+    assert theirs.mask[0] == 0, "copies"
+
+
+def test_members_that_differ_in_a_buffer_or_switch_tell_its_name() -> None:
+    nets = Custom(), Custom()
+    one, two = (_layers(net) for net in nets)
+    nets[1].mask.data.mul_(2)
+    nets[0].is_narrow = True
+    for layers in (one, two):
+        layers.note()
+    told = one.told(), two.told()
+    differing = {name for name in {**told[0], **told[1]} if told[0].get(name) != told[1].get(name)}
+    assert differing >= {"'mask' of the model", "'is_narrow' of the model"}
+
+
+def test_buffers_that_scripts_made_otherwise_differ_from_the_first_step_on() -> None:
+    nets = Custom(), Custom()
+    nets[1].mask.mul_(2)
+    one, two = (_layers(net).told() for net in nets)
+    assert one != two and list(one) == ["buffers"]
+
+
+@pytest.mark.parametrize("change", ["in place", "replaced"])
+def test_a_persistent_buffer_that_changes_among_the_micro_batches_is_refused_by_name(change: str) -> None:
+    net = Custom()
+    layers = _layers(net)
+
+    def body() -> None:
+        net(torch.ones(1, 2))
+        if change == "in place":
+            net.mask += 1
+        else:
+            net.mask = torch.zeros(2)
+
+    with pytest.raises(ConfigError, match="buffer 'mask' is changed among the micro-batches of a step"):
+        _step(layers, body)
+
+
+@pytest.mark.parametrize("where", ["forward", "body", "step"])
+def test_a_number_that_counts_micro_batches_is_refused_and_one_that_counts_steps_is_not(where: str) -> None:
+    net = Custom()
+    layers = _layers(net)
+
+    def count(*_: object) -> None:
+        net.calls += 2
+
+    if where == "forward":
+        net.first.register_forward_hook(count)
+    layers.note()
+
+    def body() -> None:
+        for _ in range(2):
+            net(torch.ones(1, 2))
+            if where == "body":
+                count()
+
+    if where == "step":
+        for _ in range(5):
+            count()
+            _step(layers, body)
+        assert layers.told()["'calls' of the model"]
+        return
+    _step(layers, body)
+    with pytest.raises(ConfigError, match=r"'calls' of the model counts micro-batches \(0, 2, 4, 6\)"):
+        _step(layers, body)
+
+
+def test_caches_of_forwards_and_what_is_handed_to_them_part_no_members() -> None:
+    nets = Custom(), Custom()
+    one, two = (_layers(net) for net in nets)
+    for length in (5, 9, 6):
+        for net, layers, count in ((nets[0], one, 2), (nets[1], two, 0)):
+
+            def body(net: Custom = net, count: int = count, length: int = length) -> None:
+                for _ in range(count):
+                    net.first.hint = torch.ones(length)
+                    net.depth = length
+                    net(torch.ones(length, 2))
+
+            _step(layers, body)
+            net.eval()
+            net(torch.ones(1, 2))
+            net.train()
+    assert one.told() == two.told()
+    assert one.of_forwards == {"held", "first.hint"}
+
+
+def test_a_switch_that_is_set_among_the_micro_batches_is_carried_too() -> None:
+    ours, theirs = Custom(), Custom()
+    there, here = _layers(ours), _layers(theirs)
+
+    def body() -> None:
+        ours.is_narrow = True
+        ours(torch.ones(1, 2))
+
+    _step(there, body)
+    _move(there, here)
+    assert theirs.is_narrow
+    assert here.told() == there.told() and list(here.told()) == ["buffers"]
+
+
+def test_a_copy_of_the_model_calls_no_hook_of_the_original() -> None:
+    net = Custom()
+    layers = _layers(net)
+    other = copy.deepcopy(net)
+    layers.close()
+    assert not net._forward_hooks and not net._forward_pre_hooks
+    other(torch.ones(1, 2))
