@@ -28,7 +28,7 @@ _IN_MEMORY = residency.MEMORY
 _USABLE = (State.RESIDENT, State.RELOADED, State.FORWARDED)
 LOOK_AGAIN_S = 0.002
 USED_TOGETHER = 2
-"""So many pieces stay that somebody outside touched last, since one operator may need them together."""
+"""So many pieces stay while one is served that a thread outside touches, since one operator may need them together."""
 
 
 class PieceCustody:
@@ -50,7 +50,8 @@ class PieceCustody:
         self._pieces: list[HeldPiece] = []
         self._pinned: set[HeldPiece] = set()
         self._kept: set[HeldPiece] = set()
-        self._served: list[HeldPiece] = []
+        self._served: list[HeldPiece] = []  # pinned as long as there is room
+        self._used_together = 0
 
     # What the training thread asks for.
 
@@ -84,6 +85,7 @@ class PieceCustody:
         """Have memory for a piece that was dropped, or what is in it, and pin it."""
         with self._changed:
             self._pinned.add(piece)
+            self._served = [*(each for each in self._served if each is not piece), piece]
             if piece.state is not State.DROPPED:
                 self.acquire([piece])
                 return
@@ -148,15 +150,12 @@ class PieceCustody:
             if piece.state is State.DROPPED:
                 raise PieceLostError(f"{piece.name} are gone, since step() has used them: keep a copy before it")
             piece.written |= (shown := piece.memory.access is not Access.NONE)
-            while True:
-                try:
-                    self.acquire([piece])
-                    break
-                except LimitTooSmallError:
-                    if len(self._served) < USED_TOGETHER:
-                        raise
-                    self._pinned.discard(self._served.pop(0))
             self._served = [*(each for each in self._served if each is not piece), piece]
+            self._used_together = USED_TOGETHER
+            try:
+                self.acquire([piece])
+            finally:
+                self._used_together = 0
             if shown:
                 self.change([piece])
 
@@ -235,10 +234,12 @@ class PieceCustody:
                 continue
             if self._is_moving() or self.account.others.give_up():
                 self._wait_once(until_s, "making room")
-            elif self.account.held() + size_bytes > self.account.limit_bytes:
-                raise _refusal(self._pieces, self._pinned, self.account, size_bytes)
-            else:
+            elif self.account.held() + size_bytes <= self.account.limit_bytes:
                 break  # what is only expected is no reason to refuse; it stays so, or reads ahead would take its room
+            elif len(self._served) > self._used_together:
+                self._pinned.discard(self._served.pop(0))
+            else:
+                raise _refusal(self._pieces, self._pinned, self.account, size_bytes)
         self._pool.trim(self.account.limit_bytes - self.account.total())
 
     def _is_moving(self) -> bool:

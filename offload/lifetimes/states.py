@@ -98,11 +98,20 @@ class BlockStates:
                     )
 
     def is_ours(self, parameter: nn.Parameter) -> bool:
-        """Whether the parameter's gradient lies in its block's piece already."""
+        """Return True if the parameter's gradient lies at its place in its block's piece."""
         grad, piece = parameter.grad, self.pieces.get((Kind.GRADIENT, self.block_of[parameter]))
-        if grad is None or piece is None:
+        place = self._gradients.get(parameter)
+        if grad is None or piece is None or place is None:
             return False
-        return bool(grad.untyped_storage()._cdata == piece.memory.tensor.untyped_storage()._cdata)
+        return place.holds(grad) and place.is_place_of(grad, piece.memory.tensor)
+
+    def part_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Copy gradients that lie at another parameter's place, as where two were exchanged."""
+        pieces = self.of(Kind.GRADIENT, range(len(self._blocks)))
+        ours = {each.memory.tensor.untyped_storage()._cdata for each in pieces}
+        for each in parameters:
+            if each.grad is not None and not self.is_ours(each) and each.grad.untyped_storage()._cdata in ours:
+                each.grad = each.grad.clone()
 
     def was_written(self, parameter: nn.Parameter) -> bool:
         """Whether somebody from outside wrote gradients of the parameter's block since they were made."""

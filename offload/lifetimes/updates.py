@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.autograd.graph import increment_version
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
@@ -74,8 +77,7 @@ class Updates:
         for block in list(self.due):  # what no forward has used since the last step
             self.update(block)
         self.shows_gradients = False
-        for each in order:
-            self._look_again(each)
+        self._look_again(order)
         norms = self._as_torch_adds_them([each for each in order if each in self._norms])
         total: torch.Tensor | None = torch.linalg.vector_norm(torch.stack(norms)) if norms else None
         if only_finite and total is not None and not torch.isfinite(total):
@@ -86,20 +88,22 @@ class Updates:
             scale = torch.clamp(max_grad_norm / (total + 1e-6), max=1.0)
         self.shows_gradients = bool(self.hooks("post"))
         if self.hooks("pre"):
-            self._scale_all(scale)
-            scale = None
+            if scale is not None:
+                self._scale_all(scale)
+                scale = None
             self.run_hooks("pre")
-            for each in order:
-                self._look_again(each)
+            self._look_again(order)
         # A scheduler may change them before a block is updated.
         self._options = [_options_of(group) for group in self._optimizer.param_groups]
         for parameter in self._close(scale):
             parameter.grad = None
+        # Whenever they are updated: a graph from before the step is refused, and one from after it is not.
+        increment_version([each for groups in self._due_in.values() for group in groups for each in group])
         return total
 
-    def _scale_all(self, scale: torch.Tensor | None) -> None:
+    def _scale_all(self, scale: torch.Tensor) -> None:
         """Clip all gradients at once, since hooks may look at them before the first update."""
-        for block in sorted({self._states.block_of[each] for each in self._norms} if scale is not None else ()):
+        for block in sorted({self._states.block_of[each] for each in self._norms}):
             held = self._states.of(Kind.GRADIENT, [block])
             self._custody.acquire(held)
             self._custody.change(held)
@@ -153,19 +157,21 @@ class Updates:
             piece.written = False
         self._norms.clear()
 
-    def _look_again(self, parameter: nn.Parameter) -> None:
-        """Between backward and step a gradient may have been changed, replaced, forgotten or made by somebody else."""
-        grad = parameter.grad
-        if grad is None:
-            self._norms.pop(parameter, None)
-        elif not self._states.is_ours(parameter):
-            self._states.keep_gradient(parameter)
-            self.landed(parameter)
-            self._custody.release()
-        elif self._versions.get(parameter) != grad._version or self._states.was_written(parameter):
-            self._custody.acquire(self._states.of(Kind.GRADIENT, [self._states.block_of[parameter]]))
-            self.landed(parameter)
-            self._custody.release()
+    def _look_again(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Between backward and step the program may have changed, replaced, forgotten, exchanged or made gradients."""
+        self._states.part_gradients(parameters)
+        for parameter in parameters:
+            grad = parameter.grad
+            if grad is None:
+                self._norms.pop(parameter, None)
+            elif not self._states.is_ours(parameter):
+                self._states.keep_gradient(parameter)
+                self.landed(parameter)
+                self._custody.release()
+            elif self._versions.get(parameter) != grad._version or self._states.was_written(parameter):
+                self._custody.acquire(self._states.of(Kind.GRADIENT, [self._states.block_of[parameter]]))
+                self.landed(parameter)
+                self._custody.release()
 
     def refuse_foreign_step(self, *_: object) -> None:
         """Raise OffloadConfigError, since the optimizer's own `step` was called."""
@@ -184,6 +190,7 @@ class Updates:
         self._custody.change(held)
         groups = self._due_in.pop(block)
         parameters = [each for group in groups for each in group]
+        given = [(each, each.grad) for each in parameters]  # since the step, for the next one
         for parameter in parameters:
             parameter.grad = self._states.gradient(parameter)
         others = [each for each in self._others.pop(block) if self._states.is_ours(each)]
@@ -198,6 +205,8 @@ class Updates:
         self._updated[block] = parameters, bool(others)
         if not self.shows_gradients:
             self.forget_updated()
+            for parameter, grad in given:
+                parameter.grad = grad
 
     def forget_updated(self) -> None:
         """Forget gradients that were used, but for those that the optimizer has no parameters of."""
@@ -225,6 +234,8 @@ class Updates:
         now = [dict(group) for group in groups]
         try:
             with ExitStack() as stack:
+                # Versions told of the update when the step was closed.
+                stack.enter_context(_unsafe_preserve_version_counter(tuple(chain.from_iterable(parameters))))
                 for group, options, wanted in zip(groups, self._options, parameters, strict=False):
                     parts = stack.enter_context(cut(wanted, self._optimizer.state, options))
                     group.update(options, params=parts)

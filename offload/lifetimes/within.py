@@ -129,6 +129,7 @@ class TrainingWithin:
         )
         self._planning = Planning(limit_bytes, self._states, self._conductor, devices, freed)
         self._optimizer = optimizer
+        self._given = set[nn.Parameter]()  # whose gradient is the program's own tensor, which autograd adds to
         self._unwatched = [each for block in self._blocks for each in block.parameters]
         self._handles = list(self._hook_up())
         touches.SERVER.watch(self._serve)
@@ -255,6 +256,7 @@ class TrainingWithin:
     def _hook_up_trained(self) -> Iterator[Any]:
         """Hooks of parameters that take gradients: of all at first, later of who was frozen until now."""
         found = [each for each in self._unwatched if each.requires_grad]
+        self._given = set[nn.Parameter]()  # whose gradient is the program's own tensor, which autograd adds to
         self._unwatched = [each for each in self._unwatched if not each.requires_grad]
         for parameter in found:
             yield parameter.register_hook(lambda grad, p=parameter: self._lands(p, grad))  # type: ignore[no-untyped-call]
@@ -294,13 +296,20 @@ class TrainingWithin:
         self._conductor.arrive(StepStage.BACKWARD, number, self._computes_with(number))
 
     def _lands(self, parameter: nn.Parameter, _grad: torch.Tensor) -> None:
-        """Before autograd adds to a gradient that is there."""
-        if self._states.is_ours(parameter):
+        """Before autograd adds to a gradient that is there, or makes one."""
+        self._updates.update(self._states.block_of[parameter])  # due, where the graph is from before the step
+        if parameter.grad is not None and not self._states.is_ours(parameter):
+            self._given.add(parameter)
+        elif parameter.grad is not None:
             held = self._states.of(Kind.GRADIENT, [self._states.block_of[parameter]])
             self._custody.acquire(held)
             self._custody.change(held)
 
     def _landed(self, parameter: nn.Parameter) -> None:
+        """Keep what autograd has made; `step` takes what it has added to a tensor of the program."""
+        if parameter in self._given or parameter.grad is None:
+            self._given.discard(parameter)
+            return
         if not self._states.is_ours(parameter):
             self._states.keep_gradient(parameter)
         self._updates.landed(parameter)
