@@ -16,6 +16,7 @@ def block_key(seed: int, step: int, micro_batch: int, block: str, entry: int = 0
     """
     # One key per entry, and not one per micro-batch: a recomputation in backward enters the block alone, and has to
     # draw the same mask whatever was drawn in between.
+    # A salt of zeros, that of the first entry, is none.
     message = pack("<qqq", _int64(seed), step, micro_batch) + block.encode()
     return _key(b"block", message, salt=pack("<QQ", entry, aside))
 
@@ -38,6 +39,5 @@ def _int64(seed: int) -> int:
 
 def _key(kind: bytes, message: bytes, salt: bytes = b"") -> int:
     # A cryptographic hash: neighbouring steps and micro-batches must not get related streams. The kind separates uses
-    # of the same numbers; without its last bit the key fits all generators, those that take signed seeds, too. A salt
-    # of zeros is none.
+    # of the same numbers; without its last bit the key fits all generators, those that take signed seeds, too.
     return int.from_bytes(blake2b(message, digest_size=8, person=kind, salt=salt).digest(), "little") >> 1

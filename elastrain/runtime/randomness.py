@@ -107,11 +107,11 @@ class BlockRandomness:
         key = None
         if before != self._guessed:
             key = at.keys.get((before, block, aside)) or (at.keys.get((before, block, True)) if is_again else None)
-        if key is None and is_again:
-            key = self._guessed = self._guess(at, block, aside=aside)
-        elif key is None:
-            key, self._guessed = self._next(at, block, aside=aside), None
-            at.keys[before, block, aside] = key
+        if key is None:
+            key = self._key(at, block, aside=aside, is_again=is_again)
+            self._guessed = key if is_again else None
+            if not is_again:
+                at.keys[before, block, aside] = key
         self._set_key(at, key)
 
     def enter_compiled(self, block: str) -> None:
@@ -138,13 +138,11 @@ class BlockRandomness:
         random.seed(key)
         np.random.seed(key & 0xFFFFFFFF)  # a model's forward may use the legacy generator
 
-    def _next(self, at: _MicroBatch, block: str, *, aside: bool) -> int:
-        at.entries[block, aside] += 1
-        return block_key(self._seed, at.step, at.number, block, at.entries[block, aside] - 1, aside=aside)
-
-    def _guess(self, at: _MicroBatch, block: str, *, aside: bool) -> int:
-        at.guesses[block, aside] += 1
-        entry = -at.guesses[block, aside] % max(at.entries[block, aside], 1)
+    def _key(self, at: _MicroBatch, block: str, *, aside: bool, is_again: bool) -> int:
+        """Return the key of a new entry or, if `is_again`, of the one before the last that was computed again."""
+        entries = at.entries[block, aside]
+        (at.guesses if is_again else at.entries)[block, aside] += 1
+        entry = -at.guesses[block, aside] % max(entries, 1) if is_again else entries
         return block_key(self._seed, at.step, at.number, block, entry, aside=aside)
 
     def _set_key(self, at: _MicroBatch, key: int) -> None:

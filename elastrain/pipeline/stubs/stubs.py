@@ -124,20 +124,16 @@ class Stubs:
     def _enter(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A checkpoint computes a part again while another micro-batch is going forward: nothing of it is new.
         is_again = torch._C._current_graph_task_id() != -1
+        set_stream = self._streams.get(self._traced.names[place]) or (lambda _: None)
         if self._pass is None and (self._going_back is None or not is_again):
             self._check_is_here(place)
-            self._set_stream(place)
+            set_stream(self._traced.names[place])
             return forward(*args, **kwargs)
         self._before()
-        self._set_stream(place)
+        set_stream(self._traced.names[place])
         if is_again:
             return self._again(lambda: self._computed_again(place, forward, args, kwargs))
         return self._entered(place, forward, args, kwargs)
-
-    def _set_stream(self, place: int) -> None:
-        set_stream = self._streams.get(self._traced.names[place])
-        if set_stream is not None:
-            set_stream(self._traced.names[place])
 
     def _entered(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The forward of the micro-batch enters the block: what it returns."""
