@@ -84,7 +84,7 @@ class ModelState:
                 block = layout.blocks[leaf.block]
                 its = [place for place in places[leaf.parameter] if place.block == block]
                 land = partial(self._land, leaf.index, parameter)
-                self.ties.add(leaf.index, LaterUse(model.get_submodule(block), its, flat.alias_of, land))
+                self.ties.uses[leaf.index] = LaterUse(model.get_submodule(block), its, flat.alias_of, land)
                 found[leaf.parameter].leaves.add(leaf.index)
                 continue
             view = view_of(self._memory.flats[flat.index], leaf.start, tuple(parameter.shape))

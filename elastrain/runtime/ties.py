@@ -105,10 +105,9 @@ class LaterUse:
             self._restore()
 
 
-def has_hooks(weight: Tensor) -> bool:
+def _has_hooks(weight: Tensor) -> bool:
     """Return whether the script has registered hooks on the weight. The runtime has one of its own."""
-    own = 1
-    return bool(weight._backward_hooks) or len(weight._post_accumulate_grad_hooks or ()) > own
+    return bool(weight._backward_hooks) or len(weight._post_accumulate_grad_hooks or ()) > 1
 
 
 class Ties:
@@ -117,28 +116,24 @@ class Ties:
     def __init__(self, layout: Layout, readers: Mapping[int, Sequence[int]], *, apart: bool) -> None:
         """`readers`: by flat, the blocks that read it. `apart`: the blocks may be on different members."""
         self._layout, self._readers, self._apart = layout, readers, apart
-        self._uses: dict[int, LaterUse] = {}
+        self.uses: dict[int, LaterUse] = {}
         """By leaf."""
-
-    def add(self, leaf: int, use: LaterUse) -> None:
-        """Take up the use whose gradient is this leaf's."""
-        self._uses[leaf] = use
 
     def are_told_apart(self, weight: Tensor) -> bool:
         """Return whether each block that uses the weight has a gradient leaf of its own. A hook is for the sum."""
-        return any(use.weight is weight for use in self._uses.values()) and not has_hooks(weight)
+        return any(use.weight is weight for use in self.uses.values()) and not _has_hooks(weight)
 
     def forget(self, flats: Collection[int]) -> None:
         """The memory of these flats came or went. For any thread, while no block that reads them computes."""
-        for use in self._uses.values():
+        for use in self.uses.values():
             if use.flat in flats:
                 use.forget()
 
     def forward_is_over(self) -> None:
         """Put the weights back. Raise ConfigError for hooks on one whose blocks may be on different members."""
-        for leaf, use in self._uses.items():
+        for leaf, use in self.uses.items():
             use.forward_is_over()
-            if self._apart and has_hooks(use.weight):
+            if self._apart and _has_hooks(use.weight):
                 name = self._layout.parameters[self._layout.leaves[leaf].parameter].name
                 blocks = ", ".join(repr(self._layout.blocks[block]) for block in self._readers[use.flat])
                 raise ConfigError(
@@ -148,5 +143,5 @@ class Ties:
 
     def close(self) -> None:
         """Take the hooks off the model."""
-        for use in self._uses.values():
+        for use in self.uses.values():
             use.close()
