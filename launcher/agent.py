@@ -165,7 +165,9 @@ class Agent:
     def _serve_workers(self, listener: socket.socket, workers: WorkerProcesses) -> Acceptor:
         secret, job = self._config.run.secret.read_bytes(), self._config.scope
         refused = lambda reason: self._log.write("connection_refused", reason=reason)  # noqa: E731
-        door = open_door(self._loop, listener, lambda: workers_handshake(secret, job), workers.admit, refused)
+        door = open_door(
+            self._loop, listener, lambda: workers_handshake(secret, job, workers.objection), workers.admit, refused
+        )
         self._open.callback(door.close)
         return door
 

@@ -10,6 +10,7 @@ import sys
 from types import FrameType
 
 from elastrain.base.streams import open_missing
+from elastrain.launcher.environment import leave_outer_job
 from elastrain.launcher.say import Output, say
 
 
@@ -24,6 +25,7 @@ def main() -> None:
             signal.default_int_handler,
         ):  # what is ignored, as by `nohup` or a shell's `&`, stays so
             signal.signal(number, _stop)
+    leave_outer_job()
     from elastrain.launcher.command_line import app
 
     Output.install()

@@ -33,8 +33,13 @@ def open_door(
     return Acceptor(loop, [listener], events, limits)
 
 
-def workers_handshake(secret: bytes, job: str) -> Handshake:
-    return Handshake(Role.ACCEPT, secret=secret, job=job, me="agent")
+def workers_handshake(
+    secret: bytes, job: str, objection: Callable[[str], str | None] = lambda member: None
+) -> Handshake:
+    """Make the agent's end of a handshake with a worker. `objection(member)` says why it is not let in, or None."""
+    made = Handshake(Role.ACCEPT, secret=secret, job=job, me="agent")
+    made.objection = objection
+    return made
 
 
 def listen_abstract(name: str) -> socket.socket:

@@ -43,6 +43,14 @@ def set_for_a_moment(name: str, value: str) -> Iterator[str | None]:
             os.environ[name] = before
 
 
+def leave_outer_job() -> None:
+    """Forget the worker in which this launcher was started: its workers belong to another job, with other options."""
+    if "ELASTRAIN_AGENT" in os.environ:
+        kept = ("ELASTRAIN_HOME", *(name for name in os.environ if name.endswith("_MARK")))
+        for name in [name for name in os.environ if name.startswith("ELASTRAIN_") and name not in kept]:
+            del os.environ[name]
+
+
 def mark_all_children(mark: Mapping[str, str]) -> None:
     """A fork server copies this process's environment, and takes no other for what it starts."""
     os.environ.update(mark)

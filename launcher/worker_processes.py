@@ -138,11 +138,23 @@ class WorkerProcesses:
         for member in [m for m, handle in self._handles.items() if handle.channel is not None]:
             self._on_channel(member)
 
+    def objection(self, member: str) -> str | None:
+        """Return why this worker is not let in; None if it may come."""
+        handle = self._handles.get(member)
+        if handle is None or not handle.running:
+            return f"{member} is no worker that this agent waits for"
+        if handle.channel is not None or handle.watcher is not None:  # the latter came with the first one's hello
+            return (
+                f"another process has come as {member} of this job. Of the processes of a worker one calls "
+                "elastrain.init(): start the others behind that call, or without the variables ELASTRAIN_*"
+            )
+        return None
+
     def admit(self, member: str, sock: Connection) -> str | None:
         """A proven connection of a worker; returns why it is not taken."""
-        handle = self._handles.get(member)
-        if handle is None or not handle.running or handle.channel is not None:
-            return f"{member} is no worker that this agent waits for"
+        if (objection := self.objection(member)) is not None:
+            return objection
+        handle = self._handles[member]
         handle.channel = LineSocket(sock)
         self._loop.register(sock, lambda _events: self._on_channel(member))
         return None

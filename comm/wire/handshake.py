@@ -23,6 +23,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastrain.comm.errors import HandshakeRefused, Timeout
@@ -102,6 +103,8 @@ class Handshake:
             if not 0 < len(text.encode()) <= _NAME_BYTES_MAX:
                 raise ValueError(f"a {what} name has 1 to {_NAME_BYTES_MAX} bytes; got {text!r}")
         self.role = role
+        self.objection: Callable[[str], str | None] = lambda name: None
+        """Says why a dialler that has proven itself is not let in, for it to read."""
         self._key = secret or b""
         self._expect = expect
         self._mine = _Hello(nonce=os.urandom(_NONCE_BYTES), generation=generation, job=job, name=me)
@@ -180,6 +183,8 @@ class Handshake:
             self._say(_Message.PROOF, self._mac(Role.DIAL))
         elif kind is _Message.PROOF:
             self._verify(Role.DIAL, body)
+            if (reason := self.objection(self.peer)) is not None:
+                raise HandshakeRefused(reason)
             self._say(_Message.WELCOME, b"")
         self._next = _NEXT[self.role, kind]
 
@@ -248,5 +253,6 @@ def run(sock: socket.socket, handshake: Handshake, timeout_s: float) -> str:
 
 
 def _send(sock: socket.socket, data: bytes, deadline_s: float) -> None:
-    sock.settimeout(max(deadline_s - time.monotonic(), 1e-6))
-    sock.sendall(data)
+    if data:  # even of nothing, an end that has refused and gone would make a broken pipe
+        sock.settimeout(max(deadline_s - time.monotonic(), 1e-6))
+        sock.sendall(data)

@@ -10,9 +10,13 @@ from pathlib import Path
 
 from elastrain.base import checkpoints, stating
 from elastrain.base.checkpoints import CheckpointOptions, parse_every
+from elastrain.base.processes import started
 from elastrain.base.resume import Resume, from_text
 from elastrain.base.scope import scope
 from elastrain.base.stating import StatementWish
+
+_PROCESS = "ELASTRAIN_PROCESS"
+"""The process that has entered the job as the worker: its pid, and when it was started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +48,46 @@ class Environment:
         return scope(self.job, self.life)
 
 
+def claim() -> None:
+    """Note that this process is the worker that the variables are meant for: the processes that it starts are not."""
+    os.environ[_PROCESS] = _this_process()
+
+
+def parent_worker() -> str | None:
+    """Return the worker that started this process or an ancestor of it, in words; None if there is none."""
+    if not _is_inherited():
+        return None
+    pid = os.environ[_PROCESS].partition(" ")[0]
+    return f"{os.environ.get('ELASTRAIN_MEMBER')} of job {os.environ.get('ELASTRAIN_JOB')} (process {pid})"
+
+
+def _is_inherited() -> bool:
+    return os.environ.get(_PROCESS, "") not in ("", _this_process())
+
+
+def _this_process() -> str:
+    return f"{os.getpid()} {started()}"
+
+
+def _told(name: str) -> str | None:
+    """Return what the launcher says under this name, to the worker itself. It says nothing to the worker's children."""
+    return None if _is_inherited() else os.environ.get(name)
+
+
 def run_folder() -> Path | None:
     """The run's folder for what members write; None without a launcher."""
-    named = os.environ.get("ELASTRAIN_RUN_DIR")
+    named = _told("ELASTRAIN_RUN_DIR")
     return Path(named) if named else None
 
 
 def member() -> str:
     """This member's id."""
-    return os.environ.get("ELASTRAIN_MEMBER", "m0")
+    return _told("ELASTRAIN_MEMBER") or "m0"
 
 
 def secret() -> bytes | None:
     """The job's secret; None without a launcher. Raises OSError if its file cannot be read."""
-    named = os.environ.get("ELASTRAIN_SECRET_FILE")
+    named = _told("ELASTRAIN_SECRET_FILE")
     found = Path(named).read_bytes() if named else None
     return found[::-1] if found and _wrong() == "secret" else found
 
@@ -67,39 +97,39 @@ def expected_place() -> tuple[int, int]:
 
     Raises ValueError if one of them is no number.
     """
-    if "ELASTRAIN_AGENT" not in os.environ:
+    if _told("ELASTRAIN_AGENT") is None:
         return 0, 1
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _node() -> str:
-    return os.environ.get("ELASTRAIN_NODE", "node0")
+    return _told("ELASTRAIN_NODE") or "node0"
 
 
 def _wrong() -> str:
-    return os.environ.get("ELASTRAIN_WRONG", "")
+    return _told("ELASTRAIN_WRONG") or ""
 
 
 def resume() -> Resume | None:
     """The checkpoint that this life of the job starts from; None: it starts anew. Raises ValueError if it is none."""
-    told = os.environ.get("ELASTRAIN_RESUME")
+    told = _told("ELASTRAIN_RESUME")
     return from_text(told) if told else None
 
 
 def checkpoint_options() -> CheckpointOptions | None:
     """Where this job writes durable checkpoints; None: nowhere. Raises ValueError where no launcher has written it."""
-    place = os.environ.get(checkpoints.DIR)
+    place = _told(checkpoints.DIR)
     if not place:
         return None
-    every, source = os.environ.get(checkpoints.EVERY), os.environ.get(checkpoints.SOURCE) or None
+    every, source = _told(checkpoints.EVERY), _told(checkpoints.SOURCE) or None
     steps, seconds = parse_every(every) if every else (0, 0.0)
     return CheckpointOptions(
         place=place,
         every_steps=steps,
         every_s=seconds,
-        keep=int(os.environ.get(checkpoints.KEEP, "3")),
-        keep_for_s=float(age) if (age := os.environ.get(checkpoints.KEEP_FOR)) else None,
-        layout=os.environ.get(checkpoints.LAYOUT, checkpoints.SHARED),
+        keep=int(_told(checkpoints.KEEP) or 3),
+        keep_for_s=float(age) if (age := _told(checkpoints.KEEP_FOR)) else None,
+        layout=_told(checkpoints.LAYOUT) or checkpoints.SHARED,
         source=source,
         resumes=_goes_on_from(place, source),
         resumed_job=_resumed_job(place, source),
@@ -128,13 +158,13 @@ def _is_same(one: str, other: str) -> bool:
 
 def statement_wish() -> StatementWish | None:
     """What `elastrain doctor` asks of this script; None in every job."""
-    told = os.environ.get(stating.NAME)
+    told = _told(stating.NAME)
     return StatementWish(**json.loads(told)) if told else None
 
 
 def stages() -> int | None:
     """How many members a pipeline is to have, if the launcher was told. Raises ValueError if it is no number."""
-    told = os.environ.get("ELASTRAIN_STAGES")
+    told = _told("ELASTRAIN_STAGES")
     return int(told) if told else None
 
 
@@ -145,18 +175,18 @@ def master_address() -> str:
 
 def read_environment() -> Environment:
     """Raises OSError if the secret's file cannot be read, ValueError if a number is none."""
-    limit = os.environ.get("ELASTRAIN_MEMORY_LIMIT")
+    limit = _told("ELASTRAIN_MEMORY_LIMIT")
     return Environment(
-        job=os.environ.get("ELASTRAIN_JOB") or f"alone-{uuid.uuid4().hex[:12]}",
-        life=int(os.environ.get("ELASTRAIN_LIFE", "1")),
+        job=_told("ELASTRAIN_JOB") or f"alone-{uuid.uuid4().hex[:12]}",
+        life=int(_told("ELASTRAIN_LIFE") or 1),
         member=member(),
         node=_node(),
-        agent=os.environ.get("ELASTRAIN_AGENT"),
+        agent=_told("ELASTRAIN_AGENT"),
         secret=secret(),
         run_dir=run_folder(),
-        host=os.environ.get("ELASTRAIN_HOST") or None,
+        host=_told("ELASTRAIN_HOST") or None,
         memory_limit_bytes=int(limit) if limit else None,
-        offload_dirs=tuple(filter(None, os.environ.get("ELASTRAIN_OFFLOAD_DIRS", "").split(os.pathsep))),
-        armed=os.environ.get("ELASTRAIN_INJECT") == "1",
+        offload_dirs=tuple(filter(None, (_told("ELASTRAIN_OFFLOAD_DIRS") or "").split(os.pathsep))),
+        armed=_told("ELASTRAIN_INJECT") == "1",
         wrong=_wrong(),
     )

@@ -47,6 +47,11 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def started() -> int:
+    """Return when this process was started, in the kernel's clock ticks since the boot."""
+    return int(Path("/proc/self/stat").read_text().rpartition(") ")[2].split()[19])
+
+
 def is_stopped(pid: int) -> bool:
     """Whether it has got SIGSTOP and does not run."""
     return state_of(pid) == "T"

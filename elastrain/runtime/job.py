@@ -5,6 +5,7 @@ The same script runs in every worker of `elastrain run`, and alone under `python
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,16 @@ import torch
 from torch import nn
 
 from elastrain import protocol as p
-from elastrain.base.environment import checkpoint_options, expected_place, read_environment, resume, statement_wish
+from elastrain.base.environment import (
+    Environment,
+    checkpoint_options,
+    claim,
+    expected_place,
+    parent_worker,
+    read_environment,
+    resume,
+    statement_wish,
+)
 from elastrain.base.environment import stages as told_stages
 from elastrain.base.streams import open_missing
 from elastrain.errors import ConfigError
@@ -95,8 +105,7 @@ def init(
             stages=stages_of(stages, told_stages()),
         )
         written, resumed = checkpoint_options(), resume()
-        if environment.agent is not None and Job.has_entered:
-            raise ConfigError("elastrain.init() was called before: a worker has one job, which init() returned then")
+        _check_process(environment)
     job = Job(
         Chosen(
             environment=environment,
@@ -109,6 +118,20 @@ def init(
     )
     job.open()
     return job
+
+
+def _check_process(environment: Environment) -> None:
+    """Warn in a process that a worker has started. Raises ConfigError where this process can have no job any more."""
+    parent = parent_worker()
+    if parent is not None and Job.has_entered:
+        raise ConfigError(
+            f"this process is a fork of {parent}, after elastrain.init(), and cannot have a job of its own: "
+            "start it by subprocess, or by multiprocessing's 'spawn'"
+        )
+    if environment.agent is not None and Job.has_entered:
+        raise ConfigError("elastrain.init() was called before: a worker has one job, which init() returned then")
+    if parent is not None:
+        warnings.warn(f"this process was started by {parent} and is a job of one beside it", stacklevel=3)
 
 
 class Job:
@@ -133,6 +156,8 @@ class Job:
         """
         connections = open_connections(self._chosen.environment)
         Job.has_entered = True
+        if connections.agent.is_there:
+            claim()
         last_words = LastWords(connections.agent, self._leave)
         self._open = connections, last_words
         last_words.take_hook()

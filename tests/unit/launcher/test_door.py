@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from elastrain.base.event_loop import EventLoop
+from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.handshake import dial
 from elastrain.launcher import door
 from elastrain.launcher.door import listen_abstract, open_door, workers_handshake
@@ -41,6 +42,21 @@ def _call(name: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect("\0" + name)
     return sock
+
+
+def test_a_worker_that_is_not_let_in_hears_why() -> None:
+    loop, name = EventLoop(), f"elastrain-test/{os.getpid()}/{time.monotonic_ns()}"
+    refused: list[str] = []
+    handshake = lambda: workers_handshake(SECRET, "job", lambda member: f"{member} is taken")  # noqa: E731
+    made = open_door(loop, listen_abstract(name), handshake, lambda member, sock: None, refused.append)
+    with _call(name) as sock, ThreadPoolExecutor(1) as threads:
+        greeting = threads.submit(dial, sock, secret=SECRET, job="job", me="m0", timeout_s=20)
+        while not refused:
+            loop.turn(time.monotonic() + 0.1)
+        with pytest.raises(HandshakeRefused, match="the other end says: m0 is taken"):
+            greeting.result(5)
+    made.close()
+    loop.close()
 
 
 def test_workers_that_come_while_the_door_is_crowded_are_all_let_in(monkeypatch: pytest.MonkeyPatch) -> None:

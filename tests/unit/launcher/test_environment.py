@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,38 @@ def test_a_worker_reads_back_what_its_launcher_was_told(monkeypatch: pytest.Monk
     read = of_a_worker.read_environment()
     assert of_a_worker.stages() == 4
     assert (read.memory_limit_bytes, read.offload_dirs) == (5 << 30, (str(tmp_path), str(tmp_path / "other")))
+
+
+def test_what_a_launcher_says_is_for_the_worker_and_not_for_its_children(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = {"AGENT": "a", "MEMBER": "m3", "JOB": "j", "RUN_DIR": str(tmp_path), "STAGES": "2", "CHECKPOINT_DIR": "/c"}
+    for name, value in told.items():
+        monkeypatch.setenv(f"ELASTRAIN_{name}", value)
+    monkeypatch.setenv("ELASTRAIN_PROCESS", "")  # so that it is taken away again
+    monkeypatch.setenv("RANK", "3")
+    of_a_worker.claim()
+    read = of_a_worker.read_environment()
+    assert (read.agent, read.member, of_a_worker.parent_worker()) == ("a", "m3", None)
+    code = (
+        "from elastrain.base import environment as e; read = e.read_environment(); print(read.agent, read.member, "
+        "read.job[:6], read.run_dir, e.stages(), e.checkpoint_options(), e.expected_place(), e.parent_worker())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    alone = f"None m0 alone- None None None (0, 1) m3 of job j (process {os.getpid()})"
+    assert done.stdout.strip() == alone
+
+
+def test_a_launcher_that_a_worker_starts_forgets_the_workers_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"AGENT": "a", "CHECKPOINT_DIR": "/c", "PROCESS": "1 2", "HOME": "/h", "AGENT_MARK": "m"}
+    for name, value in there.items():
+        monkeypatch.setenv(f"ELASTRAIN_{name}", value)
+    of_the_launcher.leave_outer_job()
+    left = {name for name in os.environ if name.startswith("ELASTRAIN_")} - {"ELASTRAIN_TESTS_PADDING"}
+    assert left == {"ELASTRAIN_HOME", "ELASTRAIN_AGENT_MARK"}
+    monkeypatch.setenv("ELASTRAIN_MEMORY_LIMIT", "5")  # of the user's own, for this job
+    of_the_launcher.leave_outer_job()
+    assert os.environ["ELASTRAIN_MEMORY_LIMIT"] == "5"
 
 
 def test_a_place_is_gone_on_from_where_the_job_starts_from_what_lies_in_it(
