@@ -200,7 +200,7 @@ def virtual(world: World) -> Iterator[None]:
     """While it is open, the shells live in the world's time."""
     threads = SimpleNamespace(Thread=VirtualThread, Event=threading.Event, Lock=threading.Lock)
     waking = SimpleNamespace(Thread=VirtualThread, Event=_WakingEvent, Lock=threading.Lock)
-    quiet = SimpleNamespace(stderr=SimpleNamespace(write=world.say, flush=lambda: None), excepthook=None)
+    quiet = SimpleNamespace(excepthook=None)
     with ExitStack() as stack:
         for module in (command_runner, registry, store_calls, node_end, views):
             stack.enter_context(patch.object(module, "time", world.clock))
@@ -213,6 +213,7 @@ def virtual(world: World) -> Iterator[None]:
         stack.enter_context(patch.object(followed, "threading", threads))
         stack.enter_context(patch.object(presence, "threading", waking))
         stack.enter_context(patch.object(engine, "threading", threads))
-        stack.enter_context(patch.object(notes, "sys", quiet))
+        for module in (notes, last_words):
+            stack.enter_context(patch.object(module, "say", lambda sentence: world.say(f"elastrain: {sentence}\n")))
         stack.enter_context(patch.object(last_words, "sys", quiet))
         yield
