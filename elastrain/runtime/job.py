@@ -90,7 +90,6 @@ def init(
     Raises ConfigError on bad values, and in a worker that has entered before; ConnectionError if the launcher that
     started this process does not answer, and RefusedError if that one has another secret.
     """
-    open_missing()
     with wrong_input_shown():
         environment = read_environment()
         directories = tuple(offload_dirs) or environment.offload_dirs
@@ -106,6 +105,7 @@ def init(
         )
         written, resumed = checkpoint_options(), resume()
         _check_process(environment)
+    open_missing()
     job = Job(
         Chosen(
             environment=environment,
