@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
-from enum import Enum
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
@@ -23,16 +22,9 @@ from elastrain.runtime.watched import MISSING, PlainAttributes, sum_of
 
 Changes = dict[str, Tree]
 """`path.attribute` -> the value that the loop gave it, as a tree of JSON (see `carried`)."""
+_LOOP, _BODY, _FORWARD = "the loop", "the loop, among its micro-batches,", "the forward"
 _COUNTED = 3
 """So many equal changes in a row, one per micro-batch, show a counter."""
-
-
-class Doer(Enum):
-    """Who has changed something: the loop before or behind its micro-batches, its body among them, or a forward."""
-
-    LOOP = "loop"
-    BODY = "body"
-    FORWARD = "forward"
 
 
 class Layers:
@@ -54,13 +46,13 @@ class Layers:
         """Checksums of these copies."""
         self._initial: dict[str, int] = {}
         """Those of the persistent buffers that the script has made."""
-        self._counters = _Counters()
+        self._numbers: dict[str, list[float]] = {}
+        """First values of numbers that change in each micro-batch; an empty list: this is no counter."""
         self._depth = 0
-        """Calls of the model within one another."""
         self._is_in_step = self._has_forward = False
         self._hooks = [
-            model.register_forward_pre_hook(self._entering()),
-            model.register_forward_hook(self._leaving(), always_call=True),
+            model.register_forward_pre_hook(lambda *_: self._called(by=1)),
+            model.register_forward_hook(lambda *_: self._called(by=-1), always_call=True),
         ]
         self._watched = PlainAttributes(model)
 
@@ -85,59 +77,56 @@ class Layers:
     def begin_again(self) -> None:
         """A tracing pass has ended: what it has changed counts nowhere."""
         self._watched.rebase()
-        self._counters, self._depth = _Counters(), 0
+        self._numbers, self._depth = {}, 0
 
     def note(self) -> None:
         """Whatever has changed since `settle` was the doing of the loop. Raises ConfigError for what is no data."""
-        self._take_changes(Doer.LOOP, is_thorough=True)
+        self._take_changes(_LOOP, is_thorough=True)
 
     def enter(self) -> None:
         """The loop has come to its micro-batches. Raises ConfigError, as `note`, and for hooks that others have."""
-        self._take_changes(Doer.LOOP)
+        self._take_changes(_LOOP)
         self.check_hooks()
         self._is_in_step, self._has_forward = True, False
 
     def settle(self) -> None:
         """The step is committed. Raises ConfigError for a persistent buffer that was changed since `enter`."""
         if self._has_forward:
-            self._take_changes(Doer.BODY)
-        self._take_changes(Doer.FORWARD)
+            self._take_changes(_BODY)
+        self._take_changes(_FORWARD)
         self._is_in_step, self._depth = False, 0
 
-    def _entering(self) -> Callable[..., None]:
-        def entering(*_: object) -> None:
-            if not torch.compiler.is_compiling():
-                self._depth += 1
-                if self._depth == 1:
-                    self._has_forward = True
-                    self._take_changes(Doer.BODY if self._is_in_step else Doer.LOOP)
+    def _called(self, *, by: int) -> None:
+        """A call of the model begins (by=1) or ends (-1); calls may lie within one another."""
+        if torch.compiler.is_compiling():
+            return
+        is_outermost = self._depth == max(0, -by)
+        self._depth += by
+        if is_outermost and by > 0:
+            self._has_forward = True
+            self._take_changes(_BODY if self._is_in_step else _LOOP)
+        elif is_outermost:
+            self._take_changes(_FORWARD)
 
-        return entering
-
-    def _leaving(self) -> Callable[..., None]:
-        def leaving(*_: object) -> None:
-            if not torch.compiler.is_compiling():
-                self._depth -= 1
-                if self._depth == 0:
-                    self._take_changes(Doer.FORWARD)
-
-        return leaving
-
-    def _take_changes(self, doer: Doer, *, is_thorough: bool = False) -> None:
+    def _take_changes(self, doer: str, *, is_thorough: bool = False) -> None:
         for name, value, before in self._watched.changed(is_thorough=is_thorough):
             if not self._watched.is_attribute(name):
-                if doer is Doer.LOOP:
+                if doer is _LOOP:
                     self.changes[name] = value
                 continue
             is_state = name in self._initial or name in self._watched.persistent()
             if is_state and self._is_in_step:
-                raise _changed_inside(name)
-            if self._is_in_step and doer is not Doer.LOOP:
-                self._counters.add(name, before, value)
-            if doer is Doer.FORWARD and not is_state:
+                raise ConfigError(
+                    f"{doer} changes buffer {name!r}, and members would come to differ in it: only running statistics "
+                    "of normalisation layers are shared. Change it before or behind `for batch in step`, alike on all "
+                    "members, register a mere cache with persistent=False, or count in a variable of the script"
+                )
+            if self._is_in_step and doer is not _LOOP:
+                self._check_counter(name, before, value)
+            if doer is _FORWARD and not is_state:
                 self.of_forwards.add(name)
             elif name not in self.of_forwards:
-                self._keep(name, self._watched.get(name), is_inside=doer is Doer.BODY)
+                self._keep(name, self._watched.get(name), is_inside=doer is _BODY)
 
     def _keep(self, name: str, value: Any, *, is_inside: bool) -> None:
         if is_inside and isinstance(value, Tensor):  # what the script hands to a forward beside its arguments
@@ -154,6 +143,18 @@ class Layers:
             raise ConfigError(
                 f"{name!r} of the model was {what} while training, and members that join later could not get it: set "
                 "a number, a word, a tensor or a list of numbers, or do it before the loop"
+            )
+
+    def _check_counter(self, name: str, before: Any, value: Any) -> None:
+        seen = self._numbers.setdefault(name, [before])
+        if not 0 < len(seen) <= _COUNTED or not {type(before), type(value)} <= {int, float}:
+            return
+        self._numbers[name] = seen = [*seen, value] if seen[-1] == before else []
+        if len(seen) > _COUNTED and _is_progression(seen):
+            raise ConfigError(
+                f"{name!r} of the model counts micro-batches ({', '.join(f'{each:g}' for each in seen)}), and members "
+                "compute different ones: what is computed with it would depend on who computes. Set it from "
+                "step.number before `for batch in step`, or count in a variable of the script"
             )
 
     def _set(self, name: str, value: Tensor | None) -> None:
@@ -201,28 +202,6 @@ class Layers:
                 )
 
 
-class _Counters:
-    """Numbers that change in each micro-batch, with their first values."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, list[float]] = {}
-        """Name -> values; an empty list: this is no counter."""
-
-    def add(self, name: str, before: Any, value: Any) -> None:
-        """Take in a change. Raises ConfigError once the number proves to be a counter."""
-        if not {type(before), type(value)} <= {int, float}:
-            return
-        seen = self._seen.setdefault(name, [before])
-        if 0 < len(seen) <= _COUNTED:
-            self._seen[name] = seen = [*seen, value] if seen[-1] == before else []
-            if len(seen) > _COUNTED and _is_progression(seen):
-                raise ConfigError(
-                    f"{name!r} of the model counts micro-batches ({', '.join(f'{each:g}' for each in seen)}), and "
-                    "members compute different ones: what is computed with it would depend on who computes. Set it "
-                    "from step.number before `for batch in step`, or count in a variable of the script"
-                )
-
-
 def _is_progression(seen: list[float]) -> bool:
     """Return whether the numbers go on by the same difference, or by the same factor."""
     pairs = list(pairwise(seen))
@@ -239,14 +218,6 @@ def _tree(name: str, value: Any) -> Tree:
     except ConfigError:
         return MISSING
     return MISSING if packer.size_bytes or '"code"' in json.dumps(tree) else tree
-
-
-def _changed_inside(name: str) -> ConfigError:
-    return ConfigError(
-        f"buffer {name!r} is changed among the micro-batches of a step, and members, which compute different ones, "
-        "would come to differ in it: change it before or behind `for batch in step`, alike on all members, or count in "
-        "a variable of the script"
-    )
 
 
 def _short(text: str) -> str:

@@ -68,6 +68,8 @@ class LoopState:
     def __init__(self, optimizer: Optimizer, registered: dict[str, Any], model: nn.Module, layers: Layers) -> None:
         for name, thing in registered.items():
             check_apart(name, thing, model)
+        self.counted: frozenset[str] = frozenset()
+        """What the optimizer itself counts in its groups; they lack it before the first step."""
         self._optimizer = optimizer
         self._layers = layers
         self._parts: dict[str, Stateful] = {name: stateful(name, thing) for name, thing in registered.items()}
@@ -121,7 +123,7 @@ class LoopState:
         first = [group.get("initial_lr") for group in self._optimizer.param_groups]
         for index, (group, values) in enumerate(zip(self._optimizer.param_groups, state["hyper"], strict=True)):
             kept = {name for name in group if f"{name} of parameter group {index}" in changed} | {"fused"}
-            group.update({n: _grouped(value) for n, value in values.items() if n in group and n not in kept})
+            group.update({n: _grouped(value) for n, value in values.items() if n in {*group, *self.counted} - kept})
             if "initial_lr" in kept and values.get("initial_lr") and SCHEDULERS not in changed:
                 group["lr"] = values["lr"] * group["initial_lr"] / values["initial_lr"]
         self._layers.load(state["layers"], state.get("untold", ()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from torch.optim import Optimizer
 
 from elastrain.errors import ConfigError
 from elastrain.layout import ALIGN, Layout, Piece, Shard, master_dtype
+from elastrain.runtime.trial import OF_ALL, try_out
 from elastrain.snapshot.state import ShardState
+from elastrain.values import Record
 
 Hyper = list[dict[str, Any]]
 """Per parameter group, plain values as JSON takes them."""
@@ -31,6 +34,7 @@ ELEMENTWISE = frozenset(
 _FUSED = frozenset({torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad})
 _ADAMS = frozenset({"Adam", "AdamW"})
 """They keep the same beside a parameter: each goes on from what the other has left."""
+_ATTRIBUTES = (bool, int, float, str, type(None), tuple)
 _NOT_HYPER = {"params", "param_names"}
 
 
@@ -45,8 +49,10 @@ class PieceOptimizer:
         check(optimizer, elementwise=elementwise)
         self._facade = optimizer
         self._layout = layout
-        self._inner = self._same_class(optimizer, _placeholder(optimizer))
+        self._inner = self._same_class(optimizer, [_placeholder(optimizer.param_groups)])
         self._scratch: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self.counted = frozenset[str]() if type(optimizer) in ELEMENTWISE else self._try_out()
+        """What the optimizer itself counts in its parameter groups."""
         optimizer.state.clear()
 
     @property
@@ -57,6 +63,30 @@ class PieceOptimizer:
     def let_go_of_scratch(self) -> None:
         """Until the next update, if there is one."""
         self._scratch.clear()
+
+    def _try_out(self) -> frozenset[str]:
+        groups = self._facade.param_groups
+        dtypes = [_placeholder([group, *groups])["params"][0].dtype for group in groups]
+        kinds = [
+            (dtype, {min(max(q.ndim, 1), 4) for q in group["params"]} or {1})
+            for dtype, group in zip(dtypes, groups, strict=True)
+        ]
+        make = partial(self._same_class, self._facade)
+        return try_out(type(self._facade).__name__, make, [_grouped(each) for each in self.hyperparameters()], kinds)
+
+    def committed(self, record: Record) -> None:
+        """Let the user's groups count the step, as the optimizer itself does."""
+        if self.counted and not record.skipped:
+            groups = self._facade.param_groups
+            values = [_grouped(each) for each in self.hyperparameters()]
+            made = self._same_class(
+                self._facade, [{**v, **_placeholder([g, *groups])} for g, v in zip(groups, values, strict=True)]
+            )
+            for parameter in (q for group in made.param_groups for q in group["params"]):
+                parameter.grad = torch.zeros_like(parameter)
+            made.step()
+            for mine, its in zip(groups, made.param_groups, strict=True):
+                mine.update({name: its[name] for name in self.counted if name in its})
 
     def hyperparameters(self) -> Hyper:
         """The groups' values now, after whatever schedulers did to them. Raises ConfigError for values not plain."""
@@ -147,12 +177,16 @@ class PieceOptimizer:
         given = {name: value for name, value in optimizer.defaults.items() if name in accepted}
         try:
             made = cls(groups, **given)
-        except TypeError as error:
+        except Exception as error:  # whatever a class of the script's may raise
             raise ConfigError(
-                f"{cls.__name__} could not be made again from its defaults ({error}): "
-                "its constructor's arguments must be in `defaults` under their names"
+                f"{cls.__name__} could not be made again from its defaults ({error}): its constructor must take "
+                "parameters (not so a wrapper of another optimizer), and its arguments must be in `defaults` under "
+                "their names"
             ) from error
         assert isinstance(made, Optimizer)
+        if cls not in ELEMENTWISE:  # what its constructor keeps beside the defaults
+            plain = {n: value for n, value in vars(optimizer).items() if n not in OF_ALL and type(value) in _ATTRIBUTES}
+            made.__dict__.update(plain)
         return made
 
 
@@ -169,14 +203,20 @@ def check(optimizer: Optimizer, *, elementwise: bool = False) -> None:
             f"{name} is not known to update each element by itself, and parameters are cut: use one of {known}, "
             "or vouch for it with elementwise=True"
         )
+    if "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        raise ConfigError(
+            f"optimizer.step of this {name} was replaced, and the sharded optimizer would not call it: leave the "
+            "replacement out, or make it a class of its own and vouch for it with elementwise=True"
+        )
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise ConfigError(f"{name}(differentiable=True) is not supported: leave it out")
 
 
-def _placeholder(optimizer: Optimizer) -> list[dict[str, Any]]:
-    parameter = next(parameter for group in optimizer.param_groups for parameter in group["params"])
+def _placeholder(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Stand for the parameters of the first of these groups that has any."""
+    parameter = next(parameter for group in groups for parameter in group["params"])
     dtype = getattr(torch, master_dtype(str(parameter.dtype).removeprefix("torch.")))
-    return [{"params": [torch.zeros(ALIGN, dtype=dtype, device=parameter.device)]}]
+    return {"params": [torch.zeros(ALIGN, dtype=dtype, device=parameter.device)]}
 
 
 def _views(parameters: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:

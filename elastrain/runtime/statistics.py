@@ -108,15 +108,8 @@ class RunningStatistics:
                 self._homes.append((module, attribute, leaf))
         for value, home in self._pairs():
             home.copy_(value)
-        self._watched = [
-            (f"{path}.{name}" if path else name, module, name)
-            for path, module in model.named_modules()
-            for name, buffer in module.named_buffers(recurse=False)
-            if name not in module._non_persistent_buffers_set and buffer is not None
-        ]
         self._left: list[Tensor] = []
         """Copies of the layers' own buffers, as `refresh` has left them."""
-        self._versions: list[tuple[int, int]] = []
         self._active = False
         self._measured: list[MeasuredLayer] = []
         self._saved: dict[nn.Module, dict[str, Any]] = {}
@@ -133,19 +126,9 @@ class RunningStatistics:
         """Before the forward of a micro-batch."""
         self._active = True
         self._measured.clear()
-        self._versions = self._present_versions()
 
     def take(self) -> list[MeasuredLayer]:
-        """After it: what was measured, for `give`. In a pipeline other forwards may come before its backward.
-
-        Raises ConfigError if the forward changed a buffer that is part of the model's state and that nobody folds.
-        """
-        for (name, _, _), before, after in zip(self._watched, self._versions, self._present_versions(), strict=True):
-            if before != after:
-                raise ConfigError(
-                    f"the forward changes buffer {name!r}, and members would come to differ in it: only running "
-                    "statistics of normalisation layers are shared; register a mere cache with persistent=False"
-                )
+        """After it: what was measured, for `give`. In a pipeline other forwards may come before its backward."""
         measured, self._measured = self._measured, []
         return measured
 
@@ -182,8 +165,8 @@ class RunningStatistics:
             if not torch.equal(value, left) and not bool(value.isnan().any()):
                 raise ConfigError(
                     f"running statistic {self._names[leaf.parameter]!r} was changed outside of the micro-batches, by a "
-                    "forward in training mode or by code such as reset_running_stats(), and the next step would undo "
-                    "that: call model.eval() before such a forward, and change statistics before or behind the loop"
+                    "forward in training mode or by reset_running_stats(), say, and the next step would undo that: "
+                    "call model.eval() before such a forward, and change statistics before or behind the loop"
                 )
 
     def close(self) -> None:
@@ -197,13 +180,6 @@ class RunningStatistics:
             flat, value = self._flat(leaf.flat), getattr(module, attribute)
             if flat is not None:
                 yield value, flat[leaf.start : leaf.start + leaf.numel].view(value.shape)
-
-    def _present_versions(self) -> list[tuple[int, int]]:
-        found = []
-        for _, module, name in self._watched:
-            buffer = getattr(module, name)
-            found.append((id(buffer), 0 if buffer is None or buffer.is_inference() else buffer._version))
-        return found
 
     def _entering(self, module: Any, inputs: object) -> None:
         if not self._active or not module.training or module in self._saved:

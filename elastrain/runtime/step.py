@@ -46,6 +46,8 @@ class Step:
         self._taken = taken
         self._entering = entering
         """Called once, when the body of the loop comes to its micro-batches."""
+        self.committed: Callable[[Record], None] = lambda record: None
+        """Called once the step is committed, before the rest of the loop's body runs."""
         self._has_entered = False
         self._pipelines = pipelines
         self._run: Run | TracingRun | ActionForward | None = None
@@ -160,6 +162,7 @@ class Step:
         self._parts.randomness.begin(self.number, AFTER)
         self._parts.untouched.settle()
         self._parts.layers.settle()
+        self.committed(record)
 
     def _end_uncommitted(self, over: LoopOver) -> None:
         """Most members have left their loops before this step: the one before was the last."""

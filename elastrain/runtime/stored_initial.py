@@ -155,17 +155,12 @@ class StoredInitial:
             found = unpack_named(*checkpoint.read_attachment(name)) if name is not None and mine else {}
         except CheckpointError as error:
             raise _error(self._resume, error) from error
-        there = {name: value for name, value in found.items() if mine.get(name) is not None}
-        for name, value in there.items():
-            its = mine[name]
-            if its is not None and (its.shape, its.dtype) != (value.shape, value.dtype):
-                if LOOP in checkpoint.manifest.attachments:  # the loop may have replaced it
-                    continue
-                raise ConfigError(
-                    f"buffer {name!r} is {its.dtype} of shape {tuple(its.shape)} in the model and {value.dtype} of "
-                    f"shape {tuple(value.shape)} in {self._resume}: it is of another model"
-                )
-        return there
+        for name, its in mine.items():
+            value, is_replaced = found.get(name, its), LOOP in checkpoint.manifest.attachments  # by the loop, perhaps
+            if not is_replaced and its is not None and value is not None and its.shape != value.shape:
+                which = f"of shape {tuple(its.shape)} in the model and of {tuple(value.shape)} in {self._resume}"
+                raise ConfigError(f"buffer {name!r} is {which}: it is of another model")
+        return {name: value for name, value in found.items() if name in mine}
 
     def _open(self) -> Checkpoint:
         if self._checkpoint is None:

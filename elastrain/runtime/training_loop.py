@@ -52,6 +52,7 @@ class TrainingLoop:
         self._last_words = last_words
         prepared.parts.layers.begin()
         self._carried = LoopState(prepared.facade.optimizer, dict(registered), prepared.model, prepared.parts.layers)
+        self._carried.counted = prepared.optimizer.counted
 
     def steps(self, until: int) -> Iterator[Step]:
         """The steps up to `until` (exclusive), from the one that the others are in."""
@@ -64,6 +65,7 @@ class TrainingLoop:
                 break
             self._settings.check_threads(threads)
             step = Step(number, self._parts, taken, partial(self._enter, number, taken), self._prepared.pipelines)
+            step.committed = self._prepared.optimizer.committed
             self._last_words.step = step
             try:
                 yield step

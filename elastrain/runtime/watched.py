@@ -5,7 +5,7 @@ Decides nothing about who has changed what: see `layers`.
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
@@ -79,9 +79,13 @@ class PlainAttributes:
         mine = self.get(name) if name in self._places else MISSING
         if name in self.parameters:
             self.parameters[name].requires_grad_(value)
-        elif isinstance(mine, Tensor) and isinstance(value, Tensor) and _kind(mine) == _kind(value):
-            with torch.no_grad():
-                mine.copy_(value)
+        elif (
+            isinstance(mine, Tensor)
+            and isinstance(value, Tensor)
+            and mine.dtype is value.dtype
+            and mine.shape == value.shape
+        ):
+            mine.data.copy_(value)
         elif mine is not MISSING or not isinstance(value, Tensor):
             place: tuple[Any, str] = self._places.get(name) or (vars(self.modules[path]), attribute)
             place[0][place[1]] = value.clone() if isinstance(value, Tensor) else value
@@ -155,13 +159,8 @@ def _attributes(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, tuple[d
 
 
 def _is_configuration(value: object) -> bool:
-    kind = type(value)
-    is_one = is_dataclass(kind) or isinstance(value, SimpleNamespace | argparse.Namespace) or "Config" in kind.__name__
+    is_one = is_dataclass(value) or isinstance(value, SimpleNamespace | Namespace) or "Config" in type(value).__name__
     return is_one and hasattr(value, "__dict__") and not isinstance(value, nn.Module | type)
-
-
-def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.Size]:
-    return tensor.dtype, tensor.shape
 
 
 def sum_of(value: Tensor | None) -> int:

@@ -246,7 +246,7 @@ def test_a_persistent_buffer_that_changes_among_the_micro_batches_is_refused_by_
         else:
             net.mask = torch.zeros(2)
 
-    with pytest.raises(ConfigError, match="buffer 'mask' is changed among the micro-batches of a step"):
+    with pytest.raises(ConfigError, match="the loop, among its micro-batches, changes buffer 'mask'"):
         _step(layers, body)
 
 

@@ -19,6 +19,7 @@ from elastrain.runtime import statistics
 from elastrain.runtime.describe import describe, named_blocks
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.gradients import GradientSlot
+from elastrain.runtime.layers import Layers
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.values import Contribution, Record
@@ -240,16 +241,42 @@ class Counting(nn.Module):
         return out
 
 
+def _in_step(model: nn.Module) -> None:
+    layers = Layers(model)
+    layers.begin()
+    layers.enter()
+
+
+def test_running_statistics_that_are_moved_outside_of_the_micro_batches_are_refused_by_name() -> None:
+    model = Net()
+    state = _state(model)
+    state.statistics.refresh()
+    model.eval()
+    model(_batches(1)[0])
+    state.statistics.check_settled()
+    model.train()
+    model(_batches(1)[0])
+    with pytest.raises(ConfigError, match=r"running statistic 'norm.running_mean' was changed outside"):
+        state.statistics.check_settled()
+    state.statistics.refresh()
+    state.statistics.check_settled()
+    model.bare.running_var.fill_(2.0)
+    with pytest.raises(ConfigError, match=r"'bare.running_var' was changed outside"):
+        state.statistics.check_settled()
+
+
 def test_another_buffer_that_the_forward_changes_is_refused_by_name() -> None:
     model = nn.Sequential(Counting(persistent=True))
     state = _state(model)
-    with pytest.raises(ConfigError, match=r"'0\.calls'"):
+    _in_step(model)
+    with pytest.raises(ConfigError, match=r"the forward changes buffer '0\.calls'"):
         _micro_batch(model, state, state.new_slot(), _batches(1)[0])
 
 
 def test_a_cache_that_is_not_part_of_the_state_may_change() -> None:
     model = nn.Sequential(Counting(persistent=False))
     state = _state(model)
+    _in_step(model)
     _micro_batch(model, state, state.new_slot(), _batches(1)[0])
 
 
