@@ -50,6 +50,26 @@ def test_scripts_get_their_arguments_and_the_environment_of_torchrun_and_ours(tm
     assert env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
+def test_a_worker_knows_its_rank_before_the_loop_and_what_it_starts_is_a_job_of_one(tmp_path: Path) -> None:
+    text = (
+        "import elastrain, multiprocessing, os, sys\n"
+        "def told(where):\n"
+        "    job = elastrain.init()\n"
+        "    name = os.path.join(sys.argv[1], where + os.environ['RANK'])\n"
+        "    open(name, 'w').write(f'{job.rank} of {job.world_size}')\n"
+        "if __name__ == '__main__':\n"
+        "    told('outer')\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=told, args=('inner',))\n"
+        "    child.start()\n"
+        "    child.join()\n"
+        "    sys.exit(child.exitcode)\n"
+    )
+    with launched(tmp_path, "--nproc-per-node", "2", script=script(tmp_path, text), args=(str(tmp_path),)) as job:
+        assert job.end().exit_code == 0
+    told = {name: (tmp_path / name).read_text() for name in ("outer0", "outer1", "inner0", "inner1")}
+    assert told == {"outer0": "0 of 2", "outer1": "1 of 2", "inner0": "0 of 1", "inner1": "0 of 1"}
+
+
 def test_a_vocabulary_made_of_a_set_of_words_is_the_same_in_every_worker(tmp_path: Path) -> None:
     """Python's hashes are salted per process: without a common salt a word has another number in each worker."""
     text = (
