@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from elastrain.errors import ConfigError
 from elastrain.layout import STATISTICS, Layout, Shard
 from elastrain.offload.lifetimes.hooking import OriginalsHook
-from elastrain.pipeline.stubs.absent import absent
+from elastrain.pipeline.stubs.absent import AbsentParameter, absent
 from elastrain.runtime import statistics
 from elastrain.runtime.completion import Completion, OnBlockDone
 from elastrain.runtime.describe import parameter_at, readers_of, registrations_of
@@ -39,6 +39,7 @@ class _Placed:
     """As the script had it."""
     leaves: set[int]
     """Its own one, and those of its blocks behind the first one."""
+    name: str
 
 
 class ModelState:
@@ -96,6 +97,7 @@ class ModelState:
                 parameter=parameter,
                 grad_dtype=parameter.grad_dtype,
                 leaves={leaf.index},
+                name=places[leaf.parameter][0].name,
             )
             if flat.trained:
                 parameter.grad_dtype = getattr(torch, flat.master_dtype)
@@ -111,16 +113,19 @@ class ModelState:
         """
         here = {flat for flat, readers in self.readers.items() if any(block in blocks for block in readers)}
         before = set(self._memory.flats)
-        for placed in self._placed:
-            if placed.flat in before - here:
-                placed.parameter.data = absent(placed.parameter)
-        self.ties.forget(before - here)
-        self.blocks.hold(here)
-        for placed in self._placed:
-            if placed.flat in here - before:
-                flat = self._memory.flats[placed.flat]
-                placed.parameter.data = in_own_storage(view_of(flat, placed.start, tuple(placed.parameter.shape)))
+        self._guard(here & before - self.blocks.coming())
+        with torch._C.DisableTorchFunctionSubclass():
+            for placed in self._placed:
+                if placed.flat in before - here:
+                    placed.parameter.data = absent(placed.parameter)
+            self.ties.forget(before - here)
+            self.blocks.hold(here)
+            for placed in self._placed:
+                if placed.flat in here - before:
+                    view = view_of(self._memory.flats[placed.flat], placed.start, tuple(placed.parameter.shape))
+                    placed.parameter.data = in_own_storage(view)
         self.ties.forget(here - before)
+        self._guard(here - self.blocks.coming())
         self.gradients.hold(blocks)
 
     def has(self, shard: Shard) -> bool:
@@ -130,7 +135,15 @@ class ModelState:
     def take_parameters(self, shard: int, parameters: Tensor) -> None:
         """Write what the model computes with."""
         self.parameters_of(self.layout.shards[shard]).copy_(parameters)
+        coming = self.blocks.coming()
         self.blocks.came(shard)
+        if coming != self.blocks.coming():
+            self._guard(self._memory.flats.keys() - self.blocks.coming())
+
+    def _guard(self, here: Collection[int]) -> None:
+        """Refuse uses of parameters outside of the flats `here`, whose values are not on this member."""
+        for placed in self._placed:
+            AbsentParameter.mark(placed.parameter, None if placed.flat in here else placed.name)
 
     def _guarded(self, module: nn.Module) -> RemovableHandle:
         """Refuse to copy absent parameters or to put them into a state: they are NaN."""

@@ -24,6 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import CrossingTensor
+from elastrain.pipeline.stubs.absent import AbsentParameter
 from elastrain.pipeline.stubs.kept import KeptByModules
 from elastrain.pipeline.stubs.trees import flatten, is_fake, leaves_of, mapped
 
@@ -32,7 +33,7 @@ NOT_HERE = (
     "or read step.loss once the step is committed"
 )
 _NO_NAMES: Mapping[str, object] = {}
-_PLAIN_TENSORS = (Tensor, nn.Parameter)
+_PLAIN_TENSORS = (Tensor, nn.Parameter, AbsentParameter)
 _MOST = 256  # lengths of texts, say, that are remembered of an absent block
 Given = tuple[object, ...]
 """Names and, in order, what tensors are, whole numbers and words that a block is given; None for anything else."""

@@ -259,11 +259,6 @@ class CodeBetween(TorchFunctionMode):
             self._origins.parameters.read(taken, self._origins.latest)
         if self._is_inside and name == "register_hook":
             self._origins.hooked(self._origins.at, taken)
-        if func is torch.autograd.grad and not self._is_inside and any(map(is_fake, taken)):
-            raise ConfigError(
-                "code between blocks takes gradients of activations (torch.autograd.grad), which do not go through "
-                "blocks that another member computes: do that in a block"
-            )
         if made or written():
             is_real = not self._is_inside and not any(is_fake(tensor) for tensor in (*taken, *made))
             if self._is_inside:

@@ -80,7 +80,7 @@ class ParameterUses:
 def _address(tensor: Tensor) -> int:
     """0 where it has no memory of the usual kind."""
     is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_meta
-    return tensor.data_ptr() if is_plain else 0
+    return tensor.data_ptr() if is_plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor) else 0
 
 
 def _registered(model: nn.Module, blocks: Sequence[str]) -> dict[int, tuple[str, frozenset[str]]]:

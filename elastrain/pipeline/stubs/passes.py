@@ -20,7 +20,7 @@ SAME = (
 )
 
 
-class _Entered(torch.autograd.Function):
+class ReceivedCopy(torch.autograd.Function):
     """A received tensor as a copy that is no leaf: blocks may begin in place, and what was received stays as it is."""
 
     @staticmethod
@@ -135,7 +135,7 @@ class StubPass:
         if index is None or leaf is None:
             return None
         if number not in self._entered:
-            entered: Tensor = _Entered.apply(leaf, self._gradients, index) if leaf.requires_grad else copy_of(leaf)  # type: ignore[no-untyped-call]  # of torch
+            entered: Tensor = ReceivedCopy.apply(leaf, self._gradients, index) if leaf.requires_grad else copy_of(leaf)  # type: ignore[no-untyped-call]  # of torch
             self._entered[number] = entered
         return self._entered[number]
 

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
 from elastrain.errors import ConfigError
+from elastrain.pipeline.stubs.absent import AbsentParameter
 from elastrain.pipeline.stubs.backward_draws import BackwardDraws
 from elastrain.pipeline.stubs.counters import Counters
 from elastrain.pipeline.stubs.entries import Entries, Forward
 from elastrain.pipeline.stubs.fakes import NOT_HERE, AbsentBlock, Fakes
+from elastrain.pipeline.stubs.gradients import allowed_gradients, check_entry
 from elastrain.pipeline.stubs.kept import KeptByLoop
 from elastrain.pipeline.stubs.passes import SAME, StubPass
 from elastrain.pipeline.stubs.steady import Steady
@@ -86,6 +88,7 @@ class Stubs:
         self._counters.look()
         # Weights that were cast for the micro-batch before would tie its graph to this one's.
         torch.clear_autocast_cache()
+        AbsentParameter.computing.add(self)
         crossing = self._traced.crossing
         self._pass = StubPass(crossing[self._stretch.start], crossing[self._stretch.stop], received)
         return self._pass
@@ -93,6 +96,7 @@ class Stubs:
     def loss_is_made(self) -> None:
         """The forward is over. Raises ConfigError where code drew random numbers that the tracing pass has not seen."""
         assert self._pass is not None, "a micro-batch is under way"
+        AbsentParameter.computing.discard(self)
         self._draws.behind()
         self._pass.draws = BackwardDraws(self._traced.graph.blocks, self._stretch, self._traced.draws)
 
@@ -100,10 +104,13 @@ class Stubs:
         """Run the backward of a micro-batch. Raises ConfigError where it draws numbers that one worker does not."""
         assert passed.draws is not None, "its forward is over"
         self._going_back = passed
+        AbsentParameter.computing.add(self)
         try:
-            passed.draws.compute(backward)
+            with allowed_gradients():
+                passed.draws.compute(backward)
         finally:
             self._going_back = None
+            AbsentParameter.computing.discard(self)
 
     def _written(self, kept: KeptByLoop, func: Any, real: Tensor) -> None:
         """Raises ConfigError where the loop adds up, say, losses that are not here: nobody would notice."""
@@ -116,6 +123,7 @@ class Stubs:
     def finish(self) -> None:
         """The body of the loop is over: until the next `begin` a block may be entered where it is here."""
         self._pass = None
+        AbsentParameter.computing.discard(self)
 
     def close(self) -> None:
         """Take the stubs off the model."""
@@ -143,12 +151,14 @@ class Stubs:
         # One that the tracing pass left out takes what its neighbour took in its place.
         numbers = self._traced.numbers(at, entry if place == at else 0)
         leaves, tree = flatten((args, kwargs))
+        check_entry(self._traced.names[place], leaves)
         if self._is_computed(place):
             self._exchange(place, leaves, lambda fake, at: passed.give(fake, self._known(numbers.taken, at[1]), at))
             arguments = args, kwargs = tree_unflatten(leaves, tree)
             compute = partial(self._draws.computed, at, lambda: forward(*args, **kwargs), is_traced=place == at)
             is_second = place in self._unproven and self._unproven[place].has_seen(passed)
-            returned = self._unproven.pop(place).check(forward, arguments, compute) if is_second else compute()
+            with allowed_gradients():
+                returned = self._unproven.pop(place).check(forward, arguments, compute) if is_second else compute()
             self._check_has_values(place, returned)
         else:
             if at >= self._stretch.stop:

@@ -21,6 +21,7 @@ from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.stubs.draws import TracedDraws
 from elastrain.pipeline.stubs.entries import Entries, Forward, check_caller_not_compiled
 from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, Given, given, left_as_it_was, not_compiled
+from elastrain.pipeline.stubs.gradients import check_entry
 from elastrain.pipeline.stubs.handed import Handed
 from elastrain.pipeline.stubs.kept import BeforePass, KeptByModules
 from elastrain.pipeline.stubs.origins import CodeBetween, Origins
@@ -149,6 +150,7 @@ class TracingPass:
                 )
             at = self._places.setdefault(place, len(self._entered))
             leaves = leaves_of((args, kwargs))
+            check_entry(name, leaves)
             if self._model.get_submodule(name)._compiled_call_impl is not None:  # its hooks are behind the entry
                 self._between.called.append(name)
             self._between.enter(at, name, leaves)
@@ -163,6 +165,7 @@ class TracingPass:
             self._origins.changed(
                 [x for x, version in zip(activations, versions, strict=True) if x._version != version]
             )
+            check_entry(name, leaves_of(returned))
             outputs = BlockOutputs.of(returned, self._model.get_submodule(name))
             if at == len(self._entered):
                 self._entered.append(EnteredBlock(place))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import io
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from elastrain.comm.shm.segments import SharedMemory
 from elastrain.errors import ConfigError
+from elastrain.pipeline.stubs.absent import AbsentParameter
 from elastrain.runtime.describe import describe
 from elastrain.runtime.layers import Layers
 from elastrain.runtime.model import ModelState
@@ -60,12 +64,16 @@ def _made(*, frozen: bool = False, apart: bool = True) -> tuple[Tied, ModelState
 
 
 def _values(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters(remove_duplicate=False)}
+    with torch._C.DisableTorchFunctionSubclass():
+        return {name: parameter.detach().clone() for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
 def _absent(model: nn.Module) -> set[str]:
     named = model.named_parameters(remove_duplicate=False)
-    return {name for name, parameter in named if bool(parameter.isnan().all())}
+    with torch._C.DisableTorchFunctionSubclass():
+        found = {name: parameter for name, parameter in named if bool(parameter.isnan().all())}
+    assert all(isinstance(each, AbsentParameter) for each in found.values())
+    return set(found)
 
 
 def _loss(model: nn.Module) -> Tensor:
@@ -246,7 +254,9 @@ def test_reads_of_all_parameters_end_in_a_sentence_and_the_runtime_may_read_buff
             read()
     assert "layers.0.norm.running_mean" in model.state_dict(keep_vars=True)
     state.close()
-    model.state_dict()
+    model.layers[0].state_dict()
+    with pytest.raises(ConfigError, match=r"parameter 'layers.1.weight' is not on this member"):
+        model.state_dict()
 
 
 def test_what_comes_and_goes_is_no_change_of_the_scripts_and_what_the_script_changes_is() -> None:
@@ -295,3 +305,55 @@ def test_running_statistics_of_a_block_that_came_back_are_what_was_written() -> 
     state.parameters_of(shard).fill_(3.0)
     state.statistics.refresh()
     assert bool((norm.running_mean == 3.0).all())
+
+
+USES = {
+    "norm": lambda p: p.detach().norm(),
+    "data": lambda p: p.data.mean(),
+    "foreach": lambda p: torch._foreach_norm([p]),
+    "float": lambda p: float(p.sum()),
+    "numpy": lambda p: p.numpy(force=True),
+    "show": repr,
+    "save": lambda p: torch.save(p, io.BytesIO()),
+    "copy": copy.deepcopy,
+    "read by another": lambda p: torch.zeros(p.shape).lerp_(p, 0.5),
+    "write": lambda p: p.detach().zero_(),
+    "init": nn.init.zeros_,
+    "vector": lambda p: nn.utils.parameters_to_vector([p]),
+    "replace": lambda p: setattr(p, "data", torch.zeros(p.shape)),
+}
+
+
+@pytest.mark.parametrize("how", USES)
+def test_values_that_are_not_here_are_refused_by_name(how: str) -> None:
+    model, state = _made()
+    state.hold([FIRST])
+    with pytest.raises(ConfigError, match=r"parameter 'layers.1.weight' is not on this member .* behind the loop"):
+        USES[how](model.layers[1].weight)
+    USES[how](model.layers[0].linear.weight)
+
+
+def test_what_asks_for_no_values_of_what_is_not_here() -> None:
+    model, state = _made()
+    state.hold([FIRST])
+    weight = model.layers[1].weight
+    assert (weight.numel(), weight.shape, weight.dtype, weight.grad, weight.is_leaf, len(weight)) is not None
+    assert torch.zeros_like(weight).sum() == 0 and hash(weight) and weight.device.type == "cpu"
+    model.zero_grad()
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) and isinstance(weight, nn.Parameter)
+    model.requires_grad_(False).train()
+
+
+def test_values_that_are_still_to_come_are_refused_and_those_that_came_are_as_any() -> None:
+    model, state = _made()
+    kept = {shard.index: state.parameters_of(shard).clone() for shard in state.layout.shards}
+    state.hold([FIRST])
+    gone = [shard.index for shard in state.layout.shards if not state.has(shard)]
+    state.hold(ALL)
+    with pytest.raises(ConfigError, match="is not on this member"):
+        model.layers[1].weight.norm()
+    for shard in gone:
+        state.take_parameters(shard, kept[shard])
+    assert {type(p) for p in model.parameters()} == {nn.Parameter}
+    assert not any(p.__dict__ for p in model.parameters()) and model.layers[1].weight.norm().isfinite()
