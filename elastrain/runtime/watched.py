@@ -113,7 +113,8 @@ class PlainAttributes:
 
         is_thorough: read persistent buffers whole, since a write through `.data` leaves no other trace.
         """
-        before, now = self._before, self._look(is_thorough=is_thorough)
+        with torch._C.DisableTorchFunction():  # to look at a tensor is no use of it, which a tracing pass would note
+            before, now = self._before, self._look(is_thorough=is_thorough)
         if now == before:
             return []
         self._before = now

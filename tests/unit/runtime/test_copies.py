@@ -113,7 +113,7 @@ def test_a_copy_without_all_blocks_is_refused(save: Any) -> None:
     model = Net()
     state, _ = _prepared(model, apart=True)
     state.hold([state.layout.blocks.index("head")])
-    with pytest.raises(ConfigError, match="a copy of the model needs all parameters, and this member of a pipeline"):
+    with pytest.raises(ConfigError, match="this member of a pipeline"):
         save(model)
 
 
