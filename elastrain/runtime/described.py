@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import math
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,6 +55,10 @@ class Describer:
         self._under_way.discard(id(thing))
         return tree
 
+    def way(self) -> list[Any]:
+        """Return the things that are under way, from the whole to the one that was refused."""
+        return [each for each in self._kept if id(each) in self._under_way]
+
     def _tagged(self, thing: Any) -> Tree:
         if isinstance(thing, Tensor):
             return self._tensor(thing)
@@ -73,10 +77,15 @@ class Describer:
             return self._bare(tensor)
         if type(tensor) is torch.nn.Parameter and not tensor.__dict__:
             return ["parameter", self._bare(tensor.detach()), tensor.requires_grad]
-        bare = tensor.as_subclass(Tensor)
-        return ["subclass", _name_of(type(tensor)), self._bare(bare), self.describe(dict(tensor.__dict__))]
+        try:
+            bare = self._bare(tensor.as_subclass(Tensor))
+        except (TypeError, NotImplementedError):  # it answers for what a tensor does itself
+            raise _refusal(tensor) from None
+        return ["subclass", _name_of(type(tensor)), bare, self.describe(dict(tensor.__dict__))]
 
     def _bare(self, tensor: Tensor) -> Tree:
+        if tensor.is_nested:
+            raise _refusal(tensor, "that is nested")
         if not tensor.is_leaf:
             raise RuntimeError(
                 "a tensor with autograd's history cannot leave its process: detach() it in the dataset or collate_fn"
@@ -90,7 +99,7 @@ class Describer:
         how = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
         if tensor.is_meta:
             return ["meta", *how]
-        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
             raise _refusal(tensor, f"{tensor.layout}, {tensor.dtype} on {tensor.device}")
         content = tensor.detach().resolve_conj().resolve_neg()
         if not content.is_contiguous():
@@ -112,7 +121,8 @@ class Describer:
         if isinstance(thing, np.generic):
             return ["scalar", self._array(np.asarray(thing))]
         if isinstance(thing, enum.Enum):
-            return ["member", _name_of(kind), thing.name]
+            is_named = thing.name in kind.__members__
+            return ["member", _name_of(kind), thing.name if is_named else thing.value]
         if isinstance(thing, type):
             return ["class", _name_of(thing)]
         base = _base_of(kind)
@@ -128,6 +138,8 @@ def _attributes(thing: Any) -> dict[str, Any]:
     """Those in its dictionary and those in slots."""
     slots = [name for kind in type(thing).__mro__ for name in _slots_of(kind)]
     in_slots = {name: value for name in slots if (value := getattr(thing, name, _MISSING)) is not _MISSING}
+    if isinstance(thing, defaultdict):
+        in_slots["default_factory"] = thing.default_factory
     return {**in_slots, **getattr(thing, "__dict__", {})}
 
 
@@ -300,10 +312,13 @@ def _csr(rows: Tensor, columns: Tensor, values: Tensor, shape: torch.Size) -> Te
     return torch.sparse_csr_tensor(rows, columns, values, size=shape, check_invariants=True)
 
 
-def _member(name: list[str], value: str) -> Any:
+def _member(name: list[str], value: str | int) -> Any:
+    """Return a member by its name, or flags that are combined by their value."""
     kind = _class_of(name)
     if not issubclass(kind, enum.Enum):
         raise ValueError(f"{name[1]} is no enumeration")
+    if isinstance(value, int):
+        return enum.Flag._missing_.__func__(kind, value)  # type: ignore[attr-defined]  # not what the class may define
     return kind.__members__[value]
 
 

@@ -14,6 +14,7 @@ import ctypes
 import os
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -32,10 +33,16 @@ def pack(thing: Any) -> int:
     """A descriptor of a new memfd that holds the thing; the caller closes it.
 
     Of tensors the content travels, never the rest of their storage; strides stay where `Tensor.clone` keeps them.
-    Tensors that share memory do not share it any more. Raises OSError, and TypeError for what is no data.
+    Tensors that share memory do not share it any more. Raises OSError, and TypeError for what is no data, which names
+    its place, such as `batch['x'][0]`.
     """
     describer = Describer()
-    description, buffers = msgspec.msgpack.encode(describer.describe(thing)), describer.buffers
+    try:
+        tree = describer.describe(thing)
+    except Exception as error:
+        error.args = (f"{_place(describer.way())}: {error}",)
+        raise
+    description, buffers = msgspec.msgpack.encode(tree), describer.buffers
     sizes = [buffer.nbytes for buffer in buffers]
     head = array("Q", [len(buffers), len(description), *sizes]).tobytes() + description
     fd = os.memfd_create("elastrain-micro-batch", os.MFD_CLOEXEC)
@@ -73,6 +80,16 @@ def unpack(memory: memoryview) -> Any:
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"what a loader process has handed over cannot be read ({error})") from None
     return Restorer(buffers).restore(tree)
+
+
+def _place(way: Sequence[Any]) -> str:
+    return "batch" + "".join(_key_of(*pair) for pair in pairwise(way))
+
+
+def _key_of(holder: Any, held: Any) -> str:
+    is_listed = isinstance(holder, list | tuple | set | frozenset)
+    named = holder.items() if isinstance(holder, dict) else enumerate(holder) if is_listed else ()
+    return next((f"[{key!r}]" for key, value in named if value is held), "")
 
 
 def _offsets(start: int, sizes: Sequence[int]) -> list[int]:

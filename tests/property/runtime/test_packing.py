@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import sys
 import threading
-from collections import OrderedDict, UserDict
+from collections import OrderedDict, UserDict, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,6 +138,68 @@ def test_what_is_no_data_is_refused_and_leaves_no_descriptor() -> None:
     ):
         packing.pack(lambda: None)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+class _Colour(enum.Flag):
+    RED = 1
+    BLUE = 4
+
+
+class _Bits(enum.IntFlag, boundary=enum.KEEP):
+    A = 1
+
+
+class _Words(defaultdict[str, list[int]]):
+    pass
+
+
+@pytest.mark.parametrize("factory", [list, int, dict, None, torch.Tensor])
+def test_a_defaultdict_keeps_its_factory(factory: Any) -> None:
+    sent = defaultdict(factory, a=[defaultdict(list)])
+    came = _sent(sent)
+    assert (type(came), came, came.default_factory) == (defaultdict, sent, factory)
+    assert came["a"][0].default_factory is list
+    mine = _sent(_Words(list, b=[1]))
+    assert (type(mine), mine["b"], mine["c"]) == (_Words, [1], [])
+
+
+@pytest.mark.parametrize(
+    "flag", [_Colour.RED | _Colour.BLUE, _Colour(0), _Colour.BLUE, _Bits(9), _Bits(0), re.I | re.M], ids=repr
+)
+def test_combined_flags_arrive_as_they_were(flag: enum.Flag) -> None:
+    assert _sent([flag])[0] is flag
+
+
+def _refused() -> dict[str, tuple[Any, str]]:
+    nested = [torch.ones(2, 4), torch.ones(3, 4)]
+    return {
+        "a nested tensor": (
+            {"x": [torch.nested.nested_tensor(nested)]},
+            r"\['x'\]\[0\]: a torch\.Tensor that is nested",
+        ),
+        "jagged": (
+            (torch.nested.nested_tensor(nested, layout=torch.jagged),),
+            r"\[0\]: a torch\.\S*NestedTensor cannot",
+        ),
+        "masked": ({"m": torch.masked.masked_tensor(torch.ones(2), torch.ones(2) > 0)}, r"\['m'\]: a torch\S+ cannot"),
+        "a factory": ({"d": defaultdict(lambda: 1)}, r"\['d'\]\['default_factory'\]: a builtins\.function cannot"),
+        "an attribute": ([1, _Sample(lambda: 1, [])], r"\[1\]\['x'\]: a builtins\.function cannot"),  # type: ignore[arg-type]
+        "history": (
+            {"a": {2: torch.ones(1, requires_grad=True) * 2}},
+            r"\['a'\]\[2\]: a tensor with autograd's history",
+        ),
+        "an array": ([np.array([None])], r"\[0\]: a numpy\.ndarray of object cannot"),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "name", ["a nested tensor", "jagged", "masked", "a factory", "an attribute", "history", "an array"]
+)
+def test_what_is_refused_is_named_by_its_place(name: str) -> None:
+    thing, words = _refused()[name]
+    with pytest.raises((TypeError, RuntimeError), match="^batch" + words):
+        packing.pack(thing)
 
 
 @dataclass(frozen=True)
