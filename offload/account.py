@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from elastrain.offload.deferred import DeferredLock, Note
+from elastrain.offload.deferred import DeferredLock, Watched
 
 
 class Account:
@@ -17,12 +17,12 @@ class Account:
         self._lock = lock
         self._changed = changed
 
-    def watch(self, storage: torch.UntypedStorage) -> Note:
+    def watch(self, storage: torch.UntypedStorage) -> Watched:
         """Count memory until it is freed, or until `forget`. The record keeps the note, which is about the bytes."""
         self._add(storage.nbytes())
         return self._lock.watch(storage, self.forget, storage.nbytes())
 
-    def forget(self, watched: Note) -> None:
+    def forget(self, watched: Watched) -> None:
         """Stop counting: the memory is gone, or belongs to others only."""
         size_bytes, watched.about = watched.about, 0
         if size_bytes:

@@ -8,7 +8,7 @@ kernel. The manager's lock guards it. No I/O here, and no decision about how muc
 from __future__ import annotations
 
 from elastrain.offload.buffers import HUGE_PAGE_BYTES, Lease, drop_pages, lease, lease_in, pages
-from elastrain.offload.deferred import DeferredLock, Note
+from elastrain.offload.deferred import DeferredLock, Watched
 from elastrain.offload.engines.port import round_up
 from elastrain.offload.slab import Slot, SlotAllocator
 
@@ -20,7 +20,7 @@ class ReadArena:
         self._lock = lock
         self._memory = memoryview(b"")
         self._slots = SlotAllocator(0)
-        self._lent: dict[int, Note] = {}
+        self._lent: dict[int, Watched] = {}
         self._touched: set[int] = set()  # huge pages, by their number
         self._largest_bytes = self._most_lent_bytes = 0
 
@@ -73,7 +73,7 @@ class ReadArena:
         drop_pages(self._memory, pages_inside.start * HUGE_PAGE_BYTES, len(pages_inside) * HUGE_PAGE_BYTES)
         self._touched.difference_update(pages_inside)
 
-    def _take_back(self, gone: Note) -> None:
+    def _take_back(self, gone: Watched) -> None:
         slot: Slot = gone.about
         del self._lent[slot.offset_bytes]
         self._slots.free(slot)

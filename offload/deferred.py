@@ -33,7 +33,7 @@ class _Wake(weakref.ref[Any]):
                 pass
 
 
-class Note(weakref.ref[Any]):
+class Watched(weakref.ref[Any]):
     """A weak reference that becomes a note when its object is gone. Who watches keeps it until then.
 
     `act` is called with it then, the lock held; `about` is for `act`.
@@ -42,7 +42,7 @@ class Note(weakref.ref[Any]):
     __slots__ = ("_wake", "about", "act")
     _wake: _Wake
     about: Any
-    act: Callable[[Note], None]
+    act: Callable[[Watched], None]
 
 
 class DeferredLock:
@@ -57,7 +57,7 @@ class DeferredLock:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
-        self._notes: deque[Note] = deque()
+        self._notes: deque[Watched] = deque()
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -80,11 +80,11 @@ class DeferredLock:
         """Tell whether there are notes on which nobody has acted to the end."""
         return bool(self._notes)
 
-    def watch(self, thing: object, act: Callable[[Note], None], about: object) -> Note:
+    def watch(self, thing: object, act: Callable[[Watched], None], about: object) -> Watched:
         """Call `act` when `thing` is gone: at once if the lock is free, else when its holder lets go."""
         wake = _Wake(thing, soon())
         wake.lock = weakref.ref(self)
-        note = Note(thing, self._notes.append)  # made last, called first
+        note = Watched(thing, self._notes.append)  # made last, called first
         note._wake, note.act, note.about = wake, act, about
         return note
 

@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -22,13 +21,13 @@ import torch
 
 from elastrain.base import environment
 from elastrain.offload.compiled import CompileWatch
-from elastrain.offload.compiling import running
 from elastrain.offload.compiling.running import KeptValue
 from elastrain.offload.device import Device
 from elastrain.offload.directories import check_directory
 from elastrain.offload.engines.gds import GdsEngine
 from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.entrance import Entrance, KeptByItsBlock
 from elastrain.offload.errors import ModifiedInPlaceError, OffloadConfigError
 from elastrain.offload.holds import Operator, running_operator
 from elastrain.offload.identity import (
@@ -50,7 +49,7 @@ from elastrain.offload.records import Origin, SpillRecord
 from elastrain.offload.sharing import shared
 from elastrain.offload.stats import OffloadStats
 from elastrain.offload.transfer import hand_over
-from elastrain.offload.undisturbed import KeptByItsBlock, at_once, undisturbed
+from elastrain.offload.undisturbed import undisturbed
 
 MIN_BYTES = 256 << 10
 
@@ -150,10 +149,7 @@ class ActivationOffload:
         self._opening = threading.Lock()
         self._compile_watch = CompileWatch()
         self._trail = ModuleTrail()
-        self._is_in = False
-        # The `with` block that entered it, if one did, and the one that is about to.
-        self._block: weakref.ref[object] | None = None
-        self._next_block: weakref.ref[object] | None = None
+        self.entrance = Entrance()
         self._closed = False
         file = default_file(config.run_dir, config.member) if config.profile is None else Path(config.profile)
         self._profile = ProfileFile(file, clock)
@@ -161,43 +157,30 @@ class ActivationOffload:
             atexit.register(_write_last_profile, weakref.ref(self))
 
     def __enter__(self) -> ActivationOffload:
-        if self._entered:
+        if self.entrance.is_entered:
             raise OffloadConfigError("this offload is entered already: make a second one to nest them")
-        self._block = self._next_block if self._next_block and self._next_block() else None
         manager = self._open()
         self._profile.offer(self.profile)
         manager.begin_pass()
         self._compile_watch.begin()
-        pack, unpack = untraced(self._pack), untraced(self._unpack)
-        push = partial(torch._C._autograd._push_saved_tensors_default_hooks, pack, unpack)
-        keep = partial(running.keeps().append, self._kept)
         try:
-            at_once(push, keep, partial(setattr, self, "_is_in", True))
+            self.entrance.enter(untraced(self._pack), untraced(self._unpack), self._kept)
             return self
         except BaseException:
-            self._take_hooks_off()
+            self.entrance.leave()
             raise
 
     @property
     def _entered(self) -> bool | None:
-        """True or None. The hooks of a block that was interrupted at its very end are taken off here."""
-        if self._block and self._block() is None:
-            self._take_hooks_off()
-        return self._is_in or None
-
-    def _take_hooks_off(self) -> None:
-        if self._is_in:
-            pop = torch._C._autograd._pop_saved_tensors_default_hooks
-            at_once(pop, running.keeps().pop, partial(setattr, self, "_is_in", False))
-        self._block = None
+        return self.entrance.is_entered or None
 
     @KeptByItsBlock
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         manager = self._manager
-        assert self._is_in and manager is not None
-        self._take_hooks_off()
+        assert manager is not None
+        self.entrance.leave()
         try:
             self._compile_watch.end(error)
         except BaseException:

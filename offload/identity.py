@@ -84,14 +84,13 @@ class StayingTensor:
     def __init__(self, tensor: torch.Tensor, module: str) -> None:
         # A graph node must not hold a tensor that knows the node: that cycle would never be freed.
         self._tensor = tensor if tensor.is_leaf else tensor.detach()  # which shares the version
-        watched = type(tensor) is torch.nn.Parameter or has_plain_memory(tensor)
-        self._version = tensor._version if watched else None
+        self._version = tensor._version
         self._module = module
 
     def tensor(self) -> torch.Tensor:
         """The tensor itself. Raises `ModifiedInPlaceError`."""
         tensor = self._tensor
-        if self._version is not None and tensor._version != self._version:
+        if tensor._version != self._version:
             raise _changed(self._module, self._version, tensor._version)
         return tensor
 

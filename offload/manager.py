@@ -18,7 +18,7 @@ import torch
 from elastrain.offload import residency
 from elastrain.offload.account import Account
 from elastrain.offload.backward import BackwardReloader, ReadMemory
-from elastrain.offload.deferred import DeferredLock, Note
+from elastrain.offload.deferred import DeferredLock, Watched
 from elastrain.offload.device import Device
 from elastrain.offload.errors import SpillReadError
 from elastrain.offload.forward import ForwardSpiller
@@ -87,10 +87,10 @@ class SpillManager:
         self._leave(records, running_operator())
 
     @undisturbed
-    def _leave(self, records: Iterable[SpillRecord] | None, operator: Operator) -> None:
+    def _leave(self, records: Iterable[SpillRecord], operator: Operator) -> None:
         self._holds.settle(operator)
         with self._lock:
-            for record in self._passes.records() if records is None else records:
+            for record in records:
                 if record in self._passes and record.disk.fault is None:
                     record.wants_to_leave = True
                     self._holds.let_leave(record)
@@ -114,7 +114,7 @@ class SpillManager:
 
     def give_up(self) -> int:
         """Let everything leave that can; returns the bytes that are on their way then."""
-        self._leave(None, running_operator())
+        self.leave([each for each in self._passes.records() if not each.held])
         return self.writing_bytes
 
     @undisturbed
@@ -260,7 +260,7 @@ class SpillManager:
         self._holds.forget(record)
         self._passes.drop(record)
 
-    def _release(self, gone: Note) -> None:
+    def _release(self, gone: Watched) -> None:
         """A graph node less."""
         record: SpillRecord = gone.about
         if gone not in record.handles:

@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from elastrain.offload.deferred import Note
+from elastrain.offload.deferred import Watched
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.errors import OffloadError
 from elastrain.offload.queue import IoRequest
@@ -91,9 +91,9 @@ class SpillRecord:
         self.ready = ready_event(storage)
         self.disk = DiskSide()
         self.timing = Timing()
-        self.watched: list[Note] = []
+        self.watched: list[Watched] = []
         # Graph nodes that may still ask for it.
-        self.handles = set[Note]()
+        self.handles = set[Watched]()
         # Operators that may still fill it: no copy of it would be good.
         self.held = 0
         self.wants_to_leave = False

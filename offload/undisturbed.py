@@ -11,13 +11,9 @@ import os
 import sys
 import threading
 import traceback
-import weakref
-from collections import deque
 from collections.abc import Callable
 from functools import partial, wraps
-from operator import call
 from queue import SimpleQueue
-from types import MethodType
 from typing import Any, TypeVar, cast
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -75,22 +71,3 @@ def undisturbed(method: Method) -> Method:
             del error  # its traceback has this frame
 
     return cast(Method, whole)
-
-
-def at_once(*calls: Callable[[], object]) -> None:
-    """Call built-in functions one after the other; no signal handler can come between them."""
-    deque(map(call, calls), maxlen=0)
-
-
-class KeptByItsBlock:
-    """A method `__exit__` of which each `with` block keeps an object of its own until it is left, however that is."""
-
-    def __init__(self, method: Callable[..., None]) -> None:
-        self._method = method
-
-    def __get__(self, owner: Any, kind: type) -> Callable[..., None]:
-        if owner is None:
-            return self._method
-        bound = MethodType(self._method, owner)
-        owner._next_block = weakref.ref(bound)
-        return bound

@@ -117,14 +117,13 @@ def everything_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drive is as fast as can be: what may leave has left before the hook comes back to the operator."""
     save = SpillManager.save
 
-    def save_and_wait(self: SpillManager, *args: Any, **kwargs: Any) -> SpillRecord:
-        record = save(self, *args, **kwargs)
+    def save_and_wait(self: SpillManager, record: SpillRecord, *args: Any) -> None:
+        save(self, record, *args)
         deadline_s = time.monotonic() + 20.0
         with self._lock:
             while record.state is State.WRITING:
                 assert time.monotonic() < deadline_s
                 self._lock.wait()
-        return record
 
     monkeypatch.setattr(SpillManager, "save", save_and_wait)
 
