@@ -81,7 +81,6 @@ class StoredInitial:
         self._read_bytes = ReadBytes(show)
         self._optimizer = optimizer
         self._reader = reader
-        self._layout = model.layout
         self._model = model
         self._tell = tell
         self._checkpoint: Checkpoint | None = None
@@ -96,14 +95,14 @@ class StoredInitial:
 
     def check(self, model: nn.Module) -> None:
         """Raises ConfigError where names or shapes differ: agents compare hashes of models, which do not say what."""
-        if self._resume.spec.get("model") != self._layout.digest():
-            self._homes = by_name.homes(model, self._layout)
+        if self._resume.spec.get("model") != self._model.layout.digest():
+            self._homes = by_name.homes(model, self._model.layout)
             with suppress(CheckpointError):  # whoever reads the checkpoint says what is wrong with it
                 self._check_names(self._open().manifest)
 
     def _check_names(self, manifest: Manifest) -> None:
         found = {self._homes.get(each.name, each.name): each for each in manifest.parameters}
-        by_name.check(found, self._layout, str(self._resume))
+        by_name.check(found, self._model.layout, str(self._resume))
         more = sorted(each.name for each in manifest.parameters if each.name not in self._homes)
         if more and not self._resume.accepts_changes:
             raise ConfigError(f"{self._resume} has {more[0]!r}, and the model does not: it is of another model")
@@ -181,9 +180,9 @@ class StoredInitial:
     def _take_in(self, shards: tuple[int, ...]) -> None:
         """As they lie there; by the names of parameters where that model was cut otherwise, or never."""
         checkpoint = self._open()
-        others = () if self._has_parameters else [s for s in range(len(self._layout.shards)) if s not in shards]
+        others = () if self._has_parameters else [s for s in range(len(self._model.layout.shards)) if s not in shards]
         # A model's cutting has one digest. Without it (a spec that says nothing) no shard can be taken as it is.
-        if checkpoint.manifest.spec.get("model") == self._layout.digest():
+        if checkpoint.manifest.spec.get("model") == self._model.layout.digest():
             self._read_bytes.begin(checkpoint.size_of(shards, others))
             self._put(checkpoint.read_shards(shards), shards)
             # Of what others hold only the parameters are read: optimizer state is twice as much.
@@ -193,8 +192,10 @@ class StoredInitial:
             self._read_bytes.begin(checkpoint.manifest.size_bytes)
             self._check_names(checkpoint.manifest)
             plain = by_name.untied(gather(checkpoint), self._homes, str(self._resume))
-            cut = (self._layout.shards[shard] for shard in (*shards, *others))
-            self._put((by_name.shard_state(plain, self._layout, shard, self._resume.step) for shard in cut), shards)
+            cut = (self._model.layout.shards[shard] for shard in (*shards, *others))
+            self._put(
+                (by_name.shard_state(plain, self._model.layout, shard, self._resume.step) for shard in cut), shards
+            )
         self._has_parameters = True
         self._read_bytes.end()
 
@@ -207,7 +208,7 @@ class StoredInitial:
                 self._states[state.shard] = self._optimizer.take_over(state, self._open().manifest.optimizer)
 
     def _write(self, shard: int, parameters: Tensor) -> None:
-        place = self._layout.shards[shard]
+        place = self._model.layout.shards[shard]
         with self._writing:  # a holder of copies may be the last one that lives, and train before all is read
             if shard not in self._elsewhere and self._model.has(place):
                 self._model.parameters_of(place).copy_(parameters)

@@ -105,14 +105,13 @@ class Checkpoints:
     def __init__(self, bearings: Bearings, described: Described) -> None:
         self.spec: dict[str, Any] = {}
         """What all members have in common, as it was told when this one joined."""
-        self.tensors: Mapping[str, Tensor | None] = {}
-        """The model's buffers, as they are when the loop comes to a step."""
         self._with = bearings
         self._described = described
         self._disk = CheckpointDisk(bearings.options, bearings.job, bearings.log, bearings.resume)
         self._thread = WriterThread(self._on_failed)
         self.captured = Captured(self._thread, bearings.tell, bearings.wake, self._apart)
-        self._payload: Callable[[], list[Tensor]] = list
+        self._at_step: tuple[Callable[[], list[Tensor]], Mapping[str, Tensor | None]] = list, {}
+        """The loop's tensors and the model's buffers, as they are when the loop comes to a step."""
         self._loop: KeptLoop | None = None
         self._waiting: Waiting | None = None
         self._newest = Newest()
@@ -136,7 +135,11 @@ class Checkpoints:
 
     def use_loop(self, payload: Callable[[], list[Tensor]]) -> None:
         """The loop has come to a step; these are its tensors."""
-        self._payload = payload
+        self._at_step = payload, self._at_step[1]
+
+    def use_buffers(self, buffers: Mapping[str, Tensor | None]) -> None:
+        """The loop has come to a step; these are the model's buffers."""
+        self._at_step = self._at_step[0], buffers
 
     def carry_out(self, command: p.Command) -> None:
         match command:
@@ -198,7 +201,7 @@ class Checkpoints:
     def _capture_loop(self, command: p.CaptureLoop) -> None:
         if self._newest.open_step is None:  # no record names it: it was asked for after the votes on the last step
             self._newest = Newest(began_s=time.monotonic(), open_step=command.step)
-        loop = self._loop = KeptLoop(command.step, command.state, self._payload, self.tensors)
+        loop = self._loop = KeptLoop(command.step, command.state, *self._at_step)
         if command.is_written:
             self._copy_loop()
             if self._loop is not None:
