@@ -41,7 +41,6 @@ from elastrain.runtime.describe import check_given, describe
 from elastrain.runtime.last_words import LastWords, wrong_input_shown
 from elastrain.runtime.late_compiler import import_compiler_late
 from elastrain.runtime.loader import DataLoader
-from elastrain.runtime.loopstate import TENSORS
 from elastrain.runtime.memory_limit import MemoryLimit
 from elastrain.runtime.registered import stateful
 from elastrain.runtime.settings import Settings, stages_of
@@ -225,7 +224,7 @@ class Job:
         member: what members have is compared. Raises ConfigError for other things; `steps` does for parts that are no
         data.
         """
-        if name in self._registered or name in ("hyperparameters", "layers", TENSORS) or name.startswith("scheduler "):
+        if name in self._registered or name in ("hyperparameters", "layers") or name.startswith("scheduler "):
             raise ConfigError(f"{name!r} is registered already, or a name of the job's own: choose another")
         stateful(name, thing)
         self._registered[name] = thing

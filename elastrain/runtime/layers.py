@@ -28,11 +28,7 @@ _COUNTED = 3
 
 
 class Layers:
-    """Tells what forwards change in a model from what the loop changes, and keeps the latter for newcomers.
-
-    What changes within a call of the model is the forward's doing, all else the loop's. Persistent buffers are state,
-    whoever changes them.
-    """
+    """What the loop has changed in a model: all that no call of the model changes, and any persistent buffer."""
 
     def __init__(self, model: nn.Module) -> None:
         self.changes: Changes = {}
@@ -49,7 +45,8 @@ class Layers:
         self._numbers: dict[str, list[float]] = {}
         """First values of numbers that change in each micro-batch; an empty list: this is no counter."""
         self._depth = 0
-        self._is_in_step = self._has_forward = False
+        self._has_forward = False
+        self._is_in_step: bool | None = None  # until the loop begins
         self._hooks = [
             model.register_forward_pre_hook(lambda *_: self._called(by=1)),
             model.register_forward_hook(lambda *_: self._called(by=-1), always_call=True),
@@ -65,13 +62,11 @@ class Layers:
         for hook in self._hooks:
             hook.remove()
 
-    # ------------------------------------------------------------------------------------------------- who changed what
-
     def begin(self) -> None:
         """The loop begins: what has changed until now counts nowhere."""
         for name in self._watched.persistent():
             self._set(name, self._watched.get(name))
-        self._initial = dict(self._sums)
+        self._initial, self._is_in_step = dict(self._sums), False
         self.begin_again()
 
     def begin_again(self) -> None:
@@ -80,7 +75,7 @@ class Layers:
         self._numbers, self._depth = {}, 0
 
     def note(self) -> None:
-        """Whatever has changed since `settle` was the doing of the loop. Raises ConfigError for what is no data."""
+        """Take what has changed since `settle` for the loop's doing. Raises ConfigError for what is no data."""
         self._take_changes(_LOOP, is_thorough=True)
 
     def enter(self) -> None:
@@ -98,21 +93,19 @@ class Layers:
 
     def _called(self, *, by: int) -> None:
         """A call of the model begins (by=1) or ends (-1); calls may lie within one another."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._is_in_step is None:
             return
-        is_outermost = self._depth == max(0, -by)
-        self._depth += by
-        if is_outermost and by > 0:
+        if by == 1 and self._depth == 0:
             self._has_forward = True
             self._take_changes(_BODY if self._is_in_step else _LOOP)
-        elif is_outermost:
+        self._depth += by
+        if by == -1 and self._depth == 0:
             self._take_changes(_FORWARD)
 
     def _take_changes(self, doer: str, *, is_thorough: bool = False) -> None:
         for name, value, before in self._watched.changed(is_thorough=is_thorough):
-            if not self._watched.is_attribute(name):
-                if doer is _LOOP:
-                    self.changes[name] = value
+            if name in self._watched.parameters or name.startswith("hooks of "):
+                self.changes |= {name: value} if doer is _LOOP else {}
                 continue
             is_state = name in self._initial or name in self._watched.persistent()
             if is_state and self._is_in_step:
@@ -161,16 +154,14 @@ class Layers:
         self.tensors[name] = None if value is None else value.detach().clone()
         self._sums[name] = sum_of(value)
 
-    # ------------------------------------------------------------------------------------------------- for newcomers
-
     def told(self) -> dict[str, str]:
         """Return what members compare in each vote, by name; the buffers that the loop has left alone in one digest."""
         alone = {name: total for name, total in self._sums.items() if self._initial.get(name) == total}
         told = {name: f"{total:x}" for name, total in self._sums.items() if name not in alone}
-        told |= {name: _short(json.dumps(tree)) for name, tree in self.changes.items()}
+        told |= {name: short(json.dumps(tree)) for name, tree in self.changes.items()}
         untold = self.untold | self.of_forwards
         named = {f"{name!r} of the model": digest for name, digest in sorted(told.items()) if name not in untold}
-        return {"buffers": _short(json.dumps(alone, sort_keys=True)), **named}
+        return {"buffers": short(json.dumps(alone, sort_keys=True)), **named}
 
     def state_dict(self) -> dict[str, Tensor | None]:
         """Return the persistent buffers, and other tensors that the loop has changed."""
@@ -204,10 +195,8 @@ class Layers:
 
 def _is_progression(seen: list[float]) -> bool:
     """Return whether the numbers go on by the same difference, or by the same factor."""
-    pairs = list(pairwise(seen))
-    return all(math.isclose(b - a, seen[1] - seen[0]) for a, b in pairs) or (
-        0 not in seen and all(math.isclose(b / a, seen[1] / seen[0]) for a, b in pairs)
-    )
+    steps = [(b - a, b / a if a else 0.0) for a, b in pairwise(seen)]
+    return any(all(math.isclose(each, kind[0]) and each for each in kind) for kind in zip(*steps, strict=True))
 
 
 def _tree(name: str, value: Any) -> Tree:
@@ -220,5 +209,5 @@ def _tree(name: str, value: Any) -> Tree:
     return MISSING if packer.size_bytes or '"code"' in json.dumps(tree) else tree
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
     return blake2b(text.encode(), digest_size=6).hexdigest()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Sequence
-from hashlib import blake2b
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,13 +18,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elastrain.errors import ConfigError
 from elastrain.runtime.carried import Packer, Tree, unpack
-from elastrain.runtime.layers import Layers
+from elastrain.runtime.layers import Layers, short
 from elastrain.runtime.registered import Stateful, check_apart, stateful
-from elastrain.runtime.schedulers import check_no_more, schedulers_of
+from elastrain.runtime.schedulers import FirstSettings, check_no_more, schedulers_of
 
 SCHEDULERS = "schedulers"
-TENSORS = "buffers"
-"""The part with the tensors of the model that are no parameters."""
+TENSORS = "tensors of the model"
+"""A part like those that are registered."""
 _HOW_IT_IS_COMPUTED = frozenset({"fused", "foreach", "capturable", "differentiable"})
 """Of a group's values those that say how it is computed, and not what."""
 _RATES = frozenset({"base_lrs", "_last_lr"})
@@ -59,6 +58,7 @@ class LoopSnapshot:
         told = {f"{n} of the optimizer": settings_digest([{n: group.get(n)} for group in hyper]) for n in names}
         registered = {name: packer for name, packer in self._packers.items() if name != TENSORS}
         looked = {name: self._parts[name] + packer.look(step) for name, packer in registered.items()}
+        self.text = f'{self.text[:-1]},"entered":{json.dumps(hyper)}}}'
         return json.dumps({**told, **layers.told(), **looked})
 
 
@@ -70,6 +70,7 @@ class LoopState:
             check_apart(name, thing, model)
         self.counted: frozenset[str] = frozenset()
         """What the optimizer itself counts in its groups; they lack it before the first step."""
+        self.course = FirstSettings()
         self._optimizer = optimizer
         self._layers = layers
         self._parts: dict[str, Stateful] = {name: stateful(name, thing) for name, thing in registered.items()}
@@ -84,9 +85,9 @@ class LoopState:
         packers = {name: Packer() for name in self._parts}
         trees = {name: packers[name].pack(name, dict(part.state_dict())) for name, part in self._parts.items()}
         told = {"hyper": hyper, "layers": self._layers.changes, "untold": sorted(self._layers.untold), "parts": trees}
-        bulk = sorted(name for name, packer in packers.items() if packer.size_bytes)
-        text = json.dumps({**told, "bulk": bulk}, separators=(",", ":"))
-        return LoopSnapshot(text, {name: _short(json.dumps(tree)) for name, tree in trees.items()}, packers)
+        told["bulk"] = sorted(name for name, packer in packers.items() if packer.size_bytes)
+        text = json.dumps(told | {"course": self.course.first}, separators=(",", ":"))
+        return LoopSnapshot(text, {name: short(json.dumps(tree)) for name, tree in trees.items()}, packers)
 
     def describe(self, hyper: list[dict[str, Any]]) -> dict[str, Any]:
         """What the script has set before the loop: has to be equal in all scripts of a job, also when it is resumed."""
@@ -127,6 +128,7 @@ class LoopState:
             if "initial_lr" in kept and values.get("initial_lr") and SCHEDULERS not in changed:
                 group["lr"] = values["lr"] * group["initial_lr"] / values["initial_lr"]
         self._layers.load(state["layers"], state.get("untold", ()))
+        self.course.first = state.get("course", [])
         bulk = dict(zip(state["bulk"], payload, strict=True))
         for name, part in mine.items():
             own = dict(part.state_dict())
@@ -162,11 +164,7 @@ def _unpacked(name: str, tree: Tree, bulk: Tensor | None, own: dict[str, Any]) -
 
 def settings_digest(hyper: list[dict[str, Any]]) -> str:
     """Short digest of the hyperparameters of a step, compared between members at every commit."""
-    return _short(json.dumps(hyper, sort_keys=True))
-
-
-def _short(text: str) -> str:
-    return blake2b(text.encode(), digest_size=6).hexdigest()
+    return short(json.dumps(hyper, sort_keys=True))
 
 
 def _grouped(value: Any) -> Any:

@@ -132,6 +132,10 @@ class StoredInitial:
         """Names of what this job does otherwise on purpose."""
         return changed(self._resume, spec)
 
+    @property
+    def accepts_changes(self) -> bool:
+        return self._resume.accepts_changes
+
     def loop(self) -> tuple[str, list[Tensor]] | None:
         """The training loop's state at the first step; None where the script begins by itself.
 

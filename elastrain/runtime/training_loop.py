@@ -115,6 +115,8 @@ class TrainingLoop:
             parts.layers.load_state_dict(stored.buffers(parts.layers.state_dict()))
             if (loop := stored.loop()) is not None:
                 self._carried.load(*loop, stored.changed(spec))
+                if not stored.accepts_changes:
+                    self._carried.course.resume(loop[0])
         parts.model.statistics.refresh()
         parts.untouched.begin()
         return entered.step
@@ -141,6 +143,7 @@ class TrainingLoop:
         self._parts.model.statistics.check_settled()
         self._parts.layers.enter()
         hyper = self._prepared.optimizer.hyperparameters()
+        self._carried.course.enter(hyper, self._carried.counted)
         settings = taken.settings(number, hyper, self._parts.layers)
         began = p.Began(step=number, settings=settings, state=taken.text)
         self._parts.handover.tell(StepBegun(event=began, hyper=hyper, payload=taken.payload))

@@ -21,14 +21,12 @@ from elastrain.snapshot.digest import checksum
 
 Groups = list[dict[str, Any]]
 Make = Callable[[Groups], Optimizer]
-StandIn = tuple[int, torch.dtype, tuple[int, ...]]
-"""Its group, dtype and shape."""
+StandIn = tuple[int, torch.dtype, tuple[int, ...]]  # its group, dtype and shape
 _STEPS = 3
 # Below and above the sizes from which known optimizers treat a parameter otherwise; multiples of 64, as pieces are.
 _SHAPES = ((192,), (16384,), (3, 64), (128, 128), (4, 3, 16), (4, 64, 64), (4, 4, 3, 4), (8, 8, 16, 16))
 _CUT = 64
-_AWAY = 12345
-"""Added to what an optimizer counts in its attributes: where nothing comes out otherwise, it does not matter."""
+_AWAY = 12345  # added to what an optimizer counts in attributes, to see whether that matters
 OF_ALL = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"step", "_opt_called", "_step_count"}
 """Attributes that every optimizer has."""
 
@@ -66,8 +64,8 @@ def try_out(name: str, make: Make, groups: Groups, kinds: Sequence[tuple[torch.d
         random.setstate(kept[0])
         np.random.set_state(kept[1])
         torch.set_rng_state(kept[2])
-    pairs = zip(groups, runs[0].groups, strict=True)
-    return frozenset(k for before, after in pairs for k, v in after.items() if repr(before.get(k)) != repr(v))
+    pairs = ((was, key, value) for was, g in zip(groups, runs[0].groups, strict=True) for key, value in g.items())
+    return frozenset(key for was, key, value in pairs if repr(was.get(key)) != repr(value))
 
 
 class _NotElementwiseError(Exception):

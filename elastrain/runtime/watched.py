@@ -12,7 +12,6 @@ from dataclasses import is_dataclass
 from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +29,7 @@ _KINDS = (
 _HOOKS = tuple(f"{of}{kind}" for of in ("", "_global") for kind in _KINDS)
 _PLAIN = (bool, int, float, str, type(None))
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
-_LOOKED_INTO = 64
-"""Items of a list or dict that is watched; a longer one is watched by its length alone."""
+_LOOKED_INTO = 64  # items; of a longer list or dict the length alone
 # A pipeline replaces forwards for its passes, and what is compiled computes the same.
 _OF_ALL_MODULES = vars(nn.Module()).keys() - {"training"} | {"forward", "_compiled_call_impl"}
 MISSING = object()
@@ -39,10 +37,7 @@ MISSING = object()
 
 
 class PlainAttributes:
-    """Attributes, submodules, buffers, fields of configurations, requires_grad, and how many hooks there are.
-
-    Running statistics are no such buffers: see `statistics`.
-    """
+    """Attributes, submodules, fields of configurations, buffers (no running statistics), requires_grad, hooks."""
 
     def __init__(self, model: nn.Module) -> None:
         self._statistics = {name for path, module in tracking(model) for name, _ in buffers_of(path, module)}
@@ -64,10 +59,6 @@ class PlainAttributes:
         told = self._first, [name.removesuffix(".requires_grad") for name in self.parameters], values
         return blake2b(repr(told).encode(), digest_size=6).hexdigest()
 
-    def is_attribute(self, name: str) -> bool:
-        """Return False for requires_grad, and for a number of hooks."""
-        return name not in self.parameters and name not in self._hooked
-
     def get(self, name: str) -> Any:
         """Return an attribute's value, or MISSING."""
         of, attribute = self._places[name]
@@ -86,11 +77,9 @@ class PlainAttributes:
             and mine.shape == value.shape
         ):
             mine.data.copy_(value)
-        elif mine is not MISSING or not isinstance(value, Tensor):
+        else:
             place: tuple[Any, str] = self._places.get(name) or (vars(self.modules[path]), attribute)
             place[0][place[1]] = value.clone() if isinstance(value, Tensor) else value
-        elif path in self.modules:
-            self.modules[path].register_buffer(attribute, value.clone(), persistent=False)
 
     def hooks(self) -> Iterator[tuple[str, int]]:
         """Name of each thing that may have hooks, and how many it has."""
@@ -115,14 +104,9 @@ class PlainAttributes:
         """
         with torch._C.DisableTorchFunction():  # to look at a tensor is no use of it, which a tracing pass would note
             before, now = self._before, self._look(is_thorough=is_thorough)
-        if now == before:
-            return []
         self._before = now
-        return [
-            (name, value, was)
-            for name, value in now.items()
-            if value is not (was := before.get(name, MISSING)) and value != was
-        ]
+        pairs = ((name, value, before.get(name, MISSING)) for name, value in now.items()) if now != before else ()
+        return [(name, value, was) for name, value, was in pairs if value is not was and value != was]
 
     def _look(self, *, is_thorough: bool) -> dict[str, Any]:
         sizes = [len(vars(each)) + len(each._buffers) + len(each._modules) for each in self.modules.values()]
@@ -165,11 +149,11 @@ def _is_configuration(value: object) -> bool:
 
 
 def sum_of(value: Tensor | None) -> int:
-    """Checksum of a tensor's bits, dtype and shape; 0 for one that is not dense, which cannot be carried."""
+    """Checksum of a tensor's bits; 0 for one that is not dense, which cannot be carried."""
     if value is None or value.layout is not torch.strided or value.is_quantized or value.is_meta:
         return 0
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
-    return checksum(plain) ^ crc32(f"{plain.dtype}{tuple(plain.shape)}".encode())
+    return checksum(plain)
 
 
 def token_of(value: Any, depth: int = 3) -> Any:

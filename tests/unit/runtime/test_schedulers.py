@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from torch.optim import lr_scheduler
 from elastrain.errors import ConfigError
 from elastrain.runtime.layers import Layers
 from elastrain.runtime.loopstate import LoopState
-from elastrain.runtime.schedulers import schedulers_of
+from elastrain.runtime.schedulers import FirstSettings, schedulers_of
 
 Optimizer = torch.optim.Optimizer
 
@@ -63,7 +64,7 @@ import gc, torch
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.05)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
 gc.freeze()
-from elastrain.runtime.schedulers import schedulers_of
+from elastrain.runtime.schedulers import FirstSettings, schedulers_of
 assert schedulers_of(optimizer) == [scheduler]
 assert gc.get_freeze_count() > 0
 """
@@ -85,3 +86,45 @@ def test_a_scheduler_that_is_made_in_the_loop_is_refused_by_name() -> None:
     kept.append(lr_scheduler.ExponentialLR(optimizer, 0.5))
     with pytest.raises(ConfigError, match="ExponentialLR, a scheduler of the optimizer, was made in the loop"):
         loop.take([{}])
+
+
+def _course(rates: list[float], before: FirstSettings | None = None, entered: float | None = None) -> FirstSettings:
+    """Hyperparameters of so many steps; `before`: of the life that wrote the checkpoint."""
+    course = FirstSettings()
+    if before is not None:
+        course.first = before.first
+        course.resume(json.dumps({} if entered is None else {"entered": [{"lr": entered, "step": 3}]}))
+    for number, rate in enumerate(rates):
+        course.enter([{"lr": rate, "step": 3 + number}], {"step"})
+    return course
+
+
+RATES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("after", "entered"),
+    [
+        ([0.5, 0.6, 0.5], 0.5),
+        ([0.1, 0.2, 0.3], 0.1),
+        ([0.5, 0.5, 0.5], 0.5),
+        ([0.4, 0.2, 0.1], 0.4),
+        ([0.5, 0.6], None),
+    ],
+    ids=["goes on", "of a period that ends here", "constant", "down past the beginning", "an older checkpoint"],
+)
+def test_a_schedule_that_goes_on_after_a_resume_is_let_alone(after: list[float], entered: float | None) -> None:
+    _course(after, _course(RATES), entered)
+
+
+@pytest.mark.parametrize(
+    ("after", "what"),
+    [
+        ([0.1], "lr of parameter group 0 is 0.1, not 0.5"),
+        ([0.5, 0.2, 0.3], "are what they were in the job's first steps"),
+    ],
+    ids=["set before the micro-batches", "set behind them"],
+)
+def test_a_schedule_of_the_scripts_own_that_begins_anew_is_named(after: list[float], what: str) -> None:
+    with pytest.raises(ConfigError, match=f"the loop sets other hyperparameters than before it was resumed .*{what}"):
+        _course(after, _course(RATES), 0.5)
