@@ -85,7 +85,10 @@ def _seen(face: Face) -> SimpleNamespace:
         committed=face.committed,
         roles=SimpleNamespace(committed=face.base),
         view=SimpleNamespace(ids=face.view_ids) if face.view_ids else None,
-        machine=SimpleNamespace(checkpointing=SimpleNamespace(open=None), end=SimpleNamespace(step=face.end_step)),
+        machine=SimpleNamespace(
+            checkpointing=SimpleNamespace(open=None, is_over=lambda step: True),
+            end=SimpleNamespace(step=face.end_step, is_checkpoint_wished=False),
+        ),
         drift="",
     )
 
