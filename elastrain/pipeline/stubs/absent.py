@@ -40,10 +40,13 @@ class AbsentParameter(nn.Parameter):
     @staticmethod
     def mark(parameter: nn.Parameter, name: str | None) -> None:
         """Guard a parameter of this name. None: its values are here, so take the guard off."""
-        parameter.__dict__.pop("_name_in_model", None)
-        if name is not None:
+        # In this order: the main thread may use it meanwhile.
+        if name is None:
+            parameter.__class__ = nn.Parameter
+            parameter.__dict__.pop("_name_in_model", None)
+        else:
             parameter.__dict__["_name_in_model"] = name
-        parameter.__class__ = nn.Parameter if name is None else AbsentParameter
+            parameter.__class__ = AbsentParameter
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,7 +55,7 @@ class AbsentParameter(nn.Parameter):
         if not AbsentParameter.computing and (name not in _HARMLESS.split() or own in _VALUES):
             its = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, AbsentParameter))
             raise ConfigError(
-                f"parameter {its.__dict__['_name_in_model']!r} is not on this member of a pipeline, and code outside "
+                f"parameter {its.__dict__.get('_name_in_model')!r} is not on this member of a pipeline, and code outside "
                 f"of a micro-batch's forward uses its values ({own or name}): use the model behind the loop over "
                 "job.steps(…), on rank 0, or train without --stages; step.grad_norm is the norm of all gradients"
             )
