@@ -127,6 +127,7 @@ class Stubs:
 
     def close(self) -> None:
         """Take the stubs off the model."""
+        self.finish()
         self._standing.close()
 
     def _enter(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
