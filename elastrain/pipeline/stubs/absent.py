@@ -56,8 +56,8 @@ class AbsentParameter(nn.Parameter):
             its = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, AbsentParameter))
             raise ConfigError(
                 f"parameter {its.__dict__.get('_name_in_model')!r} is not on this member of a pipeline, and code "
-                f"outside of a micro-batch's forward uses its values ({own or name}): use the model behind the loop over "
-                "job.steps(…), on rank 0, or train without --stages; step.grad_norm is the norm of all gradients"
+                f"outside of a micro-batch's forward uses its values ({own or name}): use the model behind the loop "
+                "over job.steps(…), on rank 0, or train without --stages; step.grad_norm is the norm of all gradients"
             )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
