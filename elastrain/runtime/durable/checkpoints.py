@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,14 @@ class Bearings:
     say: Callable[[am.FromWorker], None]
     has_agent: bool
     log: Callable[..., None]
+
+
+@dataclass
+class AtStep:
+    """The loop's tensors and the model's buffers, as they are when the loop comes to a step."""
+
+    payload: Callable[[], list[Tensor]] = list
+    buffers: Mapping[str, Tensor | None] = field(default_factory=dict)
 
 
 @dataclass
@@ -110,8 +118,7 @@ class Checkpoints:
         self._disk = CheckpointDisk(bearings.options, bearings.job, bearings.log, bearings.resume)
         self._thread = WriterThread(self._on_failed)
         self.captured = Captured(self._thread, bearings.tell, bearings.wake, self._apart)
-        self._at_step: tuple[Callable[[], list[Tensor]], Mapping[str, Tensor | None]] = list, {}
-        """The loop's tensors and the model's buffers, as they are when the loop comes to a step."""
+        self.at_step = AtStep()
         self._loop: KeptLoop | None = None
         self._waiting: Waiting | None = None
         self._newest = Newest()
@@ -135,11 +142,7 @@ class Checkpoints:
 
     def use_loop(self, payload: Callable[[], list[Tensor]]) -> None:
         """The loop has come to a step; these are its tensors."""
-        self._at_step = payload, self._at_step[1]
-
-    def use_buffers(self, buffers: Mapping[str, Tensor | None]) -> None:
-        """The loop has come to a step; these are the model's buffers."""
-        self._at_step = self._at_step[0], buffers
+        self.at_step.payload = payload
 
     def carry_out(self, command: p.Command) -> None:
         match command:
@@ -201,7 +204,7 @@ class Checkpoints:
     def _capture_loop(self, command: p.CaptureLoop) -> None:
         if self._newest.open_step is None:  # no record names it: it was asked for after the votes on the last step
             self._newest = Newest(began_s=time.monotonic(), open_step=command.step)
-        loop = self._loop = KeptLoop(command.step, command.state, *self._at_step)
+        loop = self._loop = KeptLoop(command.step, command.state, self.at_step.payload, self.at_step.buffers)
         if command.is_written:
             self._copy_loop()
             if self._loop is not None:
