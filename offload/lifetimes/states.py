@@ -20,12 +20,14 @@ from elastrain.offload.lifetimes.values import Kind
 class BlockStates:
     """All pieces of a model and its optimizer. `pieces` holds those that exist by now.
 
-    `adopted_bytes` is what the model and the optimizer took before.
+    `adopted_bytes` is what the model and the optimizer took before. Parameters are in `given` while autograd adds to a
+    gradient that is the program's own tensor.
     """
 
     def __init__(self, blocks: Sequence[ModelBlock], optimizer: torch.optim.Optimizer, custody: PieceCustody) -> None:
         self.pieces: dict[PieceKey, HeldPiece] = {}
         self.block_of = {each: number for number, block in enumerate(blocks) for each in block.parameters}
+        self.given = set[nn.Parameter]()
         self._blocks = blocks
         self._optimizer = optimizer
         self._custody = custody

@@ -11,7 +11,6 @@ thread before it is copied (`pages.py`), and who goes on lets all others ask bef
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import os
 import queue
@@ -89,12 +88,8 @@ class TouchServer:
             return
         self._asked.put(touch)
         self._waiting += 1
-        interrupted = False
         while not touch.served.is_set():
-            try:
-                touch.served.wait(LOOK_AGAIN_S)
-            except KeyboardInterrupt:
-                interrupted = True
+            touch.served.wait(LOOK_AGAIN_S)
             if sys.is_finalizing() or self._thread is None or not self._thread.is_alive():
                 break
         self._waiting -= 1
@@ -103,8 +98,6 @@ class TouchServer:
         time.sleep(LET_OTHERS_ASK_S)
         while self._waiting:
             time.sleep(LET_OTHERS_ASK_S)
-        if interrupted:
-            _thread.interrupt_main()
 
     def _give_up(self, address: int, sentence: str) -> None:
         """End the process if a piece was touched; else let happen what would have happened without us."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
@@ -40,8 +40,8 @@ class Updates:
         self._conductor = conductor
         self._norms: dict[nn.Parameter, torch.Tensor] = {}
         self._versions: dict[nn.Parameter, int] = {}
-        self._had: dict[nn.Parameter, dict[str, Any] | None] = {}  # states, when the step was closed
-        self._due_in: dict[int, list[list[nn.Parameter]]] = {}  # by block, and then by the optimizer's groups
+        # By block, and then by the optimizer's groups; with the states of when the step was closed.
+        self._due_in: dict[int, list[dict[nn.Parameter, dict[str, Any] | None]]] = {}
         self._others: dict[int, list[nn.Parameter]] = {}  # by block: who has gradients and no update
         self._updated: dict[int, tuple[list[nn.Parameter], bool]] = {}  # by block; whether others keep gradients
         self._options: list[dict[str, Any]] = []
@@ -128,12 +128,11 @@ class Updates:
         groups = self._optimizer.param_groups
         own = {each for group in groups for each in group["params"]}
         self.due = {self._states.block_of[each]: scale for each in self._norms if each in own or scale is not None}
-        self._due_in = {block: [[] for _ in groups] for block in self.due}
+        self._due_in = {block: [{} for _ in groups] for block in self.due}
         for number, group in enumerate(groups):
             for each in group["params"]:
                 if each in self._norms:
-                    self._due_in[self._states.block_of[each]][number].append(each)
-                    self._had[each] = self._optimizer.state.get(each)
+                    self._due_in[self._states.block_of[each]][number][each] = self._optimizer.state.get(each)
         self._others = {block: [] for block in self.due}
         for each in self._norms:
             if each not in own:
@@ -184,10 +183,11 @@ class Updates:
         """One block's update, if it is due."""
         if block not in self.due:
             return
-        scale, kinds = self.due.pop(block), (Kind.PARAMETER, Kind.GRADIENT, Kind.STATE)
+        kinds = (Kind.PARAMETER, Kind.GRADIENT, Kind.STATE)
         held = [piece for kind in kinds for piece in self._states.of(kind, [block])]
         self._conductor.arrive(StepStage.UPDATE, block, held)
         self._custody.change(held)
+        scale = self.due.pop(block)  # from here on nothing is refused
         groups = self._due_in.pop(block)
         parameters = [each for group in groups for each in group]
         given = [(each, each.grad) for each in parameters]  # since the step, for the next one
@@ -198,7 +198,7 @@ class Updates:
             if scale is not None and parameter.grad is not None:
                 parameter.grad.mul_(scale)
         # New states come one parameter at a time: all of a block's would be in memory twice.
-        with self._with_former_states(parameters):
+        with self._with_former_states({each: state for group in groups for each, state in group.items()}):
             for some in [groups] if self._states.has_states(block) else _one_by_one(groups):
                 self._step(some)
                 self._states.adopt_optimizer_states(block, [each for group in some for each in group])
@@ -220,15 +220,14 @@ class Updates:
         self._updated.clear()
 
     @contextmanager
-    def _with_former_states(self, parameters: list[nn.Parameter]) -> Iterator[None]:
+    def _with_former_states(self, former: Mapping[nn.Parameter, dict[str, Any] | None]) -> Iterator[None]:
         """With the states of when the step was closed: who forgets or replaces them later does so after the update."""
-        states, now = self._optimizer.state, {each: self._optimizer.state.get(each) for each in parameters}
-        former = {each: self._had.pop(each) for each in parameters}
+        states, now = self._optimizer.state, {each: self._optimizer.state.get(each) for each in former}
         _put(states, {each: state for each, state in former.items() if state is not now[each]})
         yield
         _put(states, {each: state for each, state in now.items() if state is not former[each]})
 
-    def _step(self, parameters: list[list[nn.Parameter]]) -> None:
+    def _step(self, parameters: Sequence[Iterable[nn.Parameter]]) -> None:
         """Let the optimizer see these alone, by its groups, with the options that its step was closed with."""
         groups = self._optimizer.param_groups
         now = [dict(group) for group in groups]
@@ -237,7 +236,7 @@ class Updates:
                 # Versions told of the update when the step was closed.
                 stack.enter_context(_unsafe_preserve_version_counter(tuple(chain.from_iterable(parameters))))
                 for group, options, wanted in zip(groups, self._options, parameters, strict=False):
-                    parts = stack.enter_context(cut(wanted, self._optimizer.state, options))
+                    parts = stack.enter_context(cut(list(wanted), self._optimizer.state, options))
                     group.update(options, params=parts)
                 for group in groups[len(parameters) :]:  # added since then
                     group.update(params=[])
@@ -258,7 +257,7 @@ def _put(states: dict[torch.Tensor, Any], found: Mapping[nn.Parameter, Any]) -> 
             states[each] = state
 
 
-def _one_by_one(groups: list[list[nn.Parameter]]) -> list[list[list[nn.Parameter]]]:
+def _one_by_one(groups: Sequence[Iterable[nn.Parameter]]) -> list[list[list[nn.Parameter]]]:
     return [
         [[each] if number == own else [] for number in range(len(groups))]
         for own, group in enumerate(groups)

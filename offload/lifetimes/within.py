@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from elastrain.offload import interrupts
 from elastrain.offload.device import Device
 from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
@@ -74,6 +75,7 @@ def within(
     """
     inputs.check_model(model)
     inputs.check_optimizer(model, optimizer)
+    interrupts.defer()
     limit_bytes = whole_bytes("memory_limit", memory_limit)
     inputs.check_limit(blocks_of(model), limit_bytes)
     for each in _TRAININGS:
@@ -129,7 +131,6 @@ class TrainingWithin:
         )
         self._planning = Planning(limit_bytes, self._states, self._conductor, devices, freed)
         self._optimizer = optimizer
-        self._given = set[nn.Parameter]()  # whose gradient is the program's own tensor, which autograd adds to
         self._unwatched = [each for block in self._blocks for each in block.parameters]
         self._handles = list(self._hook_up())
         touches.SERVER.watch(self._serve)
@@ -224,6 +225,8 @@ class TrainingWithin:
         self._saved.close()
         for device in self._devices:
             device.close()
+        if not any(each.is_open() for each in _TRAININGS):
+            interrupts.restore()
 
     def refuse_another(self, model: nn.Module) -> None:
         """Raises OffloadConfigError where a model has parameters of this one, which has not ended."""
@@ -256,13 +259,13 @@ class TrainingWithin:
     def _hook_up_trained(self) -> Iterator[Any]:
         """Hooks of parameters that take gradients: of all at first, later of who was frozen until now."""
         found = [each for each in self._unwatched if each.requires_grad]
-        self._given = set[nn.Parameter]()  # whose gradient is the program's own tensor, which autograd adds to
         self._unwatched = [each for each in self._unwatched if not each.requires_grad]
         for parameter in found:
             yield parameter.register_hook(lambda grad, p=parameter: self._lands(p, grad))  # type: ignore[no-untyped-call]
             yield parameter.register_post_accumulate_grad_hook(self._landed)  # type: ignore[no-untyped-call]
 
     def _model_begins(self, _module: nn.Module, _args: Any) -> None:
+        interrupts.defer()  # handlers that were set since the last time
         self._states.check_parameters(self._model)
         self._handles += self._hook_up_trained()
         self._updates.update(len(self._blocks) - 1)
@@ -299,7 +302,7 @@ class TrainingWithin:
         """Before autograd adds to a gradient that is there, or makes one."""
         self._updates.update(self._states.block_of[parameter])  # due, where the graph is from before the step
         if parameter.grad is not None and not self._states.is_ours(parameter):
-            self._given.add(parameter)
+            self._states.given.add(parameter)
         elif parameter.grad is not None:
             held = self._states.of(Kind.GRADIENT, [self._states.block_of[parameter]])
             self._custody.acquire(held)
@@ -307,8 +310,8 @@ class TrainingWithin:
 
     def _landed(self, parameter: nn.Parameter) -> None:
         """Keep what autograd has made; `step` takes what it has added to a tensor of the program."""
-        if parameter in self._given or parameter.grad is None:
-            self._given.discard(parameter)
+        if parameter in self._states.given or parameter.grad is None:
+            self._states.given.discard(parameter)
             return
         if not self._states.is_ours(parameter):
             self._states.keep_gradient(parameter)
