@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,8 +66,8 @@ class Lookout:
                 fd = os.open(self.folder / f"{member}.txt", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
             except OSError:  # whoever has no such file does not know the signal, and would end by it
                 continue
-            os.write(fd, head.encode())
-            os.close(fd)
+            with suppress(OSError), os.fdopen(fd, "wb", 0) as file:  # its disk may be full
+                file.write(head.encode())
             os.kill(worker.pid, STACKS_SIGNAL)
         return said
 

@@ -1,4 +1,4 @@
-"""Output of a job's processes: they write into pipes, and a thread of the launcher carries it to the screen.
+"""Output of a job's processes: they write into pipes, and threads of the launcher carry it to the screen and to logs.
 
 So no process of the job fails or waits because the screen is gone, full, or read by nobody.
 """
@@ -29,7 +29,7 @@ _logs: list[EventLog] = []
 
 
 class ScreenPipe:
-    """A pipe to the file or terminal `target`, or a terminal if that is one; `into` is its end to write."""
+    """A pipe to the file or terminal `target`, or a terminal if that is one. The owner closes `into`, its begin."""
 
     def __init__(self, target: int) -> None:
         self._target, self._patience_ms, self._unshown_bytes = target, _PATIENCE_MS, 0
@@ -42,7 +42,6 @@ class ScreenPipe:
 
     def close(self) -> None:
         """Carry what is on the way. A process that outlives the job may write on, and nothing shows that."""
-        os.close(self.into)
         os.eventfd_write(self._end, 1)
         self._thread.join(_END_S)
 
@@ -110,6 +109,8 @@ def shared() -> Iterator[None]:
         if key not in streams:
             streams[key] = ScreenPipe(_never_waiting(fd) if stream is not None else os.open("/dev/full", os.O_WRONLY))
         os.dup2(streams[key].into, fd)
+    for carried in streams.values():
+        os.close(carried.into)
     try:
         yield
     finally:
@@ -123,4 +124,4 @@ def shared() -> Iterator[None]:
 
 def keep_in(path: Path) -> None:
     """Write to this log from now on what cannot be shown."""
-    _logs.append(EventLog(path, "screen"))
+    _logs[:] = _logs or [EventLog(path, "screen")]

@@ -107,8 +107,8 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
         place = enter(plain, options.job, node.name, terms, file=node.secret_file, key_ttl_s=options.waits.key_ttl_s)
         if run is None:
             run = rundir.create(options.output.run_dir, options.job, secret_file=node.secret_file)
-            keep_in(run.events)
             say(f"job {options.job}, node {node.name}, {count(options.size.workers, 'worker')}; run folder {run.path}")
+        keep_in(run.events)
         has_begun = place.store.get(place.keys.prefix + "roster") is not None
         # A node that comes in a later life has the same command as all others.
         options = options if place.life.number == 1 else options.in_a_later_life()

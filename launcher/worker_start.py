@@ -21,6 +21,7 @@ from elastrain.base.processes import tied
 from elastrain.base.resume import as_text
 from elastrain.launcher import priority
 from elastrain.launcher.environment import inherited, set_for_a_moment
+from elastrain.launcher.screen import ScreenPipe
 from elastrain.launcher.values import JobConfig, Start
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def import_torch() -> None:
 class WorkerProcess:
     """One started worker. `pidfd` is readable once it has ended."""
 
-    def __init__(self, context: PContext) -> None:
-        self._context = context
+    def __init__(self, context: PContext, logs: Sequence[ScreenPipe] = ()) -> None:
+        self._context, self._logs = context, logs
         self.pid: int = context.pids()[0]
         self.pidfd = os.pidfd_open(self.pid)
 
@@ -88,6 +89,8 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Let the last lines of its logs through and close them. Takes up to a tenth of a second per log."""
+        for log in self._logs:
+            log.close()
         self._context.close()
 
 
@@ -96,6 +99,7 @@ def start(worker: Start, script: Script, common: WorkerEnvironment, logs: Logs) 
     from torch.distributed.elastic.multiprocessing import start_processes
 
     program, *args = tied([script.command, *script.args])
+    files = _MemberLogs(logs, worker.member, worker.slot)
     handler_before = signal.getsignal(signal.SIGURG)
     # torchelastic would install its own handlers for these; the agent's stay, and the worker inherits the usual value.
     with set_for_a_moment(_TORCH_SIGNALS, "SIGURG") as before:
@@ -105,12 +109,14 @@ def start(worker: Start, script: Script, common: WorkerEnvironment, logs: Logs) 
                 entrypoint=program,
                 args={0: tuple(args)},
                 envs={0: {_TORCH_SIGNALS: before or _TORCH_SIGNALS_DEFAULT, **environment(common, worker)}},
-                logs_specs=_MemberLogs(logs, worker.member, worker.slot),  # type: ignore[arg-type]  # the methods that are called
+                logs_specs=files,  # type: ignore[arg-type]  # the methods that are called
                 log_line_prefixes={0: f"[{worker.member}] "},
             )
         finally:
             signal.signal(signal.SIGURG, handler_before)
-    process = WorkerProcess(context)
+            for log in files.carried:
+                os.close(log.into)
+    process = WorkerProcess(context, files.carried)
     if worker.warm_up:
         priority.lower(process.pid)
     return process
@@ -123,6 +129,7 @@ class _MemberLogs:
         self._folder = logs.folder / member
         self._tee = logs.tee.get(slot, 0)
         self._redirects = logs.redirects.get(slot, 0) | self._tee
+        self.carried: list[ScreenPipe] = []
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         from torch.distributed.elastic.multiprocessing import LogsDest
@@ -134,12 +141,17 @@ class _MemberLogs:
         error_file = str(self._folder / "error.json")
         envs[0]["TORCHELASTIC_ERROR_FILE"] = error_file
         return LogsDest(
-            stdouts={0: stdout if self._redirects & 1 else ""},
-            stderrs={0: stderr if self._redirects & 2 else ""},
+            stdouts={0: self._carried_to(stdout) if self._redirects & 1 else ""},
+            stderrs={0: self._carried_to(stderr) if self._redirects & 2 else ""},
             tee_stdouts={0: stdout} if self._tee & 1 else {},
             tee_stderrs={0: stderr} if self._tee & 2 else {},
             error_files={0: error_file},
         )
+
+    def _carried_to(self, path: str) -> str:
+        """Return what torchelastic is to open in place of the file, whose disk may become full."""
+        self.carried.append(ScreenPipe(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)))
+        return f"/proc/self/fd/{self.carried[-1].into}"
 
 
 @dataclass(frozen=True, kw_only=True)

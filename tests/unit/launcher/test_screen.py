@@ -189,3 +189,22 @@ def test_an_exit_code_is_that_of_the_job(tmp_path: Path) -> None:
     process = start("print('x', end=''); sys.exit(7)", tmp_path, writer)
     os.close(writer)
     assert ended(process) == 7
+
+
+def test_a_log_whose_disk_is_full_ends_no_worker(tmp_path: Path) -> None:
+    body = """
+        import resource
+        from elastrain.launcher.worker_start import Logs, _MemberLogs
+        files = _MemberLogs(Logs(folder=Path("logs"), redirects={0: 3}), "m0", 0)
+        opened = files.reify({0: {}})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        with open(opened.stdouts[0], "w") as out:
+            code = "for i in range(2000): print(i, 80 * chr(46))"
+            subprocess.run([sys.executable, "-u", "-c", code], stdout=out, check=True)
+        for each in files.carried:
+            os.close(each.into)
+            each.close()
+"""
+    assert ended(start(body, tmp_path, subprocess.DEVNULL)) == 0 and (tmp_path / "done").exists()
+    written = (tmp_path / "logs/m0/stdout.log").read_bytes()
+    assert written.startswith(b"0 ....") and len(written) == 10_000
