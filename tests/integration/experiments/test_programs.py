@@ -12,14 +12,9 @@ from experiments.programs.verdicts import EQUAL, REFUSED, WRONG, judge
 from experiments.programs.ways import Ran
 from tests.support import warm
 
-KNOWN = ("two_passes", "tied_penalty", "group_counter", "mask_once", "default_dict_batch")
-"""Programs that train differently today."""
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[pytest.mark.xfail(strict=False)] * (each in KNOWN)) for each in QUICK]
-)
+@pytest.mark.parametrize("name", QUICK)
 def test_an_ordinary_program_trains_alike_in_all_ways(name: str, tmp_path: Path) -> None:
     found = verdicts_of(name, QUICK[name], tmp_path, start=warm.Popen)
     assert {way: verdict for way, verdict in found.items() if verdict.kind != EQUAL} == {}
