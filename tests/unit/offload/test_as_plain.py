@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from elastrain.offload import ActivationOffload, ModifiedInPlaceError, OffloadConfig, SpillReadError, save_on_disk
 from elastrain.offload.engines.posix import PosixEngine
+from tests.support.memory_engine import MemoryEngine
 
 Around = AbstractContextManager[Any]
 X = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
@@ -120,7 +122,7 @@ def moved_to_shared_memory(layer: nn.Linear, around: Around) -> None:
 
 def forward_mode(layer: nn.Linear, around: Around) -> None:
     with around, fwd.dual_level():
-        y = F.gelu(F.layer_norm(layer(fwd.make_dual(X, X + 1)), (64,)))
+        y = layer(F.gelu(F.layer_norm(layer(torch.tanh(layer(fwd.make_dual(X, X + 1)))), (64,))))
         value, tangent = fwd.unpack_dual(y)
         loss = value.square().mean() + tangent.square().mean()
     loss.backward()
@@ -128,7 +130,7 @@ def forward_mode(layer: nn.Linear, around: Around) -> None:
 
 def jvp(layer: nn.Linear, around: Around) -> None:
     with around:
-        value, tangent = torch.func.jvp(lambda x: torch.tanh(layer(x)), (X,), (X,))
+        value, tangent = torch.func.jvp(lambda x: layer(torch.tanh(layer(x))), (X,), (X,))
         loss = value.square().mean() + tangent.square().mean()
     loss.backward()
 
@@ -147,7 +149,7 @@ def empty(layer: nn.Linear, around: Around) -> None:
     loss.backward()
 
 
-@pytest.mark.parametrize("limit_bytes", [None, 96 << 10], ids=["no limit", "a limit"])
+@pytest.mark.parametrize("limit_bytes", [None, 192 << 10], ids=["no limit", "a limit"])
 @pytest.mark.parametrize(
     "program",
     [
@@ -199,6 +201,37 @@ def test_memory_that_is_not_filled_again_is_refused_by_name(offload: ActivationO
         h.untyped_storage().resize_(0)
     with pytest.raises(ModifiedInPlaceError, match="was resized from 16384 to 0 bytes: fill it again before backward"):
         y.sum().backward()
+
+
+class Slow(MemoryEngine):
+    """Begins a write, and waits for the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.goes_on = threading.Event(), threading.Event()
+        self.is_writing = False
+
+    def write(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        self.is_writing = True
+        self.began.set()
+        self.goes_on.wait(20.0)
+        super().write(offset_bytes, views)
+        self.is_writing = False
+
+
+@pytest.mark.parametrize("way", [lambda h: h.untyped_storage().resize_(0), torch.Tensor.share_memory_])
+def test_memory_that_is_being_written_is_not_freed_before_that_has_ended(way: Callable[[Tensor], object]) -> None:
+    engine = Slow()
+    offload = ActivationOffload(OffloadConfig(dirs=("/",), min_bytes=1), engines=[engine])
+    with offload:
+        h = torch.sin(X.clone().requires_grad_())
+        y = h * h
+    engine.began.wait(20.0)
+    threading.Timer(0.2, engine.goes_on.set).start()
+    way(h.detach())
+    assert not engine.is_writing
+    del h, y
+    offload.close()
 
 
 def trains(offload: ActivationOffload, times: int = 1) -> None:
