@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
+from elastrain.offload.lifetimes.hooking import OriginalsHook
 from elastrain.runtime.carried import Packer, Tree, unpack
 from elastrain.runtime.watched import MISSING, PlainAttributes, sum_of
 
@@ -48,8 +49,8 @@ class Layers:
         self._has_forward = False
         self._is_in_step: bool | None = None  # until the loop begins
         self._hooks = [
-            model.register_forward_pre_hook(lambda *_: self._called(by=1)),
-            model.register_forward_hook(lambda *_: self._called(by=-1), always_call=True),
+            model.register_forward_pre_hook(OriginalsHook(lambda *_: self._called(by=1))),
+            model.register_forward_hook(OriginalsHook(lambda *_: self._called(by=-1)), always_call=True),
         ]
         self._watched = PlainAttributes(model)
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from elastrain.errors import ConfigError
 from elastrain.layout import ALIGN, Layout, Piece, Shard, master_dtype
-from elastrain.runtime.trial import OF_ALL, try_out
+from elastrain.runtime.trial import of_all, try_out
 from elastrain.snapshot.state import ShardState
 from elastrain.values import Record
 
@@ -185,7 +185,9 @@ class PieceOptimizer:
             ) from error
         assert isinstance(made, Optimizer)
         if cls not in ELEMENTWISE:  # what its constructor keeps beside the defaults
-            plain = {n: value for n, value in vars(optimizer).items() if n not in OF_ALL and type(value) in _ATTRIBUTES}
+            plain = {
+                n: value for n, value in vars(optimizer).items() if n not in of_all() and type(value) in _ATTRIBUTES
+            }
             made.__dict__.update(plain)
         return made
 

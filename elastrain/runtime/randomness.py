@@ -25,6 +25,8 @@ BEFORE, AFTER = -1, -2
 """In place of a micro-batch: what the training loop draws at the start of a step, and once it is committed."""
 _BACKWARD = ".backward"
 """No block has this name: where a checkpoint puts a forward's state back, the generator tells of another seed."""
+_TRAINED, _ASIDE, _EVALUATED = range(3)
+"""What an entry is counted among. Those of a model in `eval()` that takes gradients have the keys of the training's."""
 _STEPS_KEPT = 2
 """A backward may come after forwards of the next step; nothing older is ever computed again."""
 
@@ -35,12 +37,12 @@ class _MicroBatch:
 
     step: int
     number: int
-    entries: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    """(block, whether aside) -> how often the forward has entered it."""
-    keys: dict[tuple[int, str, bool], int] = field(default_factory=dict)
-    """(the generator's seed before an entry, block, whether aside) -> the key that was set."""
-    guesses: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    """(block, whether aside) -> how many of them were computed again without a restored generator."""
+    entries: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """(block, what it is counted among) -> how often the forward has entered it."""
+    keys: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    """(the generator's seed before an entry, block, what it is counted among) -> the key that was set."""
+    guesses: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """(block, what it is counted among) -> how many of them were computed again without a restored generator."""
 
 
 class BlockRandomness:
@@ -100,13 +102,16 @@ class BlockRandomness:
         if not module.training and at.number < 0:
             return  # an evaluation between micro-batches goes on with the loop's stream
         # Loops evaluate a model, or a copy of it, behind the first micro-batch that a member computes, say: that must
-        # not change what is drawn for others.
-        is_evaluated = not (module.training or self._model.training or torch.is_grad_enabled())
-        aside = is_evaluated or module is not own
+        # not change what is drawn for others, so these entries are counted apart.
+        aside = _TRAINED
+        if module is not own:
+            aside = _ASIDE
+        elif not (module.training or self._model.training):
+            aside = _EVALUATED if torch.is_grad_enabled() else _ASIDE
         is_again = torch._C._current_graph_task_id() != -1
         key = None
         if before != self._guessed:
-            key = at.keys.get((before, block, aside)) or (at.keys.get((before, block, True)) if is_again else None)
+            key = at.keys.get((before, block, aside)) or (at.keys.get((before, block, _ASIDE)) if is_again else None)
         if key is None:
             key = self._key(at, block, aside=aside, is_again=is_again)
             self._guessed = key if is_again else None
@@ -138,12 +143,12 @@ class BlockRandomness:
         random.seed(key)
         np.random.seed(key & 0xFFFFFFFF)  # a model's forward may use the legacy generator
 
-    def _key(self, at: _MicroBatch, block: str, *, aside: bool, is_again: bool) -> int:
+    def _key(self, at: _MicroBatch, block: str, *, aside: int, is_again: bool) -> int:
         """Return the key of a new entry or, if `is_again`, of the one before the last that was computed again."""
         entries = at.entries[block, aside]
         (at.guesses if is_again else at.entries)[block, aside] += 1
         entry = -at.guesses[block, aside] % max(entries, 1) if is_again else entries
-        return block_key(self._seed, at.step, at.number, block, entry, aside=aside)
+        return block_key(self._seed, at.step, at.number, block, entry, aside=aside == _ASIDE)
 
     def _set_key(self, at: _MicroBatch, key: int) -> None:
         self._set[key] = at

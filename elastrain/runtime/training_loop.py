@@ -85,6 +85,7 @@ class TrainingLoop:
 
     def give_back_model(self) -> None:
         """Take everything off the model, which is an ordinary one from here on. It keeps what refuses absent blocks."""
+        self._parts.layers.close()
         if self._parts.model.blocks.missing() is None:
             if self._prepared.pipelines is not None:
                 self._prepared.pipelines.close()
@@ -198,7 +199,6 @@ class TrainingLoop:
         if self._prepared.pipelines is not None:
             self._prepared.pipelines.close()
         self._parts.loader.close()
-        self._parts.layers.close()
         self._last_words.give_hook_back(raised=raised)
 
     def _expected_micro_batches(self, step: int) -> Sequence[int]:

@@ -6,6 +6,7 @@ happens to copies: the user's optimizer, its hooks and all generators are left a
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,8 +28,12 @@ _STEPS = 3
 _SHAPES = ((192,), (16384,), (3, 64), (128, 128), (4, 3, 16), (4, 64, 64), (4, 4, 3, 4), (8, 8, 16, 16))
 _CUT = 64
 _AWAY = 12345  # added to what an optimizer counts in attributes, to see whether that matters
-OF_ALL = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"step", "_opt_called", "_step_count"}
-"""Attributes that every optimizer has."""
+
+
+@functools.cache
+def of_all() -> frozenset[str]:
+    """Return the attributes of every optimizer. It is called late: to make one may import torch's compiler."""
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {"step", "_opt_called", "_step_count"}
 
 
 def try_out(name: str, make: Make, groups: Groups, kinds: Sequence[tuple[torch.dtype, set[int]]]) -> frozenset[str]:
@@ -119,7 +124,7 @@ class _Run:
         if any(all(key is not view for view in views) for key in self._optimizer.state):
             raise _NotElementwiseError("keeps a state that belongs to no parameter")
         own = vars(self._optimizer).items()
-        kept = {name: token_of(value) for name, value in own if name == "defaults" or name not in OF_ALL}
+        kept = {name: token_of(value) for name, value in own if name == "defaults" or name not in of_all()}
         # What only the first step leaves may be a cache.
         for key in sorted(key for key in kept if not is_first and self._kept.get(key) != kept[key]):
             if not {type(kept[key]), type(self._kept.get(key))} <= {int, float}:

@@ -6,28 +6,28 @@ import signal
 import sys
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 
 import pytest
 import torch
 
 from elastrain.offload import interrupts
-from elastrain.offload.deferred import DeferredLock
+from elastrain.offload.entrance import _at_once as at_once
 
 NUMBER = signal.SIGUSR1
 
 
 class OurCode:
-    """Code of the package under which a signal comes: a lock that acts on a note."""
+    """Code of the package under which a signal comes."""
 
     def __init__(self) -> None:
         self.ended = 0
-        self.lock = DeferredLock(self._interrupted)
 
     def run(self) -> None:
-        self.lock.later(lambda: None)
+        at_once(self.interrupted)
 
-    def _interrupted(self) -> None:
+    def interrupted(self) -> None:
         signal.raise_signal(NUMBER)
         self.ended += 1
 
@@ -55,7 +55,7 @@ def test_our_code_ends_before_the_handler_is_called() -> None:
 
 def test_a_finalizer_of_ours_ends_and_the_exception_is_not_lost_in_it() -> None:
     code, kept = OurCode(), torch.empty(0)
-    note = weakref.ref(kept, code.lock.later)
+    note = weakref.ref(kept, partial(at_once, code.interrupted))
     after = False
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
         del kept
@@ -82,7 +82,7 @@ def test_who_traces_goes_on_tracing() -> None:
         assert sys.gettrace() is trace
     finally:
         sys.settrace(before)
-    assert "_interrupted" in seen
+    assert "interrupted" in seen
 
 
 def test_the_programs_handlers_come_back() -> None:
