@@ -88,7 +88,7 @@ def _square_norm(votes: Sequence[Vote]) -> float:
 def _of_two_jobs(step: int, view: View, votes: Sequence[Vote]) -> Disagreement | None:
     # Different settings would part the members in the next update: better no commit than two jobs.
     if len({vote.settings for vote in votes}) > 1:
-        return _different_settings(step, view, votes)
+        return _different_settings(step, votes)
     if len({vote.graph for vote in votes}) == 1:
         return None
     graphs = {member: vote.graph for member, vote in zip(view.ids, votes, strict=True)}
@@ -110,11 +110,10 @@ def _contribution(step: int, votes: Sequence[Vote], *, is_deterministic: bool) -
     return told[0]
 
 
-def _different_settings(step: int, view: View, votes: Sequence[Vote]) -> Disagreement:
-    names = ", ".join(f"{m}: {v.settings}" for m, v in zip(view.ids, votes, strict=True))
+def _different_settings(step: int, votes: Sequence[Vote]) -> Disagreement:
     differing = _differing({vote.settings for vote in votes})
     return Disagreement(
-        reason=f"members entered step {step} with different {differing} ({names}): every member has to "
+        reason=f"members entered step {step} with different {differing}: every member has to "
         "run the same script with the same arguments; schedulers, layers and what is registered have to be changed "
         "alike on all, as functions of step.number"
     )

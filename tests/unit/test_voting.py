@@ -95,7 +95,7 @@ def test_what_differs_between_members_is_named_with_them() -> None:
         2, VIEW, [vote(), vote(settings='{"hyperparameters": 1, "teacher": 4}'), vote()], shape=SHAPE
     )
     assert isinstance(answer, Disagreement)
-    assert "members entered step 2 with different teacher (a: {" in answer.reason
+    assert "members entered step 2 with different teacher: " in answer.reason
     assert '"teacher": 4' in answer.reason
 
 

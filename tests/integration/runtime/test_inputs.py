@@ -317,4 +317,4 @@ def test_members_whose_hyperparameters_drift_apart_stop(tmp_path: Path) -> None:
     command += ["--run-dir", str(tmp_path / "run"), str(odd), "--steps", "30"]
     done = warm.run(command, env=environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert "parameter group 0" in done.stderr + done.stdout
+    assert "with different lr of the optimizer" in done.stderr + done.stdout
