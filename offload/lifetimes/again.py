@@ -92,7 +92,9 @@ class BlockForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         is_recorded = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
-        if torch.compiler.is_compiling() or self.barred or not is_recorded or not self.saved.is_entered:
+        if torch.compiler.is_compiling() or not is_recorded or not self.saved.is_entered:
+            return self.inner(*args, **kwargs)
+        if self.barred or self.saved.keeps_all:
             return self.inner(*args, **kwargs)
         if not all(isinstance(each, _UNCHANGING) for each in tree_leaves((args, kwargs))):
             return self.inner(*args, **kwargs)  # a cache, say, that each forward adds to
@@ -237,9 +239,10 @@ class _DroppedForward:
         with contextlib.suppress(_HaveAllError), self._conditions.restored(), hooks:
             block.inner(*args, **kwargs)
         if not taking.is_as(self._dropped):
+            block.saved.keeps_all = True  # what one block does others may do, too
             raise SpillReadError(
-                f"{block.name} computes other values when it is computed again: compute the micro-batch again, and "
-                f"train with policy=Policy(recompute=False)"
+                f"{block.name} computes other values when it is computed again: forget the gradients and compute the "
+                f"micro-batch again, nothing is given up from now on; or train with policy=Policy(recompute=False)"
             )
         self._found = taking.found
         block.saved.hold_again(self)

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 _AUTOCASTS = ("cpu", "cuda")
+_OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
 
 
 class ForwardConditions:
@@ -29,13 +30,12 @@ class ForwardConditions:
             (each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _AUTOCASTS
         ]
         self._caches = torch.is_autocast_cache_enabled()
-        self._training = [(each, each.training) for each in module.modules()]
+        self._modules = [(each, _own_attributes(each)) for each in module.modules()]
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """As they were then; what is changed meanwhile of all of them, and of the modules, is undone."""
-        random_now, training_now = _random_states(), [(each, each.training) for each, _ in self._training]
-        kept = [_KeptModule(each) for each, _ in self._training]
+        random_now, kept = _random_states(), [_KeptModule(each) for each, _ in self._modules]
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=self._devices, enabled=bool(self._devices)))
             for device_type, enabled, dtype in self._autocasts:
@@ -44,7 +44,8 @@ class ForwardConditions:
                 )
             stack.enter_context(torch.enable_grad())
             try:
-                _set_training(self._training)
+                for module, attributes in self._modules:
+                    module.__dict__.update(attributes)
                 _set_random_states(self._random)
                 if self._devices:
                     set_device_states(self._devices, self._device_states)
@@ -52,7 +53,6 @@ class ForwardConditions:
             finally:
                 for each in kept:
                     each.put_back()
-                _set_training(training_now)
                 _set_random_states(random_now)
 
 
@@ -90,9 +90,9 @@ def _members(several: list[Any] | dict[Any, Any] | set[Any]) -> list[int]:
     return [id(one) for each in members for one in (each if isinstance(several, dict) else (each,))]
 
 
-def _set_training(modes: list[tuple[nn.Module, bool]]) -> None:
-    for module, is_training in modes:
-        module.training = is_training
+def _own_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return what the program has set on a module: a mask for this forward, say, or whether it trains."""
+    return {name: value for name, value in module.__dict__.items() if name not in _OF_TORCH}
 
 
 def _random_states() -> tuple[Any, ...]:

@@ -107,11 +107,13 @@ class SavedTensors:
     """`place` tells the records of one forward of a block from those of another; a later forward there replaces them.
 
     `make_room` is asked before something is read that was not fetched in time, `waited` is told of the seconds;
-    `stayed` is told of what never left by itself, a parameter it may be, when backward asks for it.
+    `stayed` is told of what never left by itself, a parameter it may be, when backward asks for it. Once
+    `keeps_all`, no block gives up values to be computed again.
     """
 
     def __init__(self, offload: ActivationOffload, told: LeavesWhenTold) -> None:
         self.told = told
+        self.keeps_all = False
         self.saved: Callable[[int], None] = lambda _: None
         self.make_room: Callable[[int], None] = lambda _: None
         self.waited: Callable[[float], None] = lambda _: None
