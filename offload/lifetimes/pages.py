@@ -15,6 +15,8 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -50,7 +52,7 @@ class PagedRange:
         for each in (self._shown, self._behind):
             keep_from_children(each)
         self.tensor = torch.frombuffer(self._shown, dtype=torch.uint8)
-        _copy_by_one_thread_first(self.tensor.untyped_storage())
+        _touch_before_it_is_moved(self.tensor.untyped_storage())
         _RANGES.add(self)
 
     def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
@@ -229,18 +231,18 @@ def _protect(address: int, size_bytes: int, access: Access) -> None:
         raise OSError(number, f"memory cannot be protected: {os.strerror(number)}")
 
 
-def _copy_by_one_thread_first(storage: torch.UntypedStorage) -> None:
-    """Let each copy of the whole storage, `copy.deepcopy` say, begin with one byte: see `touches.py`."""
+def _touch_before_it_is_moved(storage: torch.UntypedStorage) -> None:
+    """Let copies of the whole storage (`copy.deepcopy`) and writes to files begin with one byte: see `touches.py`."""
     found = weakref.ref(storage)
-    copied: Callable[[torch.UntypedStorage], torch.UntypedStorage] = type(storage).clone
 
-    def clone() -> torch.UntypedStorage:
+    def touched(act: Callable[..., Any], *given: Any) -> Any:
         own = found()
         assert own is not None
         own[0]
-        return copied(own)
+        return act(own, *given)
 
-    storage.clone = clone  # type: ignore[method-assign]
+    for name in ("clone", "_write_file"):
+        setattr(storage, name, partial(touched, getattr(type(storage), name)))
 
 
 _RANGES: weakref.WeakSet[PagedRange] = weakref.WeakSet()

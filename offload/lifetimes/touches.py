@@ -7,11 +7,15 @@ and waits; then the instruction runs again, as if nothing had happened. Ours has
 To ask, a thread needs the interpreter's lock. Operators of torch let go of it, but for copies of whole storages: there
 a thread of OpenMP would wait for a master that holds the lock and waits for it. So a piece's storage is touched by one
 thread before it is copied (`pages.py`), and who goes on lets all others ask before.
+
+The kernel itself is not stopped: what is protected is EFAULT where a program gives it to a file or a socket. Programs
+give arrays to them, so a piece is brought in, to be read and written, when an array over it is made.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import queue
 import signal
@@ -22,7 +26,9 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import torch
 
 from elastrain.offload.lifetimes.pages import is_piece
 
@@ -73,11 +79,17 @@ class TouchServer:
         self._owners = [each for each in self._owners if each() is not None]
         self._owners.append(weakref.WeakMethod(serve))
         if self._thread is None or not self._thread.is_alive():
+            torch.Tensor.numpy = _handed_out  # type: ignore[method-assign,assignment]
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._serve, name="touches", daemon=True)
             self._thread.start()
             own = _Action(handler=self._handler, flags=_SIGINFO)
             _libc.sigaction(signal.SIGSEGV, ctypes.byref(own), ctypes.byref(self._before))
+
+    def hand_out(self, address: int) -> None:
+        """Have what lies there in memory, to be read and written. Raises what owners raise."""
+        if os.getpid() == self._pid and self._is_served(address):
+            self._is_served(address)  # who touches what can be read writes it
 
     # In the thread that was stopped.
 
@@ -129,3 +141,11 @@ def _end(sentence: str) -> NoReturn:
 
 
 SERVER = TouchServer()
+_numpy = torch.Tensor.numpy
+
+
+@functools.wraps(_numpy)
+def _handed_out(self: torch.Tensor, *given: Any, **named: Any) -> Any:
+    array = _numpy(self, *given, **named)
+    SERVER.hand_out(array.__array_interface__["data"][0])
+    return array

@@ -12,12 +12,14 @@ import itertools
 import os
 import pickle
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -116,6 +118,32 @@ def print_parameters(run: Run) -> None:
 
 def numpy(run: Run) -> None:
     run.seen += [torch.from_numpy(each.detach().numpy().copy()) for each in run.model.parameters()]
+
+
+def files(run: Run) -> None:
+    """The kernel reads and writes weights: nobody stops it at what is out."""
+    with tempfile.TemporaryFile(buffering=0) as file:
+        for each in run.model.parameters():
+            array = each.detach().numpy()
+            array.tofile(file)
+            file.write(memoryview(array.reshape(-1)).cast("B"))
+        torch.save(run.model.state_dict(), file, _use_new_zipfile_serialization=False)
+        file.seek(0)
+        for each in run.model.parameters():
+            run.seen += [torch.from_numpy(np.fromfile(file, np.float32, each.numel())) for _ in range(2)]
+        file.seek(0)
+        for each in run.model.parameters():
+            file.readinto(memoryview(each.detach().numpy().reshape(-1)).cast("B"))
+            file.seek(each.nbytes, os.SEEK_CUR)
+
+
+def files_of_gradients(run: Run) -> None:
+    with tempfile.TemporaryFile(buffering=0) as file:
+        for each in run.model.parameters():
+            file.write(memoryview((0.5 * each.grad).numpy().reshape(-1)).cast("B"))
+        file.seek(0)
+        for each in run.model.parameters():
+            file.readinto(memoryview(each.grad.numpy().reshape(-1)).cast("B"))
 
 
 def save_states(run: Run) -> None:
@@ -238,6 +266,7 @@ AFTER_BACKWARD: dict[str, Touch] = {
         clip_gradient_values,
         scale_gradients_unseen,
         read_gradients,
+        files_of_gradients,
         print_parameters,
         save_states,
     )
@@ -247,6 +276,7 @@ AFTER_STEP: dict[str, Touch] = {
     for each in (
         print_parameters,
         numpy,
+        files,
         save_states,
         copy_states,
         load_states,
@@ -263,6 +293,8 @@ OFTEN = [
     "after_backward-forget_gradients",
     "after_backward-clip_gradients",
     "after_backward-scale_gradients_unseen",
+    "after_backward-files_of_gradients",
+    "after_step-files",
     "after_step-save_states",
     "after_step-copy_model",
     "after_step-clamp_weights_unseen",
