@@ -133,7 +133,7 @@ class Check:
     digests: tuple[int, ...]
     """Per block, of its summed gradients (and running statistics)."""
     kept: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    """What forwards change in the model beside running statistics: named where results differ."""
+    """Names of what forwards change in the model beside running statistics, for the sentence about other results."""
 
 
 @dataclass(frozen=True, order=True)

@@ -23,9 +23,9 @@ _CHUNK_BYTES = 1 << 14
 _PATIENCE_MS = 1000
 """A screen that takes nothing for so long is read by nobody."""
 _END_S = 10.0
-"""How long a slow screen may take to show the last of a job."""
+"""Seconds that a slow screen may take to show the last of a job."""
 _logs: list[EventLog] = []
-"""Where the run keeps what cannot be shown; empty before it has a folder."""
+"""The log that keeps what cannot be shown; empty before the run has a folder."""
 
 
 class ScreenPipe:

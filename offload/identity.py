@@ -96,7 +96,7 @@ class StayingTensor:
 
 
 class SpillHandle:
-    """What a graph node holds for a tensor that may leave. The manager watches when the node lets go of it."""
+    """A graph node's handle for a tensor that may leave. The manager watches when the node lets go of it."""
 
     __slots__ = ("__weakref__", "record", "view", "watch")
     record: SpillRecord

@@ -78,7 +78,7 @@ class Checkpointing:
         self._over: CheckpointOver | None = None
         """How the last one ended, for members that were not told in its view."""
         self.wanted = self._voted = Wish.NONE
-        """What this member asks of the next vote, and what it has told in the last one."""
+        """The wish that this member puts into its next vote, and the one that it has told in the last vote."""
 
     # ------------------------------------------------------------------------------------------------------- the wish
 

@@ -152,7 +152,7 @@ class Handover:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the engine has ended: it takes nothing more."""
+        """True once the engine has ended and takes nothing more."""
         return self._ended
 
     @property

@@ -1,4 +1,4 @@
-"""What a training loop changes in the model's modules at some step: train and eval, freezing, a dropout's p, a switch.
+"""Changes that a training loop makes in the model's modules: train and eval, freezing, a dropout's p, a switch.
 
 A newcomer's loop never was in that step: it gets them, and so does a resumed job. What a forward changes by itself,
 such as the length of a cache, is not carried. A number that counts micro-batches is refused.
@@ -29,20 +29,20 @@ _COUNTED = 3
 
 
 class Layers:
-    """What the loop has changed in a model: all that no call of the model changes, and any persistent buffer."""
+    """The changes of a loop in a model: all that no call of the model makes, and those of any persistent buffer."""
 
     def __init__(self, model: nn.Module) -> None:
         self.changes: Changes = {}
         self.tensors: dict[str, Tensor | None] = {}
         """Copies, never written, of persistent buffers, and of other tensors that the loop has changed."""
         self.untold: set[str] = set()
-        """What the loop changed among its micro-batches: carried, and not compared."""
+        """Names of what the loop changed among its micro-batches. They are carried, and not compared."""
         self.of_forwards: set[str] = set()
-        """What forwards change by themselves."""
+        """Names of what forwards change by themselves."""
         self._sums: dict[str, int] = {}
         """Checksums of these copies."""
         self._initial: dict[str, int] = {}
-        """Those of the persistent buffers that the script has made."""
+        """Checksums of the persistent buffers, as the script has made them."""
         self._numbers: dict[str, list[float]] = {}
         """First values of numbers that change in each micro-batch; an empty list: this is no counter."""
         self._depth = 0

@@ -69,7 +69,7 @@ class LoopState:
         for name, thing in registered.items():
             check_apart(name, thing, model)
         self.counted: frozenset[str] = frozenset()
-        """What the optimizer itself counts in its groups; they lack it before the first step."""
+        """Names that the optimizer itself counts under in its groups. The groups lack them before the first step."""
         self.course = FirstSettings()
         self._optimizer = optimizer
         self._layers = layers

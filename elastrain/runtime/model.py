@@ -36,9 +36,9 @@ class _Placed:
     start: int
     parameter: nn.Parameter
     grad_dtype: torch.dtype | None
-    """As the script had it."""
+    """The script's own setting, for the time behind the loop."""
     leaves: set[int]
-    """Its own one, and those of its blocks behind the first one."""
+    """The parameter's leaf in its first block, and those in its later blocks."""
     name: str
 
 

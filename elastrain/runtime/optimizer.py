@@ -52,7 +52,7 @@ class PieceOptimizer:
         self._inner = self._same_class(optimizer, [_placeholder(optimizer.param_groups)])
         self._scratch: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self.counted = frozenset[str]() if type(optimizer) in ELEMENTWISE else self._try_out()
-        """What the optimizer itself counts in its parameter groups."""
+        """Names of the counters that the optimizer itself keeps in its parameter groups."""
         optimizer.state.clear()
 
     @property

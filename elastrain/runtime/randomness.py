@@ -26,7 +26,7 @@ BEFORE, AFTER = -1, -2
 _BACKWARD = ".backward"
 """No block has this name: where a checkpoint puts a forward's state back, the generator tells of another seed."""
 _TRAINED, _ASIDE, _EVALUATED = range(3)
-"""What an entry is counted among. Those of a model in `eval()` that takes gradients have the keys of the training's."""
+"""Kinds of entries, which are counted apart. A model in `eval()` that takes gradients has the keys of the training."""
 _STEPS_KEPT = 2
 """A backward may come after forwards of the next step; nothing older is ever computed again."""
 
@@ -90,7 +90,7 @@ class BlockRandomness:
         self._modules.clear()
 
     def enter(self, block: str, module: nn.Module | None = None) -> None:
-        """What its hook does. `module`: the block, or its copy in a copy of the model."""
+        """Set the stream of an entry, as the block's hook does. `module`: the block, or its copy."""
         own = self._modules.get(block)
         if own is None:
             return

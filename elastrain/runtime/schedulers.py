@@ -64,9 +64,9 @@ class FirstSettings:
 
     def __init__(self) -> None:
         self.first: list[str] = []
-        """Of the job's first steps."""
+        """Hyperparameters of the job's first steps."""
         self._since: list[str] | None = None
-        """Of the steps since the job was resumed; None: it was not."""
+        """Hyperparameters of the steps since the job was resumed; None if it was not."""
         self._entered: Any = None
 
     def resume(self, loop: str) -> None:

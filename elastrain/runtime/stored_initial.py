@@ -86,7 +86,7 @@ class StoredInitial:
         self._checkpoint: Checkpoint | None = None
         self._states: dict[int, ShardState] = {}
         self._homes: dict[str, str] = {}
-        """Where the checkpoint is of another cutting: the model's names, and the layout's for the same memory."""
+        """The model's names -> the layout's names of the same memory, if the checkpoint has another cutting."""
         self._has_parameters = False
         self._writing = threading.Lock()
         """Held by who writes into the model's memory, or moves it, while a thread reads the checkpoint."""
@@ -148,7 +148,7 @@ class StoredInitial:
             raise _error(self._resume, error) from error
 
     def buffers(self, mine: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        """Those of the checkpoint, or of the plain state that it was made of. `mine`: the model's persistent buffers.
+        """Return the buffers of the checkpoint, or of an imported state. `mine`: the model's persistent ones.
 
         Raises ConfigError where one is of another shape, as `loop` otherwise.
         """

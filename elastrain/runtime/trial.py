@@ -74,7 +74,7 @@ def try_out(name: str, make: Make, groups: Groups, kinds: Sequence[tuple[torch.d
 
 
 class _NotElementwiseError(Exception):
-    """What an optimizer does that it may not do."""
+    """The reason why an optimizer is not elementwise."""
 
 
 class _Run:

@@ -12,6 +12,7 @@ from dataclasses import is_dataclass
 from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -149,11 +150,11 @@ def _is_configuration(value: object) -> bool:
 
 
 def sum_of(value: Tensor | None) -> int:
-    """Checksum of a tensor's bits; 0 for one that is not dense, which cannot be carried."""
+    """Return a checksum of a tensor's bits, dtype and shape; 0 for one that is not dense, which cannot be carried."""
     if value is None or value.layout is not torch.strided or value.is_quantized or value.is_meta:
         return 0
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
-    return checksum(plain)
+    return checksum(plain) ^ crc32(f"{plain.dtype}{tuple(plain.shape)}".encode())
 
 
 def token_of(value: Any, depth: int = 3) -> Any:

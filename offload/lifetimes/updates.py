@@ -74,6 +74,8 @@ class Updates:
         is computed as `torch.nn.utils.clip_grad_norm_` does. As with `optimizer.zero_grad()`, parameters that the
         optimizer does not have keep their gradients, and the next backward adds to them.
         """
+        if max_grad_norm is not None:
+            _check_separate(order)
         for block in list(self.due):  # what no forward has used since the last step
             self.update(block)
         self.shows_gradients = False
@@ -269,3 +271,16 @@ def _options_of(group: dict[str, Any]) -> dict[str, Any]:
     """All but the parameters, as they are now."""
     options = {key: value for key, value in group.items() if key != "params"}
     return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in options.items()}
+
+
+def _check_separate(parameters: Sequence[nn.Parameter]) -> None:
+    """Raise OffloadConfigError for one tensor as the gradient of two parameters: clipping would scale it twice."""
+    seen: set[int] = set()
+    for each in parameters:
+        if each.grad is not None and each.grad._cdata in seen:
+            raise OffloadConfigError(
+                f"one tensor of shape {tuple(each.grad.shape)} is the gradient of several parameters, and clipping "
+                "would scale it once for each: give every parameter a copy of its own (grad.clone())"
+            )
+        if each.grad is not None:
+            seen.add(each.grad._cdata)

@@ -1,4 +1,4 @@
-"""What stands for a parameter of a block that a member does not have: one NaN, and a sentence for whoever uses it."""
+"""Placeholders for parameters of blocks that a member does not have: one NaN, and a sentence if the script uses it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HARMLESS = (
     "size storage_offset stride untyped_storage empty_like full_like ones_like rand_like randn_like zeros_like "
     "new_empty new_full new_ones new_zeros"
 )
-"""What neither reads nor writes values."""
+"""Names of functions that neither read nor write values."""
 _VALUES = frozenset({"data", "T", "H", "mT", "mH", "real", "imag"})
 
 

@@ -50,7 +50,7 @@ class Entries:
 
 
 class _Way:
-    """What stands in place of a block's forward. That of a copy would lead into this block, so it leads nowhere."""
+    """A stand-in for a block's forward. In a copy it leads nowhere, since it would lead into the original."""
 
     def __init__(self, entry: Entry, place: int, forward: Forward) -> None:
         self._entry, self._place, self._forward = entry, place, forward

@@ -58,7 +58,7 @@ class Described:
         )
 
     def buffers(self, kept: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        """Those of the model that are neither parameters nor running statistics; as in `kept`, if they are there."""
+        """Return the model's buffers that are no running statistics. Values in `kept` take precedence."""
         known = {name for entry in self._parameters for name in (entry.name, *entry.also)}
         # With `keep_vars`, because a member of a pipeline refuses a script's state_dict() for the blocks that it lacks.
         state = self._model.state_dict(keep_vars=True)

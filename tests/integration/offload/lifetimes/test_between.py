@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.choice import Policy
 from elastrain.offload.lifetimes.orders import UpdateOrder
 from elastrain.offload.lifetimes.within import within
@@ -157,3 +158,19 @@ def test_gradients_are_as_in_plain_training(body: Body, order: UpdateOrder, tmp_
     ours, plain = train(body, tmp_path, order), train(body, None, order)
     assert len(ours) == len(plain)
     assert all(torch.equal(mine, other) for mine, other in zip(ours, plain, strict=True))
+
+
+def test_one_tensor_as_the_gradient_of_two_parameters_is_refused_where_it_would_be_clipped(tmp_path: Path) -> None:
+    """Plain training scales it once for each of them."""
+    model = build("gpt", SHAPE)[0]
+    training = within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=limit_of(model, 0.3))
+    try:
+        backward(model, 0)
+        one, other = next(several for several in of_a_kind(list(model.parameters())) if len(several) > 1)[:2]
+        one.grad = other.grad
+        with pytest.raises(OffloadConfigError, match="is the gradient of several parameters"):
+            training.step(max_grad_norm=1.0)
+        one.grad = one.grad.clone()  # the way out that the sentence names
+        training.step(max_grad_norm=1.0)
+    finally:
+        training.close()
