@@ -86,8 +86,9 @@ class FirstSettings:
         pairs = enumerate(zip(hyper, self._entered or hyper, strict=True))
         differing = [(i, n, g.get(n), w[n]) for i, (g, w) in pairs for n in w if g.get(n) != w[n]]
         found = [f"{name} of parameter group {i} is {now!r}, not {was!r}" for i, name, now, was in differing]
-        is_anew = since[1:] == self.first[1:] and since[0] not in (self.first[0], since[1])
-        if (found and len(since) == 1) or (len(since) == _COMPARED and is_anew):
+        is_enough = len(since) == len(self.first) == _COMPARED
+        is_anew = is_enough and since[1:] == self.first[1:] and since[0] not in (self.first[0], since[1])
+        if (found and len(since) == 1) or is_anew:
             what = found[0] if len(since) == 1 else "hyperparameters are what they were in the job's first steps"
             raise ConfigError(
                 f"the loop sets other hyperparameters than before it was resumed ({what}): a schedule of the script's "

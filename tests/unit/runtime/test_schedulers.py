@@ -128,3 +128,10 @@ def test_a_schedule_that_goes_on_after_a_resume_is_let_alone(after: list[float],
 def test_a_schedule_of_the_scripts_own_that_begins_anew_is_named(after: list[float], what: str) -> None:
     with pytest.raises(ConfigError, match=f"the loop sets other hyperparameters than before it was resumed .*{what}"):
         _course(after, _course(RATES), 0.5)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_job_that_is_resumed_after_its_first_steps_goes_on(steps: int) -> None:
+    """A checkpoint of an early step, or one of a release that kept nothing of this, has too little to compare with."""
+    before = _course(RATES[:steps])
+    _course(RATES[steps : steps + 3], before, RATES[steps])
