@@ -276,11 +276,10 @@ def _options_of(group: dict[str, Any]) -> dict[str, Any]:
 def _check_separate(parameters: Sequence[nn.Parameter]) -> None:
     """Raise OffloadConfigError for one tensor as the gradient of two parameters: clipping would scale it twice."""
     seen: set[int] = set()
-    for each in parameters:
-        if each.grad is not None and each.grad._cdata in seen:
+    for grad in [each.grad for each in parameters if each.grad is not None]:
+        if grad._cdata in seen:
             raise OffloadConfigError(
-                f"one tensor of shape {tuple(each.grad.shape)} is the gradient of several parameters, and clipping "
+                f"one tensor of shape {tuple(grad.shape)} is the gradient of several parameters, and clipping "
                 "would scale it once for each: give every parameter a copy of its own (grad.clone())"
             )
-        if each.grad is not None:
-            seen.add(each.grad._cdata)
+        seen.add(grad._cdata)
