@@ -16,6 +16,7 @@ import os
 import select
 import socket
 import struct
+import sys
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch._utils import ExceptionWrapper
 
+from elastrain.errors import ConfigError
 from elastrain.runtime import packing
 from elastrain.runtime.nursery import Nursery, ProcessEnded, how_it_ended
 from elastrain.runtime.schedule import Request
@@ -57,9 +59,13 @@ class LoadFailed:
 
     def __init__(self) -> None:
         self._wrapper = ExceptionWrapper(where="while loading a micro-batch")  # type: ignore[no-untyped-call]
+        error = sys.exception()
+        self._refusal = str(error) if isinstance(error, ConfigError) else ""
 
     def raise_again(self) -> None:
         """Raise it, but for what would silently end the generator that the training loop iterates over."""
+        if self._refusal:
+            raise ConfigError(self._refusal)
         try:
             self._wrapper.reraise()  # type: ignore[no-untyped-call]
         except StopIteration as error:

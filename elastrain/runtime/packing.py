@@ -21,6 +21,7 @@ import msgspec
 import torch
 
 from elastrain.comm.shm.memory import Mapping
+from elastrain.errors import ConfigError
 from elastrain.runtime.described import Describer, Restorer
 
 _READ_UP_TO_BYTES = 64 << 10
@@ -33,15 +34,14 @@ def pack(thing: Any) -> int:
     """A descriptor of a new memfd that holds the thing; the caller closes it.
 
     Of tensors the content travels, never the rest of their storage; strides stay where `Tensor.clone` keeps them.
-    Tensors that share memory do not share it any more. Raises OSError, and TypeError for what is no data, which names
+    Tensors that share memory do not share it any more. Raises OSError, and ConfigError for what is no data, which names
     its place, such as `batch['x'][0]`.
     """
     describer = Describer()
     try:
         tree = describer.describe(thing)
     except Exception as error:
-        error.args = (f"{_place(describer.way())}: {error}",)
-        raise
+        raise ConfigError(f"{_place(describer.way())}: {error}") from error
     description, buffers = msgspec.msgpack.encode(tree), describer.buffers
     sizes = [buffer.nbytes for buffer in buffers]
     head = array("Q", [len(buffers), len(description), *sizes]).tobytes() + description
