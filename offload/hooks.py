@@ -187,6 +187,11 @@ class ActivationOffload:
             manager.end_forward(quietly=True)
             raise
         manager.end_forward(quietly=error is not None)
+        if isinstance(error, RuntimeError) and "support saved tensor hooks" in str(error):
+            raise OffloadConfigError(
+                "torch.func.grad, vjp, jacrev and hessian forbid hooks on saved tensors, so that they cannot run in "
+                "the `with` block of save_on_disk: call them before it or after it"
+            ) from error
 
     def stats(self) -> OffloadStats:
         """What happened so far."""

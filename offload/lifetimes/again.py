@@ -78,6 +78,7 @@ class BlockForward:
         self.number, self.name, self.module = number, block.name, block.module
         self.inner = self.__wrapped__ = block.module.forward
         self.barred, self.trusted = "", False
+        self._own = {id(each) for each in block.module.parameters()}
         self.saved, self.around, self.wanted = saved, around, wanted
 
     def install(self) -> BlockForward:
@@ -94,6 +95,8 @@ class BlockForward:
         is_recorded = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
         if torch.compiler.is_compiling() or not is_recorded or not self.saved.is_entered:
             return self.inner(*args, **kwargs)
+        if any(id(each) not in self._own for each in self.module.parameters()):
+            return self.inner(*args, **kwargs)  # torch.func.functional_call: these are gone when it is computed again
         if self.barred or self.saved.keeps_all:
             return self.inner(*args, **kwargs)
         if not all(isinstance(each, _UNCHANGING) for each in tree_leaves((args, kwargs))):

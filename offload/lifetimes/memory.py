@@ -44,6 +44,9 @@ class PieceMemory(Protocol):
     access: Access
     mark: Mark | None
 
+    def part(self, offset_bytes: int, size_bytes: int) -> torch.Tensor:
+        """Return these bytes as a tensor; on the CPU its storage ends with them, so that a saved parameter is small."""
+
     def allow(self, access: Access) -> None:
         """From now on so much, and no more; on a device nothing changes. Custody's lock is held."""
 

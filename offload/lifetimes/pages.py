@@ -55,6 +55,14 @@ class PagedRange:
         _touch_before_it_is_moved(self.tensor.untyped_storage())
         _RANGES.add(self)
 
+    def part(self, offset_bytes: int, size_bytes: int) -> torch.Tensor:
+        """As `PieceMemory.part`."""
+        if not size_bytes:
+            return self.tensor[:0]
+        part = torch.frombuffer(self._shown, dtype=torch.uint8, offset=offset_bytes, count=size_bytes)
+        _touch_before_it_is_moved(part.untyped_storage())
+        return part
+
     def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
         """As `PieceMemory.write`: memory is what it is when this is called."""
         return device.write(self._part(span), 0, cancelled)

@@ -44,6 +44,10 @@ class ResizedPiece:
         self._lanes = lanes
         self._staging = staging
 
+    def part(self, offset_bytes: int, size_bytes: int) -> torch.Tensor:
+        """As `PieceMemory.part`: of the piece's storage, which is resized as one."""
+        return self.tensor[offset_bytes : offset_bytes + size_bytes]
+
     def allow(self, access: Access) -> None:
         """Nothing: a storage without bytes is an illegal access by itself, and what is in cannot be protected."""
 

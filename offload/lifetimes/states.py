@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -33,6 +34,7 @@ class BlockStates:
         self._custody = custody
         self._gradients: dict[nn.Parameter, PieceView] = {}
         self._by_storage: dict[int, HeldPiece] = {}
+        self._parts: list[torch.Tensor] = []  # they keep the storages of `_by_storage`
         self._state_places: dict[tuple[nn.Parameter, str], PieceView] = {}
         # Before it is adopted, the model takes memory that cannot leave: a wish for room, and no reason to refuse.
         self.adopted_bytes = custody.account.reserved_bytes = self.unadopted_bytes()
@@ -50,7 +52,7 @@ class BlockStates:
         tensors = [each.data for each in self.block_of]
         tensors += [value for state in self._optimizer.state.values() for value in state.values() if _is_large(value)]
         storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}
-        return sum(each.nbytes() for key, each in storages.items() if key not in ours)
+        return sum(each.nbytes() for key, each in storages.items() if key not in ours | self._by_storage.keys())
 
     def of(self, kind: Kind, blocks: Sequence[int]) -> list[HeldPiece]:
         """The pieces of one kind of these blocks, as far as there are any."""
@@ -86,10 +88,12 @@ class BlockStates:
     def check_parameters(self, model: nn.Module) -> None:
         """Raises OffloadConfigError where a parameter is new, or does not lie in its piece any more. Touches none."""
         for name, parameter in model.named_parameters():
-            if parameter not in self.block_of:
+            # Plain tensors stand in a parameter's place during torch.func.functional_call.
+            if isinstance(parameter, nn.Parameter) and parameter not in self.block_of:
                 raise OffloadConfigError(
                     f"{name} became a parameter of the model after `within` was called: add or replace parameters "
-                    f"before, and make the optimizer of them"
+                    f"before, and make the optimizer of them; torch.func.functional_call takes plain tensors, such as "
+                    f"p.view_as(p)"
                 )
         for block in self._blocks:
             for parameter in block.parameters:
@@ -174,9 +178,11 @@ class BlockStates:
         places, size_bytes = places_of([each.data for each in block.parameters])
         piece = self._custody.adopt(f"the parameters of {block.name}", Kind.PARAMETER, size_bytes)
         self.pieces[Kind.PARAMETER, number] = piece
-        self._by_storage[piece.memory.tensor.untyped_storage()._cdata] = piece
         for parameter, place in zip(block.parameters, places, strict=True):
-            view = place.of(piece.memory.tensor)
+            part = piece.memory.part(place.offset_bytes, parameter.data.nbytes)
+            self._parts.append(part)
+            self._by_storage[part.untyped_storage()._cdata] = piece
+            view = replace(place, offset_bytes=0).of(part)
             view.copy_(parameter.data)
             parameter.data = view
 

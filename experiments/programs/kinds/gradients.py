@@ -96,7 +96,9 @@ class InnerStep(Program):
 
 
 class GradientsPerSample(Program):
-    """Norms of the gradients of single samples weight the loss (`torch.func`)."""
+    """Norms of the gradients of single samples weight the loss (`torch.func`), which hooks on saved tensors forbid."""
+
+    refused: Mapping[str, str] = {"save": "torch.func.grad"}
 
     def loss(self, batch: Any) -> Tensor:
         points, classes = batch

@@ -280,7 +280,9 @@ class BufferOverAWeight(_SharedMemory):
 
 
 class AttributeOverAWeight(BufferOverAWeight):
-    """A plain attribute over a weight's memory, which the forward uses."""
+    """A plain attribute over a weight's memory, which the forward uses: refused where parameters are moved."""
+
+    refused: Mapping[str, str] = dict.fromkeys(("job", "within"), "share memory without being one parameter")
 
     class Model(_SharedMemory.Model):
         def __init__(self) -> None:
