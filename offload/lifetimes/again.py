@@ -101,7 +101,7 @@ class BlockForward:
             return self.inner(*args, **kwargs)
         if not all(isinstance(each, _UNCHANGING) for each in tree_leaves((args, kwargs))):
             return self.inner(*args, **kwargs)  # a cache, say, that each forward adds to
-        if self.around.is_given_up(self.number):
+        if self.around.is_given_up(self.number) and self.saved.is_innermost:
             return _DroppedForward(self, args, kwargs, is_trial=not self.trusted).run(args, kwargs)
         before = self.saved.collected()
         output = self.inner(*args, **kwargs)

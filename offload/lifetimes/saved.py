@@ -126,8 +126,8 @@ class SavedTensors:
         self._entered: torch.autograd.graph.saved_tensors_hooks | None = None
 
     def enter(self) -> None:
-        """A forward begins; nothing where one is under way, or where the program has hooks of its own or forbids hooks."""
-        others = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        """A forward begins; nothing where one is under way, or where the program has hooks or forbids them."""
+        others: object = torch._C._autograd._top_saved_tensors_default_hooks(True)
         forbidden = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()  # by torch.func, say
         if self._entered is None and others is None and forbidden is None:
             self._offload.__enter__()
@@ -185,9 +185,13 @@ class SavedTensors:
 
     @property
     def is_entered(self) -> bool:
-        """Whether a forward is under way whose values are saved here, and not by hooks of the program."""
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        return self._entered is not None and hooks is not None and hooks[0] == self.pack
+        """Whether a forward is under way whose values are saved here."""
+        return self._entered is not None
+
+    @property
+    def is_innermost(self) -> bool:
+        """Whether no hooks of the program, or of a checkpoint, stand between: only while `is_entered`."""
+        return bool(torch._C._autograd._top_saved_tensors_default_hooks(True)[0] == self.pack)
 
     def collected(self) -> int:
         """How much was collected at this point so far, for `mark_needed`."""
