@@ -75,9 +75,11 @@ class FirstSettings:
 
     def enter(self, hyper: Sequence[Mapping[str, Any]], counted: Collection[str]) -> None:
         """The loop has come to its micro-batches. Raises ConfigError if a schedule has begun anew."""
-        told = self.first if self._since is None else self._since
-        if len(told) < _COMPARED:
-            told.append(json.dumps([{n: v for n, v in group.items() if n not in counted} for group in hyper]))
+        entered = json.dumps([{n: v for n, v in group.items() if n not in counted} for group in hyper])
+        if len(self.first) < _COMPARED:
+            self.first.append(entered)
+        if self._since is not None and len(self._since) < _COMPARED:
+            self._since.append(entered)
             self._check(hyper)
 
     def _check(self, hyper: Sequence[Mapping[str, Any]]) -> None:

@@ -175,6 +175,7 @@ class BatchNormReset(_Normalised):
     """Running statistics are reset in one step."""
 
     reported = True
+    refused: Mapping[str, str] = {"job": "changed outside of the micro-batches"}
 
     def before(self, step: Any) -> None:
         if step.number == 2:
@@ -185,6 +186,7 @@ class BatchNormBetween(_Normalised):
     """A pass in training mode behind each step."""
 
     reported = True
+    refused: Mapping[str, str] = {"job": "changed outside of the micro-batches"}
 
     def after(self, step: Any) -> bool | None:
         with torch.no_grad():

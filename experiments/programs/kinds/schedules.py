@@ -142,7 +142,7 @@ class HandMade(_Scheduled):
     """An object that sets rates from its own counter (Noam's, of the annotated transformer)."""
 
     reported = True
-    refused: Mapping[str, str] = {"resume": "register"}
+    refused: Mapping[str, str] = {"resume": "register", "kill": "different lr of the optimizer"}
 
     class Noam:
         def __init__(self, optimizer: torch.optim.Optimizer) -> None:

@@ -202,7 +202,7 @@ class OneModuleTwice(Program):
 class _SharedMemory(Program):
     """Parameters over one memory that are not one object."""
 
-    refused: Mapping[str, str] = {"job": "shares", "within": "shares"}
+    refused: Mapping[str, str] = dict.fromkeys(("job", "within"), "share memory without being one parameter")
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -280,9 +280,7 @@ class BufferOverAWeight(_SharedMemory):
 
 
 class AttributeOverAWeight(BufferOverAWeight):
-    """A plain attribute over a weight's memory, which the forward uses: refused where parameters are moved."""
-
-    refused: Mapping[str, str] = dict.fromkeys(("job", "within"), "share memory without being one parameter")
+    """A plain attribute over a weight's memory, which the forward uses."""
 
     class Model(_SharedMemory.Model):
         def __init__(self) -> None:

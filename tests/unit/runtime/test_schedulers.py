@@ -135,3 +135,10 @@ def test_a_job_that_is_resumed_after_its_first_steps_goes_on(steps: int) -> None
     """A checkpoint of an early step, or one of a release that kept nothing of this, has too little to compare with."""
     before = _course(RATES[:steps])
     _course(RATES[steps : steps + 3], before, RATES[steps])
+
+
+def test_a_schedule_that_begins_anew_is_named_after_a_resume_from_the_second_step() -> None:
+    """The rate of step 2, with which the job goes on, completes the first steps: 0.2 and 0.3 follow it again."""
+    before = _course(RATES[:2])
+    with pytest.raises(ConfigError, match="are what they were in the job's first steps"):
+        _course([0.3, 0.2, 0.3], before, 0.3)
