@@ -98,13 +98,13 @@ class Layers:
             return
         if by == 1 and self._depth == 0:
             self._has_forward = True
-            self._take_changes(_BODY if self._is_in_step else _LOOP)
+            self._take_changes(_BODY if self._is_in_step else _LOOP, has_hooks=not self._is_in_step)
         self._depth += by
         if by == -1 and self._depth == 0:
-            self._take_changes(_FORWARD)
+            self._take_changes(_FORWARD, has_hooks=not self._is_in_step)  # in a step, `settle` looks at them
 
-    def _take_changes(self, doer: str, *, is_thorough: bool = False) -> None:
-        for name, value, before in self._watched.changed(is_thorough=is_thorough):
+    def _take_changes(self, doer: str, *, is_thorough: bool = False, has_hooks: bool = True) -> None:
+        for name, value, before in self._watched.changed(is_thorough=is_thorough, has_hooks=has_hooks):
             if name in self._watched.parameters or name.startswith("hooks of "):
                 self.changes |= {name: value} if doer is _LOOP else {}
                 continue

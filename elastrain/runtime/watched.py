@@ -96,15 +96,18 @@ class PlainAttributes:
 
     def rebase(self) -> None:
         """Let nothing count as changed."""
-        self._before = self._look(is_thorough=True)
+        self._before = self._look(is_thorough=True) | dict(self.hooks())
 
-    def changed(self, *, is_thorough: bool = False) -> list[tuple[str, Any, Any]]:
+    def changed(self, *, is_thorough: bool = False, has_hooks: bool = True) -> list[tuple[str, Any, Any]]:
         """Name, value and former value of what has changed since this was last asked; tokens where they are not plain.
 
-        is_thorough: read persistent buffers whole, since a write through `.data` leaves no other trace.
+        Args:
+            is_thorough: Read persistent buffers whole, since a write through `.data` leaves no other trace.
+            has_hooks: Count hooks, too. That takes as long as all else.
         """
         with torch._C.DisableTorchFunction():  # to look at a tensor is no use of it, which a tracing pass would note
             before, now = self._before, self._look(is_thorough=is_thorough)
+            now |= self.hooks() if has_hooks else ((name, before[name]) for name in self._hooked)
         self._before = now
         pairs = ((name, value, before.get(name, MISSING)) for name, value in now.items()) if now != before else ()
         return [(name, value, was) for name, value, was in pairs if value is not was and value != was]
@@ -120,7 +123,6 @@ class PlainAttributes:
         }
         found.update((name, self._sum(name, found[name], is_thorough)) for name in self.persistent())
         found.update((name, q.requires_grad) for name, q in self.parameters.items())
-        found.update(self.hooks())
         return found
 
     def _sum(self, name: str, token: Any, is_thorough: bool) -> int:
