@@ -21,7 +21,7 @@ from elastrain.comm.autoload import autoload
 if TYPE_CHECKING:
     from elastrain.comm.torch_backend.bootstrap import Options
     from elastrain.comm.torch_backend.survival import surviving
-    from elastrain.comm.torch_backend.view import handle, monitored_barrier, reconfigure
+    from elastrain.comm.torch_backend.view_change import handle, monitored_barrier, reconfigure
 
 __all__ = ["Options", "handle", "monitored_barrier", "reconfigure", "surviving"]
 

@@ -11,9 +11,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from elastrain.launcher.core import stages
-from elastrain.member import loop_feed
-from elastrain.offload import residency
+from elastrain.launcher.core import worker_table
+from elastrain.member import loop_stages
+from elastrain.offload.drives import residency
 
 PAGE = Path(__file__).parent / "machines.md"
 HEAD = """# Machines
@@ -48,24 +48,26 @@ def machines() -> tuple[Machine, ...]:
     return (
         Machine(
             title="A worker, as its agent sees it",
-            about="`launcher/core/stages.py`: what a worker is decides what its end means. What is not drawn leaves "
+            about="`launcher/core/worker_table.py`: what a "
+            "worker is decides what its end means. What is not drawn leaves "
             "the stage as it is.",
             begin=("starting",),
-            arrows=_arrows(stages.TABLE),
+            arrows=_arrows(worker_table.TABLE),
         ),
         Machine(
             title="A saved storage",
-            about="`offload/residency.py`: where the bytes of one saved activation are. `Spill` and `Prefetch` are "
+            about="`offload/drives/residency.py`: where the"
+            " bytes of one saved activation are. `Spill` and `Prefetch` are "
             "wishes of the policy, and change nothing where they are not drawn.",
             begin=("resident", "pinned"),
             arrows=_arrows(residency.TABLE),
         ),
         Machine(
             title="A member's training loop",
-            about="`elastrain/member/loop_feed.py`: where the loop is. `Began`, `Ready` and `LoopEnded` come from "
+            about="`elastrain/member/loop_stages.py`: where the loop is. `Began`, `Ready` and `LoopEnded` come from "
             "it, the others are commands to it.",
             begin=("outside",),
-            arrows=_arrows({pair: (after, ()) for pair, after in loop_feed.TABLE.items()}),
+            arrows=_arrows({pair: (after, ()) for pair, after in loop_stages.TABLE.items()}),
         ),
     )
 

@@ -47,7 +47,7 @@ def _public_page() -> str:
         "elastrain.Job",
         "elastrain.DataLoader",
         "elastrain.LossScale",
-        "elastrain.runtime.step.Step",
+        "elastrain.runtime.loop.step.Step",
         "elastrain.offload.save_on_disk",
         "elastrain.comm.surviving",
         "elastrain.comm.reconfigure",

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
         StateLostError,
         StoppedError,
     )
+    from elastrain.job.scaling import LossScale
     from elastrain.runtime.job import Job, init
-    from elastrain.runtime.loader import DataLoader
-    from elastrain.scaling import LossScale
+    from elastrain.runtime.loader.loader import DataLoader
 
 _HOMES = {
     "init": "elastrain.runtime.job",
     "Job": "elastrain.runtime.job",
-    "DataLoader": "elastrain.runtime.loader",
-    "LossScale": "elastrain.scaling",
+    "DataLoader": "elastrain.runtime.loader.loader",
+    "LossScale": "elastrain.job.scaling",
 }
 _ROOMS = ("comm", "offload")
 """Those with names for scripts: `elastrain.offload.save_on_disk` works after `import elastrain`."""

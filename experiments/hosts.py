@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elastrain.launcher.namespaces.impairments import Condition, Loss, between, condition
 from elastrain.launcher.namespaces.switch import SWITCH, SWITCH_ADDRESS, Switch
-from elastrain.launcher.store.embedded import find_program
+from elastrain.launcher.simulated.embedded_etcd import find_program
 
 ETCD = f"{SWITCH_ADDRESS}:2379"
 

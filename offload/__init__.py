@@ -22,6 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elastrain.offload.activations.hooks import ActivationOffload, OffloadConfig, save_on_disk
     from elastrain.offload.errors import (
         CorruptSpillError,
         LimitTooSmallError,
@@ -32,10 +33,9 @@ if TYPE_CHECKING:
         SpillReadError,
         SpillWriteError,
     )
-    from elastrain.offload.hooks import ActivationOffload, OffloadConfig, save_on_disk
     from elastrain.offload.lifetimes.recorder import StepRecorder
     from elastrain.offload.lifetimes.within import TrainingWithin, within
-    from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path, StorageBytes
+    from elastrain.offload.planning.profile import DeviceStats, Lifetime, OffloadStats, PassProfile, Path, StorageBytes
 
 __all__ = [
     "ActivationOffload",

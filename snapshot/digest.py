@@ -19,7 +19,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from elastrain.base.splitmix import FACTORS, GOLDEN, MASK, scramble
+from elastrain.base.arithmetic import FACTORS, GOLDEN, MASK, scramble
 
 ROW = 16384
 """Elements that share a multiplier. Part of the definition: changing it changes every digest."""

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from elastrain.snapshot.state import ShardState
+from elastrain.snapshot.shard_state import ShardState
 
 Key = TypeVar("Key", bound=Hashable)
 Other = TypeVar("Other", bound=Hashable)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from elastrain.base.tree import split_at
+from elastrain.base.arithmetic import split_at
 
 _EXCHANGE_MAX_BYTES = 32 << 10
 _PULLED_EXCHANGE_MAX_BYTES = 64 << 10

@@ -9,10 +9,9 @@ import torch
 from elastrain.comm.collectives import algorithms
 from elastrain.comm.collectives.algorithms import AllReduce
 from elastrain.comm.collectives.exchanges import Barrier, Exchange, ExchangeReduce, ScatterGatherReduce
-from elastrain.comm.collectives.levels import TwoLevelReduce
-from elastrain.comm.collectives.operations import Operation, Participant, Reduction, describe
 from elastrain.comm.collectives.pulling import PulledReduce
-from elastrain.comm.collectives.reducing import check_reduction
+from elastrain.comm.collectives.reducing import Operation, Participant, Reduction, check_reduction, describe
+from elastrain.comm.collectives.two_levels import TwoLevelReduce
 
 
 def barrier(participant: Participant, description: str) -> Operation:

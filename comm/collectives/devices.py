@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from elastrain.comm.collectives.algorithms import Round
-from elastrain.comm.collectives.operations import Operation, Participant
+from elastrain.comm.collectives.reducing import Operation, Participant
 
 
 def is_far(tensor: torch.Tensor) -> bool:

@@ -11,8 +11,7 @@ import torch
 
 from elastrain.comm.collectives import algorithms
 from elastrain.comm.collectives.algorithms import Partners, Round, Transfer
-from elastrain.comm.collectives.operations import NOTHING, Memory, Participant, Reduction, describe
-from elastrain.comm.collectives.reducing import fold
+from elastrain.comm.collectives.reducing import NOTHING, Memory, Participant, Reduction, describe, fold
 
 
 class Barrier:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from elastrain.comm.collectives import algorithms
-from elastrain.comm.collectives.operations import CHUNK_BYTES, Participant, Reduction, describe
-from elastrain.comm.collectives.reducing import fold
+from elastrain.comm.collectives.reducing import CHUNK_BYTES, Participant, Reduction, describe, fold
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,22 +14,20 @@ from functools import partial
 import torch
 
 from elastrain.comm.errors import Aborted, CommError, ProtocolError
+from elastrain.comm.groups.communicator_failure import GroupFailures
 from elastrain.comm.groups.dispatcher import Dispatcher
 from elastrain.comm.groups.driver import Driver
-from elastrain.comm.groups.failures import GroupFailures
-from elastrain.comm.groups.fences import Fences
 from elastrain.comm.groups.group import Group
 from elastrain.comm.groups.host_memory import RINGS_BODY, HostMemory
-from elastrain.comm.groups.kinds import FrameKind, only_tensor, unpack
-from elastrain.comm.groups.member_list import MemberList
+from elastrain.comm.groups.members import FrameKind, MemberList, Placement, only_tensor, unpack
 from elastrain.comm.groups.message_executor import MessageExecutor
-from elastrain.comm.groups.placement import Placement
 from elastrain.comm.groups.point_to_point import PointToPoint
 from elastrain.comm.groups.shared_executor import SharedMemoryExecutor
-from elastrain.comm.groups.work import Work
+from elastrain.comm.groups.waits import Fences
+from elastrain.comm.groups.works import Work
 from elastrain.comm.shm.group_trails import GroupTrails
+from elastrain.comm.wire.addresses import Event, Frame, LossCause, Newer, Peer, PeerLost
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Event, Frame, LossCause, Newer, Peer, PeerLost
 
 _LINGER_S = 5.0
 

@@ -8,14 +8,13 @@ from collections.abc import Callable
 
 import torch
 
-from elastrain.comm.collectives.operations import MakeOperation
+from elastrain.comm.collectives.reducing import MakeOperation
 from elastrain.comm.groups.driver import Driver
-from elastrain.comm.groups.mailbox import Address
-from elastrain.comm.groups.member_list import MemberList
+from elastrain.comm.groups.members import Address, MemberList
 from elastrain.comm.groups.message_executor import MessageExecutor
 from elastrain.comm.groups.point_to_point import PendingReceive, PointToPoint
 from elastrain.comm.groups.shared_executor import SharedMemoryExecutor
-from elastrain.comm.groups.work import OperationRequest, Work
+from elastrain.comm.groups.works import OperationRequest, Work
 from elastrain.comm.wire.mesh import Mesh
 
 

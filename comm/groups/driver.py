@@ -16,9 +16,9 @@ from typing import Protocol
 import torch
 
 from elastrain.comm.errors import Aborted, CommError
-from elastrain.comm.groups.work import Work
+from elastrain.comm.groups.works import Work
+from elastrain.comm.wire.addresses import Event
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Event
 
 
 class Driven(Protocol):

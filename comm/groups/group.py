@@ -13,10 +13,10 @@ from torch import Tensor
 
 from elastrain.comm.collectives import calls
 from elastrain.comm.collectives.devices import HostTensors, is_far, staged_on_host
-from elastrain.comm.collectives.operations import Operation, Participant, Reduction
+from elastrain.comm.collectives.reducing import Operation, Participant, Reduction
 from elastrain.comm.groups.dispatcher import Dispatcher
-from elastrain.comm.groups.member_list import MemberList
-from elastrain.comm.groups.work import Work
+from elastrain.comm.groups.members import MemberList
+from elastrain.comm.groups.works import Work
 
 
 class Group:

@@ -16,9 +16,9 @@ from functools import partial
 import torch
 
 from elastrain.comm.collectives.algorithms import Round
-from elastrain.comm.collectives.operations import NOTHING, STAGE_BYTES, Operation, Participant
+from elastrain.comm.collectives.reducing import NOTHING, STAGE_BYTES, Operation, Participant
 from elastrain.comm.errors import Aborted, CommError, ProtocolError
-from elastrain.comm.groups.member_list import MemberList
+from elastrain.comm.groups.members import MemberList
 from elastrain.comm.groups.rings import Rings, SharedHost
 from elastrain.comm.groups.slot_ring import (
     DESCRIPTION_MAX_BYTES,
@@ -31,8 +31,8 @@ from elastrain.comm.groups.slot_ring import (
     reached,
 )
 from elastrain.comm.groups.waits import RingWaits
-from elastrain.comm.groups.work import OperationRequest
-from elastrain.comm.shm.memory import futex_wake_all
+from elastrain.comm.groups.works import OperationRequest
+from elastrain.comm.shm.shared_memory import futex_wake_all
 
 _INLINE = Location(segment=0, offset_bytes=0)
 _NEVER = 1 << 30  # steps ahead: far from both ends of what `reached` can tell

@@ -11,13 +11,13 @@ from contextlib import suppress
 import torch
 
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
+from elastrain.comm.groups.communicator_failure import GroupFailures
 from elastrain.comm.groups.driver import Driver
-from elastrain.comm.groups.failures import GroupFailures
-from elastrain.comm.groups.kinds import FrameKind, send
+from elastrain.comm.groups.members import FrameKind, send
 from elastrain.comm.groups.slot_ring import Location
-from elastrain.comm.shm.alarm import Alarm
 from elastrain.comm.shm.imports import Imports
 from elastrain.comm.shm.segments import Segment
+from elastrain.comm.shm.shared_memory import Alarm
 from elastrain.comm.wire.mesh import Mesh
 
 RINGS_BODY = struct.Struct("<Q")  # group

@@ -15,16 +15,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from elastrain.comm.collectives.operations import Operation, Participant
+from elastrain.comm.collectives.reducing import Operation, Participant
 from elastrain.comm.errors import Aborted, CommError, MemberLost, OutOfMemory, Timeout
-from elastrain.comm.groups.failures import GroupFailures
-from elastrain.comm.groups.fences import Fences
-from elastrain.comm.groups.kinds import FrameKind, only_tensor, send, unpack
-from elastrain.comm.groups.member_list import MemberList
-from elastrain.comm.groups.placement import Placement
-from elastrain.comm.groups.work import OperationRequest
+from elastrain.comm.groups.communicator_failure import GroupFailures
+from elastrain.comm.groups.members import FrameKind, MemberList, Placement, only_tensor, send, unpack
+from elastrain.comm.groups.waits import Fences
+from elastrain.comm.groups.works import OperationRequest
+from elastrain.comm.wire.addresses import Frame
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Frame
 
 _BODY = struct.Struct("<QQBq")  # group, sequence, round, the sender's fence; the operation's description follows
 _EARLY_MAX = 1 << 16

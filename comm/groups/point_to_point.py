@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
-from elastrain.comm.groups.failures import GroupFailures
-from elastrain.comm.groups.fences import Fences
-from elastrain.comm.groups.kinds import FrameKind, only_tensor, send, unpack
-from elastrain.comm.groups.mailbox import Address, Mailbox
-from elastrain.comm.groups.work import Work
+from elastrain.comm.groups.communicator_failure import GroupFailures
+from elastrain.comm.groups.members import Address, FrameKind, Mailbox, only_tensor, send, unpack
+from elastrain.comm.groups.waits import Fences
+from elastrain.comm.groups.works import Work
+from elastrain.comm.wire.addresses import Frame
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Frame
 
 _BODY = struct.Struct("<Qqq")  # group, tag, the sender's fence
 

@@ -9,7 +9,7 @@ import torch
 
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
 from elastrain.comm.groups.slot_ring import DoubleBuffer, Location, SlotRing
-from elastrain.comm.shm.alarm import Alarm
+from elastrain.comm.shm.shared_memory import Alarm
 
 
 class SharedHost(Protocol):

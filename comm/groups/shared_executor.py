@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from elastrain.comm.collectives.operations import Operation
+from elastrain.comm.collectives.reducing import Operation
 from elastrain.comm.errors import Aborted, CommError, MemberLost, ProtocolError, Timeout
-from elastrain.comm.groups.crew import Crew
 from elastrain.comm.groups.group_generation import GroupGeneration, GroupState
-from elastrain.comm.groups.member_list import MemberList
+from elastrain.comm.groups.members import MemberList
 from elastrain.comm.groups.rings import SharedHost
 from elastrain.comm.groups.slot_ring import DOUBLE_BUFFER_BYTES, MEMBERS_MAX, DoubleBuffer
 from elastrain.comm.groups.waits import RingWaits
-from elastrain.comm.groups.work import OperationRequest
-from elastrain.comm.shm.memory import futex_wake_all
+from elastrain.comm.groups.works import Crew, OperationRequest
+from elastrain.comm.shm.shared_memory import futex_wake_all
 
 
 @dataclass(kw_only=True, eq=False)

@@ -3,18 +3,30 @@
 An error of the communicator ends waiting, not work: an operation that has begun and finds everything that it needs in
 the rings ends well, whatever has failed and whichever views have come meanwhile. So what one member has completed, all
 complete that had begun it and are still there.
+
+Fences: how a member finds out that a tensor may have changed while it was read.
+
+A member that fails may change its tensors while others still read them. So each member has a *fence*, a counter in
+shared memory that it raises before it reports a failure; whoever has read a member's tensor looks at the fence
+afterwards, and throws the result away if it was raised meanwhile. No wrong number comes out of a failure.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import torch
+
 from elastrain.comm.errors import Aborted, CommError, Timeout
+from elastrain.comm.groups.members import FrameKind, only_tensor, send
 from elastrain.comm.groups.rings import Rings, SharedHost
-from elastrain.comm.groups.work import OperationRequest
+from elastrain.comm.groups.works import OperationRequest
+from elastrain.comm.wire.addresses import Frame
+from elastrain.comm.wire.frames import tensor_bytes
+from elastrain.comm.wire.mesh import Mesh
 
 Found = TypeVar("Found")
 
@@ -96,3 +108,47 @@ class RingWaits:
             words = f"{self.description}: nothing from {', '.join(missing)} within {self._timeout_s} s"
             return Timeout(words, missing=missing)
         return None
+
+
+class Fences:
+    """My fence, and those of others as far as they were shown. Used by the communicator's thread."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._mine = mesh.memory.empty(1, torch.int64)
+        self._count = tensor_bytes(self._mine).cast("q")  # the same memory: torch's own ways to it take long
+        self._others: dict[str, torch.Tensor] = {}
+        self._told: set[str] = set()  # members that were shown mine in this generation
+
+    def renew(self, members: Sequence[str]) -> None:
+        """Begin a generation. A member's fence is the same for its whole life."""
+        self._others = {member: fence for member, fence in self._others.items() if member in members}
+        self._told.clear()
+
+    @property
+    def mine(self) -> int:
+        """The count of my fence, which is sent with everything that is read in place."""
+        return self._count[0]
+
+    def raise_mine(self) -> None:
+        """Raise my fence: called before memory changes that others may still read."""
+        self._count[0] += 1
+
+    def show(self, member: str) -> None:
+        """Show mine, once per view, before anything that is read in place."""
+        if member != self._mesh.me and member not in self._told:
+            self._told.add(member)
+            send(self._mesh, member, FrameKind.FENCE, b"", (self._mine,))
+
+    def hear(self, frame: Frame) -> None:
+        """Raises ProtocolError."""
+        self._others[frame.source] = only_tensor(frame, dtype=torch.int64, numel=1)
+
+    def was_raised(self, member: str, fence: int) -> bool:
+        """Whether a member failed after it had sent what carries this fence.
+
+        Its tensor may have changed while it was read: an operation cannot end well then, and waits for that member's
+        word why, for its death, or for the next view.
+        """
+        view = self._others.get(member)
+        return view is None or int(view[0].item()) != fence

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from elastrain.comm.errors import ProtocolError
-from elastrain.comm.shm.memory import Mapping, open_sealed
+from elastrain.comm.shm.shared_memory import Mapping, open_sealed
 
 _RETURN_AT_COUNT = 32
 _RETURN_AFTER_S = 0.05  # references are given back in lumps: each frame wakes a process

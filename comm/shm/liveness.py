@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from elastrain.comm.errors import CommError
-from elastrain.comm.shm.memory import Mapping, create_sealed, futex_wait, futex_wake_all, libc, open_sealed
+from elastrain.comm.shm.shared_memory import Mapping, create_sealed, futex_wait, futex_wake_all, libc, open_sealed
 
 _PAGE_BYTES = 4096
 _PTHREAD_PROCESS_SHARED = 1

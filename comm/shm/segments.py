@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from elastrain.base.free_ranges import FreeRanges
+from elastrain.base.arithmetic import FreeRanges
 from elastrain.comm.errors import OutOfMemory
-from elastrain.comm.shm.memory import HUGE_PAGE_BYTES, create_sealed, reserve, use_huge_pages
+from elastrain.comm.shm.shared_memory import HUGE_PAGE_BYTES, create_sealed, reserve, use_huge_pages
 
 ALIGNMENT_BYTES = 64
 _PAGE_BYTES = 4096

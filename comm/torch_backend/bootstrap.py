@@ -24,8 +24,8 @@ from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.shm.group_trails import GroupTrails
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.torch_backend.process_group import ProcessGroup
+from elastrain.comm.wire.addresses import LossCause, MeshConfig, Peer
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import LossCause, MeshConfig, Peer
 
 
 @dataclass(frozen=True, kw_only=True)

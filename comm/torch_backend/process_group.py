@@ -2,21 +2,162 @@
 
 Sizes and ranks are asked anew at each call, so that an edit of the view changes the same object in place. Tensors of
 CUDA devices pass through pinned host memory.
+
+Reads torch's options of a call: reduction, root, timeout, and whether torch waits at once.
+
+Collectives whose ranks' parts lie in one tensor, one after the other: cut in parts, they are those of lists.
+
+Functions of a ProcessGroup, which binds them under torch's names.
+
+The handle that torch gets of a call: several works of this package as one of torch's.
 """
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from elastrain.comm.collectives.reducing import Reduction
 from elastrain.comm.groups.group import Group
-from elastrain.comm.groups.work import Work
-from elastrain.comm.torch_backend import concatenated
-from elastrain.comm.torch_backend.call_options import as_list, reduction_of, root_of, timing_of
-from elastrain.comm.torch_backend.works import TorchWork
+from elastrain.comm.groups.works import Work
+
+_REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
+    (dist.ReduceOp.SUM, "sum"),
+    (dist.ReduceOp.AVG, "avg"),
+    (dist.ReduceOp.MIN, "min"),
+    (dist.ReduceOp.MAX, "max"),
+    (dist.ReduceOp.PRODUCT, "prod"),
+    (dist.ReduceOp.BAND, "band"),
+    (dist.ReduceOp.BOR, "bor"),
+    (dist.ReduceOp.BXOR, "bxor"),
+)
+
+
+def as_list(tensors: list[Tensor] | Tensor) -> list[Tensor]:
+    """torch's own code, DDP's `join` for one, also calls with a single tensor."""
+    return [tensors] if isinstance(tensors, Tensor) else tensors
+
+
+def root_of(opts: Any) -> int:
+    return opts if isinstance(opts, int) else int(opts.rootRank)
+
+
+def reduction_of(opts: Any) -> Reduction:
+    if opts is None:
+        return "sum"
+    wanted = getattr(opts, "reduceOp", opts)
+    # Not `in`: torch's operators are equal to the members of the enumeration, but hash differently.
+    found = [reduction for operator, reduction in _REDUCTIONS if wanted == operator]
+    if not found:
+        raise ValueError(f"{wanted} is not offered; there are {', '.join(name for _, name in _REDUCTIONS)}")
+    return found[0]
+
+
+def timing_of(opts: Any) -> dict[str, Any]:
+    """The arguments of every call of a group: its timeout in seconds, and whether torch is going to wait at once.
+
+    A timeout of None means the group's own: torch's "not set" is negative or absent.
+    """
+    seconds = getattr(opts, "timeout", datetime.timedelta(-1)).total_seconds()
+    return {"timeout_s": float(seconds) if seconds > 0 else None, "inline": not getattr(opts, "asyncOp", True)}
+
+
+class TorchWork(dist.Work):
+    """`group`: whose rank an awaited message came from."""
+
+    def __init__(self, works: Sequence[Work], tensors: Sequence[Tensor], group: Group) -> None:
+        super().__init__()
+        self.works, self._tensors, self._group = list(works), list(tensors), group
+        self._future: torch.futures.Future[list[Tensor]] | None = None
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Raises MemberLost, Aborted, Timeout. The deadline is that of the call: `timeout` cannot prolong it."""
+        for work in self.works:
+            work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.done for work in self.works)
+
+    def is_success(self) -> bool:
+        return self.exception() is None and self.is_completed()
+
+    def exception(self) -> BaseException | None:
+        return next((work.error for work in self.works if work.error is not None), None)
+
+    def result(self) -> list[Tensor]:
+        return self._tensors
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def _source_rank(self) -> int:
+        (work,) = self.works
+        return self._group.members.index(work.source)
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        if self._future is None:
+            far = sorted({t.device.index for t in self._tensors if t.is_cuda})
+            devices = [torch.device("cuda", index) for index in far]
+            ended: torch.futures.Future[None] = torch.futures.Future(devices=devices or None)  # type: ignore[arg-type]
+            # An error has to be raised inside `then`: set_exception on a future that DDP holds ends the run silently.
+            self._future = ended.then(self._outcome)
+            _after(self.works, lambda: ended.set_result(None))
+        return self._future
+
+    def _outcome(self, _ended: torch.futures.Future[None]) -> list[Tensor]:
+        self.wait()
+        return self._tensors
+
+
+def _after(works: list[Work], callback: Any) -> None:
+    if works:
+        works[0].then(lambda: _after(works[1:], callback))
+    else:
+        callback()
+
+
+def all_gather(group: Any, out: Tensor, tensor: Tensor, opts: Any = None) -> TorchWork:
+    return all_gather_coalesced(group, [out], [tensor], opts)
+
+
+def all_gather_coalesced(group: Any, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
+    # Stacked or concatenated, the elements come in the same order.
+    pieces = [list(_flat(out, "all_gather").chunk(group.group.size)) for out in outs]
+    return TorchWork(group.allgather(pieces, [t.reshape(-1) for t in tensors], opts).works, outs, group.group)
+
+
+def reduce_scatter(group: Any, out: Tensor, tensor: Tensor, opts: Any = None) -> TorchWork:
+    return reduce_scatter_coalesced(group, [out], [tensor], opts)
+
+
+def reduce_scatter_coalesced(group: Any, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
+    flat = [_flat(out, "reduce_scatter") for out in outs]
+    pieces = [list(tensor.reshape(-1).chunk(group.group.size)) for tensor in tensors]
+    return TorchWork(group.reduce_scatter(flat, pieces, opts).works, outs, group.group)
+
+
+def all_to_all(
+    group: Any, out: Tensor, tensor: Tensor, out_rows: list[int], rows: list[int], opts: Any = None
+) -> TorchWork:
+    outs, given = _split(out, out_rows, group.group.size), _split(tensor, rows, group.group.size)
+    return TorchWork([group.group.all_to_all(outs, given, **timing_of(opts))], [out], group.group)
+
+
+def _flat(tensor: Tensor, what: str) -> Tensor:
+    if not tensor.is_contiguous():
+        raise ValueError(f"{what} into one tensor needs a contiguous one")
+    return tensor.view(-1)
+
+
+def _split(tensor: Tensor, rows: list[int], world: int) -> list[Tensor]:
+    return list(torch.split(tensor, list(rows))) if rows else list(tensor.chunk(world))
+
 
 # torch describes its C++ overloads, of which it calls a subclass only with the first: nothing to check against.
 _Base: Any = dist.ProcessGroup
@@ -99,11 +240,11 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
     def alltoall(self, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
         return self._work([self.group.all_to_all(outs, tensors, **timing_of(opts))], outs)
 
-    all_gather_single = concatenated.all_gather
-    all_gather_single_coalesced = concatenated.all_gather_coalesced
-    reduce_scatter_single = concatenated.reduce_scatter
-    reduce_scatter_single_coalesced = concatenated.reduce_scatter_coalesced
-    all_to_all_single = concatenated.all_to_all
+    all_gather_single = all_gather
+    all_gather_single_coalesced = all_gather_coalesced
+    reduce_scatter_single = reduce_scatter
+    reduce_scatter_single_coalesced = reduce_scatter_coalesced
+    all_to_all_single = all_to_all
 
     # torch calls some of these by their former names
     _allgather_base = all_gather_single

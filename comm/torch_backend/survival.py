@@ -35,9 +35,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.comm.errors import Aborted, CommError
-from elastrain.comm.torch_backend import bootstrap, view
+from elastrain.comm.torch_backend import bootstrap, view_change
 from elastrain.comm.torch_backend.bootstrap import Session
-from elastrain.comm.wire.values import LossCause
+from elastrain.comm.wire.addresses import LossCause
 
 _EXCHANGE_S = 2.0  # then somebody may have failed differently: propose again
 
@@ -148,7 +148,7 @@ def _exchange(session: Session, *, complete: bool) -> list[tuple[int, bool]]:
     """Propose the view of all members that are not known to be lost, and hear how far each has come."""
     communicator = session.communicator
     survivors = [rank for rank, peer in enumerate(session.peers) if peer.id not in communicator.lost]
-    view.edit(survivors)
+    view_change.edit(survivors)
     names = ",".join(communicator.world.members).encode()
     view_number = int.from_bytes(hashlib.blake2b(names, digest_size=7).digest(), "little")
     mine = torch.tensor([view_number, session.steps, int(complete)])

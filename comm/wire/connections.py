@@ -15,17 +15,21 @@ from typing import Literal
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import SharedMemory
-from elastrain.comm.wire.addresses import choose_address
-from elastrain.comm.wire.event_queue import EventQueue
+from elastrain.comm.wire.addresses import (
+    Credentials,
+    LossCause,
+    MeshConfig,
+    Peer,
+    PeerLost,
+    Ring,
+    choose_address,
+    dials,
+)
 from elastrain.comm.wire.link import Link
-from elastrain.comm.wire.link_table import LinkTable
-from elastrain.comm.wire.losses import DESCRIPTIONS, Reports, judge, says_more
+from elastrain.comm.wire.link_table import DESCRIPTIONS, EventQueue, LinkTable, Proofs, Reports, judge, says_more
 from elastrain.comm.wire.opener import Opener, OpenerEvents
-from elastrain.comm.wire.proofs import Proofs
-from elastrain.comm.wire.ring import Ring, dials
 from elastrain.comm.wire.secure import Connection
 from elastrain.comm.wire.traffic import Traffic, TrafficEvents
-from elastrain.comm.wire.values import Credentials, LossCause, MeshConfig, Peer, PeerLost
 
 LinkPlan = Literal["ring", "all"]
 

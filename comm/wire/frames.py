@@ -21,7 +21,7 @@ import torch
 
 from elastrain.comm.errors import ProtocolError
 from elastrain.comm.shm.imports import Reference
-from elastrain.comm.shm.memory import begin_with_huge_pages
+from elastrain.comm.shm.shared_memory import begin_with_huge_pages
 
 FIRST_CONTROL_KIND = 0xFF00  # kinds from here on belong to the links themselves
 

@@ -1,10 +1,26 @@
-"""The links of a view by member, and what can be asked about all of them."""
+"""The links of a view by member, and what can be asked about all of them.
+
+Knowledge of the loss of a member, and which report of it counts. Plain values: no sockets, no clock.
+
+Events of a mesh that were not told yet: frames, losses and newer views. No sockets, no clock.
+
+Proofs that a lost peer of this host has ended, where its link broke before it could show its beacon.
+
+The kernel is asked: once nobody listens at the peer's UNIX socket any more, its mesh is closed. A peer that is alive
+is not disturbed: it accepts a connection that ends before a word was said.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import collections
+import errno
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from elastrain.comm.shm.imports import Imports
+from elastrain.comm.wire.addresses import Event, Frame, LossCause, Newer, Peer, choose_address, connect
 from elastrain.comm.wire.link import Link
 
 
@@ -65,3 +81,182 @@ class LinkTable:
     def imports(self) -> dict[str, Imports]:
         """The memory that each other member on this host has passed, now and later. It outlives the link."""
         return {member: link.imports for member, link in self.by_member.items() if link.same_host}
+
+
+REPORTS_MAX = 4096
+
+# What is learnt later replaces only what says less: a proof is never taken back by a guess of somebody else.
+_CERTAINTY = {
+    LossCause.UNREACHED: 0,
+    LossCause.BROKEN: 1,
+    LossCause.LEFT_US_OUT: 2,
+    LossCause.LEFT: 2,
+    LossCause.DEAD: 2,
+}
+# What is told of a loss that this member did not see itself. LEFT_US_OUT is missing: it is a matter between two.
+DESCRIPTIONS = {
+    LossCause.UNREACHED: "it could not be reached",
+    LossCause.BROKEN: "its connection to another member broke",
+    LossCause.LEFT: "it left",
+    LossCause.DEAD: "its process ended",
+}
+
+
+def says_more(one: LossCause, other: LossCause) -> bool:
+    """Whether `one` is surer knowledge than `other`."""
+    return _CERTAINTY[one] > _CERTAINTY[other]
+
+
+def judge(
+    cause: LossCause, reason: str, *, left_out: int | None, ended: bool, reported: LossCause | None
+) -> tuple[LossCause, str]:
+    """The cause and the reason that are told, of a link that ended here with `cause` and `reason`.
+
+    `left_out`: what the peer itself said at the end (0: it leaves; else the generation that does without us), which
+    explains everything. `ended`: its process is proven dead. `reported`: how others have lost it.
+    """
+    if left_out:
+        return LossCause.LEFT_US_OUT, f"it went on without us in generation {left_out}"
+    if left_out is not None:
+        return LossCause.LEFT, DESCRIPTIONS[LossCause.LEFT]
+    if ended:
+        return LossCause.DEAD, DESCRIPTIONS[LossCause.DEAD]
+    if reported is not None and says_more(reported, cause):
+        return reported, DESCRIPTIONS[reported]
+    return cause, reason
+
+
+@dataclass(kw_only=True)
+class Reports:
+    """Losses that others report of members that are in no view of ours yet: they count once a view names them."""
+
+    _by_member: dict[str, tuple[LossCause, int]] = field(default_factory=dict)  # with the generation of the report
+
+    def note(self, member: str, cause: LossCause, generation: int) -> None:
+        # A limit, because any id may be reported: whoever is left out is noticed later, by its silence.
+        if len(self._by_member) < REPORTS_MAX:
+            self._by_member[member] = (cause, generation)
+
+    def take(self, member: str) -> tuple[LossCause, int] | None:
+        return self._by_member.pop(member, None)
+
+    def forget_until(self, generation: int) -> None:
+        """Drop what was reported up to this generation: its view would name the member if it were still expected."""
+        self._by_member = {member: told for member, told in self._by_member.items() if told[1] > generation}
+
+
+class EventQueue:
+    """Events that wait for the reader of a mesh, in order per member.
+
+    `holds_newer`: frames of generations that are not ours yet stay with their link until an edit reaches them; else
+    the reader gets them at once.
+    """
+
+    def __init__(self, *, holds_newer: bool) -> None:
+        self._holds_newer = holds_newer
+        self._events: collections.deque[Event] = collections.deque()
+        self._newest = 0  # generation that the reader knows of
+
+    def __bool__(self) -> bool:
+        return bool(self._events)
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+
+    def sort_in(self, frame: Frame, held: list[Frame], generation: int) -> None:
+        """Tell of a frame, hold it back until its generation comes, or drop it: nobody waits for a former one."""
+        if frame.generation > generation and self._holds_newer:
+            held.append(frame)
+        elif frame.generation >= generation:
+            self._events.append(frame)
+
+    def deliver(self, held: list[Frame], generation: int) -> list[Frame]:
+        """Tell of the held frames that are due now; returns those that stay held."""
+        self._events.extend(frame for frame in held if frame.generation == generation)
+        return [frame for frame in held if frame.generation > generation]
+
+    def hear_of(self, generation: int) -> bool:
+        """Tell that a newer generation exists; True the first time that it is heard of."""
+        if generation <= self._newest:
+            return False
+        self._newest = generation
+        self._events.append(Newer(generation=generation))
+        return True
+
+    def begin(self, generation: int) -> None:
+        """A generation begins: drop what belongs to former ones. Losses that still count are told anew."""
+        self._newest = max(self._newest, generation)
+        if not self._events:
+            return
+        kept = [
+            event
+            for event in self._events
+            if (isinstance(event, Frame) and event.generation >= generation)
+            or (isinstance(event, Newer) and event.generation > generation)
+        ]
+        self._events = collections.deque(kept)
+
+    def take(self) -> list[Event]:
+        """All events; they count as told."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+
+# A process that is being killed closes its sockets one after the other: its listener may be the last of them. The
+# sixth question comes 0.3 s after the first.
+_ASK_AGAIN_S = 0.01
+_QUESTIONS_MAX = 6
+
+
+@dataclass(kw_only=True)
+class _Search:
+    address: str
+    asked: int = 0
+    due_s: float
+
+
+class Proofs:
+    """Searches for proof, by member. Called by the thread that polls. `found`: this member's mesh is closed."""
+
+    def __init__(self, found: Callable[[str], None]) -> None:
+        self._found = found
+        self._searches: dict[str, _Search] = {}
+
+    def seek(self, peer: Peer) -> None:
+        """Ask at the next `run_timers`, and again for a while."""
+        try:
+            address = choose_address(peer.address, same_node=True)
+        except ValueError:  # this peer was to dial us
+            return
+        if address.startswith("unix:"):  # anybody may listen at the port of a process that has ended
+            self._searches[peer.id] = _Search(address=address, due_s=time.monotonic())
+
+    def drop(self, member: str) -> None:
+        """No view names this member any more, or its end is known."""
+        self._searches.pop(member, None)
+
+    def next_due_s(self) -> float:
+        """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""
+        if not self._searches:  # asked before every sleep: mostly nobody is sought
+            return math.inf
+        return min(search.due_s for search in self._searches.values())
+
+    def run_timers(self, now_s: float) -> None:
+        for member, search in [each for each in self._searches.items() if each[1].due_s <= now_s]:
+            nobody = _nobody_listens(search.address)
+            search.due_s = now_s + _ASK_AGAIN_S * 2**search.asked
+            search.asked += 1
+            if nobody or search.asked == _QUESTIONS_MAX:
+                self.drop(member)
+            if nobody:
+                self._found(member)
+
+
+def _nobody_listens(address: str) -> bool:
+    try:
+        sock, result = connect(address)
+    except OSError:  # no descriptor is left
+        return False
+    sock.close()
+    return result == errno.ECONNREFUSED

@@ -22,10 +22,10 @@ from elastrain.base.event_loop import EventLoop
 from elastrain.comm.errors import CommError, MemberLost
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import Segment, SharedMemory
+from elastrain.comm.wire.addresses import Credentials, Event, Frame, MeshConfig, Peer
 from elastrain.comm.wire.connections import LinkPlan, MeshConnections
 from elastrain.comm.wire.frames import FIRST_CONTROL_KIND
 from elastrain.comm.wire.link_table import LinkTable
-from elastrain.comm.wire.values import Credentials, Event, Frame, MeshConfig, Peer
 
 
 class Mesh:

@@ -14,12 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from elastrain.base.event_loop import EventLoop
+from elastrain.comm.wire.addresses import Credentials, LossCause, MeshConfig, dials
 from elastrain.comm.wire.connector import Connector, ConnectorEvents
 from elastrain.comm.wire.link import Link, farewell
 from elastrain.comm.wire.link_table import LinkTable
-from elastrain.comm.wire.ring import dials
 from elastrain.comm.wire.secure import Connection
-from elastrain.comm.wire.values import Credentials, LossCause, MeshConfig
 
 _REQUESTS_MAX = 3
 

@@ -13,12 +13,11 @@ import torch
 from elastrain.base.event_loop import READ, WRITE, EventLoop
 from elastrain.comm.errors import OutOfMemory, ProtocolError
 from elastrain.comm.shm.segments import Segment
-from elastrain.comm.wire.event_queue import EventQueue
+from elastrain.comm.wire.addresses import Frame, MeshConfig
 from elastrain.comm.wire.link import Link
-from elastrain.comm.wire.link_table import LinkTable
+from elastrain.comm.wire.link_table import EventQueue, LinkTable
 from elastrain.comm.wire.secure import Connection
 from elastrain.comm.wire.stream import Stream
-from elastrain.comm.wire.values import Frame, MeshConfig
 
 
 @dataclass(frozen=True, kw_only=True)

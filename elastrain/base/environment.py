@@ -1,19 +1,68 @@
-"""A worker's environment, read here and nowhere else: for the runtime, and for rooms that stand alone."""
+"""A worker's environment, read here and nowhere else: for the runtime, and for rooms that stand alone.
+
+How `elastrain doctor` asks a script what a job of it will hold in memory: carried in the environment.
+
+The name under which one life of a job goes among processes and in the store: another for each life.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from elastrain.base import checkpoints, stating
-from elastrain.base.checkpoints import CheckpointOptions, parse_every
+from elastrain.base import checkpoint_settings
+from elastrain.base.checkpoint_settings import CheckpointOptions, parse_every
 from elastrain.base.processes import started
 from elastrain.base.resume import Resume, from_text
-from elastrain.base.scope import scope
-from elastrain.base.stating import StatementWish
+
+NAME = "ELASTRAIN_STATE_MEMORY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatementWish:
+    """`prepare` writes what each member will hold into `file`, as JSON, and ends the process."""
+
+    file: str
+    nodes: int
+    members_per_node: int
+    backups: int | None = None
+    """None: as many as the script says."""
+
+    @property
+    def members(self) -> dict[str, str]:
+        """Member -> node, in rank order."""
+        count, each = self.nodes * self.members_per_node, self.members_per_node
+        return {f"m{rank}": f"node{rank // each}" for rank in range(count)}
+
+    def environment(self) -> dict[str, str]:
+        return {NAME: json.dumps(asdict(self))}
+
+    def answer(self, text: str) -> None:
+        """Raises OSError."""
+        Path(self.file).write_text(text)
+
+
+_MARK = "~"
+"""In no job's name."""
+
+
+def scope(job: str, life: int) -> str:
+    """The job's own name in its first life. Whoever still is in an older life is refused by every handshake."""
+    return job if life == 1 else f"{job}{_MARK}{life}"
+
+
+def life_of(name: str) -> int:
+    """The number of the life that goes under this name."""
+    return int(name.partition(_MARK)[2] or 1)
+
+
+def job_of(name: str) -> str:
+    """The job's name, of any of its lives."""
+    return name.partition(_MARK)[0]
+
 
 _PROCESS = "ELASTRAIN_PROCESS"
 """The process that has entered the job as the worker: its pid, and when it was started."""
@@ -118,18 +167,18 @@ def resume() -> Resume | None:
 
 def checkpoint_options() -> CheckpointOptions | None:
     """Where this job writes durable checkpoints; None: nowhere. Raises ValueError where no launcher has written it."""
-    place = _told(checkpoints.DIR)
+    place = _told(checkpoint_settings.DIR)
     if not place:
         return None
-    every, source = _told(checkpoints.EVERY), _told(checkpoints.SOURCE) or None
+    every, source = _told(checkpoint_settings.EVERY), _told(checkpoint_settings.SOURCE) or None
     steps, seconds = parse_every(every) if every else (0, 0.0)
     return CheckpointOptions(
         place=place,
         every_steps=steps,
         every_s=seconds,
-        keep=int(_told(checkpoints.KEEP) or 3),
-        keep_for_s=float(age) if (age := _told(checkpoints.KEEP_FOR)) else None,
-        layout=_told(checkpoints.LAYOUT) or checkpoints.SHARED,
+        keep=int(_told(checkpoint_settings.KEEP) or 3),
+        keep_for_s=float(age) if (age := _told(checkpoint_settings.KEEP_FOR)) else None,
+        layout=_told(checkpoint_settings.LAYOUT) or checkpoint_settings.SHARED,
         source=source,
         resumes=_goes_on_from(place, source),
         resumed_job=_resumed_job(place, source),
@@ -158,7 +207,7 @@ def _is_same(one: str, other: str) -> bool:
 
 def statement_wish() -> StatementWish | None:
     """What `elastrain doctor` asks of this script; None in every job."""
-    told = _told(stating.NAME)
+    told = _told(NAME)
     return StatementWish(**json.loads(told)) if told else None
 
 

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from elastrain import protocol as p
-from elastrain.checkpoint import LOOP, Checkpointed, CheckpointPlan, Wish, balanced, keepers, steady, writers
-from elastrain.member.commands import Commands
-from elastrain.member.commit import Commit
-from elastrain.member.holdings import Holdings
-from elastrain.member.views import Views
-from elastrain.messages import CheckpointOver, PartReport, TakeLast, WriteInstead
-from elastrain.placement import Placement
-from elastrain.values import Record
+from elastrain.job.checkpoint_plan import LOOP, Checkpointed, CheckpointPlan, Wish, balanced, keepers, steady, writers
+from elastrain.job.placement import Placement
+from elastrain.job.values import Record
+from elastrain.member.state.ballot import Commands
+from elastrain.member.state.committed import Commit
+from elastrain.member.state.holdings import Holdings
+from elastrain.member.state.member_views import Views
+from elastrain.protocol.messages import CheckpointOver, PartReport, TakeLast, WriteInstead
 
 GIVEN_UP = "it was given up in an earlier view"
 _TAKEN = (Checkpointed.TAKEN, Checkpointed.LAST)

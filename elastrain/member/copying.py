@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elastrain.member.machine import Machine
+from elastrain.member.parts import Machine
 
 
 class Copying:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastrain.checkpoint import Checkpointed, Wish
-from elastrain.member.committing import Committing
-from elastrain.member.machine import Machine
-from elastrain.messages import EndsBefore, TakeLast
+from elastrain.job.checkpoint_plan import Checkpointed, Wish
+from elastrain.member.commit_rules import Committing
+from elastrain.member.parts import Machine
+from elastrain.protocol.messages import EndsBefore, TakeLast
 
 
 class Ending:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from elastrain.member.commands import Commands
-from elastrain.member.views import Views
-from elastrain.messages import EndsBefore, GoesOn, HasAll
+from elastrain.member.state.ballot import Commands
+from elastrain.member.state.member_views import Views
+from elastrain.protocol.messages import EndsBefore, GoesOn, HasAll
 
 
 def job_ends(voters: Sequence[str], left: Collection[str], going: Collection[str]) -> bool | None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from elastrain.checks import Due
-from elastrain.fold import Fold
-from elastrain.member.auditing import Auditing
-from elastrain.member.ballot import Ballot
-from elastrain.member.commands import Commands
-from elastrain.member.commit import Commit
-from elastrain.member.cross_check import CrossCheck
-from elastrain.member.reduction import Reduction
-from elastrain.member.runs import Runs
-from elastrain.member.tasks import Tasks
-from elastrain.member.tracing import Tracing
-from elastrain.member.views import Views
-from elastrain.values import Shape
+from elastrain.integrity.checks import Due
+from elastrain.job.fold import Fold
+from elastrain.job.values import Shape
+from elastrain.member.integrity.cross_checks import Auditing, CrossCheck
+from elastrain.member.pipeline.assignments import Tasks, Tracing
+from elastrain.member.shards.reduction import Reduction
+from elastrain.member.state.ballot import Ballot, Commands
+from elastrain.member.state.committed import Commit
+from elastrain.member.state.member_views import Views
+from elastrain.member.state.runs import Runs
 
 
 class OpenStep:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastrain import protocol as p
-from elastrain.member.committing import Committing
-from elastrain.member.machine import Machine
-from elastrain.recovery import accused, decide, open_plan
-from elastrain.rerouting import Rerouting, reroute
-from elastrain.values import Recovery, Report, Wrong
+from elastrain.decisions.recovery import accused, decide, open_plan
+from elastrain.decisions.rerouting import Rerouting, reroute
+from elastrain.job.values import Recovery, Report, Wrong
+from elastrain.member.commit_rules import Committing
+from elastrain.member.parts import Machine
 
 
 class Recovering:

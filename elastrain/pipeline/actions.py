@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastrain.pipeline.plan import Task
+from elastrain.pipeline.pipeline_plan import Task
 
 
 class ActionKind(StrEnum):

@@ -11,7 +11,7 @@ from math import ceil
 
 from elastrain.pipeline.cuts import Had, LineUp, line_up
 from elastrain.pipeline.graph import BlockGraph, check_stages
-from elastrain.pipeline.plan import Pipeline, PipelinePlan, held
+from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, held
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ A driver feeds events to `Lifecycle.handle` one at a time and carries the comman
 class in `commands`, a line in its union, and one in the ledger, if it is work, else in the engine and the simulator.
 """
 
-from elastrain.protocol.commands import *  # noqa: F403  every event and command is meant
-from elastrain.protocol.effects import *  # noqa: F403  as above
+from elastrain.protocol.commands import *  # noqa: F403  every event and command is meant  # noqa: F403  as above
 from elastrain.protocol.events import *  # noqa: F403  as above
-from elastrain.protocol.work import *  # noqa: F403  as above
+from elastrain.protocol.work_commands import *  # noqa: F403  as above

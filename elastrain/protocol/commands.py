@@ -1,18 +1,21 @@
-"""What comes out of a member's machine: frozen values, to be carried out in order before the next event."""
+"""What comes out of a member's machine: frozen values, to be carried out in order before the next event.
+
+What commands do to the model's parameters.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from elastrain.fold import Node
-from elastrain.messages import Message
-from elastrain.pipeline.plan import Task
-from elastrain.placement import Placement
-from elastrain.protocol.work import Work
-from elastrain.rerouting import Rerouting
-from elastrain.values import Record, Recovery
-from elastrain.world import View
+from elastrain.decisions.rerouting import Rerouting
+from elastrain.job.fold import Node
+from elastrain.job.placement import Placement
+from elastrain.job.values import Record, Recovery
+from elastrain.job.world import View
+from elastrain.pipeline.pipeline_plan import Task
+from elastrain.protocol.messages import Message
+from elastrain.protocol.work_commands import Apply, Bind, TakeParameters, Work
 
 
 # In place: links between members that stay are kept, so that a loss costs the others no connection.
@@ -291,3 +294,14 @@ Command: TypeAlias = (
     | Leave
     | Fail
 )
+
+
+def overwrites(command: Any) -> tuple[int, ...]:
+    """The shards whose parameters in the model this command replaces by a state's, or by published ones."""
+    match command:
+        case Apply():
+            return command.shards
+        case Bind() | TakeParameters():
+            return (command.shard,)
+        case _:
+            return ()

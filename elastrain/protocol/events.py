@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from elastrain.fold import Node
-from elastrain.messages import Boundary, Message
+from elastrain.job.fold import Node
+from elastrain.job.values import Check, Contribution, TracedGraph
+from elastrain.job.world import View
 from elastrain.pipeline.actions import TaskAction
-from elastrain.values import Check, Contribution, TracedGraph
-from elastrain.world import View
+from elastrain.protocol.messages import Boundary, Message
 
 
 # It may come late, twice, or after a still newer one: the machine goes by generations.

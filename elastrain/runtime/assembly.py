@@ -15,45 +15,42 @@ import numpy as np
 import torch
 from torch import nn
 
-from elastrain import agent_messages as am
-from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.environment import Environment
 from elastrain.base.resume import Resume
+from elastrain.comm.shm.heartbeat_page import Lane, Trail
 from elastrain.comm.shm.liveness import Beacon
-from elastrain.comm.shm.whereabouts import Lane, Trail
+from elastrain.comm.wire.addresses import MeshConfig
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import MeshConfig
-from elastrain.layout import Layout
-from elastrain.member.lifecycle import Lifecycle
-from elastrain.runtime.agent_link import AgentLink
-from elastrain.runtime.channel import connect
-from elastrain.runtime.durable.checkpoints import Bearings, Checkpoints
+from elastrain.job.layout import Layout
+from elastrain.job.values import Shape
+from elastrain.member.member_machine import Lifecycle
+from elastrain.protocol import agent_messages as am
 from elastrain.runtime.durable.manifests import Described
+from elastrain.runtime.durable.member_checkpoints import Bearings, Checkpoints
 from elastrain.runtime.durable.node_disks import reader_of
-from elastrain.runtime.engine import Engine, EngineParts
-from elastrain.runtime.executor import Executor
-from elastrain.runtime.facade import Facade
+from elastrain.runtime.durable.stored_initial import StoredInitial, initial_of
+from elastrain.runtime.engine.engine import Engine, EngineParts
 from elastrain.runtime.faults.armed import ArmedFaults
-from elastrain.runtime.faults.files import WrittenFiles
-from elastrain.runtime.faults.flips import MemberMemory
-from elastrain.runtime.faults.replacement import altered
-from elastrain.runtime.handover import Handover
-from elastrain.runtime.journal import Journal
-from elastrain.runtime.layers import Layers
-from elastrain.runtime.loader import DataLoader
-from elastrain.runtime.memory_keeper import MemoryKeeper
-from elastrain.runtime.memory_limit import MemoryLimit
-from elastrain.runtime.model import ModelState
-from elastrain.runtime.optimizer import PieceOptimizer
-from elastrain.runtime.pipelined import Pipelines, PipelineWish
-from elastrain.runtime.randomness import BlockRandomness
-from elastrain.runtime.run import StepParts
+from elastrain.runtime.faults.broken_parts import altered
+from elastrain.runtime.faults.flips import MemberMemory, WrittenFiles
+from elastrain.runtime.io.agent_link import AgentLink, connect
+from elastrain.runtime.io.heartbeat import LoopWhereabouts, show_stacks_on_request
+from elastrain.runtime.io.journal import Journal
+from elastrain.runtime.io.loop_channel import Handover
+from elastrain.runtime.loader.loader import DataLoader
+from elastrain.runtime.loop.computed_run import StepParts
+from elastrain.runtime.loop.mutation_guard import Untouched
+from elastrain.runtime.loop.pipelined import Pipelines, PipelineWish
+from elastrain.runtime.loop_state.layers import Layers
+from elastrain.runtime.loop_state.randomness import BlockRandomness
+from elastrain.runtime.memory.memory_keeper import MemoryKeeper
+from elastrain.runtime.memory.process_memory import MemoryLimit
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.kernels import compute_device
+from elastrain.runtime.model.optimizer import Facade, PieceOptimizer
 from elastrain.runtime.settings import Settings
-from elastrain.runtime.stored_initial import StoredInitial, initial_of
-from elastrain.runtime.untouched import Untouched
-from elastrain.runtime.warm_up import compute_device
-from elastrain.runtime.whereabouts import LoopWhereabouts, show_stacks_on_request
-from elastrain.values import Shape
+from elastrain.runtime.tensors.executor import Executor
 
 APART_SEGMENT_BYTES = 8 << 20
 """Where blocks come and go: a segment goes back to the kernel as a whole, so a block of 4 MiB has one of its own."""

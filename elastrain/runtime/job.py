@@ -26,8 +26,10 @@ from elastrain.base.environment import (
     statement_wish,
 )
 from elastrain.base.environment import stages as told_stages
-from elastrain.base.streams import open_missing
+from elastrain.base.processes import open_missing
 from elastrain.errors import ConfigError
+from elastrain.job.scaling import LossScale, rule_of
+from elastrain.job.world import View
 from elastrain.runtime.assembly import (
     Chosen,
     Connections,
@@ -37,19 +39,17 @@ from elastrain.runtime.assembly import (
     open_connections,
     seed_generators,
 )
-from elastrain.runtime.describe import check_given, describe
-from elastrain.runtime.last_words import LastWords, wrong_input_shown
-from elastrain.runtime.late_compiler import import_compiler_late
-from elastrain.runtime.loader import DataLoader
-from elastrain.runtime.memory_limit import MemoryLimit
-from elastrain.runtime.registered import stateful
+from elastrain.runtime.io.heartbeat import PHASE_TIMEOUT_S
+from elastrain.runtime.loader.loader import DataLoader
+from elastrain.runtime.loop.exit_report import LastWords, wrong_input_shown
+from elastrain.runtime.loop.step import Step
+from elastrain.runtime.loop_state.loop_state import stateful
+from elastrain.runtime.memory.process_memory import MemoryLimit
+from elastrain.runtime.memory_answer import Statement
+from elastrain.runtime.model.kernels import import_compiler_late
+from elastrain.runtime.model.partition import check_given, describe
 from elastrain.runtime.settings import Settings, stages_of
-from elastrain.runtime.stating import Statement
-from elastrain.runtime.step import Step
 from elastrain.runtime.training_loop import TrainingLoop
-from elastrain.runtime.whereabouts import PHASE_TIMEOUT_S
-from elastrain.scaling import LossScale, rule_of
-from elastrain.world import View
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)

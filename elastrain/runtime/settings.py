@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from elastrain.errors import ConfigError
-from elastrain.layout import Layout
-from elastrain.runtime.kernels import kernel_digests
-from elastrain.runtime.loader import DataLoader
-from elastrain.scaling import UNSCALED, LossScale
-from elastrain.values import AuditPlan, Pipelining, Shape, ShardShape
+from elastrain.job.layout import Layout
+from elastrain.job.scaling import UNSCALED, LossScale
+from elastrain.job.values import AuditPlan, Pipelining, Shape, ShardShape
+from elastrain.runtime.loader.loader import DataLoader
+from elastrain.runtime.model.kernels import kernel_digests
 from elastrain.version import __version__
 
 _COMPARED = ("deterministic", "cross_check_every", "audit", "stages", "seed", "run_length", "backups")

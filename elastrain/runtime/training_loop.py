@@ -14,23 +14,23 @@ from typing import Any
 
 import torch
 
-from elastrain import agent_messages as am
 from elastrain import protocol as p
-from elastrain.audits import duties
-from elastrain.base.places import Station
-from elastrain.base.streams import say
-from elastrain.checks import Due, neighbour, probes
+from elastrain.base.processes import say
+from elastrain.base.thread_status import Station
 from elastrain.errors import ConfigError, ElastrainError, StoppedError
-from elastrain.plan import plan
+from elastrain.integrity.audits import duties
+from elastrain.integrity.checks import Due, neighbour, probes
+from elastrain.job.run_plan import plan
+from elastrain.protocol import agent_messages as am
 from elastrain.runtime.assembly import Connections, Prepared
-from elastrain.runtime.channel import ChannelClosedError
-from elastrain.runtime.handover import LoopOver, StepBegun
-from elastrain.runtime.last_words import NOT_THE_SCRIPTS_FAULT, LastWords
-from elastrain.runtime.loopstate import LoopSnapshot, LoopState
-from elastrain.runtime.randomness import BEFORE
+from elastrain.runtime.io.agent_link import ChannelClosedError
+from elastrain.runtime.io.loop_channel import LoopOver, StepBegun
+from elastrain.runtime.loop.exit_report import NOT_THE_SCRIPTS_FAULT, LastWords
+from elastrain.runtime.loop.step import Step
+from elastrain.runtime.loop_state.loop_state import LoopSnapshot, LoopState
+from elastrain.runtime.loop_state.randomness import BEFORE
+from elastrain.runtime.model.kernels import warm_up
 from elastrain.runtime.settings import Settings
-from elastrain.runtime.step import Step
-from elastrain.runtime.warm_up import warm_up
 
 
 class TrainingLoop:

@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 
 from elastrain.comm.collectives import algorithms
-from elastrain.comm.collectives.operations import CHUNK_BYTES
-from elastrain.comm.collectives.reducing import fold
-from elastrain.comm.shm.memory import (
+from elastrain.comm.collectives.reducing import CHUNK_BYTES, fold
+from elastrain.comm.shm.shared_memory import (
     Mapping,
     create_sealed,
     futex_wait,

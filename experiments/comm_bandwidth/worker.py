@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.comm.torch_backend import bootstrap
-from elastrain.comm.wire.values import MeshConfig
+from elastrain.comm.wire.addresses import MeshConfig
 from experiments.comm_bandwidth.floor import Floor
 from experiments.harness import interleave
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 import elastrain.comm
 from elastrain.comm.errors import MemberLost
-from elastrain.comm.wire.values import MeshConfig
+from elastrain.comm.wire.addresses import MeshConfig
 
 LIMIT = datetime.timedelta(seconds=60)
 _HOST = "127.0.0.1"

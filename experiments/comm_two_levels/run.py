@@ -16,8 +16,8 @@ import torch
 from elastrain.comm.collectives import algorithms
 from elastrain.comm.collectives.algorithms import AllReduce
 from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.wire.addresses import MeshConfig, Peer
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import MeshConfig, Peer
 from experiments.harness import interleave, measure_and_print, quantile, ratio
 
 PLACES = {"2x2": "xxyy", "2x4": "xxxxyyyy"}

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from elastrain.comm.shm.memory import create_sealed, libc, open_sealed
+from elastrain.comm.shm.shared_memory import create_sealed, libc, open_sealed
 from experiments.harness import measure_and_print, quantile
 
 SIZES = tuple(256 << 10 << 2 * power for power in range(5))  # 256 KiB to 64 MiB

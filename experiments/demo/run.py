@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from elastrain.batch import DataOrder
+from elastrain.job.batch import DataOrder
 from experiments import timeline
 from experiments.demo import story
 from experiments.demo.screen import LiveScreen, PlainScreen, Screen, print_proof

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from elastrain.batch import DataOrder
+from elastrain.job.batch import DataOrder
 from experiments.journals import Member, Run
 from experiments.recovery import figures
 

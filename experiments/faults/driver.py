@@ -14,12 +14,12 @@ from pathlib import Path
 
 from elastrain.base.processes import scheduled
 from elastrain.errors import ElastrainError
-from elastrain.launcher import control, rundir
-from elastrain.launcher.commands.inject import ask
+from elastrain.launcher.cli.commands.inject import ask
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.table import CLASSES, Carrier
-from elastrain.launcher.operator_messages import AskState
-from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.shared import operator_messages, rundir
+from elastrain.launcher.shared.operator_messages import AskState
+from elastrain.launcher.shared.rundir import RunDir
 from experiments.faults.cells import START, Aim, Cell, Way
 from experiments.journals import Follower, Run
 from experiments.storm.permission import spare
@@ -153,7 +153,7 @@ class Driver:
         states = []
         for node in rundir.nodes_of(RunDir(path=self.folder)):
             try:
-                states.append(control.ask(node, AskState()).state)
+                states.append(operator_messages.ask(node, AskState()).state)
             except (ElastrainError, OSError, KeyError):  # it has ended, or has just been killed
                 continue
         return (spare(states) or 0) if states else 0

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastrain.batch import DataOrder
+from elastrain.job.batch import DataOrder
 from experiments.jobs import Script, elastic, finish
 from experiments.journals import Run, read_run
 

@@ -25,7 +25,7 @@ if __name__ == "__main__":  # as a script: make `experiments` importable from an
 import os
 
 import elastrain
-from elastrain import memory_budget
+from elastrain.memory import memory_budget
 from experiments.storm import models
 from experiments.storm.cases import Case, Model, Training
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from elastrain.batch import DataOrder
+from elastrain.job.batch import DataOrder
 from experiments import torchft
 from experiments.baselines.workload import Workload
 from experiments.goodput.figures import Commit

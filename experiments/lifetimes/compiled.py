@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.offload.allocator import with_that_allocator
 
 if TYPE_CHECKING:
-    from elastrain.offload.lifetimes.memory import MemoryMeter
+    from elastrain.offload.lifetimes.pieces.piece_memory import MemoryMeter
 
 LIMIT_SHARE = 0.3
 """Of what one forward saves."""
@@ -87,10 +87,10 @@ def measure(case: CompiledCase, directory: str) -> dict[str, Any]:
     import torch
     from torch._dynamo.utils import counters
 
+    from elastrain.offload.activations.hooks import ActivationOffload, OffloadConfig
     from elastrain.offload.compiling.backend import elastrain
-    from elastrain.offload.hooks import ActivationOffload, OffloadConfig
-    from elastrain.offload.lifetimes.cuda import CudaMeter, host_tier
-    from elastrain.offload.lifetimes.meter import KernelMeter
+    from elastrain.offload.lifetimes.pieces.cuda import CudaMeter, host_tier
+    from elastrain.offload.lifetimes.pieces.process_heap import KernelMeter
     from experiments.offload.models import Shape, build
 
     torch.set_num_threads(1)

@@ -25,10 +25,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from elastrain.offload.device import Device
-from elastrain.offload.engines.port import IoEngine
-from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.lifetimes.cuda import CudaMeter, host_tier
+from elastrain.offload.drives.device import Device
+from elastrain.offload.drives.port import IoEngine
+from elastrain.offload.drives.posix import PosixEngine
+from elastrain.offload.lifetimes.pieces.cuda import CudaMeter, host_tier
 from elastrain.offload.lifetimes.within import TrainingWithin, within
 from experiments.lifetimes.worker import POLICIES, computed_again, end_step
 from experiments.offload.device import measure_disk

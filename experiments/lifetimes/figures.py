@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from elastrain.offload.lifetimes.plan import make_plan
-from elastrain.offload.lifetimes.program import gaps, least_bytes, needs
-from elastrain.offload.lifetimes.values import Budget, Tier
+from elastrain.offload.planning.move_plan import make_plan
+from elastrain.offload.planning.plan_values import Budget, Tier
+from elastrain.offload.planning.program import gaps, least_bytes, needs
 from experiments.harness import Reach, add_record_flag, interleave, record, report
 from experiments.lifetimes.device import main as on_a_device
 from experiments.lifetimes.recorded import measure_recorder

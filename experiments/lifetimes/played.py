@@ -19,7 +19,7 @@ from unittest.mock import patch
 from experiments.offload.allocator import with_that_allocator
 
 if TYPE_CHECKING:
-    from elastrain.offload.lifetimes.memory import MemoryMeter, MemoryPool
+    from elastrain.offload.lifetimes.pieces.piece_memory import MemoryMeter, MemoryPool
 
 STEPS = 7
 STAGING_BYTES = 64 << 20
@@ -65,7 +65,7 @@ class PlayedMeter:
     runs_ahead = True
 
     def __init__(self) -> None:
-        from elastrain.offload.lifetimes.meter import KernelMeter
+        from elastrain.offload.lifetimes.pieces.process_heap import KernelMeter
 
         self._kernel = KernelMeter()
 
@@ -89,9 +89,9 @@ def memory_of_a_device(_model: Any, _limit_bytes: int) -> tuple[MemoryPool, Memo
     """In place of `within.memory_for`. Staging memory is the host's, and shared, so that it is no part of the peak."""
     import torch
 
-    from elastrain.offload.engines.host import shared_pages
-    from elastrain.offload.lifetimes.resized import ResizedPool
-    from elastrain.offload.staging import StagingPool
+    from elastrain.offload.drives.host import shared_pages
+    from elastrain.offload.drives.transfer import StagingPool
+    from elastrain.offload.lifetimes.pieces.resized import ResizedPool
 
     staging = StagingPool(STAGING_BYTES, lambda size: torch.frombuffer(shared_pages(size), dtype=torch.uint8))
     return ResizedPool(torch.device("cpu"), OneLane(), staging), PlayedMeter()
@@ -101,8 +101,8 @@ def peaks(case: PlayedCase, limit_bytes: int | None) -> dict[str, Any]:
     """The peak of each step, in bytes: of plain training, or within a limit."""
     import torch
 
-    from elastrain.offload.engines.posix import PosixEngine
-    from elastrain.offload.lifetimes import heap
+    from elastrain.offload.drives.posix import PosixEngine
+    from elastrain.offload.lifetimes.pieces import process_heap
     from elastrain.offload.lifetimes.within import within
     from experiments.lifetimes.worker import PeakMeter, computed_again, end_step, warm_up
     from experiments.offload.models import Shape, build
@@ -110,7 +110,7 @@ def peaks(case: PlayedCase, limit_bytes: int | None) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     warm_up()
-    heap.give_back_what_is_freed()
+    process_heap.give_back_what_is_freed()
     shape = Shape(width=384, layers=8, tokens=256, batch=8, vocabulary=512)
     meter, found = PeakMeter(), list[int]()
     model, _ = build(case.kind, shape)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from elastrain.offload.lifetimes import program as facts
-from elastrain.offload.lifetimes.choice import Policy
-from elastrain.offload.lifetimes.orders import UpdateOrder
-from elastrain.offload.lifetimes.values import Budget, Gap, Kind, Move, Plan, Played, Program, Share
+from elastrain.offload.planning import program as facts
+from elastrain.offload.planning.orders import UpdateOrder
+from elastrain.offload.planning.plan_search import Policy
+from elastrain.offload.planning.plan_values import Budget, Gap, Kind, Move, Plan, Played, Program, Share
 
 
 def _plan(program: Program, reads_ahead: int, *, with_activations: bool) -> Plan:

@@ -8,8 +8,8 @@ import time
 import torch
 from torch import nn
 
-from elastrain.offload.lifetimes.recorded import active_fraction
 from elastrain.offload.lifetimes.recorder import StepRecorder
+from elastrain.offload.report.recording_report import active_fraction
 from experiments.offload.models import KINDS, Model, Shape, build
 
 ROUNDS = 5

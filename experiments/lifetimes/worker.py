@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from elastrain.offload.device import Device
-from elastrain.offload.engines.port import IoEngine
-from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.lifetimes import heap
-from elastrain.offload.lifetimes.choice import Policy
-from elastrain.offload.lifetimes.cuda import host_tier
-from elastrain.offload.lifetimes.meter import KernelMeter
+from elastrain.offload.drives.device import Device
+from elastrain.offload.drives.port import IoEngine
+from elastrain.offload.drives.posix import PosixEngine
+from elastrain.offload.lifetimes.pieces import process_heap
+from elastrain.offload.lifetimes.pieces.cuda import host_tier
+from elastrain.offload.lifetimes.pieces.process_heap import KernelMeter
 from elastrain.offload.lifetimes.within import TrainingWithin, within
+from elastrain.offload.planning.plan_search import Policy
 from experiments.lifetimes.policies import ON_DEMAND, ZERO_INFINITY
 from experiments.offload.models import Shape, build
 from tests.support.faulty_engines import ThrottledEngine
@@ -60,7 +60,7 @@ class PeakMeter:
 
         KernelMeter.forget_peak = keep_and_forget  # type: ignore[method-assign]  # the judge looks before it is reset
         gc.collect()
-        heap.trim()
+        process_heap.trim()
         forget(self._meter)
         self._base_bytes = self._meter.own_bytes()[0]
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elastrain.offload import OffloadConfigError
-from elastrain.offload.buffers import lease
-from elastrain.offload.directories import try_directory
-from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.drives.directories import try_directory
+from elastrain.offload.drives.host_buffers import lease
+from elastrain.offload.drives.posix import PosixEngine
 
 PIECE_BYTES = 8 << 20
 THREADS = 2

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from elastrain.offload import ActivationOffload, LimitTooSmallError, OffloadConfig
-from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.hooks import MIN_BYTES
+from elastrain.offload.activations.hooks import MIN_BYTES
+from elastrain.offload.drives.posix import PosixEngine
 from experiments.offload.memory import Account, peak_allocated_bytes, peak_rss_bytes
 from experiments.offload.models import Model, Shape, build, plainly
 from experiments.offload.variants import ONLY_ON_DISK, TorchSave, run, step

@@ -14,8 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from elastrain.launcher.namespaces.programs import lacking
-from elastrain.launcher.namespaces.switch import Switch
+from elastrain.launcher.namespaces.switch import Switch, lacking
 from experiments.hosts import ETCD, cut, hosts_with_etcd, mend
 from experiments.jobs import Script, elastic, finish
 from experiments.journals import Follower, Member

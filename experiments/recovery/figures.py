@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from elastrain.batch import DataOrder
-from elastrain.plan import plan
+from elastrain.job.batch import DataOrder
+from elastrain.job.run_plan import plan
 from experiments.journals import Member, MicroBatch, Run, View
 
 Span = tuple[float, float]

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastrain.batch import DataOrder
-from elastrain.launcher import control
-from elastrain.launcher.operator_messages import AskFault
-from elastrain.launcher.rundir import RunDir
-from elastrain.world import PHASES
+from elastrain.job.batch import DataOrder
+from elastrain.job.world import PHASES
+from elastrain.launcher.shared import operator_messages
+from elastrain.launcher.shared.operator_messages import AskFault
+from elastrain.launcher.shared.rundir import RunDir
 from experiments.jobs import Script, alone, elastic, finish
 from experiments.journals import Follower, Member, Run, read_member
 from experiments.recovery import small
@@ -97,7 +97,7 @@ class Driver:
         """As `elastrain inject kill`. Raises StrikeError if the agent refuses."""
         target = f"node:{self.run.nodes[member]}" if self.whole_nodes else f"member:{member}"
         request = AskFault(line=f"kill --target {target} --at {at}")
-        answer = control.ask(RunDir(path=self.folder), request)
+        answer = operator_messages.ask(RunDir(path=self.folder), request)
         if not answer.ok:
             raise StrikeError(answer.sentence)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastrain.batch import DataOrder
+from elastrain.job.batch import DataOrder
 from experiments import timeline
 from experiments.harness import ROOT, Reach, add_record_flag, record, report
 from experiments.jobs import TRAIN_GPT, Script, alone, finish, unwind_on_sigterm

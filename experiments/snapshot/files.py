@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from elastrain.snapshot.durable import frames, sections
+from elastrain.snapshot.durable import state_file, tensor_sections
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import MANIFEST
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.state import ShardState
+from elastrain.snapshot.shard_state import ShardState
 from experiments.harness import ROOT, quantile
 from experiments.snapshot.workload import save, states, trained
 
@@ -51,7 +51,7 @@ def packing(all_states: list[ShardState]) -> dict[str, float]:
     plain_bytes = sum(state.nbytes for state in all_states)
     began_s = time.thread_time()
     for state in all_states:
-        sections.write(sink, "", *state.pack())
+        tensor_sections.write(sink, "", *state.pack())
     cost_s = time.thread_time() - began_s
     kinds = {"parameters": [state.parameters for state in all_states]}
     for state in all_states:
@@ -68,7 +68,7 @@ def packing(all_states: list[ShardState]) -> dict[str, float]:
 
 def _packed(tensors: list[torch.Tensor]) -> float:
     sink = NullSink()
-    frames.write(sink, "", b"", [("float32", sections.bytes_of(tensor)) for tensor in tensors])
+    state_file.write(sink, "", b"", [("float32", tensor_sections.bytes_of(tensor)) for tensor in tensors])
     return sink.size_bytes / sum(tensor.nbytes for tensor in tensors)
 
 

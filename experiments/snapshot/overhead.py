@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from elastrain.launcher.store.embedded import EmbeddedEtcd
+from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
 from experiments.harness import ROOT, interleave, ratio
 from experiments.journals import Member, Tail, member_of, read_run
 from experiments.snapshot.files import torch_blocks

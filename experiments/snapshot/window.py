@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastrain.launcher.store.embedded import EmbeddedEtcd
+from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
 from experiments.harness import ROOT
 from experiments.journals import Line, Run, Tail, read_run
 

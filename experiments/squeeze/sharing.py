@@ -17,9 +17,9 @@ import threading
 import time
 from pathlib import Path
 
-from elastrain.offload.engines.port import IoEngine
-from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.sharing import SharedDrive, SharedEngine
+from elastrain.offload.drives.port import IoEngine
+from elastrain.offload.drives.posix import PosixEngine
+from elastrain.offload.drives.sharing import SharedDrive, SharedEngine
 from experiments.harness import add_record_flag, record
 from experiments.offload.device import spill_directory
 

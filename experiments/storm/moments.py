@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from elastrain.plan import plan
+from elastrain.job.run_plan import plan
 from experiments.journals import Run
 from experiments.storm.cases import Case
 

@@ -9,7 +9,7 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
-from elastrain.memory_budget import WRITING_BYTES
+from elastrain.memory.memory_budget import WRITING_BYTES
 from experiments.jobs import Script, Start, alone, elastic, finish
 from experiments.journals import Follower, Tail
 from experiments.storm.cases import Case

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.errors import ElastrainError
-from elastrain.launcher import control, rundir
-from elastrain.launcher.operator_messages import AskState
-from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.shared import operator_messages, rundir
+from elastrain.launcher.shared.operator_messages import AskState
+from elastrain.launcher.shared.rundir import RunDir
 from experiments.journals import Follower, Run
 from experiments.storm.cases import LONG_S, LOSSES, ROOM_FOR_COMMITS, Case, Fault
 from experiments.storm.moments import at_moment
@@ -111,7 +111,7 @@ class Striker:
             if node.path.name in self._stopped_nodes or ("node0" in self._stopped_nodes and self.case.nodes == 1):
                 continue
             try:
-                found.append(control.ask(node, AskState()).state)
+                found.append(operator_messages.ask(node, AskState()).state)
             except (ElastrainError, OSError, KeyError):  # it has ended, or has just been killed
                 continue
         return found

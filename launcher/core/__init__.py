@@ -4,6 +4,6 @@ Values in, values out: no socket, process, file or clock may come in here. Readi
 `cluster`, `view_changes`, `machine`.
 """
 
-from elastrain.launcher.core.machine import Core
+from elastrain.launcher.core.agent_machine import Core
 
 __all__ = ["Core"]

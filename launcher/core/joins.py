@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from elastrain.agent_messages import FirstCommitAllowed, Hello, Progress, Refused
 from elastrain.base.resume import changes, refusal
+from elastrain.decisions.membership import spec_difference
+from elastrain.launcher.core.agent_events import NumberTaken, RosterStands, SpecStands, StartFailed, WorkerStarted
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, HelloDue, LeaveDue, RestartDue, WarmUpDue
-from elastrain.launcher.core.events import NumberTaken, RosterStands, SpecStands, StartFailed, WorkerStarted
-from elastrain.launcher.core.fault_requests import FaultRequests
 from elastrain.launcher.core.rendezvous import Rendezvous
+from elastrain.launcher.core.requested_faults import FaultRequests
 from elastrain.launcher.core.shutdown import Shutdown
-from elastrain.launcher.core.stages import Course, Stage
 from elastrain.launcher.core.view_changes import ViewChanges
-from elastrain.launcher.core.worker_table import Vacancy, Worker
-from elastrain.launcher.values import (
+from elastrain.launcher.core.worker_table import Course, Stage, Vacancy, Worker
+from elastrain.launcher.shared.job_values import (
     Command,
     FullPriority,
     Kill,
@@ -29,7 +28,7 @@ from elastrain.launcher.values import (
     TakeNumber,
     Tell,
 )
-from elastrain.membership import spec_difference
+from elastrain.protocol.agent_messages import FirstCommitAllowed, Hello, Progress, Refused
 
 
 class Joins:

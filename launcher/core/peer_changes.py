@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from elastrain.agent_messages import Suspect
-from elastrain.launcher.core.cluster import Cluster
+from elastrain.launcher.core.agent_events import LeaseEnded, LinkChanged, NodeCame, StoreForgot
+from elastrain.launcher.core.cluster import Cluster, PeerNode
 from elastrain.launcher.core.deadlines import Deadlines, MeetDue, SilenceDue
-from elastrain.launcher.core.events import LeaseEnded, LinkChanged, NodeCame, StoreForgot
-from elastrain.launcher.core.failures import death
-from elastrain.launcher.core.parking import Parking
-from elastrain.launcher.core.peers import PeerNode
-from elastrain.launcher.core.script_failures import ScriptFailures
+from elastrain.launcher.core.failures import ScriptFailures, death
+from elastrain.launcher.core.rendezvous import Parking
 from elastrain.launcher.core.shutdown import Shutdown
+from elastrain.launcher.core.suspicions import Testimony, Vouching
 from elastrain.launcher.core.view_changes import ViewChanges
-from elastrain.launcher.core.vouching import Testimony, Vouching
 from elastrain.launcher.core.worker_table import Worker
-from elastrain.launcher.notices import Digested, Ended, Exited, Notice, Stands
-from elastrain.launcher.values import Command, Log, PutRecord, TellNodes, signature_of
+from elastrain.launcher.shared.job_values import Command, Log, PutRecord, TellNodes, signature_of
+from elastrain.launcher.shared.notices import Digested, Ended, Exited, Notice, Stands
+from elastrain.protocol.agent_messages import Suspect
 
 _REGROUP_S = 3.0
 """From the first answer to a node that was cut off itself: the links to the others come again one by one, too."""

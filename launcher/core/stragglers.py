@@ -10,15 +10,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from elastrain.agent_messages import Progress
+from elastrain.job.world import FULL_QUOTA
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.shutdown import Shutdown
-from elastrain.launcher.core.stages import Stage
 from elastrain.launcher.core.view_changes import ViewChanges
-from elastrain.launcher.core.worker_table import Worker
-from elastrain.launcher.notices import Speeds
-from elastrain.launcher.values import Command, Kill, Log, TellNodes
-from elastrain.world import FULL_QUOTA
+from elastrain.launcher.core.worker_table import Stage, Worker
+from elastrain.launcher.shared.job_values import Command, Kill, Log, TellNodes
+from elastrain.launcher.shared.notices import Speeds
+from elastrain.protocol.agent_messages import Progress
 
 _STEPS, _STEPS_LEAST = 15, 8
 """A member's own time is the median of so many of its newest steps."""

@@ -6,19 +6,18 @@ afterwards is proposed on top.
 
 from __future__ import annotations
 
-from elastrain.agent_messages import NewView, StepAnew
+from elastrain.decisions.membership import NOBODY_LEFT, Outcome, propose, with_quotas, with_step_anew
+from elastrain.job.world import Member, View
+from elastrain.launcher.core.agent_events import ProposalAnswered, ViewRemoved
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import AskStoreDue, Deadlines, JoinDue, LeaveDue, MeetDue, WarmUpDue
-from elastrain.launcher.core.events import ProposalAnswered, ViewRemoved
-from elastrain.launcher.core.fault_requests import FaultRequests
-from elastrain.launcher.core.parking import Parking
-from elastrain.launcher.core.rendezvous import Rendezvous
+from elastrain.launcher.core.rendezvous import Parking, Rendezvous
+from elastrain.launcher.core.requested_faults import FaultRequests
 from elastrain.launcher.core.shutdown import Shutdown
-from elastrain.launcher.core.stages import IN_A_VIEW, Course, Stage
-from elastrain.launcher.notices import Stands
-from elastrain.launcher.values import Command, FullPriority, Log, Propose, Remember, Tell, TellNodes
-from elastrain.membership import NOBODY_LEFT, Outcome, propose, with_quotas, with_step_anew
-from elastrain.world import Member, View
+from elastrain.launcher.core.worker_table import IN_A_VIEW, Course, Stage
+from elastrain.launcher.shared.job_values import Command, FullPriority, Log, Propose, Remember, Tell, TellNodes
+from elastrain.launcher.shared.notices import Stands
+from elastrain.protocol.agent_messages import NewView, StepAnew
 
 _LAST_WAIT_S = 2.0
 """Who is missed as the last one may be on its way back, since the network that it was cut off by is there again."""

@@ -1,6 +1,8 @@
 """From words to faults: `CLASS --target … --at … --for … --OPTION …`, the same at the shell, in files and on the wire.
 
 Every error is one sentence that says what was expected. No I/O.
+
+A file of faults: a line each, as after `elastrain inject`.
 """
 
 from __future__ import annotations
@@ -9,11 +11,12 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from elastrain.errors import ConfigError
+from elastrain.job.world import PHASES
 from elastrain.launcher.faults.fault import RANDOM, Fault, Moment, Scheme, Target, Value, number
 from elastrain.launcher.faults.table import CLASSES, DAY, FaultClass, Lasting, Option
-from elastrain.world import PHASES
 
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 _LINK = re.compile(r"(?!(.*)-\1$)[A-Za-z0-9_.]+-[A-Za-z0-9_.]+")
@@ -172,3 +175,28 @@ def _float(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+def read_faults(path: Path) -> tuple[Fault, ...]:
+    """One fault per line, as after `elastrain inject`; '#' begins a comment. Raises ConfigError (with line)."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the faults file {path} cannot be read: {error}") from None
+    faults = []
+    for place, line in enumerate(lines, start=1):
+        try:
+            words = split(line)
+            if words:
+                faults.append(_placed(from_words(words)))
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {place}: {error}") from None
+    return tuple(faults)
+
+
+def _placed(fault: Fault) -> Fault:
+    if fault.place.at_once:
+        raise ConfigError(
+            "--at is missing: in a file every fault needs a place, such as --at step=3,phase=backward or --at t=10"
+        )
+    return fault

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container
 from enum import IntEnum
 
+from elastrain.job.world import View
+from elastrain.launcher.store.job_keys import JobKeys
 from elastrain.launcher.store.port import StoreUnavailableError
-from elastrain.launcher.store.views import JobKeys
-from elastrain.world import View
 
 
 class FirstCommit(IntEnum):

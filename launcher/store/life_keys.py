@@ -10,10 +10,10 @@ from types import MappingProxyType
 
 import msgspec
 
-from elastrain.base.scope import job_of
-from elastrain.codec import decoder_of
+from elastrain.base.environment import job_of
+from elastrain.launcher.shared.job_values import Life
 from elastrain.launcher.store.port import Store, StoreError
-from elastrain.launcher.values import Life
+from elastrain.protocol.codec import decoder_of
 
 _decode = decoder_of(Life)
 

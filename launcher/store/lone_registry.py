@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elastrain.launcher.notices import Over
+from elastrain.job.world import View
+from elastrain.launcher.shared.job_values import NodeRecord, PutCheckpoint, Roster
+from elastrain.launcher.shared.notices import Over
+from elastrain.launcher.store.job_keys import JobKeys
 from elastrain.launcher.store.port import Store
-from elastrain.launcher.store.views import JobKeys
-from elastrain.launcher.values import NodeRecord, PutCheckpoint, Roster
-from elastrain.world import View
 
 
 class LoneRegistry:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from elastrain.launcher.store.port import LeaseLostError, Store, StoreError
-from elastrain.launcher.store.thread import Inbox
+from elastrain.launcher.store.store_thread import Inbox
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,19 +15,17 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import asdict
 
-from elastrain.launcher.notices import Over
-from elastrain.launcher.store.calls import RepeatedCalls
-from elastrain.launcher.store.ended_keys import read_ended
+from elastrain.job.world import View
+from elastrain.launcher.shared.job_values import Life, NodeRecord, PutCheckpoint, Roster
+from elastrain.launcher.shared.notices import Over
 from elastrain.launcher.store.first_commit import FirstCommit, first_commit_in, put_due
-from elastrain.launcher.store.followed import Followed
+from elastrain.launcher.store.job_keys import JobKeys, decode_roster, decode_view, encode_record
 from elastrain.launcher.store.life_keys import OutlivedError
 from elastrain.launcher.store.port import Item, Store, StoreError, StoreUnavailableError
 from elastrain.launcher.store.presence import Lapsed, Presence, Report, Unreachable
 from elastrain.launcher.store.standing_keys import NOTHING, News, StandingKeys, Trust, is_another
-from elastrain.launcher.store.thread import Inbox, StoreThread
-from elastrain.launcher.store.views import JobKeys, decode_roster, decode_view, encode_record
-from elastrain.launcher.values import Life, NodeRecord, PutCheckpoint, Roster
-from elastrain.world import View
+from elastrain.launcher.store.store_thread import Followed, Inbox, RepeatedCalls, StoreThread
+from elastrain.launcher.store.tombstones import read_ended
 
 Answer = TypeVar("Answer", Roster | None, dict[str, Any])
 LEASE_S = 3.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 
-from elastrain.base.scope import job_of
+from elastrain.base.environment import job_of
 from elastrain.launcher.store.port import Broken, Change, ForgedValueError, Item, Listing, Store, Watch
 
 _SEAL_SIZE_BYTES = 32

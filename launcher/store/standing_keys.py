@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastrain.launcher.notices import Over
+from elastrain.job.world import View
+from elastrain.launcher.shared.job_values import Life, NodeRecord, Roster
+from elastrain.launcher.shared.notices import Over
 from elastrain.launcher.store.first_commit import FirstCommit
+from elastrain.launcher.store.job_keys import JobKeys, is_older
 from elastrain.launcher.store.port import Item, Store
-from elastrain.launcher.store.thread import StoreThread
-from elastrain.launcher.store.views import JobKeys, is_older
-from elastrain.launcher.values import Life, NodeRecord, Roster
-from elastrain.world import View
+from elastrain.launcher.store.store_thread import StoreThread
 
 
 @dataclass(frozen=True, kw_only=True)

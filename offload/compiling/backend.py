@@ -13,7 +13,9 @@ from torch import fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 
-from elastrain.offload.compiling import graphs, operators, running
+from elastrain.offload import compiled_runs
+from elastrain.offload.activations import operators
+from elastrain.offload.compiling import graphs
 from elastrain.offload.errors import OffloadConfigError
 
 Program = Callable[..., Any]
@@ -34,10 +36,10 @@ def elastrain(
     if below not in compilers:
         raise OffloadConfigError(f"options['backend'] is {below!r}: expected one of {sorted(compilers)}")
     compiled = compilers[below](model, inputs, partition, mode, wanted)
-    running.made_program()
+    compiled_runs.made_program()
 
     def run(*arguments: Any) -> Any:
-        with running.program():
+        with compiled_runs.program():
             return compiled(*arguments)
 
     return run

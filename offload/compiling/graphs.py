@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from elastrain.offload.compiling.operators import COME_BACK, LEAVE, new_handle, place_in
+from elastrain.offload.activations.operators import COME_BACK, LEAVE, new_handle, place_in
 
 MIN_BYTES = 256 << 10
 """What is smaller stays, as in eager mode."""

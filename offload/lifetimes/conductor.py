@@ -9,15 +9,14 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from elastrain.offload.errors import LimitTooSmallError
-from elastrain.offload.lifetimes import heap
-from elastrain.offload.lifetimes.carried import FAR, Carried, PieceKey
-from elastrain.offload.lifetimes.custody import PieceCustody
-from elastrain.offload.lifetimes.held import HeldPiece
-from elastrain.offload.lifetimes.measuring import KnownPoints, PointMeter
-from elastrain.offload.lifetimes.orders import Arrival, StepStage
+from elastrain.offload.lifetimes.measuring import KnownPoints, PointMeter, StandingWatch
+from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.pieces import process_heap
+from elastrain.offload.lifetimes.pieces.piece_memory import HeldPiece
 from elastrain.offload.lifetimes.saved import SavedTensors
-from elastrain.offload.lifetimes.standing import StandingWatch
-from elastrain.offload.lifetimes.values import Kind
+from elastrain.offload.planning.orders import Arrival, StepStage
+from elastrain.offload.planning.plan_values import Kind
+from elastrain.offload.planning.program import FAR, Carried, PieceKey
 
 WATCHED_STEPS, WATCH_EVERY_STEPS = 3, 64
 """Where to look closely takes time, so many steps of each so many under a plan are watched at each point."""
@@ -161,7 +160,7 @@ class Conductor:
         account, meter = self._custody.account, self._meter
         unknown_bytes = meter.unknown_bytes()
         if unknown_bytes > account.outside_bytes:  # more holes than the plan leaves room for
-            heap.trim_what_stays()
+            process_heap.trim_what_stays()
             unknown_bytes = meter.unknown_bytes()
         seen_bytes = self.known.extra_bytes((stage, block), unknown_bytes) + meter.guard_bytes
         account.reserved_bytes = max(account.reserved_bytes, seen_bytes - account.outside_bytes)

@@ -1,16 +1,23 @@
 """Measures one point at a time: its seconds without waits, what it takes besides pieces, what it saves.
 
 To have there what a point uses is work of the same thread: that counts as its seconds, too.
+
+Looks at where things stand when a point ends: what memory holds by kind, and what was waited for and moved since.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from elastrain.offload.lifetimes.custody import PieceCustody
-from elastrain.offload.lifetimes.memory import MemoryMeter
+from elastrain.offload.drives import residency
+from elastrain.offload.drives.device import Device
+from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.pieces.piece_memory import HeldPiece, MemoryMeter
+from elastrain.offload.lifetimes.saved import SavedTensors
+from elastrain.offload.planning.plan_values import Kind
+from elastrain.offload.planning.step_recording import HELD, Standing
 
 GUARD_SHARE = 0.01
 """So much of the limit is to stay free, whatever plans say: the kernel counts to some dozens of pages."""
@@ -149,3 +156,34 @@ class PointMeter:
         since_s, waited_s, _ = self._since
         apart_s = self._custody.waited_s - waited_s + self._again_s
         return max(0.0, self._meter.clock() - since_s - apart_s)
+
+
+class StandingWatch:
+    """Asked once at the end of each point, in the training thread."""
+
+    def __init__(self, custody: PieceCustody, saved: SavedTensors, devices: Sequence[Device]) -> None:
+        self._custody = custody
+        self._saved = saved
+        self._devices = devices
+        self._waited_s = 0.0
+        self._moved = [(0, 0)] * len(devices)
+
+    def take(self, pieces: Iterable[HeldPiece], extra_bytes: int | None) -> Standing | None:
+        """How things stand; None where the point was not looked at closely (`extra_bytes` is None)."""
+        waited_s, moved = self._custody.waited_s, [(d.writes.moved_bytes, d.reads.moved_bytes) for d in self._devices]
+        waited_before_s, moved_before = self._waited_s, self._moved
+        self._waited_s, self._moved = waited_s, moved
+        if extra_bytes is None:
+            return None
+        held = dict.fromkeys(HELD, 0)
+        for piece in pieces:
+            held[piece.kind] += piece.size_bytes * (piece.state in residency.MEMORY)
+        held[Kind.ACTIVATION], held[Kind.TEMPORARY] = self._saved.live_bytes(), extra_bytes
+        return Standing(
+            held_bytes=tuple(held.values()),
+            waited_s=waited_s - waited_before_s,
+            moved_bytes=tuple(
+                (written - written_before, read - read_before)
+                for (written, read), (written_before, read_before) in zip(moved, moved_before, strict=True)
+            ),
+        )

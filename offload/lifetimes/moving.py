@@ -9,16 +9,14 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
-from elastrain.offload import residency
-from elastrain.offload.device import Copy, Device, NoSpaceError
-from elastrain.offload.engines.port import round_up
+from elastrain.offload.activations.mover import done_after
+from elastrain.offload.drives import residency
+from elastrain.offload.drives.device import Copy, Device, NoSpaceError
+from elastrain.offload.drives.port import round_up
+from elastrain.offload.drives.request_queue import IoRequest, Urgency
+from elastrain.offload.drives.residency import State
 from elastrain.offload.errors import OffloadError, PieceLostError, SpillWriteError
-from elastrain.offload.lifetimes.held import HeldPiece, PiecePart
-from elastrain.offload.lifetimes.memory import MemoryPool, Span
-from elastrain.offload.lifetimes.room import RoomAccount
-from elastrain.offload.mover import done_after
-from elastrain.offload.queue import IoRequest, Urgency
-from elastrain.offload.residency import State
+from elastrain.offload.lifetimes.pieces.piece_memory import HeldPiece, MemoryPool, PiecePart, RoomAccount, Span
 
 PART_BYTES = 64 << 20
 """What one request moves: a drive's threads share a large piece, and copies, checksums and the drive work at once."""

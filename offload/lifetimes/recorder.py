@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from elastrain.offload.lifetimes.recording import RecordedOperator, RecordedStorage, Recording
-from elastrain.offload.lifetimes.values import Kind
+from elastrain.offload.planning.plan_values import Kind
+from elastrain.offload.planning.step_recording import RecordedOperator, RecordedStorage, Recording
 
 # Arguments that these operators change and do not declare.
 UNDECLARED = {

@@ -12,17 +12,17 @@ from typing import Protocol
 
 import torch
 
-from elastrain.offload.buffers import HUGE_PAGE_BYTES
-from elastrain.offload.compiling import running
-from elastrain.offload.compiling.running import KeptValue
-from elastrain.offload.hooks import ActivationOffload
-from elastrain.offload.identity import SpillHandle, StayingTensor
-from elastrain.offload.lifetimes.meter import undisturbed_s
-from elastrain.offload.lifetimes.orders import needed_at
-from elastrain.offload.manager import SpillManager
-from elastrain.offload.records import SpillRecord
-from elastrain.offload.residency import State
-from elastrain.offload.stats import PassProfile
+from elastrain.offload import compiled_runs
+from elastrain.offload.activations.hooks import ActivationOffload
+from elastrain.offload.activations.identity import SpillHandle, StayingTensor
+from elastrain.offload.activations.manager import SpillManager
+from elastrain.offload.activations.pass_records import SpillRecord
+from elastrain.offload.compiled_runs import KeptValue
+from elastrain.offload.drives.host_buffers import HUGE_PAGE_BYTES
+from elastrain.offload.drives.residency import State
+from elastrain.offload.lifetimes.pieces.process_heap import undisturbed_s
+from elastrain.offload.planning.orders import needed_at
+from elastrain.offload.planning.profile import PassProfile
 
 SAVED_BYTES = 32 << 10
 """Saved tensors below it stay: to move them takes longer than to keep them."""
@@ -131,7 +131,7 @@ class SavedTensors:
         forbidden = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()  # by torch.func, say
         if self._entered is None and others is None and forbidden is None:
             self._offload.__enter__()
-            running.keeps().append(self._keep)
+            compiled_runs.keeps().append(self._keep)
             self._entered = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
             self._entered.__enter__()
 
@@ -145,7 +145,7 @@ class SavedTensors:
         if self._entered is not None:
             entered, self._entered = self._entered, None
             entered.__exit__(kind, error, trace)
-            running.keeps().pop()
+            compiled_runs.keeps().pop()
             self._offload.__exit__(kind, error, trace)
 
     def pack(self, tensor: torch.Tensor, is_a_part: bool | None = None) -> StayingTensor | SpillHandle:

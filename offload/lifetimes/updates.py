@@ -15,12 +15,12 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.lifetimes.block_states import BlockStates
 from elastrain.offload.lifetimes.conductor import Conductor
-from elastrain.offload.lifetimes.custody import PieceCustody
-from elastrain.offload.lifetimes.orders import StepStage
-from elastrain.offload.lifetimes.parts import cut
-from elastrain.offload.lifetimes.states import BlockStates
-from elastrain.offload.lifetimes.values import Kind
+from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.update_parts import cut
+from elastrain.offload.planning.orders import StepStage
+from elastrain.offload.planning.plan_values import Kind
 
 
 class Updates:

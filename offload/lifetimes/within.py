@@ -19,35 +19,34 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from elastrain.offload import interrupts
-from elastrain.offload.device import Device
-from elastrain.offload.engines.port import IoEngine
-from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.activations.hooks import ActivationOffload, OffloadConfig
+from elastrain.offload.drives.device import Device
+from elastrain.offload.drives.port import IoEngine
+from elastrain.offload.drives.posix import PosixEngine
+from elastrain.offload.drives.residency import State
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.hooks import ActivationOffload, OffloadConfig
 from elastrain.offload.inputs import directories, one_path, whole_bytes
-from elastrain.offload.lifetimes import heap, inputs, step_profile, touches
-from elastrain.offload.lifetimes.again import BlockForward, can_be_computed_again
+from elastrain.offload.lifetimes import within_inputs
+from elastrain.offload.lifetimes.block_states import BlockStates
 from elastrain.offload.lifetimes.blocks import blocks_of
-from elastrain.offload.lifetimes.choice import Policy
 from elastrain.offload.lifetimes.conductor import Conductor
-from elastrain.offload.lifetimes.cuda import cuda_memory
-from elastrain.offload.lifetimes.custody import PieceCustody
-from elastrain.offload.lifetimes.held import HeldPiece
-from elastrain.offload.lifetimes.hooking import OriginalsHook
-from elastrain.offload.lifetimes.measuring import PointMeter
-from elastrain.offload.lifetimes.memory import Access, MemoryMeter, MemoryPool
-from elastrain.offload.lifetimes.meter import KernelMeter
-from elastrain.offload.lifetimes.orders import StepStage, UpdateOrder
-from elastrain.offload.lifetimes.pages import PagePool
-from elastrain.offload.lifetimes.planning import Planning
-from elastrain.offload.lifetimes.recording import Recording
-from elastrain.offload.lifetimes.room import RoomAccount
+from elastrain.offload.lifetimes.measuring import PointMeter, StandingWatch
+from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.pieces import page_faults, process_heap
+from elastrain.offload.lifetimes.pieces.cuda import cuda_memory
+from elastrain.offload.lifetimes.pieces.pages import PagePool
+from elastrain.offload.lifetimes.pieces.piece_memory import Access, HeldPiece, MemoryMeter, MemoryPool, RoomAccount
+from elastrain.offload.lifetimes.pieces.process_heap import KernelMeter
+from elastrain.offload.lifetimes.recompute import BlockForward, can_be_computed_again
+from elastrain.offload.lifetimes.replanning import Planning
 from elastrain.offload.lifetimes.saved import SAVED_BYTES, LeavesWhenTold, SavedTensors
-from elastrain.offload.lifetimes.standing import StandingWatch
-from elastrain.offload.lifetimes.states import BlockStates
 from elastrain.offload.lifetimes.updates import Updates
-from elastrain.offload.lifetimes.values import Kind
-from elastrain.offload.residency import State
+from elastrain.offload.original_hooks import OriginalsHook
+from elastrain.offload.planning import step_profile
+from elastrain.offload.planning.orders import StepStage, UpdateOrder
+from elastrain.offload.planning.plan_search import Policy
+from elastrain.offload.planning.plan_values import Kind
+from elastrain.offload.planning.step_recording import Recording
 
 UNLIMITED_BYTES = 1 << 62
 _TRAININGS = weakref.WeakSet["TrainingWithin"]()
@@ -73,17 +72,17 @@ def within(
     needs whole tensors, or there is no drive; LimitTooSmallError, with the block that needs more, here or after the
     second step.
     """
-    inputs.check_model(model)
-    inputs.check_optimizer(model, optimizer)
+    within_inputs.check_model(model)
+    within_inputs.check_optimizer(model, optimizer)
     interrupts.defer()
     limit_bytes = whole_bytes("memory_limit", memory_limit)
-    inputs.check_limit(blocks_of(model), limit_bytes)
+    within_inputs.check_limit(blocks_of(model), limit_bytes)
     for each in _TRAININGS:
         each.refuse_another(model)
     config = OffloadConfig(dirs=directories(dirs), min_bytes=SAVED_BYTES)
     found = [PosixEngine(each) for each in config.dirs] if engines is None else engines
-    inputs.check_drives(found, policy)
-    heap.give_back_what_is_freed()
+    within_inputs.check_drives(found, policy)
+    process_heap.give_back_what_is_freed()
     devices = [each if isinstance(each, Device) else Device(each) for each in found]
     told = LeavesWhenTold()
     offload = ActivationOffload(config, engines=devices, plan=told)
@@ -126,14 +125,14 @@ class TrainingWithin:
         saved.make_room, saved.waited = self._custody.make_room, self._custody.has_waited
         saved.stayed = lambda tensor: self._custody.acquire(self._states.holding(tensor))
         self._updates = Updates(optimizer, self._states, self._custody, self._conductor)
-        freed = heap.FreedMemory(
+        freed = process_heap.FreedMemory(
             can_stay=isinstance(meter, KernelMeter) and not any(each.is_open() for each in _TRAININGS)
         )
         self._planning = Planning(limit_bytes, self._states, self._conductor, devices, freed)
         self._optimizer = optimizer
         self._unwatched = [each for block in self._blocks for each in block.parameters]
         self._handles = list(self._hook_up())
-        touches.SERVER.watch(self._serve)
+        page_faults.SERVER.watch(self._serve)
         _TRAININGS.add(self)
 
     @property
@@ -180,7 +179,7 @@ class TrainingWithin:
         the plan says so, blocks are updated before they are used next. Raises OffloadConfigError for a norm that is
         none, and after the end.
         """
-        bound = inputs.norm_bound(max_grad_norm)
+        bound = within_inputs.norm_bound(max_grad_norm)
         if not self._handles:
             raise OffloadConfigError("the training has ended by close() or abandon(): call within again to go on")
         for piece in self._states.of(Kind.GRADIENT, range(len(self._blocks))):

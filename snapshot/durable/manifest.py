@@ -49,7 +49,7 @@ class Part(PlainValue, frozen=True):
 
 
 class ParameterEntry(PlainValue, frozen=True):
-    """A parameter or running statistic of the model; `group` as in `elastrain.layout` (-1 frozen, -2 statistics)."""
+    """A parameter or running statistic of the model; `group`: as in `job.layout` (-1 frozen, -2 statistics)."""
 
     name: str
     shape: tuple[int, ...]

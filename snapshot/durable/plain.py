@@ -17,7 +17,7 @@ from torch import Tensor
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
 from elastrain.snapshot.durable.manifest import BUFFERS, MODEL, OPTIMIZER, GroupEntry, Manifest, PieceEntry
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.state import ShardState, Value
+from elastrain.snapshot.shard_state import ShardState, Value
 
 
 @dataclass(frozen=True, kw_only=True)

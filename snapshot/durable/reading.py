@@ -14,17 +14,17 @@ from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from elastrain.snapshot.durable import frames
+from elastrain.snapshot.durable import state_file
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
 from elastrain.snapshot.durable.manifest import MANIFEST, Manifest, Part, ShardEntry, decode, merged
 from elastrain.snapshot.durable.places.port import ReadablePlace, Source
-from elastrain.snapshot.durable.publishing import get
+from elastrain.snapshot.durable.writing import get
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from elastrain.snapshot.durable.sections import Content
-    from elastrain.snapshot.state import ShardState
+    from elastrain.snapshot.durable.tensor_sections import Content
+    from elastrain.snapshot.shard_state import ShardState
 
 OnBytes = Callable[[int], None]
 """Called with the number of further bytes of a file that were read, frame by frame, in any thread."""
@@ -88,7 +88,7 @@ class Checkpoint:
 
         Raises DamagedError where every copy is damaged, CheckpointError where none is here; the sentence names each.
         """
-        from elastrain.snapshot.state import ShardState
+        from elastrain.snapshot.shard_state import ShardState
 
         return ShardState.unpack(*self._first_good(_shard(self.manifest.shards[index]), _content))
 
@@ -143,7 +143,9 @@ class Checkpoint:
         """Bytes that are read of some shards, and of others for their parameters alone; what packs has fewer."""
         entries = self.manifest.shards
         whole = sum(entries[index].parts[0].size_bytes for index in shards)
-        return whole + sum(entries[index].numel * frames.ITEM_BYTES[entries[index].dtype] for index in parameters_of)
+        return whole + sum(
+            entries[index].numel * state_file.ITEM_BYTES[entries[index].dtype] for index in parameters_of
+        )
 
     @property
     def size_here_bytes(self) -> int:
@@ -233,28 +235,28 @@ def _shard(entry: ShardEntry) -> _Item:
 
 
 def _glance(item: _Item, part: Part, source: Source) -> None:
-    frames.read_tail(source, part, item.what)
+    state_file.read_tail(source, part, item.what)
 
 
 def _sums(item: _Item, part: Part, source: Source) -> None:
-    frames.check(source, part, item.what)
+    state_file.check(source, part, item.what)
 
 
 def _content(item: _Item, part: Part, source: Source) -> Content:
     # Late, because the launcher looks at checkpoints without torch.
-    from elastrain.snapshot.durable import sections
+    from elastrain.snapshot.durable import tensor_sections
 
-    content = sections.read(source, part, item.what)
+    content = tensor_sections.read(source, part, item.what)
     if item.shard is not None:
-        sections.check_state(item.shard, part, content)
+        tensor_sections.check_state(item.shard, part, content)
     return content
 
 
 def _parameters(item: _Item, part: Part, source: Source) -> Tensor:
-    from elastrain.snapshot.durable import sections
+    from elastrain.snapshot.durable import tensor_sections
 
     assert item.shard is not None
-    return sections.check_parameters(item.shard, part, sections.read_first(source, part, item.what))
+    return tensor_sections.check_parameters(item.shard, part, tensor_sections.read_first(source, part, item.what))
 
 
 def _read_manifest(place: ReadablePlace, name: str) -> Manifest:

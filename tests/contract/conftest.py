@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastrain.launcher.store.embedded import EmbeddedEtcd
+from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
 
 
 @pytest.fixture(scope="session")

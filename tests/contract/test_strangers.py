@@ -21,12 +21,12 @@ import pytest
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.errors import CommError
 from elastrain.comm.wire.acceptor import Acceptor
+from elastrain.comm.wire.addresses import MeshConfig, Peer
 from elastrain.comm.wire.handshake import Handshake, Role
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.secure import Connection
-from elastrain.comm.wire.values import MeshConfig, Peer
-from elastrain.launcher.door import listen_abstract, open_door, workers_handshake
-from elastrain.launcher.links import listen
+from elastrain.launcher.nodes.agent_links import listen
+from elastrain.launcher.nodes.door import listen_abstract, open_door, workers_handshake
 
 SECRET = b"s" * 32
 WAIT_S = 20.0

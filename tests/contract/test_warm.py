@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from elastrain.base.processes import die_with_parent, tied
-from elastrain.launcher.namespaces.programs import lacking
+from elastrain.launcher.namespaces.switch import lacking
 from tests.support import warm
 
 TIMEOUT_S = 60.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from elastrain.comm.groups.communicator import Communicator
-from elastrain.comm.torch_backend.works import TorchWork
+from elastrain.comm.torch_backend.process_group import TorchWork
 from tests.support.party import party
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastrain.offload.hooks import ActivationOffload, OffloadConfig
-from elastrain.offload.lifetimes.cuda import host_tier
+from elastrain.offload.activations.hooks import ActivationOffload, OffloadConfig
+from elastrain.offload.lifetimes.pieces.cuda import host_tier
 from experiments.offload.models import Shape, build
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.drives.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.lifetimes.cuda import host_tier
+from elastrain.offload.lifetimes.pieces.cuda import host_tier
 from elastrain.offload.lifetimes.within import within
 from experiments.lifetimes.device import highest_peak
 from experiments.lifetimes.worker import end_step

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastrain.offload.buffers import tensor_checksum
+from elastrain.offload.drives.host_buffers import tensor_checksum
 from experiments.offload.models import KINDS, Shape
 from experiments.offload.worker import Case, Worker
 

@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrain.base.splitmix import mix
-from elastrain.batch import DataOrder, permuted, sample_fingerprint
+from elastrain.base.arithmetic import mix
+from elastrain.job.batch import DataOrder, permuted, sample_fingerprint
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

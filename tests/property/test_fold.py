@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.fold import Combine, Fold, Node, absorb, covers, leaves, split
+from elastrain.job.fold import Combine, Fold, Node, absorb, covers, leaves, split
 
 runs_st = st.integers(1, 64)
 seeds_st = st.randoms(use_true_random=False)

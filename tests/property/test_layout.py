@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrain.layout import ALIGN, FROZEN, Layout, ParameterSpec, cut, round_up
+from elastrain.job.layout import ALIGN, FROZEN, Layout, ParameterSpec, cut, round_up
 
 BLOCKS = ("", "a", "b", "c")
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.fold import Fold, absorb
-from elastrain.memory_budget import Fit, Needs, Shortfall, choose_shards, fit_plan, held_by, slots_needed
-from elastrain.placement import Holders
+from elastrain.job.fold import Fold, absorb
+from elastrain.job.placement import Holders
+from elastrain.memory.memory_budget import Fit, Needs, Shortfall, choose_shards, fit_plan, held_by, slots_needed
 
 sizes = st.integers(0, 1 << 34)
 

@@ -10,9 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.checkpoint import Wish
-from elastrain.codec import BitMask
-from elastrain.messages import (
+from elastrain.job.checkpoint_plan import Wish
+from elastrain.job.placement import Holders
+from elastrain.job.values import Accusation, Check, Contribution, OpenWork, Record, Report, TracedGraph, Vote, Wrong
+from elastrain.pipeline.graph import BlockGraph, CrossingTensor, IllegalCut
+from elastrain.pipeline.open_tasks import TaskProgress
+from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, Pipeline, PipelinePlan, Task
+from elastrain.protocol.codec import BitMask
+from elastrain.protocol.messages import (
     KINDS,
     Ack,
     Boundary,
@@ -39,12 +44,6 @@ from elastrain.messages import (
     decode,
     encode,
 )
-from elastrain.pipeline.boundary import BoundaryName, Direction
-from elastrain.pipeline.graph import BlockGraph, CrossingTensor, IllegalCut
-from elastrain.pipeline.plan import Pipeline, PipelinePlan, Task
-from elastrain.pipeline.tasks import TaskProgress
-from elastrain.placement import Holders
-from elastrain.values import Accusation, Check, Contribution, OpenWork, Record, Report, TracedGraph, Vote, Wrong
 
 ints = st.integers(-2, 1 << 40)
 names = st.text(max_size=8)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.base.resume import NodeDisk, Resume
-from elastrain.launcher.offers import DiskOffer, join
+from elastrain.launcher.shared.checkpoint_inventory import DiskOffer, join
 from elastrain.snapshot.durable.manifest import name_of
 
 

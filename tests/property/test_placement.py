@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.placement import Holders, Placement, effective, next_roles, target
+from elastrain.job.placement import Holders, Placement, effective, next_roles, target
 
 NAMES = [f"m{i}" for i in range(8)]
 

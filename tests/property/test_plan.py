@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.plan import assign, level, plan
+from elastrain.job.run_plan import assign, level, plan
 
 names_st = st.lists(st.sampled_from([f"m{i}" for i in range(9)]), min_size=1, unique=True)
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.fold import Fold, leaves
-from elastrain.placement import target
-from elastrain.recovery import decide
-from elastrain.values import Contribution, OpenWork, Record, Recovery, Report, Shape, ShardShape, Unrecoverable
-from elastrain.world import Member, View
+from elastrain.decisions.recovery import decide
+from elastrain.job.fold import Fold, leaves
+from elastrain.job.placement import target
+from elastrain.job.values import Contribution, OpenWork, Record, Recovery, Report, Shape, ShardShape, Unrecoverable
+from elastrain.job.world import Member, View
 
 seeds_st = st.randoms(use_true_random=False)
 

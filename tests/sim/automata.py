@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastrain import protocol as p
-from elastrain.messages import Message
-from elastrain.placement import Placement
-from elastrain.values import Record, Recovery, Report
-from elastrain.world import View
+from elastrain.job.placement import Placement
+from elastrain.job.values import Record, Recovery, Report
+from elastrain.job.world import View
+from elastrain.protocol.messages import Message
 from tests.sim.checks import Checks, Truth
 from tests.sim.cluster import Cluster, Scenario
 from tests.sim.member import Outbox, SimMember, Violation

@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from elastrain import protocol as p
-from elastrain.checkpoint import LOOP
-from elastrain.fold import Node, leaves
-from elastrain.placement import Placement
-from elastrain.scaling import Scaler
-from elastrain.values import Record, Recovery, Report, Shape
-from elastrain.world import View
+from elastrain.job.checkpoint_plan import LOOP
+from elastrain.job.fold import Node, leaves
+from elastrain.job.placement import Placement
+from elastrain.job.scaling import Scaler
+from elastrain.job.values import Record, Recovery, Report, Shape
+from elastrain.job.world import View
 from tests.sim.member import SimMember, Violation, symbol
 
 REGAIN_STEPS = 3

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastrain import protocol as p
-from elastrain.checkpoint import CheckpointPlan
-from elastrain.membership import HoldersByShard, Outcome, propose, with_step_anew
-from elastrain.messages import Ack, Digests, Gradient, Partial, Publish, ShardCopy
-from elastrain.placement import Placement
-from elastrain.scaling import LossScale
-from elastrain.values import AuditPlan, Check, Initial, Report, Shape, ShardShape, Vote
-from elastrain.world import Member, View
+from elastrain.decisions.membership import HoldersByShard, Outcome, propose, with_step_anew
+from elastrain.job.checkpoint_plan import CheckpointPlan
+from elastrain.job.placement import Placement
+from elastrain.job.scaling import LossScale
+from elastrain.job.values import AuditPlan, Check, Initial, Report, Shape, ShardShape, Vote
+from elastrain.job.world import Member, View
+from elastrain.protocol.messages import Ack, Digests, Gradient, Partial, Publish, ShardCopy
 from tests.sim.checks import Checks, Truth, content
 from tests.sim.member import Outbox, Run, SimMember, Violation
 from tests.sim.pipelined import TRACED, PipelinedLoop, TaskRun, micro_batches_of, pipelining_of
@@ -878,7 +878,7 @@ class Cluster:
     def _check_end(self) -> None:
         if self.lost or self.diverged:
             return
-        # The agents compare what the members end with (`launcher/core/final_digests.py`): so a bit is found that flips
+        # The agents compare what the members end with (`launcher/core/shutdown.py`): so a bit is found that flips
         # behind the last comparison of the members themselves.
         ended = self.finished & set(self.view.ids) - self.dead
         differ = len({self.members[name].digest() for name in ended}) > 1

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from elastrain import protocol as p
-from elastrain.books.ledger import Ledger
-from elastrain.checkpoint import LOOP, CheckpointPlan
-from elastrain.member.lifecycle import Lifecycle
-from elastrain.member.machine import Machine
-from elastrain.member.roles import Roles
-from elastrain.messages import Message
-from elastrain.values import Check, Contribution, Shape
-from elastrain.world import View
+from elastrain.buffers.buffer_book import Ledger
+from elastrain.job.checkpoint_plan import LOOP, CheckpointPlan
+from elastrain.job.values import Check, Contribution, Shape
+from elastrain.job.world import View
+from elastrain.member.member_machine import Lifecycle
+from elastrain.member.parts import Machine
+from elastrain.member.state.committed import Roles
+from elastrain.protocol.messages import Message
 from tests.sim.pipelined import Chain, PipelinedLoop, TaskRun
 from tests.sim.symbols import NOTHING, RELEASED, Cell, Lane, Ref, Shelf, Slot, State, Symbols, Violation, symbol
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastrain import protocol as p
-from elastrain.messages import Boundary
+from elastrain.job.values import Contribution, Pipelining, TracedGraph
 from elastrain.pipeline.actions import ActionKind, TaskAction
-from elastrain.pipeline.boundary import BoundaryName, Direction
 from elastrain.pipeline.graph import BlockGraph, IllegalCut
-from elastrain.pipeline.plan import Task
-from elastrain.values import Contribution, Pipelining, TracedGraph
+from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, Task
+from elastrain.protocol.messages import Boundary
 from tests.sim.symbols import RELEASED, Cell, Slot, Violation, symbol
 
 if TYPE_CHECKING:

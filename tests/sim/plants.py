@@ -14,38 +14,18 @@ from typing import Any
 from unittest.mock import patch
 
 from elastrain import protocol as p
-from elastrain.audits import Audits, Judgement, Told, judge
-from elastrain.books.folds import Folds
-from elastrain.books.ledger import Ledger
-from elastrain.books.ports import Tensor
-from elastrain.books.slots import GradientSlots, UsedSlot
-from elastrain.fold import Combine, Fold, Node, absorb, covers
-from elastrain.member.auditing import Auditing
-from elastrain.member.backups import Backups
-from elastrain.member.ballot import Ballot
-from elastrain.member.checkpointing import Checkpointing
-from elastrain.member.commands import Commands
-from elastrain.member.committing import Committing
-from elastrain.member.comparison import Comparison
-from elastrain.member.copies import CopiesGiven
-from elastrain.member.cross_check import CrossCheck
-from elastrain.member.doubts import Doubts
-from elastrain.member.holdings import HeldShard
-from elastrain.member.initial_state import InitialState
-from elastrain.member.job_end import JobEnd
-from elastrain.member.lifecycle import Lifecycle
-from elastrain.member.loop_feed import LoopFeed
-from elastrain.member.partials import PartialSet, Weight
-from elastrain.member.primaries import Primaries
-from elastrain.member.recovering import Recovering
-from elastrain.member.reduction import Reduction
-from elastrain.member.repair import Repair
-from elastrain.member.views import Views
-from elastrain.messages import Copied, Gradient, LoopHandover
-from elastrain.placement import Holders
-from elastrain.recovery import decide
-from elastrain.scaling import advance
-from elastrain.values import (
+from elastrain.buffers.buffer_book import Ledger
+from elastrain.buffers.folds import Folds
+from elastrain.buffers.port import Tensor
+from elastrain.buffers.slots import GradientSlots, UsedSlot
+from elastrain.decisions.recovery import decide
+from elastrain.decisions.voting import Disagreement, combine_votes
+from elastrain.integrity.arbitration import Side, Verdict
+from elastrain.integrity.audits import Audits, Judgement, Told, judge
+from elastrain.job.fold import Combine, Fold, Node, absorb, covers
+from elastrain.job.placement import Holders
+from elastrain.job.scaling import advance
+from elastrain.job.values import (
     Accusation,
     AuditPlan,
     Contribution,
@@ -58,9 +38,27 @@ from elastrain.values import (
     Unrecoverable,
     Vote,
 )
-from elastrain.voting import Disagreement, combine_votes
-from elastrain.witness import Side, Verdict
-from elastrain.world import View
+from elastrain.job.world import View
+from elastrain.member.checkpointing import Checkpointing
+from elastrain.member.commit_rules import Committing
+from elastrain.member.integrity.comparison import Comparison
+from elastrain.member.integrity.cross_checks import Auditing, CrossCheck
+from elastrain.member.integrity.mismatches import Doubts
+from elastrain.member.integrity.repair import Repair
+from elastrain.member.job_end import JobEnd
+from elastrain.member.loop_stages import LoopFeed
+from elastrain.member.member_machine import Lifecycle
+from elastrain.member.recovering import Recovering
+from elastrain.member.shards.backups import Backups
+from elastrain.member.shards.copies import CopiesGiven
+from elastrain.member.shards.initial_state import InitialState
+from elastrain.member.shards.primaries import Primaries
+from elastrain.member.shards.reduction import Reduction
+from elastrain.member.state.ballot import Ballot, Commands
+from elastrain.member.state.holdings import HeldShard
+from elastrain.member.state.member_views import Views
+from elastrain.member.state.runs import PartialSet, Weight
+from elastrain.protocol.messages import Copied, Gradient, LoopHandover
 from tests.sim.checks import Truth
 from tests.sim.cluster import Cluster, Scenario
 from tests.sim.member import Outbox, Run

@@ -25,7 +25,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from elastrain import protocol as p
-from elastrain.world import View
+from elastrain.job.world import View
 from tests.sim.automata import READ, Face, Frame, Outcome
 from tests.sim.member import Violation
 from tests.sim.small_job import ACTS, Action, Job, Rules

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from elastrain import protocol as p
-from elastrain.world import View
+from elastrain.job.world import View
 from tests.sim.automata import ENDED, READ, Alone, Automaton, Face, Numbers, Outcome
 from tests.sim.checks import Checks, content
 from tests.sim.cluster import Cluster, Scenario, truth_of

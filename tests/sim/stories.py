@@ -15,13 +15,13 @@ from typing import Any
 from unittest.mock import patch
 
 from elastrain import protocol as p
-from elastrain.fold import Combine
-from elastrain.launcher.core import events as agent_events
-from elastrain.launcher.values import Command as AgentCommand
-from elastrain.launcher.values import Log
-from elastrain.placement import Holders
-from elastrain.values import Check, OpenWork, Record, Recovery, Shape, ShardShape
-from elastrain.world import View
+from elastrain.job.fold import Combine
+from elastrain.job.placement import Holders
+from elastrain.job.values import Check, OpenWork, Record, Recovery, Shape, ShardShape
+from elastrain.job.world import View
+from elastrain.launcher.core import agent_events
+from elastrain.launcher.shared.job_values import Command as AgentCommand
+from elastrain.launcher.shared.job_values import Log
 from tests.sim import agents
 from tests.sim.cluster import Choice, Cluster, Scenario, truth_of
 

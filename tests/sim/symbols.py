@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Container, Hashable, Iterator,
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from elastrain.values import Record, Shape
+from elastrain.job.values import Record, Shape
 
 OVERFLOWS = 32
 """One finished gradient in so many is out of range; a step has seven."""
@@ -158,7 +158,7 @@ class Shelf(Generic[Key]):
 
 
 class Symbols:
-    """The port of `elastrain.books` without numbers. `flip()` is 1 where the device computes wrongly this time."""
+    """The port of `elastrain.buffers` without numbers. `flip()` is 1 where the device computes wrongly this time."""
 
     def __init__(self, shape: Shape, frozen: frozenset[int], flip: Callable[[], int]) -> None:
         self.model = [Cell(symbol("init", shard)) for shard in range(len(shape.shards))]

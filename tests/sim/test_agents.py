@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from elastrain.agent_messages import Progress
+from elastrain.decisions.membership import missing_state
+from elastrain.job.world import View
 from elastrain.launcher.core import Core
+from elastrain.launcher.core.agent_events import Event
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.events import Event
 from elastrain.launcher.core.joins import Joins
 from elastrain.launcher.core.peer_changes import PeerChanges
 from elastrain.launcher.core.rendezvous import Rendezvous
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
-from elastrain.launcher.values import Command, End, NodeRecord
-from elastrain.membership import missing_state
-from elastrain.world import View
+from elastrain.launcher.shared.job_values import Command, End, NodeRecord
+from elastrain.protocol.agent_messages import Progress
 from tests.sim.agents import Violation, World, outcome
 from tests.sim.agents.faults import random_faults
 from tests.sim.agents.schedule import draw

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastrain import protocol as p
-from elastrain.values import AuditPlan
+from elastrain.job.values import AuditPlan
 from tests.sim.cluster import Scenario
 from tests.sim.plants import Slipping
 from tests.sim.scenarios import _truth, draw

@@ -15,15 +15,14 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from elastrain.base.scope import scope
-from elastrain.launcher import life_changes
-from elastrain.launcher.life_changes import LifeEnd, agree
-from elastrain.launcher.lives import BARREN_MAX
+from elastrain.base.environment import scope
+from elastrain.launcher.shared.job_values import End, Life, NodeRecord, Roster
+from elastrain.launcher.start import restarts
+from elastrain.launcher.start.restarts import BARREN_MAX, LifeEnd, agree
+from elastrain.launcher.store.job_keys import JobKeys
 from elastrain.launcher.store.life_keys import life_key, read_life
 from elastrain.launcher.store.port import MemoryStore, StoreUnavailableError
 from elastrain.launcher.store.sealed import SealedStore
-from elastrain.launcher.store.views import JobKeys
-from elastrain.launcher.values import End, Life, NodeRecord, Roster
 
 SEEDS = 300
 _TTL_S = 3600.0
@@ -171,14 +170,14 @@ def the_last_one_wins() -> Iterator[None]:
         store.commit(expect={life_key(job): there}, put={life_key(job): encoded}, lease=lease)
         return life
 
-    with patch.object(life_changes, "begin_life", begin):
+    with patch.object(restarts, "begin_life", begin):
         yield
 
 
 @contextmanager
 def one_more_life_for_each_who_comes() -> Iterator[None]:
     """Who comes late to the end of a life goes on in the one that another has begun."""
-    real = life_changes.agree
+    real = restarts.agree
 
     def late(store: Any, job: str, ttl_s: float, ended: LifeEnd, newest_step: int | None) -> Any:
         stands = read_life(store, job)[1]
@@ -191,8 +190,8 @@ def one_more_life_for_each_who_comes() -> Iterator[None]:
 @contextmanager
 def numbers_by_what_the_agent_knows() -> Iterator[None]:
     """The counter in the store knows of members that this agent has never heard of."""
-    real = life_changes._counted
-    with patch.object(life_changes, "_counted", lambda store, counter: (0, real(store, counter)[1])):
+    real = restarts._counted
+    with patch.object(restarts, "_counted", lambda store, counter: (0, real(store, counter)[1])):
         yield
 
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from elastrain.member.lone import LoneStates
+from elastrain.member.integrity.comparison import LoneStates
 from tests.sim.cluster import Cluster, Scenario, truth_of
 from tests.sim.symbols import Violation
 

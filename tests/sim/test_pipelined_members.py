@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 import pytest
 
+from elastrain.job.values import Report
 from elastrain.member.job_end import JobEnd
-from elastrain.member.replicas import Replicas
-from elastrain.values import Report
+from elastrain.member.pipeline.replicas import Replicas
 from tests.sim.checks import Truth, Violation
 from tests.sim.cluster import Cluster, Scenario, truth_of
 

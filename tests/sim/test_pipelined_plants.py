@@ -15,20 +15,18 @@ from unittest.mock import patch
 import pytest
 
 from elastrain import protocol as p
-from elastrain import rerouting
-from elastrain.books.boundaries import Boundaries, KeptBoundary
-from elastrain.member.commands import Commands
-from elastrain.member.commit import Commit
+from elastrain.buffers.captures import Boundaries, KeptBoundary
+from elastrain.decisions import rerouting
+from elastrain.decisions.rerouting import Rerouting, reroute
 from elastrain.member.job_end import JobEnd
-from elastrain.member.lifecycle import Lifecycle
-from elastrain.member.parameters import Parameters
-from elastrain.member.replicas import Replicas
-from elastrain.member.tasks import Tasks
-from elastrain.member.tracing import Tracing
-from elastrain.messages import Boundary
+from elastrain.member.member_machine import Lifecycle
+from elastrain.member.pipeline.assignments import Tasks, Tracing
+from elastrain.member.pipeline.replicas import Replicas
+from elastrain.member.state.ballot import Commands
+from elastrain.member.state.committed import Commit, Parameters
 from elastrain.pipeline import actions, redo
-from elastrain.pipeline.tasks import TaskProgress
-from elastrain.rerouting import Rerouting, reroute
+from elastrain.pipeline.open_tasks import TaskProgress
+from elastrain.protocol.messages import Boundary
 from tests.sim.cluster import Scenario
 from tests.sim.findings import Search
 from tests.sim.test_pipelined_members import cluster_of, draw

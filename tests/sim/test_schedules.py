@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from elastrain import protocol as p
-from elastrain.values import Contribution
+from elastrain.job.values import Contribution
 from tests.sim import replay
 from tests.sim.cluster import Cluster, Scenario, truth_of
 from tests.sim.member import Violation

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from torch import Tensor, nn
 
-from elastrain.pipeline.stubs.absent import absent
+from elastrain.pipeline.stubs.placeholders import absent
 
 
 def let_go(model: nn.Module, blocks: Collection[str], kept: Collection[str]) -> dict[str, Tensor]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from elastrain.launcher.times import HangTimes, JobTimes
-from elastrain.launcher.values import JobConfig, Least
+from elastrain.launcher.shared.job_values import JobConfig, Least
+from elastrain.launcher.shared.times import HangTimes, JobTimes
 
 _TIMES = {field.name for field in fields(JobTimes)}
 _HANGS = {field.name for field in fields(HangTimes)}

@@ -21,9 +21,8 @@ from elastrain.snapshot.durable.manifest import (
     name_of,
 )
 from elastrain.snapshot.durable.places.port import CheckpointPlace
-from elastrain.snapshot.durable.publishing import publish
-from elastrain.snapshot.durable.writing import PartWriter, Written
-from elastrain.snapshot.state import ShardState
+from elastrain.snapshot.durable.writing import PartWriter, Written, publish
+from elastrain.snapshot.shard_state import ShardState
 
 NUMEL = 192
 """Elements of a shard: a weight of 10 x 13 in 130 + 62 of padding. Two shards hold `w0` and `w1`."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import elastrain.comm
 from elastrain.comm.errors import CommError
 from elastrain.comm.torch_backend import bootstrap
-from elastrain.comm.wire.values import MeshConfig
+from elastrain.comm.wire.addresses import MeshConfig
 
 
 def _digest(rank: int) -> str:

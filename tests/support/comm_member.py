@@ -8,8 +8,8 @@ import torch
 
 from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.wire.addresses import MeshConfig, Peer
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import MeshConfig, Peer
 from tests.support.comm_processes import Wire
 from tests.support.comm_tools import SECRET, Transport
 

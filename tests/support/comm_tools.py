@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.wire.addresses import Frame, MeshConfig, Newer, Peer, PeerLost
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Frame, MeshConfig, Newer, Peer, PeerLost
 
 Transport = Literal["unix", "tcp"]
 SECRET = b"s" * 32

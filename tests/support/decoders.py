@@ -21,57 +21,50 @@ import torch
 import xxhash
 from msgspec.structs import replace
 
-from elastrain import agent_messages as am
-from elastrain import messages
-from elastrain.base.disk_protocol import (
-    ANSWER,
-    LENGTH,
-    Names,
-    Read,
-    Size,
-    decode_request,
-    encode_request,
-)
-from elastrain.base.line_buffer import LineBuffer
-from elastrain.checkpoint import Wish
-from elastrain.codec import BadMessageError, BitMask, decoder_of
+from elastrain.base.disk_protocol import ANSWER, LENGTH, Names, Read, Size, decode_request, encode_request
+from elastrain.base.line_files import LineBuffer
 from elastrain.comm.errors import HandshakeRefused, ProtocolError
 from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.groups.slot_ring import DOUBLE_BUFFER_BYTES, SlotRing
 from elastrain.comm.shm import group_trails
 from elastrain.comm.shm.imports import Imports, Reference
 from elastrain.comm.shm.segments import SharedMemory
-from elastrain.comm.torch_backend import view as torch_view
+from elastrain.comm.torch_backend import view_change as torch_view
+from elastrain.comm.wire.addresses import Frame, MeshConfig, Peer
 from elastrain.comm.wire.frames import DTYPES, FIRST_CONTROL_KIND, HEADER_BYTES, Caps, Inline, Parser, RawFrame, encode
 from elastrain.comm.wire.handshake import Handshake, Role
 from elastrain.comm.wire.link import Link
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Frame, MeshConfig, Peer
 from elastrain.errors import ConfigError
-from elastrain.launcher import notices, operator_messages
-from elastrain.launcher.faults_file import read_faults
-from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.store import views
+from elastrain.job.checkpoint_plan import Wish
+from elastrain.job.placement import Holders
+from elastrain.job.values import Contribution, OpenWork, Record, Report, Vote
+from elastrain.job.world import Member, View
+from elastrain.launcher.faults.grammar import read_faults
+from elastrain.launcher.shared import notices, operator_messages
+from elastrain.launcher.shared.job_values import Life, NodeRecord, Roster
+from elastrain.launcher.shared.rundir import RunDir
+from elastrain.launcher.store import job_keys
 from elastrain.launcher.store.port import ForgedValueError, MemoryStore
 from elastrain.launcher.store.sealed import SealedStore
-from elastrain.launcher.values import Life, NodeRecord, Roster
-from elastrain.offload import profile
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.stats import OffloadStats, StorageBytes
-from elastrain.pipeline.boundary import BoundaryName, Direction
+from elastrain.offload.planning import profile
+from elastrain.offload.planning.profile import OffloadStats, StorageBytes
 from elastrain.pipeline.graph import CrossingTensor
-from elastrain.placement import Holders
-from elastrain.runtime import carried, packing
+from elastrain.pipeline.pipeline_plan import BoundaryName, Direction
+from elastrain.protocol import agent_messages as am
+from elastrain.protocol import messages
+from elastrain.protocol.codec import BadMessageError, BitMask, decoder_of
 from elastrain.runtime.durable import node_disks
-from elastrain.snapshot.durable import frames as durable_frames
+from elastrain.runtime.loader import packing
+from elastrain.runtime.loop_state import loop_state_codec as carried
 from elastrain.snapshot.durable import manifest
+from elastrain.snapshot.durable import state_file as durable_frames
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import Part
 from elastrain.snapshot.durable.places import node
 from elastrain.snapshot.durable.writing import Written
-from elastrain.snapshot.state import ShardState
-from elastrain.values import Contribution, OpenWork, Record, Report, Vote
-from elastrain.world import Member, View
+from elastrain.snapshot.shard_state import ShardState
 from tests.support import checkpoints
 
 CAPS = Caps(max_body_bytes=1 << 20, max_tensor_bytes=1 << 20)
@@ -360,14 +353,14 @@ def _store_values() -> list[Decoder]:
         Decoder(name="a sealed value", samples=[good], decode=open_value, errors=(ForgedValueError,)),
         Decoder(
             name="a view in the store",
-            samples=[views.encode_view(_VIEW)],
-            decode=views.decode_view,
+            samples=[job_keys.encode_view(_VIEW)],
+            decode=job_keys.decode_view,
             errors=(ValueError,),
         ),
         Decoder(
             name="a node's record",
-            samples=[views.encode_record(_NODE)],
-            decode=views.decode_record,
+            samples=[job_keys.encode_record(_NODE)],
+            decode=job_keys.decode_record,
             errors=(ValueError,),
         ),
         Decoder(
@@ -391,8 +384,8 @@ def _store_values() -> list[Decoder]:
         ),
         Decoder(
             name="the roster",
-            samples=[views.encode_roster(Roster(nodes=(_NODE, _NODE)))],
-            decode=views.decode_roster,
+            samples=[job_keys.encode_roster(Roster(nodes=(_NODE, _NODE)))],
+            decode=job_keys.decode_roster,
             errors=(ValueError,),
         ),
     ]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from elastrain.offload.engines.port import IoEngine
+from elastrain.offload.drives.port import IoEngine
 
 
 @dataclass(frozen=True, kw_only=True)

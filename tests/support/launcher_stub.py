@@ -14,11 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-from elastrain import agent_messages as am
 from elastrain.base.environment import read_environment
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.handshake import dial
-from elastrain.world import View
+from elastrain.job.world import View
+from elastrain.protocol import agent_messages as am
 
 HOLDERS = {"0": ("m0", "m1"), "1": ("m1", "m2"), "2": ("m2", "m0")}
 

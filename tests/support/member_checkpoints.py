@@ -7,12 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from elastrain import agent_messages as am
 from elastrain import protocol as p
-from elastrain.base.checkpoints import CheckpointOptions
-from elastrain.checkpoint import Checkpointed
-from elastrain.runtime.durable.checkpoints import Bearings, Checkpoints
-from elastrain.values import Contribution, Record
+from elastrain.base.checkpoint_settings import CheckpointOptions
+from elastrain.job.checkpoint_plan import Checkpointed
+from elastrain.job.values import Contribution, Record
+from elastrain.protocol import agent_messages as am
+from elastrain.runtime.durable.member_checkpoints import Bearings, Checkpoints
 
 
 def member_checkpoints(

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from elastrain.launcher import control
-from elastrain.launcher.commands.inject import ask
+from elastrain.launcher.cli.commands.inject import ask
 from elastrain.launcher.faults import grammar
-from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.shared import operator_messages
+from elastrain.launcher.shared.rundir import RunDir
 from tests.support import warm
 from tests.support.processes import in_sessions, kill_group
 from tests.support.training import SCRIPT, Run, environment
@@ -133,7 +133,7 @@ class NodesJob:
         until(whole, timeout_s, f"backups of every shard\n{self.text()}")
 
     def status(self) -> dict[str, Any]:
-        return control.state(self.run)
+        return operator_messages.state(self.run)
 
     def agent(self, node: str) -> int:
         return int(self.events("start", source=f"agent:{node}")[-1]["pid"])

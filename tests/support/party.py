@@ -9,8 +9,8 @@ from typing import Any
 
 from elastrain.comm.errors import CommError
 from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.wire.addresses import MeshConfig, Peer
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import MeshConfig, Peer
 from tests.support.comm_tools import SECRET, Transport
 
 NAMES = "abcdefgh"

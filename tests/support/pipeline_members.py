@@ -16,16 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.pipeline.actions import ActionKind, TaskAction
-from elastrain.pipeline.boundary import BoundaryName, Direction
-from elastrain.pipeline.plan import Pipeline, PipelinePlan, routes
+from elastrain.pipeline.open_tasks import StepShape, TaskDesk
+from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, Pipeline, PipelinePlan, routes
 from elastrain.pipeline.planning import one_f_one_b
 from elastrain.pipeline.stubs.fakes import copy_of
 from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
 from elastrain.pipeline.stubs.trace import TracedModel, TracingPass
-from elastrain.pipeline.tasks import StepShape, TaskDesk
-from elastrain.runtime.randomness import BlockRandomness
+from elastrain.runtime.loop_state.randomness import BlockRandomness
 from elastrain.snapshot.digest import digest
 from tests.support.absent_blocks import let_go
 from tests.support.pipeline_models import CASES, Case, autocast, batch_of, loss_of

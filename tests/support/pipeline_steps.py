@@ -16,22 +16,21 @@ from torch import Tensor, nn
 
 import elastrain
 from elastrain import protocol as p
-from elastrain.books.boundaries import KeptBoundary
+from elastrain.buffers.captures import KeptBoundary
+from elastrain.job.values import Contribution
 from elastrain.pipeline.actions import ActionKind
-from elastrain.pipeline.boundary import BoundaryName, Direction
-from elastrain.pipeline.plan import PipelinePlan, routes
-from elastrain.pipeline.tasks import StepShape, TaskDesk
-from elastrain.runtime.describe import describe
-from elastrain.runtime.gradients import GradientSlot
-from elastrain.runtime.handover import Assignment, BoundaryMade, TaskAssignment
-from elastrain.runtime.layers import Layers
-from elastrain.runtime.model import ModelState
-from elastrain.runtime.pipelined import Pipelines, PipelineWish
-from elastrain.runtime.randomness import BlockRandomness
-from elastrain.runtime.run import StepParts
-from elastrain.runtime.step import Step
-from elastrain.runtime.untouched import Untouched
-from elastrain.values import Contribution
+from elastrain.pipeline.open_tasks import StepShape, TaskDesk
+from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, PipelinePlan, routes
+from elastrain.runtime.io.loop_channel import Assignment, BoundaryMade, TaskAssignment
+from elastrain.runtime.loop.computed_run import StepParts
+from elastrain.runtime.loop.mutation_guard import Untouched
+from elastrain.runtime.loop.pipelined import Pipelines, PipelineWish
+from elastrain.runtime.loop.step import Step
+from elastrain.runtime.loop_state.layers import Layers
+from elastrain.runtime.loop_state.randomness import BlockRandomness
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.gradients import GradientSlot
+from elastrain.runtime.model.partition import describe
 from tests.support.pipeline_models import WORDS, Case, autocast, loss_of
 
 MICRO_BATCHES, SEED = 5, 7
@@ -232,7 +231,7 @@ def _member(case: Case, post: Post, me: str, stages: int, run_length: int, loop:
 
 
 def chain(members: tuple[str, ...], cuts: tuple[int, ...], share: int) -> Any:
-    from elastrain.pipeline.plan import Pipeline
+    from elastrain.pipeline.pipeline_plan import Pipeline
     from elastrain.pipeline.planning import one_f_one_b
 
     def plan(blocks: int) -> PipelinePlan:

@@ -6,8 +6,18 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from elastrain.offload.lifetimes import program as facts
-from elastrain.offload.lifetimes.values import Gap, Kind, MemoryPiece, Move, Point, Program, Recomputation, Share, Use
+from elastrain.offload.planning import program as facts
+from elastrain.offload.planning.plan_values import (
+    Gap,
+    Kind,
+    MemoryPiece,
+    Move,
+    Point,
+    Program,
+    Recomputation,
+    Share,
+    Use,
+)
 
 
 def state(rng: random.Random, length: int) -> tuple[Use, ...]:

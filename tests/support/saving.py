@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.runtime.job import Job
-from elastrain.runtime.step import Step
+from elastrain.runtime.loop.step import Step
 from elastrain.snapshot.durable.manifest import LOOP, GroupEntry, Manifest, ParameterEntry, ShardEntry, name_of
-from elastrain.snapshot.durable.places.opening import place_at
-from elastrain.snapshot.durable.publishing import publish
-from elastrain.snapshot.durable.writing import PartWriter
+from elastrain.snapshot.durable.places.port import place_at
+from elastrain.snapshot.durable.writing import PartWriter, publish
 
 
 def save(job: Job, step: Step, folder: Path) -> Manifest:

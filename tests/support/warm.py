@@ -45,9 +45,9 @@ IMPORTED = (
     "torch._dynamo",  # an optimizer imports it when it is made
     "torch.distributed.elastic.multiprocessing",
     "elastrain.runtime.job",
-    "elastrain.launcher.agent",
-    "elastrain.launcher.cli",
-    "elastrain.launcher.command_line",
+    "elastrain.launcher.agent.agent",
+    "elastrain.launcher.cli.main",
+    "elastrain.launcher.cli.command_line",
 )
 READ_AT_START = ("ATEN_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "ONEDNN_", "PYTHON", "TORCH_")
 """Of the environment, what is read once: names that begin so must have the values that the fork server has seen."""
@@ -302,7 +302,7 @@ def _import(more: Sequence[str] = ()) -> None:
     import torch
     import typer.main
 
-    from elastrain.launcher.command_line import app
+    from elastrain.launcher.cli.command_line import app
 
     # What they import late, fifty modules of pydantic among it: a twentieth of a second of each command.
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
@@ -550,7 +550,7 @@ def _start_warm_too() -> None:
 
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    from elastrain.launcher.commands import doctor
+    from elastrain.launcher.cli.commands import doctor
 
     subprocess_handler.Popen = Popen  # type: ignore[misc]
     doctor.subprocess = SimpleNamespace(run=partial(run, timeout=600))  # type: ignore[attr-defined]

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain import agent_messages as am
-from elastrain.codec import LINE_BYTES_MAX, BadMessageError, LineCodec, Tagged
-from elastrain.launcher import notices, operator_messages
-from elastrain.launcher.line_socket import LineSocket as AgentsEnd
-from elastrain.runtime import channel as workers_end
-from elastrain.world import Member, View
+from elastrain.job.world import Member, View
+from elastrain.launcher.shared import notices, operator_messages
+from elastrain.launcher.shared.line_socket import LineSocket as AgentsEnd
+from elastrain.protocol import agent_messages as am
+from elastrain.protocol.codec import LINE_BYTES_MAX, BadMessageError, LineCodec, Tagged
+from elastrain.runtime.io import agent_link as workers_end
 from tests.support.sources import ROOT
 
 FROM_WORKER: list[am.FromWorker] = [

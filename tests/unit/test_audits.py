@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastrain.audits import audits_of, duties, judge
-from elastrain.values import AuditPlan, Check
+from elastrain.integrity.audits import audits_of, duties, judge
+from elastrain.job.values import AuditPlan, Check
 
 MEMBERS = ("a", "b", "c", "d")
 ALL = AuditPlan(every=1, is_of_all=True, seed=3)

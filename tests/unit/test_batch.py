@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from elastrain.base.splitmix import mix
-from elastrain.batch import DataOrder, permuted
+from elastrain.base.arithmetic import mix
 from elastrain.errors import ConfigError
+from elastrain.job.batch import DataOrder, permuted
 
 
 def _order(**fields: Any) -> DataOrder:

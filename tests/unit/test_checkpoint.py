@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.checkpoint import Checkpointed, Wish, balanced, decide, keepers, steady, writers
-from elastrain.placement import Holders
+from elastrain.job.checkpoint_plan import Checkpointed, Wish, balanced, decide, keepers, steady, writers
+from elastrain.job.placement import Holders
 
 HOLDERS = (Holders("a", ("b",)), Holders("a", ("c",)), Holders("b", ()), Holders("a", ("b", "c")))
 

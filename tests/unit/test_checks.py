@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.checks import Due, difference, neighbour, probes
-from elastrain.values import Check
+from elastrain.integrity.checks import Due, difference, neighbour, probes
+from elastrain.job.values import Check
 
 RUNS = {"a": (0, 1), "b": (2, 3), "c": (4,), "d": ()}
 CHECK = Check(micro_batch=4, loss=0.5, weight=2.0, digests=(1, 2, 3, 4, 5))

@@ -17,8 +17,8 @@ from tests.support.sources import Source, product
 
 ONE_THREAD = "only commands read it, in one thread"
 EXCEPTIONS = {
-    "elastrain.offload.profile": ONE_THREAD,
-    "elastrain.offload.lifetimes.step_profile": ONE_THREAD,
+    "elastrain.offload.planning.profile": ONE_THREAD,
+    "elastrain.offload.planning.step_profile": ONE_THREAD,
     "elastrain.snapshot.durable.places.node": "numbers and texts: there is no class to look at",
 }
 

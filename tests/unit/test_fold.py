@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.fold import Combine, Fold, absorb, covers, is_covered, leaves, split
+from elastrain.job.fold import Combine, Fold, absorb, covers, is_covered, leaves, split
 
 
 def test_a_node_splits_at_the_largest_power_of_two_below_its_length() -> None:

@@ -69,7 +69,7 @@ class Told:
     ignored: int
 """
 READER = """
-from elastrain.messages import Told
+from elastrain.protocol.messages import Told
 from elastrain import mixed as m
 
 class Third(m.Lower): ...
@@ -94,7 +94,7 @@ def small(tmp_path: Path) -> House:
     for room in ROOMS:
         (tmp_path / room).mkdir()
     (tmp_path / "elastrain/mixed.py").write_text(MIXED)
-    (tmp_path / "elastrain/messages.py").write_text(WIRE)
+    (tmp_path / "elastrain/protocol/messages.py").write_text(WIRE)
     (tmp_path / "comm/ring.py").write_text(READER)
     (tmp_path / "launcher/ring.py").write_text("import numpy\nimport pyetcd.client\nclass Lower: ...\n")
     (tmp_path / "pyproject.toml").write_text(PROJECT)

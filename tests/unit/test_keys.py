@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastrain.keys import block_key, collate_key, sample_key
+from elastrain.job.batch import block_key, collate_key, sample_key
 
 
 def test_keys_are_fixed_for_ever() -> None:

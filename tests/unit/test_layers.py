@@ -46,15 +46,15 @@ PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("free_ranges", "plac
 LAUNCHER_MAY_IMPORT = frozenset(
     {
         "elastrain.launcher",
-        "elastrain.agent_messages",
+        "elastrain.protocol.agent_messages",
         "elastrain.base",
-        "elastrain.codec",
-        "elastrain.world",
+        "elastrain.protocol.codec",
+        "elastrain.job.world",
         "elastrain.errors",
-        "elastrain.membership",
+        "elastrain.decisions.membership",
         "elastrain.version",
         "elastrain.comm.wire.acceptor",
-        "elastrain.comm.wire.blocking",
+        "elastrain.comm.wire.secure",
         "elastrain.comm.wire.addresses",
         "elastrain.comm.wire.handshake",
         "elastrain.comm.wire.sealing",
@@ -62,18 +62,18 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.comm.errors",
         "elastrain.comm.shm.group_trails",
         "elastrain.comm.shm.liveness",
-        "elastrain.comm.shm.whereabouts",
-        "elastrain.offload.profile",
-        "elastrain.offload.show",
-        "elastrain.offload.plot",
-        "elastrain.offload.directories",
+        "elastrain.comm.shm.heartbeat_page",
+        "elastrain.offload.planning.profile",
+        "elastrain.offload.report.show",
+        "elastrain.offload.report.plot",
+        "elastrain.offload.drives.directories",
         "elastrain.offload.errors",
-        "elastrain.offload.lifetimes.beside",
-        "elastrain.offload.lifetimes.picture",
-        "elastrain.offload.lifetimes.recorded",
-        "elastrain.offload.lifetimes.step_profile",
-        "elastrain.offload.lifetimes.values",
-        "elastrain.offload.lifetimes.what_if",
+        "elastrain.offload.report.plan_report",
+        "elastrain.offload.report.plan_picture",
+        "elastrain.offload.report.recording_report",
+        "elastrain.offload.planning.step_profile",
+        "elastrain.offload.planning.plan_values",
+        "elastrain.offload.report.what_if",
         "elastrain.snapshot.durable",
     }
 )
@@ -158,7 +158,7 @@ LIFETIMES_PURE = (
     *("timeline", "values", "what_if"),
 )
 """Parts of `offload/lifetimes/` that only compute: on values and on arrays of numbers."""
-ARRAYS_AND_WORDS = frozenset({"numpy", "elastrain.offload.stats"})
+ARRAYS_AND_WORDS = frozenset({"numpy", "elastrain.offload.planning.profile"})
 
 
 @pytest.mark.parametrize("name", LIFETIMES_PURE)
@@ -235,20 +235,20 @@ PURE_PLANTS = {
 @pytest.mark.parametrize("source", PURE_PLANTS.values(), ids=PURE_PLANTS)
 def test_what_is_planted_in_a_pure_part_is_found(source: str) -> None:
     """Alone, and below what a real one holds."""
-    assert not_pure(source, "elastrain.plan")
+    assert not_pure(source, "elastrain.job.run_plan")
     assert not_pure(PURE[0].read_text() + source, module_of(PURE[0]))
 
 
 def test_an_import_by_a_call_is_found_by_the_name_of_its_module() -> None:
-    found = imports(PURE_PLANTS["a room by a call"], "elastrain.plan")
+    found = imports(PURE_PLANTS["a room by a call"], "elastrain.job.run_plan")
     assert "elastrain.comm.wire.mesh" in found
-    assert "elastrain.comm" in imports(PURE_PLANTS["a room by a call, in a function"], "elastrain.plan")
+    assert "elastrain.comm" in imports(PURE_PLANTS["a room by a call, in a function"], "elastrain.job.run_plan")
 
 
 def test_what_pure_parts_may_import_is_let_pass() -> None:
     standard = "from collections.abc import Sequence\nimport json\n"
     source = standard + "from elastrain import fold\nfrom .plan import Plan\nfrom . import keys"
-    assert not_pure(source, "elastrain.layout") == set()
+    assert not_pure(source, "elastrain.job.layout") == set()
 
 
 @pytest.mark.parametrize(
@@ -262,9 +262,9 @@ def test_what_is_planted_in_a_room_is_found(source: str) -> None:
 
 @pytest.mark.parametrize("source", ["from ..groups import group", "from elastrain.comm import groups, shm"])
 def test_what_is_planted_in_a_wing_or_in_the_runtime_is_found(source: str) -> None:
-    assert beyond_wing(source, "elastrain.comm.wire.ring", "wire")
+    assert beyond_wing(source, "elastrain.comm.wire.addresses", "wire")
     assert beyond_wire(source.replace("..groups", "..comm.groups"), "elastrain.runtime.job")
-    assert beyond_wing("from ..shm import memory\nfrom . import mesh", "elastrain.comm.wire.ring", "wire") == set()
+    assert beyond_wing("from ..shm import memory\nfrom . import mesh", "elastrain.comm.wire.addresses", "wire") == set()
     assert beyond_wire("from ..comm.wire.mesh import Mesh", "elastrain.runtime.job") == set()
 
 
@@ -273,19 +273,19 @@ def test_what_is_planted_in_a_wing_or_in_the_runtime_is_found(source: str) -> No
     [
         "from elastrain.offload import manager",
         "from ..comm import mesh",
-        "import elastrain.fold",
+        "import elastrain.job.fold",
         "from elastrain import comm",
         "import elastrain.offload",
     ],
 )
 def test_what_is_planted_in_the_launcher_is_found(source: str) -> None:
-    assert beyond_launcher(source, "elastrain.launcher.say")
-    assert beyond_launcher("from elastrain.comm.wire import handshake", "elastrain.launcher.say") == set()
+    assert beyond_launcher(source, "elastrain.launcher.shared.console")
+    assert beyond_launcher("from elastrain.comm.wire import handshake", "elastrain.launcher.shared.console") == set()
 
 
 def test_torch_in_the_launcher_is_found_at_the_top_and_let_pass_in_functions_and_for_type_checkers() -> None:
     def found(source: str) -> set[str]:
-        return imports(source, "elastrain.launcher.say", typing_too=False, top_only=True)
+        return imports(source, "elastrain.launcher.shared.console", typing_too=False, top_only=True)
 
     assert "torch" in found("try:\n    import torch\nexcept ImportError:\n    pass")
     assert "torch" not in found("def late():\n    import torch")
@@ -304,6 +304,6 @@ def test_rooms_are_imported_under_elastrain_only() -> None:
 
 
 def test_import_and_command_line_start_without_torch() -> None:
-    code = "import sys, elastrain, elastrain.launcher.command_line; sys.exit('torch' in sys.modules)"
+    code = "import sys, elastrain, elastrain.launcher.cli.command_line; sys.exit('torch' in sys.modules)"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run([sys.executable, "-c", code], env=env, timeout=60).returncode == 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.layout import (
+from elastrain.job.layout import (
     ALIGN,
     FROZEN,
     Flat,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.base.line_buffer import LineBuffer
+from elastrain.base.line_files import LineBuffer
 
 
 @given(st.lists(st.binary(max_size=5).map(lambda data: data.replace(b"\n", b"")), max_size=6), st.integers(1, 7))

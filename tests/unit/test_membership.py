@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.membership import (
+from elastrain.decisions.membership import (
     Failure,
     Outcome,
     ends_job,
@@ -16,7 +16,7 @@ from elastrain.membership import (
     spec_difference,
     without_a_suspect,
 )
-from elastrain.world import Member, View
+from elastrain.job.world import Member, View
 
 
 def members(*ids: str) -> tuple[Member, ...]:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.memory_budget import (
+from elastrain.job.placement import Holders
+from elastrain.memory.memory_budget import (
     Fit,
     Measured,
     Needs,
@@ -21,8 +22,7 @@ from elastrain.memory_budget import (
     sums_needed,
     too_small,
 )
-from elastrain.placement import Holders
-from elastrain.runtime.memory_limit import MemoryLimit
+from elastrain.runtime.memory.process_memory import MemoryLimit
 
 MIB = 1 << 20
 NEEDS = Needs(

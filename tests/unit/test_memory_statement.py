@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from elastrain.base import environment
-from elastrain.base.stating import StatementWish
-from elastrain.memory_budget import WRITING_BYTES
-from elastrain.memory_moments import ADDING, CHECKING, COMPUTING, VERIFYING, HeldAt
-from elastrain.memory_statement import MemberBytes, ScriptNeeds, WorkerLimit, state_memory
+from elastrain.base.environment import StatementWish
+from elastrain.memory.memory_budget import WRITING_BYTES
+from elastrain.memory.memory_estimate import MemberBytes, ScriptNeeds, WorkerLimit, state_memory
+from elastrain.memory.memory_moments import ADDING, CHECKING, COMPUTING, VERIFYING, HeldAt
 
 MIB = 1 << 20
 SCRIPT = ScriptNeeds(

@@ -10,14 +10,13 @@ from unittest.mock import patch
 
 import pytest
 
-from elastrain import memory_statement
-from elastrain.memory_budget import AT_THE_END
-from elastrain.memory_moments import ADDING, COMPUTING, ENDED, VERIFYING
-from elastrain.memory_statement import MemberBytes, ScriptNeeds, WorkerLimit, state_memory
+from elastrain.memory import memory_estimate
+from elastrain.memory.memory_budget import AT_THE_END
+from elastrain.memory.memory_estimate import MemberBytes, ScriptNeeds, WorkerLimit, state_memory
+from elastrain.memory.memory_moments import ADDING, COMPUTING, ENDED, VERIFYING
+from elastrain.memory.pipeline_memory import ModelBytes, StagedScript
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor
-from elastrain.pipeline.room import ModelBytes
-from elastrain.pipeline.statement import StagedScript
-from elastrain.pipeline.tasks import StepShape
+from elastrain.pipeline.open_tasks import StepShape
 
 MIB = 1 << 20
 CROSSING = CrossingTensor(shape=(MIB // 4,), stride=(1,), dtype="float32", itemsize=4, requires_grad=True)
@@ -175,7 +174,7 @@ def test_only_rank_0_is_refused_for_what_all_blocks_take_at_the_end() -> None:
     def short_at_the_end(script: ScriptNeeds, nodes: Mapping[str, str], work: Any) -> Any:
         return frozenset(), 0, "too small" if work.is_end else ""
 
-    with patch.object(memory_statement, "_leaves", short_at_the_end):
+    with patch.object(memory_estimate, "_leaves", short_at_the_end):
         first, second = state_memory(SCRIPT, TOGETHER, STAGED)
     assert first.shortfall == "too small" and ENDED in {each.moment for each in first.moments}
     assert second.shortfall == "" and ENDED not in {each.moment for each in second.moments}

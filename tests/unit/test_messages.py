@@ -7,10 +7,10 @@ import math
 import msgspec
 import pytest
 
-from elastrain.checkpoint import Wish
-from elastrain.messages import KINDS, Ack, EndsBefore, Publish, decode, encode
-from elastrain.placement import Holders
-from elastrain.values import Contribution, Record, Vote
+from elastrain.job.checkpoint_plan import Wish
+from elastrain.job.placement import Holders
+from elastrain.job.values import Contribution, Record, Vote
+from elastrain.protocol.messages import KINDS, Ack, EndsBefore, Publish, decode, encode
 
 
 def test_a_commit_record_travels_whole_with_infinite_and_missing_numbers() -> None:

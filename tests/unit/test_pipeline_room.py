@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.memory_budget import Needs, at_the_end, held_by, shards_bytes, slots_needed, sums_bytes
+from elastrain.job.placement import Holders
+from elastrain.memory.memory_budget import Needs, at_the_end, held_by, shards_bytes, slots_needed, sums_bytes
+from elastrain.memory.pipeline_memory import Lack, Load, ModelBytes, TaskBytes, advice, heaviest_bytes, task_bytes
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor, IllegalCut
-from elastrain.pipeline.plan import Task
-from elastrain.pipeline.room import Lack, Load, ModelBytes, TaskBytes, advice, heaviest_bytes, task_bytes
-from elastrain.pipeline.tasks import StepShape
-from elastrain.placement import Holders
+from elastrain.pipeline.open_tasks import StepShape
+from elastrain.pipeline.pipeline_plan import Task
 
 MIB = 1 << 20
 CROSSING = CrossingTensor(shape=(MIB // 4,), stride=(1,), dtype="float32", itemsize=4, requires_grad=True)

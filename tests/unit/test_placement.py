@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastrain.placement import Holders, effective, living, next_roles, target
+from elastrain.job.placement import Holders, effective, living, next_roles, target
 
 FOUR = {"a": "n0", "b": "n1", "c": "n0", "d": "n1"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.plan import assign, level, plan
+from elastrain.job.run_plan import assign, level, plan
 
 
 def test_earlier_ranks_take_the_remainder() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastrain.pipeline.graph import BlockGraph
-from elastrain.pipeline.planning import PlanWish, first_plan
-from elastrain.placement import Holders
-from elastrain.recovery import decide, open_plan
-from elastrain.values import (
+from elastrain.decisions.recovery import decide, open_plan
+from elastrain.job.placement import Holders
+from elastrain.job.values import (
     Contribution,
     Initial,
     OpenWork,
@@ -20,7 +18,9 @@ from elastrain.values import (
     TracedGraph,
     Unrecoverable,
 )
-from elastrain.world import Member, View
+from elastrain.job.world import Member, View
+from elastrain.pipeline.graph import BlockGraph
+from elastrain.pipeline.planning import PlanWish, first_plan
 
 SHAPE = Shape(
     runs=3, blocks=1, shards=(ShardShape(size_bytes=8, lanes=(0,)), ShardShape(size_bytes=8, lanes=(0,))), backups=1

@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastrain import protocol as p
-from elastrain.member.lifecycle import Lifecycle
-from elastrain.pipeline.boundary import BoundaryName, Direction
-from elastrain.pipeline.graph import BlockGraph, IllegalCut
-from elastrain.pipeline.plan import Pipeline, PipelinePlan, Task
-from elastrain.pipeline.tasks import TaskProgress
-from elastrain.placement import Holders
-from elastrain.recovery import decide
-from elastrain.rerouting import Rerouting, reroute
-from elastrain.values import (
+from elastrain.decisions.recovery import decide
+from elastrain.decisions.rerouting import Rerouting, reroute
+from elastrain.job.placement import Holders
+from elastrain.job.values import (
     Contribution,
     OpenWork,
     Pipelining,
@@ -24,7 +19,11 @@ from elastrain.values import (
     ShardShape,
     TracedGraph,
 )
-from elastrain.world import Member, View
+from elastrain.job.world import Member, View
+from elastrain.member.member_machine import Lifecycle
+from elastrain.pipeline.graph import BlockGraph, IllegalCut
+from elastrain.pipeline.open_tasks import TaskProgress
+from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, Pipeline, PipelinePlan, Task
 from tests.unit import test_recovery
 
 GRAPH = BlockGraph(blocks=("first", "second"), flops=(1, 1), crossings=((), (), ()))

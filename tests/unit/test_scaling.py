@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.errors import ConfigError
-from elastrain.scaling import LEAST_SCALE, UNSCALED, LossScale, Scaler, advance, rule_of
+from elastrain.job.scaling import LEAST_SCALE, UNSCALED, LossScale, Scaler, advance, rule_of
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 5))

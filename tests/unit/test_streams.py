@@ -10,9 +10,9 @@ from contextlib import suppress
 
 import pytest
 
-from elastrain.base.streams import say
+from elastrain.base.processes import say
 
-SAYS = "from elastrain.base.streams import say; [say('one sentence') for _ in range({times})]"
+SAYS = "from elastrain.base.processes import say; [say('one sentence') for _ in range({times})]"
 
 
 def run(code: str, stderr: int, shell: str = "") -> int:
@@ -57,7 +57,7 @@ def test_a_reader_that_stands_still_holds_a_sentence_up_for_a_second() -> None:
 
 
 def test_closed_streams_are_opened_so_that_nothing_else_gets_their_numbers() -> None:
-    code = "import os; from elastrain.base.streams import open_missing; open_missing(); assert os.open('/', 0) > 2; "
+    code = "import os; from elastrain.base.processes import open_missing; open_missing(); assert os.open('/', 0) > 2; "
     code += "import subprocess, sys; "
     code += "subprocess.run([sys.executable, '-c', 'import os; os.fstat(1), os.fstat(2)'], check=True)"
     assert run(code, subprocess.DEVNULL, shell="<&- >&- 2>&-") == 0

@@ -10,10 +10,10 @@ import xxhash
 import zstandard
 from msgspec.structs import replace
 
-from elastrain.base.unpacking import unpacked
-from elastrain.offload.compression import Codec
-from elastrain.offload.engines.port import PAGE_BYTES
-from elastrain.snapshot.durable import frames
+from elastrain.base.line_files import unpacked
+from elastrain.offload.drives.compression import Codec
+from elastrain.offload.drives.port import PAGE_BYTES
+from elastrain.snapshot.durable import state_file
 from elastrain.snapshot.durable.errors import DamagedError
 from tests.support.decoders import BytesFile
 from tests.support.memory_engine import MemoryEngine
@@ -74,12 +74,12 @@ def test_a_bomb_on_a_drive_is_an_error_of_the_drive(packed: bytes) -> None:
 
 def test_a_bomb_in_a_checkpoint_with_right_checksums_is_damage(packed: bytes) -> None:
     file = BytesFile()
-    part = frames.write(file, "f", b"{}", [("uint8", memoryview(bytes(DUE_BYTES)))])
-    tail = frames.read_tail(file, part, "it")
+    part = state_file.write(file, "f", b"{}", [("uint8", memoryview(bytes(DUE_BYTES)))])
+    tail = state_file.read_tail(file, part, "it")
     assert tail.frames[0].packed
     stored = packed + bytes(-len(packed) % PAGE_BYTES)
-    wrong = frames.FrameEntry(0, DUE_BYTES, len(stored), True, xxhash.xxh3_64_intdigest(stored))
-    described = msgspec.msgpack.encode(frames.Tail(tail.meta, tail.arrays, (wrong,)))
+    wrong = state_file.FrameEntry(0, DUE_BYTES, len(stored), True, xxhash.xxh3_64_intdigest(stored))
+    described = msgspec.msgpack.encode(state_file.Tail(tail.meta, tail.arrays, (wrong,)))
     end = len(described).to_bytes(8, "little") + described
     damaged = replace(
         part,
@@ -88,4 +88,4 @@ def test_a_bomb_in_a_checkpoint_with_right_checksums_is_damage(packed: bytes) ->
         tail_checksum=xxhash.xxh3_64_intdigest(end),
     )
     with pytest.raises(DamagedError, match="frame 0 of it in f is damaged: it cannot be unpacked"):
-        frames.check(BytesFile(stored + end), damaged, "it")
+        state_file.check(BytesFile(stored + end), damaged, "it")

@@ -48,9 +48,11 @@ ONLY_FALSE = {"shell", "allow_pickle"}
 LAST_NAMES = {call.rpartition(".")[2] for call in CALLS} | OBJECT_COLLECTIVES | PICKLING_PARTS | ONLY_FALSE
 
 EXCEPTIONS = {
-    ("elastrain.runtime.nursery", "Process"): "the `fork` context: nothing is pickled",
-    ("elastrain.launcher.simulated", "Process"): "the launcher tells its own fork server which node to start, over a"
-    " socket in a folder of mode 0700",
+    ("elastrain.runtime.loader.fork_server", "Process"): "the `fork` context: nothing is pickled",
+    (
+        "elastrain.launcher.simulated.simulated_nodes",
+        "Process",
+    ): "the launcher tells its own fork server which node to start, over a socket in a folder of mode 0700",
 }
 
 

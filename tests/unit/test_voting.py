@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.checkpoint import Wish
-from elastrain.pipeline.plan import Pipeline, PipelinePlan
-from elastrain.placement import Holders
-from elastrain.scaling import LossScale, Scaler
-from elastrain.values import Contribution, Record, Shape, Vote
-from elastrain.voting import Disagreement, combine_votes
-from elastrain.world import Member, View
+from elastrain.decisions.voting import Disagreement, combine_votes
+from elastrain.job.checkpoint_plan import Wish
+from elastrain.job.placement import Holders
+from elastrain.job.scaling import LossScale, Scaler
+from elastrain.job.values import Contribution, Record, Shape, Vote
+from elastrain.job.world import Member, View
+from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan
 
 VIEW = View(generation=5, members=(Member(id="a", node="a"), Member(id="b", node="b"), Member(id="c", node="c")))
 TOLD = Contribution(3.0, 8.0, 8, 77)

@@ -22,14 +22,14 @@ CLOCKS = {"CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI"}
 LAST_NAMES = {call.rpartition(".")[2] for call in CALLS} | CLOCKS
 
 READERS = {
-    "elastrain.snapshot.durable.pruning": "the age of checkpoints (--keep-for)",
-    "elastrain.runtime.durable.checkpoints": "when a checkpoint was made, in its manifest",
-    "elastrain.snapshot.durable.importing": "when a checkpoint was made, in its manifest",
-    "elastrain.launcher.enrol": "the number of a start, where the store has lost its count",
-    "elastrain.launcher.events": "`wall` in the event log; `t` beside it is monotonic",
-    "elastrain.launcher.commands.checkpoint": "`checkpoint ls` shows the age",
-    "elastrain.launcher.commands.options.node_options": "the job's name, where none is given",
-    "elastrain.launcher.lookout": "the heading of written stacks",
+    "elastrain.snapshot.durable.retention": "the age of checkpoints (--keep-for)",
+    "elastrain.runtime.durable.member_checkpoints": "when a checkpoint was made, in its manifest",
+    "elastrain.snapshot.durable.conversion": "when a checkpoint was made, in its manifest",
+    "elastrain.launcher.start.registration": "the number of a start, where the store has lost its count",
+    "elastrain.launcher.shared.rundir": "`wall` in the event log; `t` beside it is monotonic",
+    "elastrain.launcher.cli.commands.checkpoint": "`checkpoint ls` shows the age",
+    "elastrain.launcher.cli.options.node_options": "the job's name, where none is given",
+    "elastrain.launcher.agent.worker_monitor": "the heading of written stacks",
 }
 
 

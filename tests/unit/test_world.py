@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.world import Member, View
+from elastrain.job.world import Member, View
 
 
 def test_a_members_rank_is_its_position() -> None:

@@ -24,9 +24,9 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import CrossingTensor
-from elastrain.pipeline.stubs.absent import AbsentParameter
-from elastrain.pipeline.stubs.kept import KeptByModules
-from elastrain.pipeline.stubs.trees import flatten, is_fake, leaves_of, mapped
+from elastrain.pipeline.stubs.module_state import KeptByModules
+from elastrain.pipeline.stubs.naming import flatten, is_fake, leaves_of, mapped
+from elastrain.pipeline.stubs.placeholders import AbsentParameter
 
 NOT_HERE = (
     "values that are not on this member, because another one computes the block that makes them: move it into a block, "

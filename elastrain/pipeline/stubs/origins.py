@@ -21,9 +21,9 @@ from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import IllegalCut
 from elastrain.pipeline.stubs.draws import NO_VALUES, OtherDraws, TracedDraws
 from elastrain.pipeline.stubs.fakes import NOT_HERE
-from elastrain.pipeline.stubs.parameters import ParameterUses
-from elastrain.pipeline.stubs.saving import storage_of
-from elastrain.pipeline.stubs.trees import is_fake
+from elastrain.pipeline.stubs.naming import is_fake
+from elastrain.pipeline.stubs.saved_bytes import storage_of
+from elastrain.pipeline.stubs.uses import ParameterUses
 
 _NOWHERE = -1
 _BY_FORWARD = "behind block {} others are called by their forward, not as modules, and draw the numbers behind its own"

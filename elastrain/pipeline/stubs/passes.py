@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from elastrain.errors import ConfigError
-from elastrain.pipeline.stubs.backward_draws import BackwardDraws
+from elastrain.pipeline.stubs.draws import BackwardDraws
 from elastrain.pipeline.stubs.fakes import copy_of
-from elastrain.pipeline.stubs.trees import is_fake
+from elastrain.pipeline.stubs.naming import is_fake
 
 SAME = (
     "the forward has to enter the same blocks with the same tensors in each micro-batch; "

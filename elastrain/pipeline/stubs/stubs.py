@@ -12,18 +12,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
 from elastrain.errors import ConfigError
-from elastrain.pipeline.stubs.absent import AbsentParameter
-from elastrain.pipeline.stubs.backward_draws import BackwardDraws
 from elastrain.pipeline.stubs.counters import Counters
-from elastrain.pipeline.stubs.entries import Entries, Forward
+from elastrain.pipeline.stubs.draws import BackwardDraws, UntracedDraws
 from elastrain.pipeline.stubs.fakes import NOT_HERE, AbsentBlock, Fakes
-from elastrain.pipeline.stubs.gradients import allowed_gradients, check_entry
-from elastrain.pipeline.stubs.kept import KeptByLoop
+from elastrain.pipeline.stubs.module_state import KeptByLoop
+from elastrain.pipeline.stubs.naming import flatten, is_fake, leaves_of
 from elastrain.pipeline.stubs.passes import SAME, StubPass
-from elastrain.pipeline.stubs.steady import Steady
+from elastrain.pipeline.stubs.placeholders import AbsentParameter, Entries, Forward
+from elastrain.pipeline.stubs.stateful_blocks import Steady
 from elastrain.pipeline.stubs.trace import TracedModel
-from elastrain.pipeline.stubs.trees import flatten, is_fake, leaves_of
-from elastrain.pipeline.stubs.untraced import UntracedDraws
+from elastrain.pipeline.stubs.uses import allowed_gradients, check_entry
 
 _Give = Callable[[Tensor, tuple[int, int]], Tensor | None]
 """(a fake, the block's place and the argument's index) -> what was received for it."""

@@ -19,15 +19,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.stubs.draws import TracedDraws
-from elastrain.pipeline.stubs.entries import Entries, Forward, check_caller_not_compiled
 from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, Given, given, left_as_it_was, not_compiled
-from elastrain.pipeline.stubs.gradients import check_entry
-from elastrain.pipeline.stubs.handed import Handed
-from elastrain.pipeline.stubs.kept import BeforePass, KeptByModules
+from elastrain.pipeline.stubs.module_state import BeforePass, KeptByModules
+from elastrain.pipeline.stubs.naming import is_fake, leaves_of, mapped
 from elastrain.pipeline.stubs.origins import CodeBetween, Origins
+from elastrain.pipeline.stubs.placeholders import Entries, Forward, check_caller_not_compiled
 from elastrain.pipeline.stubs.recording import EnteredBlock, SeenEntry, graph_of_entries
-from elastrain.pipeline.stubs.saving import Saving
-from elastrain.pipeline.stubs.trees import is_fake, leaves_of, mapped
+from elastrain.pipeline.stubs.saved_bytes import Saving
+from elastrain.pipeline.stubs.stateful_blocks import Handed
+from elastrain.pipeline.stubs.uses import check_entry
 
 
 @dataclass(frozen=True, kw_only=True)

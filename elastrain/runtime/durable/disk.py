@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 from torch import Tensor
 
-from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.resume import Resume, changed
 from elastrain.errors import ConfigError
 from elastrain.snapshot.durable.errors import CheckpointError, TakenError
@@ -29,13 +29,11 @@ from elastrain.snapshot.durable.manifest import (
     place_in_time,
 )
 from elastrain.snapshot.durable.owner import Claim, claim, hold_for, owner_of
-from elastrain.snapshot.durable.places.opening import place_at
-from elastrain.snapshot.durable.places.port import CheckpointPlace
+from elastrain.snapshot.durable.places.port import CheckpointPlace, place_at
 from elastrain.snapshot.durable.plain import pack_named
-from elastrain.snapshot.durable.pruning import clear, tidy
-from elastrain.snapshot.durable.publishing import mark_verified, publish, visible
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.durable.writing import PartWriter
+from elastrain.snapshot.durable.retention import clear, tidy
+from elastrain.snapshot.durable.writing import PartWriter, mark_verified, publish, visible
 
 Attachments = Mapping[str, tuple[Part, ...]]
 

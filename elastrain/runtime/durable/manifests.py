@@ -11,11 +11,11 @@ import msgspec
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from elastrain.layout import Layout, Shard, round_up
+from elastrain.job.layout import Layout, Shard, round_up
+from elastrain.job.values import Record
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import GroupEntry, Manifest, ParameterEntry, Part, PieceEntry, ShardEntry
 from elastrain.snapshot.durable.writing import Written
-from elastrain.values import Record
 
 _WRITTEN = msgspec.json.Decoder(Written)
 

@@ -13,13 +13,11 @@ from elastrain.base.disk_protocol import ANSWER, READ_BYTES_MAX, READER, DiskReq
 from elastrain.base.environment import Environment
 from elastrain.base.resume import NodeDisk, Resume
 from elastrain.comm.errors import CommError
-from elastrain.comm.wire.blocking import BlockingStream
 from elastrain.comm.wire.handshake import Handshake, Role
-from elastrain.comm.wire.secure import dial
+from elastrain.comm.wire.secure import BlockingStream, dial
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.places.node import NodePlace
-from elastrain.snapshot.durable.places.opening import place_at
-from elastrain.snapshot.durable.places.port import ReadablePlace
+from elastrain.snapshot.durable.places.port import ReadablePlace, place_at
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0

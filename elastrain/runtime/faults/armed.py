@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 
 from elastrain import protocol as p
-from elastrain.agent_messages import ArmFault
-from elastrain.messages import Copied, Partial, ShardCopy
-from elastrain.runtime.faults.actions import ACTIONS, Tools
-from elastrain.runtime.journal import Journal
-from elastrain.values import Report
+from elastrain.job.values import Report
+from elastrain.protocol.agent_messages import ArmFault
+from elastrain.protocol.messages import Copied, Partial, ShardCopy
+from elastrain.runtime.faults.fault_actions import ACTIONS, Tools
+from elastrain.runtime.io.journal import Journal
 
 LOOP_PHASES = frozenset({"forward", "backward", "shutdown"})
 """Reached in the training loop's own thread; the engine's thread comes to all others."""

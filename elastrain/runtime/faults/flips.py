@@ -1,6 +1,8 @@
 """One bit that changes behind everybody's back, in what a worker holds.
 
 Written by address, so that no version counter of torch's can tell. On the CPU only.
+
+One bit that changes in what a member has written of its job's durable checkpoints.
 """
 
 from __future__ import annotations
@@ -10,12 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
-from elastrain.placement import Placement
-from elastrain.runtime.executor import Executor
-from elastrain.snapshot.state import ShardState
+from elastrain.job.placement import Placement
+from elastrain.runtime.tensors.executor import Executor
+from elastrain.snapshot.durable.errors import CheckpointError
+from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.places.port import place_at
+from elastrain.snapshot.durable.writing import visible
+from elastrain.snapshot.shard_state import ShardState
 
 _SETTLES_S = 2.0
 """A backup usually verifies its update within this time. Less than `hang_timeout_s`: longer would be a hang."""
@@ -135,3 +142,37 @@ def _moments(state: ShardState) -> Iterable[Tensor]:
     """What the optimizer keeps beside the parameters, without its step counters."""
     values = [value for piece in state.pieces for value in piece.values()]
     return (value for value in values if isinstance(value, Tensor) and value.numel() > 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenFiles:
+    """What this member has written of durable checkpoints in a place."""
+
+    me: str
+    place: str
+
+    def flip(self, bit: int) -> str:
+        """One bit in the middle of a file of the newest that is complete; why not, where there is none."""
+        try:
+            path = self._newest()
+            if path is None:
+                return f"{self.me} has written no file of a complete checkpoint in a folder yet"
+            at = path.stat().st_size // 2
+            with path.open("r+b") as file:
+                file.seek(at)
+                [byte] = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte ^ 1 << bit % 8]))
+        except (CheckpointError, OSError) as error:
+            return f"the files of {self.place} cannot be changed: {error}"
+        return ""
+
+    def _newest(self) -> Path | None:
+        place = place_at(self.place)
+        if not isinstance(place, LocalPlace):
+            return None
+        for name in reversed(visible(place)):
+            for file in place.names(name):
+                if file.startswith(f"part-{self.me}-"):
+                    return Path(place.location, name, file)
+        return None

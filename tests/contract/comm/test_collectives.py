@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from elastrain.comm.collectives import algorithms
-from elastrain.comm.collectives.operations import Reduction
+from elastrain.comm.collectives.reducing import Reduction
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
 from elastrain.comm.groups.communicator import Communicator
-from elastrain.comm.wire.values import Frame, Peer
+from elastrain.comm.wire.addresses import Frame, Peer
 from tests.support.comm_tools import Transport
 from tests.support.party import NAMES, party
 

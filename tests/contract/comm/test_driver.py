@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elastrain.comm.errors import CommError
-from elastrain.comm.wire.values import Peer
+from elastrain.comm.wire.addresses import Peer
 from tests.support.party import party
 from tests.support.waiting import until
 

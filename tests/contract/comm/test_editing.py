@@ -12,7 +12,7 @@ import torch
 from elastrain.comm.errors import Aborted
 from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.groups.group import Group
-from elastrain.comm.wire.values import Peer
+from elastrain.comm.wire.addresses import Peer
 from tests.support.comm_tools import Transport
 from tests.support.party import Party, party
 

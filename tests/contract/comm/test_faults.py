@@ -15,9 +15,9 @@ import torch
 
 from elastrain.comm.errors import Aborted, MemberLost, OutOfMemory
 from elastrain.comm.groups.communicator import Communicator
-from elastrain.comm.groups.kinds import FrameKind
+from elastrain.comm.groups.members import FrameKind
 from elastrain.comm.shm.segments import SharedMemory
-from elastrain.comm.wire.values import Peer
+from elastrain.comm.wire.addresses import Peer
 from tests.support.comm_tools import Transport
 from tests.support.party import party
 

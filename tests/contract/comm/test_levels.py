@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from elastrain.comm.collectives import algorithms, hosts
-from elastrain.comm.collectives.operations import Reduction
+from elastrain.comm.collectives.reducing import Reduction
 from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.wire.addresses import MeshConfig
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import MeshConfig
 from tests.support.comm_tools import SECRET
 from tests.support.party import Party
 

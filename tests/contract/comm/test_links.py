@@ -13,9 +13,8 @@ import pytest
 
 from elastrain.comm.errors import MemberLost
 from elastrain.comm.wire import handshake
-from elastrain.comm.wire.addresses import choose_address
+from elastrain.comm.wire.addresses import LossCause, PeerLost, choose_address
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import LossCause, PeerLost
 from tests.support.comm_tools import SECRET, Cast, Transport, cast
 
 pytestmark = pytest.mark.parametrize("transport", get_args(Transport))

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from elastrain.comm.shm.liveness import Beacon
-from elastrain.comm.shm.memory import HUGE_PAGE_BYTES, create_sealed, open_sealed, use_huge_pages
 from elastrain.comm.shm.segments import SharedMemory
+from elastrain.comm.shm.shared_memory import HUGE_PAGE_BYTES, create_sealed, open_sealed, use_huge_pages
+from elastrain.comm.wire.addresses import Frame
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Frame
 from tests.support.comm_tools import Cast, cast
 
 

@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from elastrain.comm.errors import CommError, MemberLost
+from elastrain.comm.wire.addresses import Frame, LossCause, MeshConfig, Newer, Peer, PeerLost, dials
 from elastrain.comm.wire.frames import DTYPES, HEADER_BYTES, encode
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.ring import dials
-from elastrain.comm.wire.values import Frame, LossCause, MeshConfig, Newer, Peer, PeerLost
 from elastrain.runtime.faults.flips import FrameFlip
 from tests.support.comm_tools import DEADLINE_S, Cast, Transport, cast
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elastrain.comm.collectives.operations import CHUNK_BYTES
+from elastrain.comm.collectives.reducing import CHUNK_BYTES
 from elastrain.comm.groups.communicator import Communicator
 from tests.contract.comm.test_collectives import _expected, _inputs, party
 

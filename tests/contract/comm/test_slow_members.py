@@ -13,11 +13,11 @@ import torch
 
 from elastrain.comm.collectives import calls
 from elastrain.comm.collectives.algorithms import Round
-from elastrain.comm.collectives.operations import STAGE_BYTES, Operation, Participant
+from elastrain.comm.collectives.reducing import STAGE_BYTES, Operation, Participant
 from elastrain.comm.errors import Aborted, MemberLost
 from elastrain.comm.groups.communicator import Communicator, PendingEdit
 from elastrain.comm.groups.group import Group
-from elastrain.comm.wire.values import Peer
+from elastrain.comm.wire.addresses import Peer
 from tests.support.party import Party, party
 from tests.support.waiting import until
 

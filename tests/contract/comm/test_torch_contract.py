@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import elastrain.comm
-from elastrain.comm.wire.values import MeshConfig
+from elastrain.comm.wire.addresses import MeshConfig
 from tests.support.comm_processes import Child, Wire
 from tests.support.torch_checks import CHECKS
 

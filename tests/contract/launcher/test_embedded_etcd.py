@@ -15,15 +15,15 @@ import pytest
 
 from elastrain.base.event_loop import EventLoop
 from elastrain.errors import ConfigError
-from elastrain.launcher.store.embedded import EmbeddedEtcd
+from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
 from elastrain.launcher.store.etcd import EtcdStore
-from elastrain.launcher.store.etcd_config import EtcdConfig
+from elastrain.launcher.store.etcd_connection import EtcdConfig
 
 WAIT_S = 20.0
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from elastrain.launcher.store.embedded import EmbeddedEtcd
+from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
 server = EmbeddedEtcd(Path(sys.argv[1]))
 print(server.pid, flush=True)
 sys.stdin.read()

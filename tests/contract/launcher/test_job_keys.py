@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from elastrain.job.world import Member, View
+from elastrain.launcher.shared.job_values import NodeRecord, Roster
 from elastrain.launcher.store.etcd import EtcdStore
 from elastrain.launcher.store.first_commit import put_due
+from elastrain.launcher.store.job_keys import JobKeys, encode_view
 from elastrain.launcher.store.port import LeaseLostError, MemoryStore, Store, StoreUnavailableError
-from elastrain.launcher.store.views import JobKeys, encode_view
-from elastrain.launcher.values import NodeRecord, Roster
-from elastrain.world import Member, View
 from tests.contract.launcher.test_store import IMPLEMENTATIONS, Clock, Seen
 
 TTL_S = 600.0

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from elastrain.base.event_loop import EventLoop
-from elastrain.launcher.links import AgentPassport, LinkEvents, Links, listen
-from elastrain.launcher.notices import Beat, Ended, Notice
-from elastrain.launcher.store.thread import Inbox
-from elastrain.launcher.values import NodeRecord
+from elastrain.launcher.nodes.agent_links import AgentPassport, LinkEvents, Links, listen
+from elastrain.launcher.shared.job_values import NodeRecord
+from elastrain.launcher.shared.notices import Beat, Ended, Notice
+from elastrain.launcher.store.store_thread import Inbox
 
 WAIT_S = 30.0
 

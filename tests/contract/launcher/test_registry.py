@@ -11,19 +11,19 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import asdict
 
-from elastrain.base.scope import scope
-from elastrain.launcher.notices import Over
+from elastrain.base.environment import scope
+from elastrain.job.world import Member, View
+from elastrain.launcher.shared.job_values import Life, NodeRecord, Roster
+from elastrain.launcher.shared.notices import Over
 from elastrain.launcher.store import presence, registry
-from elastrain.launcher.store.ended_keys import epitaph, read_ended
 from elastrain.launcher.store.first_commit import FirstCommit
+from elastrain.launcher.store.job_keys import JobKeys, encode_roster
 from elastrain.launcher.store.life_keys import begin_life, life_key, read_life
 from elastrain.launcher.store.port import Broken, Change, Listing, Store, Watch
 from elastrain.launcher.store.registry import RegistryEvents, SharedRegistry
 from elastrain.launcher.store.standing_keys import News
-from elastrain.launcher.store.thread import Inbox
-from elastrain.launcher.store.views import JobKeys, encode_roster
-from elastrain.launcher.values import Life, NodeRecord, Roster
-from elastrain.world import Member, View
+from elastrain.launcher.store.store_thread import Inbox
+from elastrain.launcher.store.tombstones import epitaph, read_ended
 from tests.contract.launcher.test_store import IMPLEMENTATIONS
 
 WAIT_S = 10.0

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.offload.buffers import lease
-from elastrain.offload.directories import check_directory
-from elastrain.offload.engines.host import HostEngine
-from elastrain.offload.engines.port import PAGE_BYTES, IoEngine
-from elastrain.offload.engines.posix import Calls, PosixEngine
+from elastrain.offload.drives.directories import check_directory
+from elastrain.offload.drives.host import HostEngine
+from elastrain.offload.drives.host_buffers import lease
+from elastrain.offload.drives.port import PAGE_BYTES, IoEngine
+from elastrain.offload.drives.posix import Calls, PosixEngine
 from elastrain.offload.errors import OffloadConfigError
 from tests.support.faulty_engines import EngineFaults, FaultyEngine, ThrottledEngine
 from tests.support.memory_engine import MemoryEngine
@@ -187,7 +187,7 @@ def test_a_missing_directory_is_refused_in_one_sentence(tmp_path: Path) -> None:
 def test_an_unwritable_directory_is_refused_in_one_sentence() -> None:
     code = (
         "import os, sys\n"
-        "from elastrain.offload.directories import check_directory\n"
+        "from elastrain.offload.drives.directories import check_directory\n"
         "os.getuid() == 0 and os.setuid(65534)\n"
         "check_directory(sys.argv[1])"
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elastrain.offload import OffloadConfigError, save_on_disk
-from elastrain.offload.engines.gds import GdsEngine, probe
+from elastrain.offload.drives.gds import GdsEngine, probe
 
 HAS_CUDA = torch.cuda.is_available()
 needs_cuda = pytest.mark.skipif(not HAS_CUDA, reason="no CUDA device: KvikIO moves CUDA tensors only")

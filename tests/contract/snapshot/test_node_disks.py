@@ -15,7 +15,7 @@ from elastrain.base.disk_protocol import Names, Read, Size, decode_request, enco
 from elastrain.base.resume import NodeDisk, Resume
 from elastrain.comm.wire.handshake import Handshake, Role, run
 from elastrain.comm.wire.secure import SecureSocket
-from elastrain.launcher.disk_door import DiskDoor
+from elastrain.launcher.nodes.door import DiskDoor
 from elastrain.runtime.durable.node_disks import Reader, places_of
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import LOOP, name_of

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import pytest
 
 from elastrain.comm.shm.liveness import Beacon
-from elastrain.comm.shm.memory import libc
+from elastrain.comm.shm.shared_memory import libc
 from elastrain.comm.wire.mesh import Mesh
 from tests.support import comm_member
 from tests.support.comm_points import COLLECTIVES, WRONG, Fuse, run

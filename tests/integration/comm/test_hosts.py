@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.launcher.namespaces.programs import lacking
-from elastrain.launcher.namespaces.switch import Switch
+from elastrain.launcher.namespaces.switch import Switch, lacking
 from experiments.hosts import cut
 from tests.support import warm
 from tests.support.sources import ROOT

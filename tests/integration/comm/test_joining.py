@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import elastrain.comm
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
 from elastrain.comm.torch_backend import bootstrap
-from elastrain.comm.wire.values import MeshConfig
+from elastrain.comm.wire.addresses import MeshConfig
 from tests.integration.comm.test_torch import _batch, _digest, _model
 from tests.support.comm_processes import Child, Wire
 

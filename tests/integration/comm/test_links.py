@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from elastrain.comm.errors import CommError
-from elastrain.comm.groups.work import Work
+from elastrain.comm.groups.works import Work
+from elastrain.comm.wire.addresses import LossCause
 from elastrain.comm.wire.link import Link
-from elastrain.comm.wire.values import LossCause
 from tests.support import comm_member
 from tests.support.comm_processes import Child, Wire
 from tests.support.comm_tools import Transport

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.wire.addresses import Frame, MeshConfig, Newer, Peer, PeerLost
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Frame, MeshConfig, Newer, Peer, PeerLost
 from tests.support.comm_processes import Child, Wire
 from tests.support.comm_tools import DEADLINE_S, SECRET, Transport
 

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import elastrain.comm
 from elastrain.comm.errors import MemberLost
 from elastrain.comm.torch_backend import bootstrap
-from elastrain.comm.wire.values import MeshConfig
+from elastrain.comm.wire.addresses import MeshConfig
 from tests.support.comm_processes import Child, Wire
 
 Body = Callable[[int], Any]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elastrain.base.processes import state_of
-from elastrain.memory_budget import WRITING_BYTES
+from elastrain.memory.memory_budget import WRITING_BYTES
 from tests.support import warm
 from tests.support.training import SCRIPTS, environment, run_job
 from tests.support.waiting import until

@@ -16,9 +16,9 @@ from tests.support.waiting import until
 
 BEFORE_THE_COMMANDS = """
 import os, signal, sys, types
-from elastrain.launcher.cli import main
+from elastrain.launcher.cli.main import main
 stopped = types.SimpleNamespace(app=lambda prog_name: os.kill(os.getpid(), {number}))
-sys.modules["elastrain.launcher.command_line"] = stopped
+sys.modules["elastrain.launcher.cli.command_line"] = stopped
 main()
 """
 SIGNALS = [signal.SIGINT, signal.SIGTERM]

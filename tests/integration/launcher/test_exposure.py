@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.launcher.namespaces.programs import lacking
-from elastrain.launcher.namespaces.switch import Switch
+from elastrain.launcher.namespaces.switch import Switch, lacking
 from experiments.hosts import ETCD, hosts_with_etcd
 from tests.support.nodes_harness import NodesJob
 from tests.support.sources import ROOT

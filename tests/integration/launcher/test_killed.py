@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from elastrain.launcher import control, rundir
-from elastrain.launcher.operator_messages import AskState
-from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.shared import operator_messages, rundir
+from elastrain.launcher.shared.operator_messages import AskState
+from elastrain.launcher.shared.rundir import RunDir
 from tests.support import warm
 from tests.support.processes import in_sessions
 from tests.support.training import environment
@@ -105,7 +105,7 @@ class _Killed:
         assert not names & {"control.sock", "secret", "etcd"}, names
         caches = {path for path in self.temporary.iterdir() if path.name.startswith("torchinductor")}  # torch's own
         assert not set(self.temporary.iterdir()) - caches
-        assert f"elastrain/{control.state(self.run)['job']}/" not in Path("/proc/net/unix").read_text()
+        assert f"elastrain/{operator_messages.state(self.run)['job']}/" not in Path("/proc/net/unix").read_text()
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def test_workers_in_user_code_end_with_their_agent_and_the_node_comes_back(tmp_p
 
 
 def _is_there(run: _Killed, node: str, *, beside: int) -> bool:
-    answer = control._ask(rundir.of_node(run.run, node), AskState())
+    answer = operator_messages._ask(rundir.of_node(run.run, node), AskState())
     return answer is not None and run.event("start", source=f"agent:{node}")["pid"] != beside
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.launcher.namespaces.programs import lacking
+from elastrain.launcher.namespaces.switch import lacking
 from tests.support.network_harness import NODES, Network, netns_job
 from tests.support.training import assert_equal_to_undisturbed
 from tests.support.waiting import until

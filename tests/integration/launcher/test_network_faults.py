@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.launcher.namespaces.programs import lacking
+from elastrain.launcher.namespaces.switch import lacking
 from tests.support.network_harness import NODES, netns_job
 from tests.support.nodes_harness import NodesJob
 from tests.support.training import assert_equal_to_undisturbed

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.launcher import rundir
-from elastrain.launcher.store.embedded import EmbeddedEtcd
+from elastrain.launcher.shared import rundir
+from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
 from elastrain.launcher.store.etcd import EtcdStore
-from elastrain.launcher.store.etcd_config import EtcdConfig
+from elastrain.launcher.store.etcd_connection import EtcdConfig
 from elastrain.launcher.store.registry import LEASE_S
 from tests.support import warm
 from tests.support.etcd_tools import add_users, make_certificates, respawn, tls_server
@@ -535,7 +535,8 @@ def test_what_scripts_are_told_about_several_nodes(tmp_path: Path) -> None:
 
 def test_node_whose_script_ends_before_the_agents_have_met_is_not_lost(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "from elastrain.launcher.links import Links\nLinks._dial = lambda self, link: None  # they never meet\n"
+        "from elastrain.launcher.nodes.agent_links import Links\n"
+        "Links._dial = lambda self, link: None  # they never meet\n"
     )
     script = tmp_path / "script.py"
     script.write_text("import os, time\ntime.sleep(2.0 * int(os.environ['GROUP_RANK']))\n")

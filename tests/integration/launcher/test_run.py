@@ -13,10 +13,10 @@ import pytest
 
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.handshake import dial
-from elastrain.launcher import control
+from elastrain.launcher.agent.worker_limits import WARM_UP_NICE
 from elastrain.launcher.faults.table import NOT_ARMED
-from elastrain.launcher.operator_messages import AskFault
-from elastrain.launcher.priority import WARM_UP_NICE
+from elastrain.launcher.shared import operator_messages
+from elastrain.launcher.shared.operator_messages import AskFault
 from tests.support import warm
 from tests.support.nodes_harness import NodesJob, stub_job
 from tests.support.waiting import until
@@ -41,7 +41,7 @@ def test_killed_member_leaves_the_view_at_once_and_comes_back_as_a_new_one(tmp_p
         assert [(m["rank"], m["id"]) for m in state["members"]] == [(0, "m0"), (1, "m2"), (2, "m3")]
         assert job.finish().exit_code == 0
         job.assert_nothing_left()
-    left = control.state(job.run)
+    left = operator_messages.state(job.run)
     assert (left["state"], left["exit_code"], left["generation"]) == ("finished", 0, 3)
     assert [(m["id"], m["digest"]) for m in left["members"]] == [("m0", "d"), ("m2", "d"), ("m3", "d")]
 
@@ -177,7 +177,7 @@ def test_workers_end_by_themselves_when_the_agent_is_killed(tmp_path: Path) -> N
         job.process.wait(5)
         processes = [Path(f"/proc/{job.pid(member)}") for member in ("m0", "m1")]
         until(lambda: not any(process.exists() for process in processes), 40, "the workers' end")
-        assert control.state(job.run)["state"] == "vanished"
+        assert operator_messages.state(job.run)["state"] == "vanished"
 
 
 def test_joiner_warms_up_at_low_priority_and_trains_at_full(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_fault_at_a_step_kills_the_target_and_only_there(tmp_path: Path) -> None
 def test_inject_needs_an_armed_run(tmp_path: Path) -> None:
     with launched(tmp_path, "--nproc-per-node", "2") as job:
         job.wait_step(1)
-        answer = control.ask(job.run, AskFault(line="kill --target member:m1"))
+        answer = operator_messages.ask(job.run, AskFault(line="kill --target member:m1"))
         assert (answer.ok, answer.sentence) == (False, NOT_ARMED)
         assert job.finish().exit_code == 0
 

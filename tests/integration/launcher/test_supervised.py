@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.launcher.store.embedded import EmbeddedEtcd
+from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
 from tests.support.nodes_harness import NodesJob
 from tests.support.relay import Relay
 from tests.support.training import assert_equal_to_undisturbed

@@ -27,9 +27,9 @@ from elastrain.offload import (
     SpillWriteError,
     save_on_disk,
 )
-from elastrain.offload.arena import ReadArena
-from elastrain.offload.buffers import Lease
-from elastrain.offload.engines.posix import Calls, PosixEngine
+from elastrain.offload.activations.arena import ReadArena
+from elastrain.offload.drives.host_buffers import Lease
+from elastrain.offload.drives.posix import Calls, PosixEngine
 from tests.support import warm
 from tests.support.faulty_engines import EngineFaults, FaultyEngine, ThrottledEngine
 from tests.support.memory_engine import MemoryEngine
@@ -355,7 +355,7 @@ from pathlib import Path
 from torch import nn
 from elastrain.offload import save_on_disk
 from elastrain.offload import mover
-from elastrain.offload.residency import State
+from elastrain.offload.drives.residency import State
 
 state = State(sys.argv[2])
 torch.set_num_threads(1)

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from elastrain.offload import ActivationOffload, LimitTooSmallError, OffloadConfig, OffloadConfigError, save_on_disk
 from elastrain.offload import Path as Way
-from elastrain.offload.queue import RequestQueue
-from elastrain.offload.records import SpillRecord
+from elastrain.offload.activations.pass_records import SpillRecord
+from elastrain.offload.drives.request_queue import RequestQueue
 from tests.support.faulty_engines import ThrottledEngine
 from tests.support.memory_engine import MemoryEngine
 

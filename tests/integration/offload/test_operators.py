@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from elastrain.offload import ActivationOffload, OffloadConfig
-from elastrain.offload.holds import Operator, running_operator
-from elastrain.offload.manager import SpillManager
-from elastrain.offload.records import SpillRecord
-from elastrain.offload.residency import State
+from elastrain.offload.activations.forward_spills import Operator, running_operator
+from elastrain.offload.activations.manager import SpillManager
+from elastrain.offload.activations.pass_records import SpillRecord
+from elastrain.offload.drives.residency import State
 from tests.support.memory_engine import MemoryEngine
 
 if TYPE_CHECKING:

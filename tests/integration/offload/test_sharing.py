@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.offload.sharing import Places, SharedDrive, SharedEngine, TicketLock, shared
+from elastrain.offload.drives.sharing import Places, SharedDrive, SharedEngine, TicketLock, shared
 from tests.support import warm
 from tests.support.memory_engine import MemoryEngine
 from tests.support.waiting import until
 
 TAKES = """
 import sys, time
-from elastrain.offload.sharing import TicketLock
+from elastrain.offload.drives.sharing import TicketLock
 turns = TicketLock(sys.argv[1], width=int(sys.argv[2]))
 print("ready", flush=True)
 sys.stdin.readline()
@@ -95,7 +95,7 @@ def test_a_killed_process_keeps_nobody_waiting(tmp_path: Path) -> None:
 
 HOLDS = """
 import os, signal, sys
-from elastrain.offload.sharing import TicketLock
+from elastrain.offload.drives.sharing import TicketLock
 with TicketLock(sys.argv[1], width=1).turn():
     child = os.fork()  # as a data loader is; it must not inherit the turn
     if child:
@@ -196,8 +196,8 @@ def _waits(places: Places, wanted: int) -> bool:
 
 WRITES = """
 import json, mmap, sys, threading, time
-from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.sharing import SharedDrive, SharedEngine
+from elastrain.offload.drives.posix import PosixEngine
+from elastrain.offload.drives.sharing import SharedDrive, SharedEngine
 
 directory, turns, threads, pieces, SIZE = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), 4 << 20
 engine = SharedEngine(PosixEngine(directory), SharedDrive(turns))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elastrain.offload import profile
+from elastrain.offload.planning import profile
 from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, run_job
 
 SCRIPT = SCRIPTS / "drive_training.py"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.runtime.pacing import RECOVERY_DEADLINE_S
+from elastrain.runtime.engine.pacing import RECOVERY_DEADLINE_S
 from tests.support.training import SCRIPT, Run, assert_equal_to_undisturbed, run_job
 
 pytestmark = pytest.mark.slow

@@ -30,7 +30,7 @@ print("torch._dynamo" in sys.modules)
 """
 COMPILES = """
 import torch
-from elastrain.runtime.late_compiler import import_compiler_late
+from elastrain.runtime.model.kernels import import_compiler_late
 import_compiler_late()
 parameter = torch.nn.Parameter(torch.zeros(3))
 optimizer = torch.optim.SGD([parameter], lr=0.5)
@@ -50,7 +50,7 @@ print(parameter.tolist(), kept_out.__module__)
 
 EACH = """
 import sys, torch
-from elastrain.runtime.late_compiler import import_compiler_late
+from elastrain.runtime.model.kernels import import_compiler_late
 import_compiler_late()
 classes = [each for each in vars(torch.optim).values() if isinstance(each, type) and each.__name__ not in
            ("Optimizer", "LBFGS", "SparseAdam")]

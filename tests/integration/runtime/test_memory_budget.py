@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elastrain.memory_budget import WRITING_BYTES
+from elastrain.memory.memory_budget import WRITING_BYTES
 from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, looked_at_by_many, run_job
 
 SCRIPT = SCRIPTS / "squeezed_training.py"

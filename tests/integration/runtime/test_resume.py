@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.snapshot.durable.choosing import candidates
-from elastrain.snapshot.durable.importing import import_files
+from elastrain.snapshot.durable.conversion import import_files
 from elastrain.snapshot.durable.owner import claim, owner_of
 from elastrain.snapshot.durable.places.local import LocalPlace
-from elastrain.snapshot.durable.places.opening import place_at
+from elastrain.snapshot.durable.places.port import place_at
+from elastrain.snapshot.durable.retention import candidates
 from tests.support.checkpoints import save_on_disks
 from tests.support.killing import killed, size_options
 from tests.support.shared import once

@@ -19,7 +19,7 @@ if __name__ == "__main__":  # as a script: make `tests` importable from any fold
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import elastrain
-from elastrain.runtime.model import ModelState
+from elastrain.runtime.model.flat_model import ModelState
 from tests.integration.scripts.piped_training import Model, Samples
 
 DEADLINE_S = 30.0

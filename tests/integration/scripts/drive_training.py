@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 import elastrain
-from elastrain import memory_budget as deciding
-from elastrain.offload import device, hooks, mover, residency
-from elastrain.offload.engines.posix import Calls, PosixEngine
-from elastrain.runtime import memory_keeper
+from elastrain.memory import memory_budget as deciding
+from elastrain.offload.activations import hooks, mover
+from elastrain.offload.drives import device, residency
+from elastrain.offload.drives.posix import Calls, PosixEngine
+from elastrain.runtime.memory import memory_keeper
 
 ME = os.environ.get("ELASTRAIN_MEMBER", "m0")
 KEPT_BYTES = 3 << 20

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from typer.testing import CliRunner
 
-from elastrain.launcher.command_line import app
+from elastrain.launcher.cli.command_line import app
 from tests.support.sources import ROOT
 from tests.support.training import Run, run_job
 

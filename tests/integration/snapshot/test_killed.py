@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.snapshot.durable.choosing import choose, thorough
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.retention import choose, thorough
 from tests.support.checkpoints import save, state
 from tests.support.sources import ROOT
 
@@ -19,10 +19,10 @@ KILLS = 25
 SAVES = """
 import os, random, signal, sys, time
 import torch
-from elastrain.snapshot.durable.choosing import choose, thorough
+from elastrain.snapshot.durable.retention import choose, thorough
 from elastrain.snapshot.durable.places.local import LocalPlace
-from elastrain.snapshot.durable.pruning import kept, prune, remove
-from elastrain.snapshot.durable.publishing import mark_verified
+from elastrain.snapshot.durable.retention import kept, prune, remove
+from elastrain.snapshot.durable.writing import mark_verified
 from tests.support.checkpoints import save
 
 place, kills = LocalPlace(sys.argv[1]), int(sys.argv[2])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrain.base.free_ranges import FreeRanges
+from elastrain.base.arithmetic import FreeRanges
 
 
 @settings(max_examples=150, deadline=None)

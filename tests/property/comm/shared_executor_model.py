@@ -18,13 +18,13 @@ import torch
 
 from elastrain.comm.collectives import calls
 from elastrain.comm.collectives.algorithms import Round
-from elastrain.comm.collectives.operations import Operation, Participant
 from elastrain.comm.collectives.pulling import PulledReduce
+from elastrain.comm.collectives.reducing import Operation, Participant
 from elastrain.comm.errors import Aborted, CommError, MemberLost
-from elastrain.comm.groups.member_list import MemberList
+from elastrain.comm.groups.members import MemberList
 from elastrain.comm.groups.shared_executor import SharedMemoryExecutor
 from elastrain.comm.groups.slot_ring import Location
-from elastrain.comm.groups.work import OperationRequest, Work
+from elastrain.comm.groups.works import OperationRequest, Work
 
 KINDS = ("barrier", "small", "large", "lent", "mixed", "broadcast")
 NUMEL = 256

@@ -1,11 +1,11 @@
-"""comm/groups/mailbox.py against a plain model: every message goes to one receive that awaits it, in order."""
+"""comm/groups/members.py against a plain model: every message goes to one receive that awaits it, in order."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.comm.groups.mailbox import Address, Mailbox
+from elastrain.comm.groups.members import Address, Mailbox
 
 sources = st.sampled_from(["a", "b"])
 events = st.lists(st.tuples(st.booleans(), sources, st.booleans(), st.integers(0, 1), st.integers(0, 1)), max_size=40)

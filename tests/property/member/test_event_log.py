@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrain import protocol as p
-from elastrain.member.lifecycle import Lifecycle
+from elastrain.member.member_machine import Lifecycle
 from tests.sim.member import Violation
 from tests.sim.scenarios import cluster_of
 from tests.support.sources import ROOT

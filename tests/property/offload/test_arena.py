@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.offload.arena import ReadArena
-from elastrain.offload.buffers import shift_of
-from elastrain.offload.deferred import DeferredLock
-from elastrain.offload.engines.port import PAGE_BYTES
+from elastrain.offload.activations.arena import ReadArena
+from elastrain.offload.activations.deferred import DeferredLock
+from elastrain.offload.drives.host_buffers import shift_of
+from elastrain.offload.drives.port import PAGE_BYTES
 
 MB = 1 << 20
 

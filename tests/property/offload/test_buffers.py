@@ -7,8 +7,8 @@ import ctypes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.offload.buffers import bytes_of, cut, fault_in, lease, page_image, shift_of
-from elastrain.offload.engines.port import PAGE_BYTES, round_up
+from elastrain.offload.drives.host_buffers import bytes_of, cut, fault_in, lease, page_image, shift_of
+from elastrain.offload.drives.port import PAGE_BYTES, round_up
 
 
 def address(view: memoryview) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from elastrain.offload import ActivationOffload, OffloadConfig, OffloadError
-from elastrain.offload.engines.port import IoEngine
+from elastrain.offload.drives.port import IoEngine
 from tests.support.faulty_engines import EngineFaults, FaultyEngine, ThrottledEngine
 from tests.support.memory_engine import MemoryEngine
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.offload import residency as r
-from elastrain.offload.residency import State
+from elastrain.offload.drives import residency as r
+from elastrain.offload.drives.residency import State
 
 HAS_SLOT = frozenset(
     {State.WRITING, State.FORWARDED, State.SPILLED, State.READING, State.RELOADED, State.FAILED, State.LEAVING}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.offload.engines.port import PAGE_BYTES
-from elastrain.offload.slab import Slot, SlotAllocator
+from elastrain.offload.drives.port import PAGE_BYTES
+from elastrain.offload.drives.request_queue import Slot, SlotAllocator
 
 QUOTA_BYTES = 64 * PAGE_BYTES
 

@@ -14,9 +14,9 @@ from torch.distributed.pipelining.schedules import Schedule1F1B
 
 from elastrain.pipeline import actions
 from elastrain.pipeline.actions import TaskAction
-from elastrain.pipeline.plan import PipelinePlan, Task, routes
+from elastrain.pipeline.open_tasks import StepShape, TaskDesk, readers
+from elastrain.pipeline.pipeline_plan import PipelinePlan, Task, routes
 from elastrain.pipeline.planning import PlanWish, first_plan
-from elastrain.pipeline.tasks import StepShape, TaskDesk, readers
 from tests.support.block_graphs import graph_of
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elastrain.pipeline.cuts import Had, least_heaviest, line_up
 from elastrain.pipeline.graph import BlockGraph
-from elastrain.pipeline.plan import PipelinePlan, replicas, routes
+from elastrain.pipeline.pipeline_plan import PipelinePlan, replicas, routes
 from elastrain.pipeline.planning import PlanWish, first_plan, next_plan, pipelines_wanted, shares
 from tests.support.block_graphs import graph_of
 

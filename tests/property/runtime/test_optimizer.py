@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from elastrain.layout import ALIGN, Layout, ParameterSpec, cut, round_up
-from elastrain.runtime.optimizer import PieceOptimizer
-from elastrain.snapshot.state import ShardState
+from elastrain.job.layout import ALIGN, Layout, ParameterSpec, cut, round_up
+from elastrain.runtime.model.optimizer import PieceOptimizer
+from elastrain.snapshot.shard_state import ShardState
 
 torch.set_num_threads(1)
 

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.errors import ConfigError
-from elastrain.runtime import packing
-from elastrain.runtime.described import Restorer
+from elastrain.runtime.loader import packing
+from elastrain.runtime.loader.batch_codec import Restorer
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool),

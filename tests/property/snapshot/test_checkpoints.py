@@ -13,18 +13,16 @@ from typing import Any
 
 import pytest
 
-from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.runtime.durable.disk import CheckpointDisk, kept_text, told_by_keepers
-from elastrain.snapshot.durable import pruning
-from elastrain.snapshot.durable.choosing import choose, thorough
+from elastrain.snapshot.durable import retention
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import LOOP, VERIFIED, name_of, place_in_time
 from elastrain.snapshot.durable.owner import claim
 from elastrain.snapshot.durable.places.local import LocalPlace
-from elastrain.snapshot.durable.pruning import Kept, kept, prune, remove
-from elastrain.snapshot.durable.publishing import mark_verified, visible
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.durable.writing import PartWriter
+from elastrain.snapshot.durable.retention import Kept, choose, kept, prune, remove, thorough
+from elastrain.snapshot.durable.writing import PartWriter, mark_verified, visible
 from tests.support.checkpoints import manifest, save, state
 from tests.support.crashing_files import CrashingFiles, PowerCutError
 
@@ -139,7 +137,7 @@ def _sync_nothing(self: object, *_: object) -> None:
 
 def _believed(place: LocalPlace) -> list[Kept]:
     """What is there counts as read back."""
-    return [replace(each, is_verified=each.is_visible) for each in pruning.kept(place)]
+    return [replace(each, is_verified=each.is_visible) for each in retention.kept(place)]
 
 
 @pytest.mark.slow

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from elastrain.job.placement import Placement
+from elastrain.job.values import Contribution, OpenWork, Record, Report
+from elastrain.job.world import Member, View
 from elastrain.launcher.core import Core
-from elastrain.launcher.store.views import JobKeys
-from elastrain.launcher.values import NodeRecord
-from elastrain.placement import Placement
-from elastrain.values import Contribution, OpenWork, Record, Report
-from elastrain.world import Member, View
+from elastrain.launcher.shared.job_values import NodeRecord
+from elastrain.launcher.store.job_keys import JobKeys
 from tests.sim.agents.schedule import SHARDS
 from tests.support.agents import job_config
 

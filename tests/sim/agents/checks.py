@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrain.world import View
+from elastrain.job.world import View
 from tests.sim.agents.actors import SimAgent
 from tests.sim.agents.schedule import GOES_ON_S, SHARDS, Violation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from elastrain.agent_messages import Failed, Suspect
+from elastrain.protocol.agent_messages import Failed, Suspect
 from tests.sim.agents.actors import SimWorker
 from tests.sim.agents.schedule import FAULTS_UNTIL_S
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from elastrain.agent_messages import EndReached, Finished, Hello, LostState, NewView, Progress, Suspect
-from elastrain.launcher.core import events as ev
-from elastrain.launcher.values import Start, Tell
-from elastrain.placement import next_roles, target
-from elastrain.recovery import decide
-from elastrain.values import Unrecoverable
-from elastrain.world import Member, View
+from elastrain.decisions.recovery import decide
+from elastrain.job.placement import next_roles, target
+from elastrain.job.values import Unrecoverable
+from elastrain.job.world import Member, View
+from elastrain.launcher.core import agent_events as ev
+from elastrain.launcher.shared.job_values import Start, Tell
+from elastrain.protocol.agent_messages import EndReached, Finished, Hello, LostState, NewView, Progress, Suspect
 from tests.sim.agents.actors import SimAgent, SimWorker
 from tests.sim.agents.schedule import SHARDS, STEP_S, Violation
 

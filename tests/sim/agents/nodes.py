@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrain.launcher.core import events as ev
-from elastrain.launcher.notices import Notice
-from elastrain.launcher.store.views import JobKeys
-from elastrain.launcher.values import End
+from elastrain.launcher.core import agent_events as ev
+from elastrain.launcher.shared.job_values import End
+from elastrain.launcher.shared.notices import Notice
+from elastrain.launcher.store.job_keys import JobKeys
 from tests.sim.agents.actors import SimAgent
 from tests.sim.agents.schedule import LEASE_S, SILENCE_S
 

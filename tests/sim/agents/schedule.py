@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from elastrain.values import Shape, ShardShape
+from elastrain.job.values import Shape, ShardShape
 
 LEASE_S = 3.0
 SILENCE_S = 2.5

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastrain.launcher.core import events as ev
-from elastrain.launcher.notices import Over
+from elastrain.job.world import View
+from elastrain.launcher.core import agent_events as ev
+from elastrain.launcher.shared.job_values import Command, NodeRecord, Propose, PutBegun, PutRoster, PutSpec, TakeNumber
+from elastrain.launcher.shared.notices import Over
+from elastrain.launcher.store.job_keys import JobKeys, decode_roster, decode_view
 from elastrain.launcher.store.port import MemoryStore
-from elastrain.launcher.store.views import JobKeys, decode_roster, decode_view
-from elastrain.launcher.values import Command, NodeRecord, Propose, PutBegun, PutRoster, PutSpec, TakeNumber
-from elastrain.world import View
 from tests.sim.agents.actors import SimAgent
 from tests.sim.agents.schedule import DISTRUST_S, LEASE_S
 

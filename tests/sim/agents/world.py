@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from elastrain.launcher.core import events as ev
-from elastrain.launcher.values import (
+from elastrain.launcher.core import agent_events as ev
+from elastrain.launcher.shared.job_values import (
     Command,
     End,
     Kill,

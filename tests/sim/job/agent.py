@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from elastrain.agent_messages import FromWorker, ToWorker
-from elastrain.launcher.command_runner import CommandRunner, NodeParts
+from elastrain.launcher.agent.command_runner import CommandRunner, NodeParts
+from elastrain.launcher.agent.node_end import NodeEnd
+from elastrain.launcher.agent.worker_monitor import _LOOK_EVERY_S
 from elastrain.launcher.core import Core
-from elastrain.launcher.core import events as ev
-from elastrain.launcher.enrol import _HISTORY
-from elastrain.launcher.lookout import _LOOK_EVERY_S
-from elastrain.launcher.node_end import NodeEnd
-from elastrain.launcher.peer_agents import AgentPort, ClusterAccess, PeerAgents
+from elastrain.launcher.core import agent_events as ev
+from elastrain.launcher.nodes.peer_agents import AgentPort, ClusterAccess, PeerAgents
+from elastrain.launcher.shared.job_values import JobConfig, Life, Start, Tell
+from elastrain.launcher.shared.times import LeaveTimes
+from elastrain.launcher.start.registration import _HISTORY
 from elastrain.launcher.store.lone_registry import LoneRegistry
 from elastrain.launcher.store.port import MemoryStore
 from elastrain.launcher.store.presence import Presence
 from elastrain.launcher.store.registry import LEASE_S
-from elastrain.launcher.times import LeaveTimes
-from elastrain.launcher.values import JobConfig, Life, Start, Tell
+from elastrain.protocol.agent_messages import FromWorker, ToWorker
 from tests.sim.job.clock import Process
 from tests.sim.job.etcd import Client
 from tests.sim.job.links import SimLinks

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from elastrain.errors import ElastrainError, StateLostError
-from elastrain.launcher.core.stopping import PREEMPTED
+from elastrain.job.placement import Placement
+from elastrain.job.values import Shape
+from elastrain.job.world import View
+from elastrain.launcher.core.shutdown import PREEMPTED
+from elastrain.launcher.shared.job_values import End
+from elastrain.launcher.store.job_keys import decode_roster, decode_view
 from elastrain.launcher.store.registry import SharedRegistry
-from elastrain.launcher.store.views import decode_roster, decode_view
-from elastrain.launcher.values import End
-from elastrain.placement import Placement
-from elastrain.values import Shape
-from elastrain.world import View
 from tests.sim import cluster
 from tests.sim.checks import Checks, Truth
 from tests.sim.cluster import Cluster, Scenario

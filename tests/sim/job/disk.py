@@ -15,11 +15,11 @@ from unittest.mock import patch
 
 from elastrain.base.resume import Resume
 from elastrain.errors import StateLostError
-from elastrain.launcher.values import End, Life, Roster
-from elastrain.scaling import Scaler
-from elastrain.snapshot.durable import choosing, pruning
+from elastrain.job.scaling import Scaler
+from elastrain.launcher.shared.job_values import End, Life, Roster
+from elastrain.snapshot.durable import retention
 from elastrain.snapshot.durable.manifest import MANIFEST, VERIFIED, name_of, place_in_time
-from elastrain.snapshot.durable.publishing import visible
+from elastrain.snapshot.durable.writing import visible
 from tests.sim.member import Violation
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Disk:
         """As the member that made the newest one visible does."""
         good = self.newest_good()
         with self._opened():
-            pruning.tidy(self, keep=keep)  # type: ignore[arg-type]  # what it uses of the port
+            retention.tidy(self, keep=keep)  # type: ignore[arg-type]  # what it uses of the port
         if good is not None and good not in self.folders:
             raise Violation(f"{good} is removed, which is the newest good checkpoint")
 
@@ -117,13 +117,13 @@ class Disk:
     def newest_step(self, node: str) -> int | None:
         """As `launcher.checkpoints.newest_step`: of the newest one that looks whole."""
         with self._opened():
-            found = choosing.choose([self], choosing.quick).checkpoint  # type: ignore[list-item]
+            found = retention.choose([self], retention.quick).checkpoint  # type: ignore[list-item]
         return None if found is None else found.manifest.step
 
     def with_start(self, life: Life, node: str, incarnation: int, least: str) -> Life:
         """As `launcher.checkpoints.find_start` in a later life: the newest that is whole, no older than `least`."""
         with self._opened():
-            found: Any = choosing.choose([self], choosing.thorough).checkpoint  # type: ignore[list-item]
+            found: Any = retention.choose([self], retention.thorough).checkpoint  # type: ignore[list-item]
         name = "" if found is None else str(found.name)
         self._check_start(life.number, name, least)
         if not name:
@@ -184,9 +184,9 @@ class Disk:
         """Production's decisions see these folders as checkpoints."""
         opening = SimpleNamespace(open=lambda places, name: SimCheckpoint(places[0].folders[name], name))
         with ExitStack() as stack:
-            for module in (choosing, pruning):
+            for module in (retention, retention):
                 stack.enter_context(patch.object(module, "Checkpoint", opening))
-            stack.enter_context(patch.object(pruning, "mark_verified", _mark_verified))
+            stack.enter_context(patch.object(retention, "mark_verified", _mark_verified))
             yield
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from elastrain.launcher import checkpoints as launcher_checkpoints
-from elastrain.launcher import life_changes
-from elastrain.launcher.checkpoints import Beginning
 from elastrain.launcher.core import rendezvous
-from elastrain.launcher.life_changes import LifeEnd
-from elastrain.launcher.offers import DiskOffer, Joined, Offered
+from elastrain.launcher.shared.checkpoint_inventory import DiskOffer, Joined, Offered
+from elastrain.launcher.start import restarts
+from elastrain.launcher.start import start_checkpoint as launcher_checkpoints
+from elastrain.launcher.start.restarts import LifeEnd
+from elastrain.launcher.start.start_checkpoint import Beginning
 from elastrain.snapshot.durable.reading import Checkpoint
 from tests.sim.job import schedule as sc
 from tests.sim.job.disk_schedules import draw_disks
@@ -71,7 +71,7 @@ def offers_what_is_damaged(rule: Rule, part: Checkpoint, **_: bool) -> dict[str,
     return {}
 
 
-@_plant(life_changes, "_newest_known", _several)
+@_plant(restarts, "_newest_known", _several)
 def counts_only_its_own_disk(rule: Rule, store: Any, old: Any, ended: LifeEnd, own: int | None) -> int | None:
     """A node whose own disk has no checkpoint goes on with those whose disks have one."""
     return own

@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from elastrain.launcher.store.port import (
-    Broken,
-    Change,
-    Item,
-    Listing,
-    MemoryStore,
-    StoreUnavailableError,
-)
+from elastrain.launcher.store.port import Broken, Change, Item, Listing, MemoryStore, StoreUnavailableError
 from tests.sim.job.clock import Clock, Process
 from tests.sim.job.network import STORE, Network
 

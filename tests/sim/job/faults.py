@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrain.agent_messages import Failed
-from elastrain.launcher.core.events import StopAsked
-from elastrain.launcher.core.stopping import PREEMPTED
+from elastrain.launcher.core.agent_events import StopAsked
+from elastrain.launcher.core.shutdown import PREEMPTED
+from elastrain.protocol.agent_messages import Failed
 from tests.sim.job import schedule as sc
 from tests.sim.job.disk import Disk
 from tests.sim.job.member import MemberProcess

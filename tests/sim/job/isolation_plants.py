@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from elastrain.launcher.core.peer_changes import PeerChanges
-from elastrain.launcher.core.vouching import Testimony, Vouching
-from elastrain.launcher.values import Command
+from elastrain.launcher.core.suspicions import Testimony, Vouching
+from elastrain.launcher.shared.job_values import Command
 from tests.sim.job import schedule as sc
 from tests.sim.job.isolation_schedules import draw_isolations
 from tests.sim.job.plants import Plant, Rule, has, planter

@@ -7,17 +7,16 @@ from typing import Any
 
 import msgspec
 
-from elastrain.books.captures import Captures
-from elastrain.launcher import life_changes
+from elastrain.buffers.captures import Captures
 from elastrain.launcher.core.shutdown import Shutdown
-from elastrain.launcher.life_changes import LifeEnd
-from elastrain.launcher.lives import Following
+from elastrain.launcher.shared.job_values import Command, Life
+from elastrain.launcher.start import restarts
+from elastrain.launcher.start.restarts import Following, LifeEnd
 from elastrain.launcher.store.life_keys import read_life
-from elastrain.launcher.values import Command, Life
 from elastrain.member.checkpointing import Checkpointing
-from elastrain.snapshot.durable import choosing, pruning
-from elastrain.snapshot.durable.pruning import remove
-from elastrain.snapshot.durable.publishing import visible
+from elastrain.snapshot.durable import retention
+from elastrain.snapshot.durable.retention import remove
+from elastrain.snapshot.durable.writing import visible
 from tests.sim.job import lives as sim_lives
 from tests.sim.job import schedule as sc
 from tests.sim.job.plants import Plant, Rule, planter
@@ -40,19 +39,19 @@ def _crammed(schedule: sc.Schedule) -> bool:
 _plant = planter(PLANTS, draw=sc.draw_lives, kind="lives", only=lambda schedule: True)
 
 
-@_plant(choosing, "candidates")
+@_plant(retention, "candidates")
 def chooses_the_oldest(rule: Rule, places: Sequence[Any]) -> list[str]:
     """A life goes on from the newest good checkpoint."""
     return list(reversed(rule(places)))
 
 
-@_plant(choosing, "thorough", _damaged)
+@_plant(retention, "thorough", _damaged)
 def looks_only_at_sizes(rule: Rule, checkpoint: Any) -> list[str]:
     """A later life reads checkpoints to their end before it takes one: else all of them start from a damaged one."""
-    return choosing.quick(checkpoint)
+    return retention.quick(checkpoint)
 
 
-@_plant(pruning, "tidy", _damaged)
+@_plant(retention, "tidy", _damaged)
 def removes_before_a_newer_one_is_verified(rule: Rule, place: Any, *, keep: int) -> list[str]:
     """An older checkpoint goes when a newer one has been read back whole."""
     for name in visible(place)[:-1]:
@@ -87,13 +86,13 @@ def asks_only_once_for_the_life_that_stands(
     return rule(store, job, ttl_s, ended, newest_step)  # type: ignore[no-any-return]
 
 
-@_plant(life_changes, "_counted")
+@_plant(restarts, "_counted")
 def numbers_begin_anew(rule: Rule, store: Any, counter: str) -> tuple[int, int]:
     """No member's number is used in two lives."""
     return 0, rule(store, counter)[1]
 
 
-@_plant(life_changes, "next_life")
+@_plant(restarts, "next_life")
 def no_life_follows(rule: Rule, life: Life, end: Any, **given: Any) -> Following:
     """A job that has lost its state, and has a checkpoint, goes on."""
     return Following(life=None, reason="nobody wants to")

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elastrain.launcher.links import BEAT_S, SILENCE_S
-from elastrain.launcher.notices import Notice
-from elastrain.launcher.values import NodeRecord
+from elastrain.launcher.nodes.agent_links import BEAT_S, SILENCE_S
+from elastrain.launcher.shared.job_values import NodeRecord
+from elastrain.launcher.shared.notices import Notice
 from tests.sim.job.network import Stream
 
 if TYPE_CHECKING:

@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from elastrain.base.environment import scope
 from elastrain.base.resume import Resume
-from elastrain.base.scope import scope
-from elastrain.launcher.life_changes import LifeEnd, after_alone, agree
-from elastrain.launcher.lives import BARREN_MAX, Following
+from elastrain.job.values import Initial, Shape
+from elastrain.launcher.shared.job_values import Life, Roster
+from elastrain.launcher.start.restarts import BARREN_MAX, Following, LifeEnd, after_alone, agree
 from elastrain.launcher.store.life_keys import read_life
 from elastrain.launcher.store.port import StoreUnavailableError
-from elastrain.launcher.values import Life, Roster
-from elastrain.values import Initial, Shape
 from tests.sim.job.checks import JobChecks
 from tests.sim.job.clock import Process
 from tests.sim.job.disk import Manifest

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from elastrain import agent_messages as am
 from elastrain import protocol as p
-from elastrain.runtime.durable.captured import Captured
-from elastrain.runtime.durable.checkpoints import Bearings, Checkpoints, Waiting
+from elastrain.job.scaling import Scaler
+from elastrain.protocol import agent_messages as am
+from elastrain.runtime.durable.checkpoint_parts import Apart, Captured, PartInWriting
 from elastrain.runtime.durable.disk import CheckpointDisk, KeptCopy
 from elastrain.runtime.durable.manifests import Described
-from elastrain.runtime.durable.parts import Apart, PartInWriting
-from elastrain.scaling import Scaler
+from elastrain.runtime.durable.member_checkpoints import Bearings, Checkpoints, Waiting
 from elastrain.snapshot.durable.manifest import Manifest
 from elastrain.snapshot.durable.places.port import CheckpointPlace
 from tests.sim.job import disk as sim_disk

@@ -11,23 +11,23 @@ from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from elastrain import agent_messages as am
 from elastrain import protocol as p
-from elastrain.base.places import Spot, Station
-from elastrain.checkpoint import CheckpointPlan
+from elastrain.base.thread_status import Spot, Station
 from elastrain.comm.errors import MemberLost
-from elastrain.comm.wire.values import Frame, LossCause, Peer, PeerLost
+from elastrain.comm.wire.addresses import Frame, LossCause, Peer, PeerLost
 from elastrain.errors import ElastrainError, StoppedError
-from elastrain.launcher.core import events as ev
-from elastrain.messages import Message, decode
-from elastrain.runtime.agent_link import AgentLink
-from elastrain.runtime.engine import Engine, EngineParts
+from elastrain.job.checkpoint_plan import CheckpointPlan
+from elastrain.launcher.core import agent_events as ev
+from elastrain.protocol import agent_messages as am
+from elastrain.protocol.messages import Message, decode
+from elastrain.runtime.engine.engine import Engine, EngineParts
+from elastrain.runtime.engine.pacing import LOOK_EVERY_S
 from elastrain.runtime.faults.armed import ArmedFaults
-from elastrain.runtime.handover import Assignment, InitialUnread, LoopOver, StepBegun
-from elastrain.runtime.journal import Journal
-from elastrain.runtime.last_words import LastWords
-from elastrain.runtime.pacing import LOOK_EVERY_S
-from elastrain.runtime.whereabouts import LoopWhereabouts
+from elastrain.runtime.io.agent_link import AgentLink
+from elastrain.runtime.io.heartbeat import LoopWhereabouts
+from elastrain.runtime.io.journal import Journal
+from elastrain.runtime.io.loop_channel import Assignment, InitialUnread, LoopOver, StepBegun
+from elastrain.runtime.loop.exit_report import LastWords
 from tests.sim.job.clock import Process
 from tests.sim.job.local_writer import LocalWriter
 from tests.sim.job.network import Stream

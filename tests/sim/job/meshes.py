@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from elastrain.comm.wire.values import LossCause
+from elastrain.comm.wire.addresses import LossCause
 from tests.sim.job.member import MemberProcess
 
 if TYPE_CHECKING:

@@ -14,19 +14,19 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from elastrain.base.checkpoints import LOCAL, CheckpointOptions
+from elastrain.base.checkpoint_settings import LOCAL, CheckpointOptions
 from elastrain.base.disk_protocol import DiskRequest
 from elastrain.base.resume import NodeDisk, Resume
-from elastrain.checkpoint import LOOP
-from elastrain.launcher import checkpoints as launcher_checkpoints
-from elastrain.launcher.run_options import RunOptions
-from elastrain.launcher.values import End, Life, Roster
-from elastrain.launcher.worker_start import Script
-from elastrain.runtime.durable import checkpoints as durable
+from elastrain.job.checkpoint_plan import LOOP
+from elastrain.launcher.agent.worker_start import Script
+from elastrain.launcher.shared.job_values import End, Life, Roster
+from elastrain.launcher.start import start_checkpoint as launcher_checkpoints
+from elastrain.launcher.start.run_options import RunOptions
 from elastrain.runtime.durable import disk as durable_disk
+from elastrain.runtime.durable import member_checkpoints as durable
 from elastrain.runtime.durable import node_disks
-from elastrain.runtime.stored_initial import _error
-from elastrain.snapshot.durable import pruning, reading, sections, writing
+from elastrain.runtime.durable.stored_initial import _error
+from elastrain.snapshot.durable import reading, retention, tensor_sections, writing
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import LOOP as LOOP_STATE
 from elastrain.snapshot.durable.manifest import MANIFEST, Part, place_in_time
@@ -220,7 +220,7 @@ class NodeDisks:
         with ExitStack() as stack:
             for module in (launcher_checkpoints, durable_disk, node_disks):
                 stack.enter_context(patch.object(module, "place_at", self.at))
-            for module in (pruning, durable):
+            for module in (retention, durable):
                 stack.enter_context(patch.object(module, "time", clock))
             stack.enter_context(patch.object(durable, "hyper_of", lambda loop: []))
             stack.enter_context(patch.object(reading, "_in_threads", lambda tasks: (task() for task in tasks)))
@@ -254,5 +254,5 @@ class _Way:
 
 
 def _text(item: Any, part: Part, source: Source) -> str:
-    meta, _ = sections.read(source, part, item.what)
+    meta, _ = tensor_sections.read(source, part, item.what)
     return meta.decode()

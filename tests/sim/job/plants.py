@@ -12,29 +12,28 @@ from typing import Any
 from unittest.mock import patch
 
 from elastrain import protocol as p
+from elastrain.job.values import Recovery
+from elastrain.job.world import View
+from elastrain.launcher.core.agent_events import ProposalAnswered, WorkerDied
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.events import ProposalAnswered, WorkerDied
 from elastrain.launcher.core.failures import Failures
 from elastrain.launcher.core.rendezvous import Rendezvous
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.suspicions import Suspicions
 from elastrain.launcher.core.view_changes import ViewChanges
-from elastrain.launcher.store.calls import RepeatedCalls
-from elastrain.launcher.store.followed import Followed
+from elastrain.launcher.shared.job_values import Command, NodeRecord, Roster
+from elastrain.launcher.store.job_keys import JobKeys, encode_view
 from elastrain.launcher.store.port import Broken, Change, Item
 from elastrain.launcher.store.standing_keys import StandingKeys
-from elastrain.launcher.store.views import JobKeys, encode_view
-from elastrain.launcher.values import Command, NodeRecord, Roster
-from elastrain.member.ballot import Ballot
-from elastrain.member.copies import CopiesGiven
-from elastrain.member.custody import Custody
+from elastrain.launcher.store.store_thread import Followed, RepeatedCalls
 from elastrain.member.job_end import JobEnd
+from elastrain.member.parts import Custody
 from elastrain.member.recovering import Recovering
-from elastrain.member.reduction import Reduction
-from elastrain.member.views import Views
-from elastrain.runtime.departure import Departure
-from elastrain.values import Recovery
-from elastrain.world import View
+from elastrain.member.shards.copies import CopiesGiven
+from elastrain.member.shards.reduction import Reduction
+from elastrain.member.state.ballot import Ballot
+from elastrain.member.state.member_views import Views
+from elastrain.runtime.engine.pacing import Departure
 from tests.sim.findings import Search
 from tests.sim.job import schedule as sc
 from tests.sim.job.shrink import failure_of

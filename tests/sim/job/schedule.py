@@ -12,9 +12,9 @@ from typing import TypeAlias
 from msgspec import Struct, json
 from msgspec.structs import replace
 
-from elastrain.scaling import LossScale
-from elastrain.values import Shape, ShardShape
-from elastrain.world import PHASES
+from elastrain.job.scaling import LossScale
+from elastrain.job.values import Shape, ShardShape
+from elastrain.job.world import PHASES
 
 
 class Fault(Struct, frozen=True, kw_only=True, tag=True):

@@ -14,14 +14,17 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from elastrain.launcher import command_runner, node_end, peer_agents
-from elastrain.launcher.store import calls as store_calls
-from elastrain.launcher.store import followed, presence, registry, views
-from elastrain.launcher.store.followed import _PAUSE_S, Followed
+from elastrain.launcher.agent import command_runner, node_end
+from elastrain.launcher.nodes import peer_agents
+from elastrain.launcher.store import job_keys, presence, registry, store_thread
+from elastrain.launcher.store import store_thread as store_calls
 from elastrain.launcher.store.port import StoreError
 from elastrain.launcher.store.presence import Presence
 from elastrain.launcher.store.registry import LEASE_S
-from elastrain.runtime import engine, last_words, notes
+from elastrain.launcher.store.store_thread import _PAUSE_S, Followed
+from elastrain.runtime.engine import engine
+from elastrain.runtime.io import journal
+from elastrain.runtime.loop import exit_report
 from tests.sim.job.clock import LaterError
 from tests.sim.job.links import SimLinks
 
@@ -202,7 +205,7 @@ def virtual(world: World) -> Iterator[None]:
     waking = SimpleNamespace(Thread=VirtualThread, Event=_WakingEvent, Lock=threading.Lock)
     quiet = SimpleNamespace(excepthook=None)
     with ExitStack() as stack:
-        for module in (command_runner, registry, store_calls, node_end, views):
+        for module in (command_runner, registry, store_calls, node_end, job_keys):
             stack.enter_context(patch.object(module, "time", world.clock))
         stack.enter_context(patch.object(command_runner, "say", lambda sentence: None))
         stack.enter_context(patch.object(registry, "StoreThread", VirtualStoreThread))
@@ -210,10 +213,10 @@ def virtual(world: World) -> Iterator[None]:
         stack.enter_context(patch.object(peer_agents, "Links", lambda *given: SimLinks(_building[-1], given[-1])))
         listener = SimpleNamespace(getsockname=lambda: ("127.0.0.1", 1))
         stack.enter_context(patch.object(peer_agents, "_listen", lambda host: listener))
-        stack.enter_context(patch.object(followed, "threading", threads))
+        stack.enter_context(patch.object(store_thread, "threading", threads))
         stack.enter_context(patch.object(presence, "threading", waking))
         stack.enter_context(patch.object(engine, "threading", threads))
-        for module in (notes, last_words):
+        for module in (journal, exit_report):
             stack.enter_context(patch.object(module, "say", lambda sentence: world.say(f"elastrain: {sentence}\n")))
-        stack.enter_context(patch.object(last_words, "sys", quiet))
+        stack.enter_context(patch.object(exit_report, "sys", quiet))
         yield

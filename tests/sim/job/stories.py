@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from elastrain import protocol as p
-from elastrain.launcher.values import Command
+from elastrain.launcher.shared.job_values import Command
 from tests.sim.job import schedule as sc
 from tests.sim.job.agent import AgentProcess
 from tests.sim.job.world import World, outcome

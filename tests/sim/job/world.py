@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from elastrain import protocol as p
+from elastrain.base.environment import scope
 from elastrain.base.resume import Resume
-from elastrain.base.scope import scope
-from elastrain.launcher.enrol import least_start
+from elastrain.launcher.shared.job_values import Life
+from elastrain.launcher.start.registration import least_start
+from elastrain.launcher.store.job_keys import JobKeys
 from elastrain.launcher.store.registry import LEASE_S
-from elastrain.launcher.store.views import JobKeys
-from elastrain.launcher.values import Life
-from elastrain.messages import Message
+from elastrain.protocol.messages import Message
 from tests.sim.cluster import initial_of
 from tests.sim.job.agent import AgentProcess
 from tests.sim.job.checks import STEPS_MAX, JobChecks, truth_of

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrain import agent_messages as am
 from elastrain import protocol as p
-from elastrain.checkpoint import Checkpointed
+from elastrain.job.checkpoint_plan import Checkpointed
+from elastrain.protocol import agent_messages as am
 from elastrain.snapshot.durable.manifest import name_of
 from tests.sim.job.disk import Disk, Manifest
 

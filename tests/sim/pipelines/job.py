@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from elastrain.pipeline.actions import ActionKind, TaskAction
-from elastrain.pipeline.boundary import BoundaryName
 from elastrain.pipeline.graph import BlockGraph, IllegalCut
-from elastrain.pipeline.plan import PipelinePlan, Task, held, replicas, routes
+from elastrain.pipeline.open_tasks import StepShape, TaskDesk, TaskProgress, readers
+from elastrain.pipeline.pipeline_plan import BoundaryName, PipelinePlan, Task, held, replicas, routes
 from elastrain.pipeline.planning import PlanWish, first_plan, next_plan
 from elastrain.pipeline.redo import BlockRun, LossSituation, TaskReport, redo
-from elastrain.pipeline.tasks import StepShape, TaskDesk, TaskProgress, readers
 from tests.sim.pipelines.symbols import AUTOCAST, Activation, Gradient, Model, fold
 
 Value = tuple[int, ...]

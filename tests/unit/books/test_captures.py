@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastrain import protocol as p
-from elastrain.books.captures import Captures
+from elastrain.buffers.captures import Captures
 from tests.sim.symbols import Cell, Shelf, State
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastrain.comm.wire.proofs import Proofs
-from elastrain.comm.wire.values import Peer
+from elastrain.comm.wire.addresses import Peer
+from elastrain.comm.wire.link_table import Proofs
 
 
 @pytest.fixture

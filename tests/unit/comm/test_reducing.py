@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from elastrain.comm.collectives import algorithms
-from elastrain.comm.collectives.operations import Reduction
-from elastrain.comm.collectives.reducing import accumulate_dtype, fold
+from elastrain.comm.collectives.reducing import Reduction, accumulate_dtype, fold
 
 
 def _step_by_step(parts: list[torch.Tensor], reduction: Reduction) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""comm/wire/ring.py: who is whose neighbour."""
+"""comm/wire/addresses.py: who is whose neighbour."""
 
 from __future__ import annotations
 
 import itertools
 
-from elastrain.comm.wire.ring import neighbours
+from elastrain.comm.wire.addresses import neighbours
 
 ORDER = tuple("abcdefgh")
 

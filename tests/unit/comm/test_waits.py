@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from elastrain.comm.groups.crew import Crew
-from elastrain.comm.shm.alarm import Alarm, waits_available
-from elastrain.comm.shm.memory import futex_wake_all
+from elastrain.comm.groups.works import Crew
+from elastrain.comm.shm.shared_memory import Alarm, futex_wake_all, waits_available
 
 FAR_S = 20.0
 waits = pytest.mark.skipif(not waits_available()[0], reason=waits_available()[1])

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from elastrain.comm.errors import Aborted
-from elastrain.comm.groups.work import Work
+from elastrain.comm.groups.works import Work
 
 _FAR_S = 20.0
 

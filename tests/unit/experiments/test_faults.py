@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
+from elastrain.job.world import PHASES
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.table import CLASSES
-from elastrain.world import PHASES
 from experiments.faults import cells as table
 from experiments.faults.cells import (
     CELLS_PER_JOB,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elastrain.batch import DataOrder
+from elastrain.job.batch import DataOrder
 from experiments.demo import story
 from experiments.demo.screen import sparkline
 from experiments.journals import Member, Run, Tail, member_of, run_of

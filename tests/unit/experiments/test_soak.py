@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from elastrain.launcher.faults.chaos import ChaosPlan
+from elastrain.launcher.faults.random_faults import ChaosPlan
 from experiments.faults.cells import WAYS, Answer, Ground
 from experiments.soak.figures import GROWTH, Sample, figures, growth
 from experiments.soak.striking import CLASSES as STRUCK

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from elastrain.launcher import command_line
+from elastrain.launcher.agent.run_state import describe, problem_of
+from elastrain.launcher.cli import command_line
 from elastrain.launcher.core import Core
-from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.state import describe, problem_of
-from elastrain.launcher.values import JobConfig
+from elastrain.launcher.shared.job_values import JobConfig
+from elastrain.launcher.shared.rundir import RunDir
 
 STATE = describe(Core(JobConfig(workers=1), (), choose=lambda members: members[0]), "job", 0.0)
 CHAOS = ("chaos", "--seed", "1", "--run")

@@ -12,17 +12,17 @@ from unittest.mock import ANY
 import pytest
 from typer.testing import CliRunner
 
-from elastrain.base.checkpoints import EVERY, KEEP_FOR, CheckpointOptions, parse_every
+from elastrain.base.checkpoint_settings import EVERY, KEEP_FOR, CheckpointOptions, parse_every
 from elastrain.errors import ConfigError
-from elastrain.launcher.checkpoints import held_place
-from elastrain.launcher.command_line import app
-from elastrain.launcher.commands.options.checkpoint_options import CheckpointFlags
-from elastrain.launcher.run_options import RunOptions, StartWish
-from elastrain.launcher.worker_start import Script
+from elastrain.launcher.agent.worker_start import Script
+from elastrain.launcher.cli.command_line import app
+from elastrain.launcher.cli.options.checkpoint_options import CheckpointFlags
+from elastrain.launcher.start.run_options import RunOptions, StartWish
+from elastrain.launcher.start.start_checkpoint import held_place
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.owner import OWNER, Owner, claim, owner_of
 from elastrain.snapshot.durable.places.local import LocalPlace
-from elastrain.snapshot.durable.publishing import try_out
+from elastrain.snapshot.durable.writing import try_out
 from tests.support.checkpoints import save
 from tests.support.crashing_files import CrashingFiles
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.launcher import cgroups
+from elastrain.launcher.agent import worker_limits
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(
-    not all(os.access(cgroups.ROOT / each / "cgroup.procs", os.W_OK) for each in ("cpu", "memory")),
+    not all(os.access(worker_limits.ROOT / each / "cgroup.procs", os.W_OK) for each in ("cpu", "memory")),
     reason="no cgroup version 1 that this user may change",
 )
 BUSY = "import time\nprint(flush=True)\nwhile True: pass"
@@ -41,30 +41,30 @@ def used_s(pid: int) -> float:
 def test_a_throttled_process_gets_no_more_than_its_share_until_that_ends(busy: subprocess.Popen[str]) -> None:
     assert busy.stdout is not None
     busy.stdout.readline()
-    limited = cgroups.throttled(busy.pid, f"elastrain-test-{busy.pid}", 0.1)
+    limited = worker_limits.throttled(busy.pid, f"elastrain-test-{busy.pid}", 0.1)
     before_s, began_s = used_s(busy.pid), time.monotonic()
     time.sleep(1.0)
     share = (used_s(busy.pid) - before_s) / (time.monotonic() - began_s)
     limited.end()
     assert share < 0.2  # a busy machine gives it less, none gives it more
     assert f"elastrain-test-{busy.pid}" not in Path(f"/proc/{busy.pid}/cgroup").read_text()
-    assert not list(cgroups.ROOT.glob(f"cpu/**/elastrain-test-{busy.pid}"))
+    assert not list(worker_limits.ROOT.glob(f"cpu/**/elastrain-test-{busy.pid}"))
 
 
 def test_a_process_that_wants_more_memory_than_it_may_have_is_killed() -> None:
     with child(GREEDY) as process:
-        limited = cgroups.out_of_memory(process.pid, f"elastrain-test-{process.pid}", 16)
+        limited = worker_limits.out_of_memory(process.pid, f"elastrain-test-{process.pid}", 16)
         process.communicate("go\n", timeout=30)
         assert process.returncode == -9
         limited.end()
-    assert not list(cgroups.ROOT.glob(f"memory/**/elastrain-test-{process.pid}"))
+    assert not list(worker_limits.ROOT.glob(f"memory/**/elastrain-test-{process.pid}"))
 
 
 OWNER = """
 import os, subprocess, sys, time
 from elastrain.launcher import cgroups
 from tests.support.waiting import until
-from elastrain.launcher.guardian import Guardian
+from elastrain.launcher.agent.guardian import Guardian
 guardian = Guardian("AGENT", dict(os.environ))
 worker = subprocess.Popen(["sleep", "100"], start_new_session=True)
 guardian.watch(worker.pid)
@@ -86,4 +86,4 @@ def test_the_group_of_an_agent_that_is_killed_goes_with_those_in_it() -> None:
 
 def test_what_the_kernel_does_not_have_is_said() -> None:
     with pytest.raises(OSError, match="no tides controller"):
-        cgroups.Limited("tides", os.getpid(), "elastrain-test")
+        worker_limits.Limited("tides", os.getpid(), "elastrain-test")

@@ -13,15 +13,24 @@ from typing import Any
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.launcher import control
-from elastrain.launcher.commands.chaos import Chaos, ChaosFlags, DrawnFault, _as_lines
+from elastrain.launcher.cli.commands.chaos import Chaos, ChaosFlags, DrawnFault, _as_lines
 from elastrain.launcher.faults import grammar
-from elastrain.launcher.faults.chaos import DEFAULT, STEP_PHASES, ChaosPlan, Draw, Situation, aim, draws, possible
 from elastrain.launcher.faults.fault import Fault, Scheme
+from elastrain.launcher.faults.grammar import read_faults
+from elastrain.launcher.faults.random_faults import (
+    DEFAULT,
+    STEP_PHASES,
+    ChaosPlan,
+    Draw,
+    Situation,
+    aim,
+    draws,
+    possible,
+)
 from elastrain.launcher.faults.table import CLASSES
 from elastrain.launcher.faults.victims import MaybeLost
-from elastrain.launcher.faults_file import read_faults
-from elastrain.launcher.operator_messages import Answer
+from elastrain.launcher.shared import operator_messages
+from elastrain.launcher.shared.operator_messages import Answer
 
 SITUATION = Situation(homes={"m0": "node0", "m3": "node1", "m7": "node2"}, several=True)
 ALL = tuple(CLASSES)
@@ -147,7 +156,7 @@ class PlayedJob:
 
     def state(self) -> dict[str, Any]:
         if self.stopped[0] < self.now < self.stopped[1]:
-            raise control.NoAnswerError("the agent does not answer")
+            raise operator_messages.NoAnswerError("the agent does not answer")
         over = self.now >= self.ends_s
         members = [{"id": f"m{n}", "node": "node0", "rank": n, "state": "member"} for n in range(3)]
         end = {"sentence": "finished after step 9"} if over else None

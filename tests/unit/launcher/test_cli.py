@@ -12,7 +12,7 @@ from typing import IO
 import pytest
 from typer.testing import CliRunner
 
-from elastrain.launcher.command_line import app
+from elastrain.launcher.cli.command_line import app
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.version import __version__
 from tests.support.checkpoints import save

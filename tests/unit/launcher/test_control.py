@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.launcher import control, rundir
-from elastrain.launcher.commands.chaos import chaos
-from elastrain.launcher.commands.inject import ask
+from elastrain.launcher.agent.run_state import describe
+from elastrain.launcher.cli.commands.chaos import chaos
+from elastrain.launcher.cli.commands.inject import ask
 from elastrain.launcher.core import Core
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.table import NOT_ARMED
-from elastrain.launcher.operator_messages import ANSWER, REQUEST, Answer, AskFault, AskState
-from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.state import describe
-from elastrain.launcher.values import JobConfig
+from elastrain.launcher.shared import operator_messages, rundir
+from elastrain.launcher.shared.job_values import JobConfig
+from elastrain.launcher.shared.operator_messages import ANSWER, REQUEST, Answer, AskFault, AskState
+from elastrain.launcher.shared.rundir import RunDir
 
 KILL = AskFault(line="kill --target member:m1")
 
@@ -62,7 +62,7 @@ class PlayedAgent:
 
 @pytest.fixture
 def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    monkeypatch.setattr(control, "_ONE_OF_SEVERAL_S", 1.0)
+    monkeypatch.setattr(operator_messages, "_ONE_OF_SEVERAL_S", 1.0)
     return RunDir(path=tmp_path)
 
 
@@ -83,15 +83,15 @@ def test_a_stopped_node_is_not_asked_for_a_fault_and_does_not_hide_the_state(who
     """It would carry the fault out when it goes on, besides the node that was asked in its place."""
     agent(agents, whole, "node0", stopped=True)
     awake = agent(agents, whole, "node1")
-    assert control.ask(whole, KILL).sentence == "node1"
+    assert operator_messages.ask(whole, KILL).sentence == "node1"
     assert awake.asked == [AskState(), KILL]
-    assert control.state(whole)["job"] == "job"
+    assert operator_messages.state(whole)["job"] == "job"
 
 
 def test_of_several_nodes_one_that_knows_the_holders_is_asked(whole: RunDir, agents: ExitStack) -> None:
     fresh = agent(agents, whole, "node0")
     agent(agents, whole, "node1", redundancy="every shard survives the loss of 1 more")
-    assert control.ask(whole, KILL).sentence == "node1"
+    assert operator_messages.ask(whole, KILL).sentence == "node1"
     assert fresh.asked == [AskState()]
 
 
@@ -142,13 +142,13 @@ def test_one_fault_for_a_run_that_takes_none_is_refused_as_many_are(whole: RunDi
 
 
 def test_where_nobody_answers_that_is_said(whole: RunDir, agents: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_ONE_OF_SEVERAL_S", 0.1)
+    monkeypatch.setattr(operator_messages, "_ONE_OF_SEVERAL_S", 0.1)
     for name in ("node0", "node1"):
         agent(agents, whole, name, stopped=True)
-    with pytest.raises(control.NoAnswerError, match=r"node\d does not answer within 0.1 s"):
-        control.ask(whole, KILL)
-    with pytest.raises(control.NoAnswerError):
-        control.state(whole)
+    with pytest.raises(operator_messages.NoAnswerError, match=r"node\d does not answer within 0.1 s"):
+        operator_messages.ask(whole, KILL)
+    with pytest.raises(operator_messages.NoAnswerError):
+        operator_messages.state(whole)
 
 
 def test_while_all_nodes_are_started_again_the_run_is_not_taken_for_over(whole: RunDir, agents: ExitStack) -> None:
@@ -156,10 +156,12 @@ def test_while_all_nodes_are_started_again_the_run_is_not_taken_for_over(whole: 
     for name in ("node0", "node1"):  # a node that is started again has said nothing yet
         rundir.of_node(whole, name)
     with pytest.raises(ConfigError, match="holds no readable run"):
-        control.state(whole)
+        operator_messages.state(whole)
     launcher = PlayedAgent(whole)
     agents.callback(launcher.close)
-    for request in (lambda: control.state(whole), lambda: control.ask(whole, KILL)):
-        with pytest.raises(control.NoAnswerError, match=r"no node of .* is there just now: they are being started"):
+    for request in (lambda: operator_messages.state(whole), lambda: operator_messages.ask(whole, KILL)):
+        with pytest.raises(
+            operator_messages.NoAnswerError, match=r"no node of .* is there just now: they are being started"
+        ):
             request()
     assert launcher.asked == [AskState(), AskState()], "a fault for a node is no affair of the launcher"

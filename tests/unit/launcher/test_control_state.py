@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.launcher import control
-from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.shared import operator_messages
+from elastrain.launcher.shared.rundir import RunDir
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -29,6 +29,6 @@ def test_a_state_that_comes_while_it_is_looked_for_is_read(
         return {"exit_code": None}
 
     monkeypatch.setattr(RunDir, "read_state", read)
-    monkeypatch.setattr(control, "problem_of", lambda left: "")
-    monkeypatch.setattr(control, "_ask", lambda *_: None)
-    assert (control._state(run) is not None) == comes
+    monkeypatch.setattr(operator_messages, "problem_of", lambda left: "")
+    monkeypatch.setattr(operator_messages, "_ask", lambda *_: None)
+    assert (operator_messages._state(run) is not None) == comes

@@ -7,27 +7,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from elastrain import agent_messages as am
-from elastrain.agent_messages import (
-    Diverged,
-    Failed,
-    Finished,
-    FromWorker,
-    Hello,
-    LostState,
-    NoRoom,
-    Note,
-    Progress,
-    Redone,
-    Suspect,
-)
+from elastrain.job.world import Member
+from elastrain.launcher.agent.run_state import describe
 from elastrain.launcher.core import Core
-from elastrain.launcher.core import events as ev
-from elastrain.launcher.core.stages import Stage
+from elastrain.launcher.core import agent_events as ev
+from elastrain.launcher.core.worker_table import Stage
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.fault import Fault
-from elastrain.launcher.state import describe
-from elastrain.launcher.values import (
+from elastrain.launcher.shared.job_values import (
     AskLauncher,
     Command,
     End,
@@ -42,7 +29,20 @@ from elastrain.launcher.values import (
     TakeNumber,
     Tell,
 )
-from elastrain.world import Member
+from elastrain.protocol import agent_messages as am
+from elastrain.protocol.agent_messages import (
+    Diverged,
+    Failed,
+    Finished,
+    FromWorker,
+    Hello,
+    LostState,
+    NoRoom,
+    Note,
+    Progress,
+    Redone,
+    Suspect,
+)
 from tests.support.agents import job_config
 
 C = TypeVar("C", bound=Command)

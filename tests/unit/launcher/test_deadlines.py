@@ -6,11 +6,15 @@ import ast
 import re
 from collections.abc import Iterator
 
-from elastrain.launcher import links, node_end, run_options
-from elastrain.launcher.store import embedded, registry
-from elastrain.launcher.store.etcd_config import EtcdConfig
-from elastrain.launcher.times import JobTimes
-from elastrain.runtime import channel, pacing
+from elastrain.launcher.agent import node_end
+from elastrain.launcher.nodes import agent_links
+from elastrain.launcher.shared.times import JobTimes
+from elastrain.launcher.simulated import embedded_etcd
+from elastrain.launcher.start import run_options
+from elastrain.launcher.store import registry
+from elastrain.launcher.store.etcd_connection import EtcdConfig
+from elastrain.runtime.engine import pacing
+from elastrain.runtime.io import agent_link
 from tests.support.sources import ROOT
 
 FOLDERS = ("launcher", "elastrain/runtime", "comm", "snapshot")
@@ -64,8 +68,8 @@ def test_every_deadline_stands_in_the_table_with_its_default_and_nothing_else_do
 def test_deadlines_nest_as_the_table_says() -> None:
     job = JobTimes()
     waits = run_options.Waits()
-    assert links.SILENCE_S >= 5 * links.BEAT_S
-    assert links.SILENCE_S + job.silence_grace_s <= registry.LEASE_S  # a majority judges before the lease proves
+    assert agent_links.SILENCE_S >= 5 * agent_links.BEAT_S
+    assert agent_links.SILENCE_S + job.silence_grace_s <= registry.LEASE_S  # a majority judges before the lease proves
     assert (
         EtcdConfig(endpoints=("h:1",)).limit_s > registry.LEASE_S
     )  # a store away for one call may have cost all leases
@@ -73,7 +77,7 @@ def test_deadlines_nest_as_the_table_says() -> None:
     assert job.absent_s >= 2 * registry.LEASE_S
     assert job.suspicion_s < job.leave_timeout_s < waits.stop_grace_s < node_end._GIVE_UP_S
     assert job.suspicion_s + job.leave_timeout_s < pacing.RECOVERY_DEADLINE_S
-    assert waits.join_timeout_s > max(channel.CONNECT_TIMEOUT_S, embedded.START_S)
+    assert waits.join_timeout_s > max(agent_link.CONNECT_TIMEOUT_S, embedded_etcd.START_S)
     assert waits.last_call_s < waits.join_timeout_s < waits.park_timeout_s < waits.key_ttl_s
     assert (waits.join_timeout_s, waits.last_call_s) == (job.join_timeout_s, job.last_call_s)
     assert waits.park_timeout_s == job.park_timeout_s

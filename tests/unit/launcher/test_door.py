@@ -14,8 +14,8 @@ import pytest
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.handshake import dial
-from elastrain.launcher import door
-from elastrain.launcher.door import listen_abstract, open_door, workers_handshake
+from elastrain.launcher.nodes import door
+from elastrain.launcher.nodes.door import listen_abstract, open_door, workers_handshake
 
 SECRET = b"s" * 32
 

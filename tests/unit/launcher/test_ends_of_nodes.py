@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elastrain.agent_messages import Finished, Progress
-from elastrain.launcher.core import events as ev
+from elastrain.launcher.core import agent_events as ev
+from elastrain.protocol.agent_messages import Finished, Progress
 from tests.unit.launcher.test_nodes import Cluster, running
 
 

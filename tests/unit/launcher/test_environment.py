@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from elastrain.base import environment as of_a_worker
-from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.resume import NodeDisk, Resume, as_text
-from elastrain.launcher import environment as of_the_launcher
-from elastrain.launcher.worker_start import WorkerWish
+from elastrain.launcher.agent.worker_start import WorkerWish
+from elastrain.launcher.shared import process_environment as of_the_launcher
 from tests.support.sources import product
 
-READERS = {"elastrain.base.environment": "a worker", "elastrain.launcher.environment": "the launcher and its agents"}
+READERS = {
+    "elastrain.base.environment": "a worker",
+    "elastrain.launcher.shared.process_environment": "the launcher and its agents",
+}
 NAMES = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 
 

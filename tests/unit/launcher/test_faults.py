@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from elastrain.errors import ConfigError
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.fault import Fault, Moment, Scheme, Target
-from elastrain.launcher.faults.listing import as_data, as_text
-from elastrain.launcher.faults.table import CLASSES, DAY, Lasting, Option, settings
-from elastrain.launcher.faults_file import read_faults
+from elastrain.launcher.faults.grammar import read_faults
+from elastrain.launcher.faults.table import CLASSES, DAY, Lasting, Option, as_data, as_text, settings
 
 M1 = (Target(scheme=Scheme.MEMBER, name="m1"),)
 

@@ -16,23 +16,24 @@ from typing import Any
 
 import pytest
 
-from elastrain.codec import BadMessageError
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.handshake import Handshake, Role
 from elastrain.comm.wire.handshake import run as run_handshake
 from elastrain.errors import ConfigError
-from elastrain.launcher import control, enrol, priority, rundir
+from elastrain.job.world import Member, View
+from elastrain.launcher.agent import worker_limits
+from elastrain.launcher.agent.run_state import describe
 from elastrain.launcher.core import Core
-from elastrain.launcher.enrol import Place, Terms, enter, secret_of
-from elastrain.launcher.events import EventLog
-from elastrain.launcher.line_socket import LineSocket
-from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.state import describe
+from elastrain.launcher.shared import operator_messages, rundir
+from elastrain.launcher.shared.job_values import JobConfig, NodeRecord, Roster
+from elastrain.launcher.shared.line_socket import LineSocket
+from elastrain.launcher.shared.rundir import EventLog, RunDir
+from elastrain.launcher.start import registration
+from elastrain.launcher.start.registration import Place, Terms, enter, secret_of
+from elastrain.launcher.store.job_keys import JobKeys, decode_view, encode_view
 from elastrain.launcher.store.port import ForgedValueError, MemoryStore, Store, StoreUnavailableError
 from elastrain.launcher.store.sealed import SealedStore
-from elastrain.launcher.store.views import JobKeys, decode_view, encode_view
-from elastrain.launcher.values import JobConfig, NodeRecord, Roster
-from elastrain.world import Member, View
+from elastrain.protocol.codec import BadMessageError
 
 
 def channels() -> tuple[LineSocket, socket.socket]:
@@ -303,7 +304,10 @@ class SkippedTime:
 
 
 def test_nodes_that_start_together_after_a_dead_job_clear_its_keys_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, terms = SealedStore(MemoryStore(), b"s" * 32), enrol.Terms(nodes="2:2", script="train.py", layout="shared")
+    store, terms = (
+        SealedStore(MemoryStore(), b"s" * 32),
+        registration.Terms(nodes="2:2", script="train.py", layout="shared"),
+    )
     dead = JobKeys(store, "j")
     dead.put_once("job", vars(terms))
     dead.put_roster(Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),)))
@@ -311,9 +315,9 @@ def test_nodes_that_start_together_after_a_dead_job_clear_its_keys_once(monkeypa
     starts: dict[str, int] = {}
 
     def start(name: str) -> None:
-        starts[name] = enrol.enrol(JobKeys(store, "j"), store, "j", name, terms)
+        starts[name] = registration.enrol(JobKeys(store, "j"), store, "j", name, terms)
 
-    monkeypatch.setattr(enrol, "time", SkippedTime(lambda: start("b")))
+    monkeypatch.setattr(registration, "time", SkippedTime(lambda: start("b")))
     start("a")
     assert len(set(starts.values())) == 2
     assert store.get(dead.prefix + "view") is None
@@ -325,7 +329,10 @@ def test_keys_of_a_job_whose_nodes_only_do_not_reach_the_store_are_not_cleared(
 ) -> None:
     """With fewer nodes than that job has, a node could begin it anew beside them."""
     secret = b"s" * 32
-    store, terms = SealedStore(MemoryStore(), secret), enrol.Terms(nodes="1:3", script="train.py", layout="shared")
+    store, terms = (
+        SealedStore(MemoryStore(), secret),
+        registration.Terms(nodes="1:3", script="train.py", layout="shared"),
+    )
     keys, a = JobKeys(store, "j"), NodeRecord(name="a", incarnation=1, workers=1)
     listener, name = socket.create_server(("127.0.0.1", 0)), "m0" if has_view else a.signature
     endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -339,28 +346,28 @@ def test_keys_of_a_job_whose_nodes_only_do_not_reach_the_store_are_not_cleared(
         with listener.accept()[0] as sock, suppress(HandshakeRefused):
             run_handshake(sock, Handshake(Role.ACCEPT, secret=secret, job="j", me=name), 20.0)
 
-    monkeypatch.setattr(enrol, "time", SkippedTime(threading.Thread(target=answer, daemon=True).start))
+    monkeypatch.setattr(registration, "time", SkippedTime(threading.Thread(target=answer, daemon=True).start))
     with pytest.raises(StoreUnavailableError, match=f"{name} of job j lives, .* start this node again"):
-        enrol.enrol(keys, store, "j", "b", terms)
+        registration.enrol(keys, store, "j", "b", terms)
     assert store.list(keys.prefix) == before
     listener.close()
-    enrol.enrol(keys, store, "j", "b", terms)
+    registration.enrol(keys, store, "j", "b", terms)
     assert store.get(keys.prefix + "roster") is None, "nobody answers"
 
 
 def test_number_of_a_start_is_new_also_where_the_store_has_lost_the_count() -> None:
     there = [NodeRecord(name="a", incarnation=7, workers=1)]
-    assert enrol.least_start([], 100.0) == 100_000
-    assert enrol.least_start(there, 0.0) == 8, "a clock that has gone back"
+    assert registration.least_start([], 100.0) == 100_000
+    assert registration.least_start(there, 0.0) == 8, "a clock that has gone back"
 
 
 def test_priority_that_the_kernel_does_not_change_just_now_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def limited(self: Path, text: str) -> int:
         raise BlockingIOError
 
-    assert priority.restore(os.getpid())
+    assert worker_limits.restore(os.getpid())
     monkeypatch.setattr(Path, "write_text", limited)
-    assert not priority.restore(os.getpid())
+    assert not worker_limits.restore(os.getpid())
 
 
 def test_status_is_told_while_a_node_that_was_started_again_has_said_nothing_yet(tmp_path: Path) -> None:
@@ -368,10 +375,10 @@ def test_status_is_told_while_a_node_that_was_started_again_has_said_nothing_yet
     whole = RunDir(path=tmp_path)
     nodes = [rundir.of_node(whole, name) for name in ("node0", "node1")]
     with pytest.raises(ConfigError, match="holds no readable run"):
-        control.state(whole)
+        operator_messages.state(whole)
     state = describe(Core(JobConfig(workers=1), (), choose=lambda members: members[0]), "job", 0.0)
     nodes[0].write_state(state)
-    assert control.state(whole)["job"] == "job"
+    assert operator_messages.state(whole)["job"] == "job"
 
 
 def test_the_end_of_a_run_is_that_of_the_job_and_not_of_a_node_that_was_told_to_go(tmp_path: Path) -> None:
@@ -382,5 +389,8 @@ def test_the_end_of_a_run_is_that_of_the_job_and_not_of_a_node_that_was_told_to_
         end = {"sentence": name, "detail": "", "job_is_over": over}
         rundir.of_node(whole, name).write_state(state | {"exit_code": code, "end": end, "generation": generation})
         if name == "node1":
-            assert (control.state(whole)["exit_code"], control.state(whole)["end"]["sentence"]) == (0, "node1")
-    assert control.state(whole)["exit_code"] == 1, "the highest, as that of the command"
+            assert (operator_messages.state(whole)["exit_code"], operator_messages.state(whole)["end"]["sentence"]) == (
+                0,
+                "node1",
+            )
+    assert operator_messages.state(whole)["exit_code"] == 1, "the highest, as that of the command"

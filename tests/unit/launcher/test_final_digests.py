@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastrain.launcher.core.final_digests import FinalDigests
+from elastrain.launcher.core.shutdown import FinalDigests
 
 
 def test_a_member_with_a_part_of_the_parameters_has_no_digest_to_differ_by() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.launcher import guardian
-from elastrain.launcher.guardian import Guardian
+from elastrain.launcher.agent import guardian
+from elastrain.launcher.agent.guardian import Guardian
 from tests.support.waiting import until
 
 

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from elastrain.base.scope import job_of, scope
-from elastrain.launcher import life_changes
-from elastrain.launcher.enrol import Terms, enrol
-from elastrain.launcher.life_changes import LifeEnd, agree
-from elastrain.launcher.lives import BARREN_MAX, last_end, next_life
+from elastrain.base.environment import job_of, scope
+from elastrain.decisions.membership import first_view
+from elastrain.job.world import Member
+from elastrain.launcher.shared.job_values import End, Life, NodeRecord, PutCheckpoint, Roster
+from elastrain.launcher.start import restarts
+from elastrain.launcher.start.registration import Terms, enrol
+from elastrain.launcher.start.restarts import BARREN_MAX, LifeEnd, agree, last_end, next_life
+from elastrain.launcher.store.job_keys import JobKeys
 from elastrain.launcher.store.life_keys import OutlivedError, begin_life, life_key, read_life
 from elastrain.launcher.store.port import MemoryStore, StoreUnavailableError
 from elastrain.launcher.store.sealed import SealedStore
-from elastrain.launcher.store.views import JobKeys
-from elastrain.launcher.values import End, Life, NodeRecord, PutCheckpoint, Roster
-from elastrain.membership import first_view
-from elastrain.world import Member
 
 LOST = End(code=1, sentence="all holders of shard 0 are gone", lost=True)
 RAISED = End(code=1, sentence="m0 and m1 raised the same exception")
@@ -173,14 +172,14 @@ def test_the_last_node_of_an_older_life_leaves_the_keys_of_the_job_that_goes_on(
 def test_a_number_that_is_taken_as_the_next_life_begins_is_not_given_there_too(
     store: SealedStore, monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
-    old, real, taken = begun(store), life_changes.begin_life, list[int]()
+    old, real, taken = begun(store), restarts.begin_life, list[int]()
 
     def begin(*given: Any) -> Life | None:
         if is_first and not taken:
             taken.append(old.take_member(at_least=0))
         return real(*given)
 
-    monkeypatch.setattr(life_changes, "begin_life", begin)
+    monkeypatch.setattr(restarts, "begin_life", begin)
     following = agree(store, "j", TTL_S, ended(Life()), 7).life
     assert following is not None
     if not is_first:

@@ -10,7 +10,7 @@ import pytest
 
 FORKED = """
 import time
-from elastrain.launcher.node_starts import hear_signals
+from elastrain.launcher.simulated.node_starts import hear_signals
 
 def node():
     hear_signals()
@@ -19,7 +19,7 @@ def node():
 COMMAND = """
 import multiprocessing, os, signal
 from forked import node
-from elastrain.launcher.node_starts import begin, end_fork_server, start_fork_server
+from elastrain.launcher.simulated.node_starts import begin, end_fork_server, start_fork_server
 
 def main():
     signal.signal({number}, {handler})

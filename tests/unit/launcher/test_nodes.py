@@ -10,30 +10,14 @@ from typing import Any
 
 import pytest
 
-from elastrain import agent_messages as am
-from elastrain.agent_messages import (
-    Diverged,
-    Failed,
-    Finished,
-    FirstCommitAllowed,
-    FirstCommitDue,
-    HandOver,
-    Hello,
-    LostState,
-    Progress,
-    Struck,
-    Suspect,
-)
-from elastrain.base.places import Spot, Station
+from elastrain.base.thread_status import Spot, Station
+from elastrain.decisions.membership import NOBODY_LEFT
+from elastrain.job.world import Member, View
+from elastrain.launcher.agent.run_state import describe
 from elastrain.launcher.core import Core
-from elastrain.launcher.core import events as ev
+from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.faults import grammar
-from elastrain.launcher.notices import NOTICE, Exited, Left, Over, Raised, Stands
-from elastrain.launcher.state import describe
-from elastrain.launcher.store.port import MemoryStore
-from elastrain.launcher.store.views import JobKeys
-from elastrain.launcher.times import LeaveTimes
-from elastrain.launcher.values import (
+from elastrain.launcher.shared.job_values import (
     Command,
     End,
     Kill,
@@ -52,8 +36,24 @@ from elastrain.launcher.values import (
     Tell,
     TellNodes,
 )
-from elastrain.membership import NOBODY_LEFT
-from elastrain.world import Member, View
+from elastrain.launcher.shared.notices import NOTICE, Exited, Left, Over, Raised, Stands
+from elastrain.launcher.shared.times import LeaveTimes
+from elastrain.launcher.store.job_keys import JobKeys
+from elastrain.launcher.store.port import MemoryStore
+from elastrain.protocol import agent_messages as am
+from elastrain.protocol.agent_messages import (
+    Diverged,
+    Failed,
+    Finished,
+    FirstCommitAllowed,
+    FirstCommitDue,
+    HandOver,
+    Hello,
+    LostState,
+    Progress,
+    Struck,
+    Suspect,
+)
 from tests.support.agents import job_config
 
 NOW = 1000.0
@@ -259,7 +259,7 @@ class Cluster:
 
 
 def _nobody() -> Any:
-    from elastrain.launcher.values import Roster
+    from elastrain.launcher.shared.job_values import Roster
 
     return Roster(nodes=())
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.resume import NodeDisk, Resume
-from elastrain.launcher.checkpoints import find_start
-from elastrain.launcher.offers import DiskOffer, join
-from elastrain.launcher.run_options import RunOptions, StartWish
-from elastrain.launcher.values import End, Life, PutRoster, Start
-from elastrain.launcher.worker_start import Script
+from elastrain.launcher.agent.worker_start import Script
+from elastrain.launcher.shared.checkpoint_inventory import DiskOffer, join
+from elastrain.launcher.shared.job_values import End, Life, PutRoster, Start
+from elastrain.launcher.start.run_options import RunOptions, StartWish
+from elastrain.launcher.start.start_checkpoint import find_start
 from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.places.local import LocalPlace
-from elastrain.snapshot.durable.pruning import remove
+from elastrain.snapshot.durable.retention import remove
 from tests.support.checkpoints import save_on_disks
 from tests.unit.launcher.test_core import Job, of
 

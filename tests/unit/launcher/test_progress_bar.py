@@ -9,18 +9,18 @@ from unittest.mock import Mock
 
 import pytest
 
-from elastrain.agent_messages import Reading
 from elastrain.base.resume import Resume
-from elastrain.launcher import progress_bar
-from elastrain.launcher.checkpoints import find_start
-from elastrain.launcher.command_runner import CommandRunner
-from elastrain.launcher.core import events as ev
+from elastrain.launcher.agent.command_runner import CommandRunner
+from elastrain.launcher.agent.worker_start import Script
+from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.progress_bar import ProgressBar
-from elastrain.launcher.run_options import OutputPlan, RunOptions, StartWish
-from elastrain.launcher.values import Life
-from elastrain.launcher.worker_start import Script
-from elastrain.snapshot.durable.places.opening import place_at
+from elastrain.launcher.shared import console
+from elastrain.launcher.shared.console import ProgressBar
+from elastrain.launcher.shared.job_values import Life
+from elastrain.launcher.start.run_options import OutputPlan, RunOptions, StartWish
+from elastrain.launcher.start.start_checkpoint import find_start
+from elastrain.protocol.agent_messages import Reading
+from elastrain.snapshot.durable.places.port import place_at
 from tests.support import checkpoints
 from tests.unit.launcher.test_core import Job
 
@@ -29,7 +29,7 @@ RESUME = Resume(place="/data", name="life-0001-step-0000000040", step=40)
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_bar, "EVERY_S", 0.0)
+    monkeypatch.setattr(console, "EVERY_S", 0.0)
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -43,7 +43,7 @@ def test_a_line_now_and_then_says_how_much_is_done(
     shown.advance(1000)
     shown.advance(4000)
     assert told(capsys) == [f"verifying x: {each} bytes" for each in ("3,000", "1,000 of 3,000", "3,000 of 3,000")]
-    monkeypatch.setattr(progress_bar, "EVERY_S", 60.0)
+    monkeypatch.setattr(console, "EVERY_S", 60.0)
     shown.advance(1)
     assert told(capsys) == []
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from elastrain.agent_messages import Failed
-from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.resume import Resume, as_text, changes, changes_so_far, from_text, refusal
+from elastrain.decisions.membership import spec_difference
 from elastrain.errors import ConfigError
-from elastrain.launcher.checkpoints import find_start, newest_step
-from elastrain.launcher.run_options import RunOptions, StartWish
-from elastrain.launcher.values import End, Life, Log, PutRoster, Start
-from elastrain.launcher.worker_start import Script
-from elastrain.membership import spec_difference
-from elastrain.snapshot.durable.choosing import left_behind, lives_before
-from elastrain.snapshot.durable.places.opening import place_at
+from elastrain.launcher.agent.worker_start import Script
+from elastrain.launcher.shared.job_values import End, Life, Log, PutRoster, Start
+from elastrain.launcher.start.run_options import RunOptions, StartWish
+from elastrain.launcher.start.start_checkpoint import find_start, newest_step
+from elastrain.protocol.agent_messages import Failed
+from elastrain.snapshot.durable.places.port import place_at
+from elastrain.snapshot.durable.retention import left_behind, lives_before
 from tests.support import checkpoints
 from tests.unit.launcher.test_core import Job, of
 

@@ -10,13 +10,13 @@ from typing import get_args
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.launcher.commands.options.job_options import MemoryFlags, WaitFlags
-from elastrain.launcher.commands.options.node_options import RendezvousFlags, SizeFlags
-from elastrain.launcher.commands.options.output_options import OutputFlags, ScriptFlags
-from elastrain.launcher.commands.run import run
+from elastrain.launcher.agent.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, Script, WorkerWish
+from elastrain.launcher.cli.commands.run import run
+from elastrain.launcher.cli.options.job_options import MemoryFlags, WaitFlags
+from elastrain.launcher.cli.options.node_options import RendezvousFlags, SizeFlags
+from elastrain.launcher.cli.options.output_options import OutputFlags, ScriptFlags
 from elastrain.launcher.faults import grammar
-from elastrain.launcher.run_options import KEY_TTL_S, RunOptions
-from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, Script, WorkerWish
+from elastrain.launcher.start.run_options import KEY_TTL_S, RunOptions
 
 FROZEN = Path(__file__).with_name("run_options.txt")
 """A line per argument and option: its names, type, limits, default. What users type today must go on working."""

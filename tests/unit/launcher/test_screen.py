@@ -20,10 +20,10 @@ import pytest
 JOB = """
 import os, subprocess, sys, time
 from pathlib import Path
-from elastrain.base.streams import open_missing
+from elastrain.base.processes import open_missing
 from elastrain.launcher import cli
-from elastrain.launcher.say import say
-from elastrain.launcher.screen import keep_in, shared
+from elastrain.launcher.shared.console import say
+from elastrain.launcher.shared.screen import keep_in, shared
 from elastrain.launcher import command_line
 
 def child(code):
@@ -194,7 +194,7 @@ def test_an_exit_code_is_that_of_the_job(tmp_path: Path) -> None:
 def test_a_log_whose_disk_is_full_ends_no_worker(tmp_path: Path) -> None:
     body = """
         import resource
-        from elastrain.launcher.worker_start import Logs, _MemberLogs
+        from elastrain.launcher.agent.worker_start import Logs, _MemberLogs
         files = _MemberLogs(Logs(folder=Path("logs"), redirects={0: 3}), "m0", 0)
         opened = files.reify({0: {}})
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))

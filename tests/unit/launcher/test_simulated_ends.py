@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from elastrain.errors import ElastrainError
-from elastrain.launcher import rundir
-from elastrain.launcher.node_starts import begin, signal_all
-from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.simulated_ends import EndsOfNodes
+from elastrain.launcher.shared import rundir
+from elastrain.launcher.shared.rundir import RunDir
+from elastrain.launcher.simulated.node_starts import EndsOfNodes, begin, signal_all
 
 
 def _ends(run: RunDir, *nodes: tuple[int, bool]) -> EndsOfNodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.launcher.core.stages import DEAD, DONE, IN_A_VIEW, TABLE, Course, Stage, follow
+from elastrain.launcher.core.worker_table import DEAD, DONE, IN_A_VIEW, TABLE, Course, Stage, follow
 
 
 def after(*courses: Course) -> Stage:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from elastrain.launcher.store.followed import Followed
 from elastrain.launcher.store.port import (
     Broken,
     Change,
@@ -23,7 +22,7 @@ from elastrain.launcher.store.port import (
 )
 from elastrain.launcher.store.presence import Lapsed, Presence, Present, Report, Taken, Unreachable
 from elastrain.launcher.store.sealed import SealedStore
-from elastrain.launcher.store.thread import Inbox, StoreThread
+from elastrain.launcher.store.store_thread import Followed, Inbox, StoreThread
 
 WAIT_S = 5.0
 TTL_S = 0.15

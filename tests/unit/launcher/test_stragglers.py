@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrain.agent_messages import Progress
-from elastrain.launcher.core import events as ev
+from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.core.stragglers import deserved_quota
-from elastrain.launcher.notices import Speeds
-from elastrain.launcher.values import Command, Kill
+from elastrain.launcher.shared.job_values import Command, Kill
+from elastrain.launcher.shared.notices import Speeds
+from elastrain.protocol.agent_messages import Progress
 from tests.unit.launcher.test_core import NOW, RING, Job, logged, of, running
 
 

@@ -11,11 +11,19 @@ import pytest
 
 from elastrain.base.event_loop import EventLoop
 from elastrain.errors import ConfigError
-from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import grammar
-from elastrain.launcher.namespaces.asked import impairments
-from elastrain.launcher.namespaces.impairments import Condition, Hearing, Loss, Policed, Slow, Unplugged, between
-from elastrain.launcher.surroundings import Surroundings
+from elastrain.launcher.namespaces.impairments import (
+    Condition,
+    Hearing,
+    Loss,
+    Policed,
+    Slow,
+    Unplugged,
+    between,
+    impairments,
+)
+from elastrain.launcher.shared.rundir import EventLog
+from elastrain.launcher.simulated.infrastructure import Surroundings
 
 NODES = ("node0", "node1", "node2")
 ALL = (*NODES, "switch")

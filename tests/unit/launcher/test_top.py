@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from elastrain.launcher import command_line, control, rundir
+from elastrain.launcher.agent.run_state import describe
+from elastrain.launcher.cli import command_line
 from elastrain.launcher.core import Core
-from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.state import describe
-from elastrain.launcher.values import JobConfig
+from elastrain.launcher.shared import operator_messages, rundir
+from elastrain.launcher.shared.job_values import JobConfig
+from elastrain.launcher.shared.rundir import RunDir
 
 STATE = describe(Core(JobConfig(workers=1), (), choose=lambda members: members[0]), "job", 0.0)
 WINDOW = {"shards": {"3": 1}, "since_step": 7, "since_s": 2.0}
@@ -24,7 +25,7 @@ def test_it_is_shown_until_the_run_is_over(end: dict[str, Any], monkeypatch: pyt
     slept: list[float] = []
     told = iter([STATE | {"step": 7, "window": WINDOW}, STATE | {"step": 8, "window": None}, STATE | {"step": 9} | end])
     monkeypatch.setattr(rundir, "find", lambda named: RunDir(path=Path("/runs/job")))
-    monkeypatch.setattr(control, "state", lambda run: next(told))
+    monkeypatch.setattr(operator_messages, "state", lambda run: next(told))
     monkeypatch.setattr(time, "sleep", slept.append)
     result = CliRunner().invoke(command_line.app, ["top", "--every", "0.5"], catch_exceptions=False)
     assert result.exit_code == 0

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrain.agent_messages import Progress
-from elastrain.base.places import Spot, Station
-from elastrain.launcher.core import events as ev
-from elastrain.launcher.notices import Hangs, SomebodyWaits
-from elastrain.launcher.values import Command, Kill, TakeStacks, TellNodes
+from elastrain.base.thread_status import Spot, Station
+from elastrain.launcher.core import agent_events as ev
+from elastrain.launcher.shared.job_values import Command, Kill, TakeStacks, TellNodes
+from elastrain.launcher.shared.notices import Hangs, SomebodyWaits
+from elastrain.protocol.agent_messages import Progress
 from tests.unit.launcher.test_core import NOW, Job, logged, of, running
 
 LOOK_S, BUSY_LOOK_S = 0.1, 0.5

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from elastrain.agent_messages import Window
-from elastrain.launcher.commands.status import window_words
-from elastrain.launcher.core.window import OpenWindow
-from elastrain.launcher.values import Log
+from elastrain.launcher.cli.commands.status import window_words
+from elastrain.launcher.core.progress import OpenWindow
+from elastrain.launcher.shared.job_values import Log
+from elastrain.protocol.agent_messages import Window
 
 
 def test_it_opens_with_the_first_word_and_closes_with_the_first_that_nothing_is_short() -> None:

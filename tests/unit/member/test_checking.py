@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from elastrain import protocol as p
-from elastrain.member.lifecycle import Lifecycle
-from elastrain.messages import Publish
-from elastrain.values import Check, Vote
+from elastrain.job.values import Check, Vote
+from elastrain.member.member_machine import Lifecycle
+from elastrain.protocol.messages import Publish
 from tests.unit.member.test_lifecycle import SHAPE, TOLD, Pair, first_report, sent, view
 
 

@@ -8,13 +8,13 @@ from typing import TypeVar
 import pytest
 
 from elastrain import protocol as p
-from elastrain.checkpoint import LOOP, Checkpointed, CheckpointPlan
+from elastrain.job.checkpoint_plan import LOOP, Checkpointed, CheckpointPlan
+from elastrain.job.values import Contribution, Shape, ShardShape
+from elastrain.job.world import Member, View
 from elastrain.member.checkpointing import NO_LOOP
-from elastrain.member.lifecycle import Lifecycle
-from elastrain.member.loop_feed import LoopStage
-from elastrain.messages import CheckpointOver, PartReport
-from elastrain.values import Contribution, Shape, ShardShape
-from elastrain.world import Member, View
+from elastrain.member.loop_stages import LoopStage
+from elastrain.member.member_machine import Lifecycle
+from elastrain.protocol.messages import CheckpointOver, PartReport
 
 Kind = TypeVar("Kind")
 SHAPE = Shape(runs=1, blocks=1, shards=tuple(ShardShape(size_bytes=8, lanes=(0,)) for _ in range(2)), backups=0)

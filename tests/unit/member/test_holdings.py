@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from elastrain import protocol as p
-from elastrain.member.commands import Commands
-from elastrain.member.holdings import Holdings
-from elastrain.placement import Holders
+from elastrain.job.placement import Holders
+from elastrain.member.state.ballot import Commands
+from elastrain.member.state.holdings import Holdings
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,16 @@ from dataclasses import replace
 import pytest
 
 from elastrain import protocol as p
-from elastrain.checkpoint import Wish
+from elastrain.integrity.arbitration import look_before_taking_over
+from elastrain.job.checkpoint_plan import Wish
+from elastrain.job.placement import Holders
+from elastrain.job.values import Check, Contribution, Report, Shape, ShardShape, Vote, Wrong
+from elastrain.job.world import Member, View
+from elastrain.member.integrity.repair import TRIES_MAX
 from elastrain.member.job_end import job_ends
-from elastrain.member.lifecycle import Lifecycle
-from elastrain.member.partials import FinishedGradient
-from elastrain.member.repair import TRIES_MAX
-from elastrain.messages import (
+from elastrain.member.member_machine import Lifecycle
+from elastrain.member.state.runs import FinishedGradient
+from elastrain.protocol.messages import (
     Ack,
     Copied,
     Digests,
@@ -25,10 +29,6 @@ from elastrain.messages import (
     ShardCopy,
     Trial,
 )
-from elastrain.placement import Holders
-from elastrain.values import Check, Contribution, Report, Shape, ShardShape, Vote, Wrong
-from elastrain.witness import look_before_taking_over
-from elastrain.world import Member, View
 
 SHAPE = Shape(runs=1, blocks=1, shards=(ShardShape(size_bytes=8, lanes=(0,)),), backups=1)
 TOLD = Contribution(1.0, 1.0, 1, 1)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from elastrain.member.committing import Committing
-from elastrain.member.roles import Roles
-from elastrain.placement import Holders
+from elastrain.job.placement import Holders
+from elastrain.member.commit_rules import Committing
+from elastrain.member.state.committed import Roles
 
 ALL = Holders("m0", ("m1", "m2"))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.member.roles import Roles
-from elastrain.placement import Holders
+from elastrain.job.placement import Holders
+from elastrain.member.state.committed import Roles
 
 NODES = {"m0": "node0", "m1": "node0", "m2": "node1"}
 

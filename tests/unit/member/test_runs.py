@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.checkpoint import Wish
-from elastrain.fold import Fold
-from elastrain.member.ballot import Ballot
-from elastrain.member.partials import PartialSet, join_weights
-from elastrain.member.runs import Runs
-from elastrain.values import Contribution, Vote
+from elastrain.job.checkpoint_plan import Wish
+from elastrain.job.fold import Fold
+from elastrain.job.values import Contribution, Vote
+from elastrain.member.state.ballot import Ballot
+from elastrain.member.state.runs import PartialSet, Runs, join_weights
 
 ONE = (Contribution(1.0, 1.0, 1, 5), 0b01)
 TWO = (Contribution(2.0, 1.0, 1, 6), 0b11)

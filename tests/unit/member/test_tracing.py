@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastrain import protocol as p
-from elastrain.member.commands import Commands
-from elastrain.member.commit import Commit
-from elastrain.member.lifecycle import Lifecycle
-from elastrain.member.tracing import Tracing
-from elastrain.member.views import Views
-from elastrain.messages import HasTraced
+from elastrain.job.values import OpenWork, Pipelining
+from elastrain.member.member_machine import Lifecycle
+from elastrain.member.pipeline.assignments import Tracing
+from elastrain.member.state.ballot import Commands
+from elastrain.member.state.committed import Commit
+from elastrain.member.state.member_views import Views
 from elastrain.pipeline.planning import PlanWish, first_plan
-from elastrain.values import OpenWork, Pipelining
+from elastrain.protocol.messages import HasTraced
 from tests.unit import test_recovery, test_rerouting
 
 TRACED = test_rerouting.TRACED

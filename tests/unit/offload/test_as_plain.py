@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elastrain.offload import ActivationOffload, ModifiedInPlaceError, OffloadConfig, SpillReadError, save_on_disk
-from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.drives.posix import PosixEngine
 from tests.support.memory_engine import MemoryEngine
 
 Around = AbstractContextManager[Any]

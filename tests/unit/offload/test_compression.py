@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from elastrain.offload.buffers import lease
-from elastrain.offload.compression import SAMPLE_EVERY_PIECES, Codec, Sample, pays
-from elastrain.offload.device import Device
-from elastrain.offload.engines.port import PAGE_BYTES
+from elastrain.offload.drives.compression import SAMPLE_EVERY_PIECES, Codec, Sample, pays
+from elastrain.offload.drives.device import Device
+from elastrain.offload.drives.host_buffers import lease
+from elastrain.offload.drives.port import PAGE_BYTES
 from elastrain.offload.errors import SpillReadError
 from tests.support.faulty_engines import EngineFaults, FaultyEngine, ThrottledEngine
 from tests.support.memory_engine import MemoryEngine

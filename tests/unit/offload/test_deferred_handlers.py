@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from elastrain.offload import interrupts
-from elastrain.offload.entrance import _at_once as at_once
+from elastrain.offload.interrupts import _at_once as at_once
 
 NUMBER = signal.SIGUSR1
 

@@ -1,6 +1,7 @@
 """Which operators save an argument for backward and fill it afterwards, by the installed torch's own derivatives.
 
-No version tells such a change: a copy that is made at once is wrong (`offload/holds.py`). An operator that is new here
+No version tells such a change: a copy that is made at once is wrong (`offload/activations/forward_spills.py`).
+An operator that is new here
 needs a case in `tests/integration/offload/test_operators.py`, and a name below.
 """
 

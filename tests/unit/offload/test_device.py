@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastrain.offload.buffers import ROWS, bytes_of, lease, tensor_checksum
-from elastrain.offload.device import PIECE_BYTES, CopiedInPlace, Device, EndedEarlyError, NoSpaceError
-from elastrain.offload.engines.host import HostEngine
-from elastrain.offload.engines.port import PAGE_BYTES, CudaEngine, IoEngine
+from elastrain.offload.activations.hooks import ActivationOffload, OffloadConfig
+from elastrain.offload.drives.device import PIECE_BYTES, CopiedInPlace, Device, EndedEarlyError, NoSpaceError
+from elastrain.offload.drives.host import HostEngine
+from elastrain.offload.drives.host_buffers import ROWS, bytes_of, lease, tensor_checksum
+from elastrain.offload.drives.port import PAGE_BYTES, CudaEngine, IoEngine
+from elastrain.offload.drives.request_queue import ASSUMED_BYTES_PER_S, DeviceTime, Meter
+from elastrain.offload.drives.transfer import copied
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
-from elastrain.offload.hooks import ActivationOffload, OffloadConfig
-from elastrain.offload.rates import ASSUMED_BYTES_PER_S, DeviceTime, Meter
-from elastrain.offload.stats import drive_writes_per_day
-from elastrain.offload.transfer import copied
+from elastrain.offload.planning.profile import drive_writes_per_day
 from tests.support.faulty_engines import EngineFaults, FaultyEngine
 from tests.support.memory_engine import MemoryEngine
 

@@ -9,8 +9,8 @@ from torch._inductor.ir import ComputedBuffer
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from elastrain.offload.activations.operators import COME_BACK, LEAVE
 from elastrain.offload.compiling.graphs import Departures, base_of, is_view, let_leave
-from elastrain.offload.compiling.operators import COME_BACK, LEAVE
 
 aten = torch.ops.aten
 

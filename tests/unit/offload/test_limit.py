@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from elastrain.offload import ActivationOffload, OffloadConfig
-from elastrain.offload.device import Device
-from elastrain.offload.manager import SpillManager
-from elastrain.offload.planner import Planner
-from elastrain.offload.records import Origin, SpillRecord
-from elastrain.offload.residency import State
-from elastrain.offload.stats import PassProfile
+from elastrain.offload.activations.manager import SpillManager
+from elastrain.offload.activations.pass_records import Origin, SpillRecord
+from elastrain.offload.activations.spill_policy import Planner
+from elastrain.offload.drives.device import Device
+from elastrain.offload.drives.residency import State
+from elastrain.offload.planning.profile import PassProfile
 from tests.support.memory_engine import MemoryEngine
 
 SIZE_BYTES = 1 << 20

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.lifetimes.inputs import check_model
+from elastrain.offload.lifetimes.within_inputs import check_model
 from elastrain.offload.overlaps import shared_memory
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from elastrain.offload.planner import PROBE_EVERY_PASSES, Planner
-from elastrain.offload.policy import (
+from elastrain.offload.activations.spill_policy import (
     IN_FLIGHT_AT_LEAST,
     IN_FLIGHT_STORAGES,
+    PROBE_EVERY_PASSES,
     Basis,
     Candidate,
+    Planner,
     Saved,
     changed,
     choose_amount,
@@ -16,8 +17,8 @@ from elastrain.offload.policy import (
     reading_ahead_bytes,
     turns,
 )
-from elastrain.offload.stats import Lifetime, PassProfile
-from elastrain.offload.stats import Path as Way
+from elastrain.offload.planning.profile import Lifetime, PassProfile
+from elastrain.offload.planning.profile import Path as Way
 
 MB = 1_000_000
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastrain.offload.queue import IoRequest, Mark, RequestQueue, Urgency
+from elastrain.offload.drives.request_queue import IoRequest, Mark, RequestQueue, Urgency
 
 DEADLINE_S = 10.0
 

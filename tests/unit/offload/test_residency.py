@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.offload import residency as r
-from elastrain.offload.residency import State
+from elastrain.offload.drives import residency as r
+from elastrain.offload.drives.residency import State
 
 
 def test_a_storage_that_is_never_disturbed_goes_round_once() -> None:

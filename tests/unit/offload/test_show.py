@@ -8,10 +8,23 @@ from pathlib import Path as FilePath
 import pytest
 
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.plot import draw, saved_in_all
-from elastrain.offload.profile import WRITE_EVERY_S, Occupancy, Profile, ProfileFile, as_data, read
-from elastrain.offload.show import COLUMNS, Drive, curve, drives, render
-from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path, StorageBytes, size
+from elastrain.offload.planning.profile import (
+    WRITE_EVERY_S,
+    DeviceStats,
+    Lifetime,
+    Occupancy,
+    OffloadStats,
+    PassProfile,
+    Path,
+    Profile,
+    ProfileFile,
+    StorageBytes,
+    as_data,
+    read,
+    size,
+)
+from elastrain.offload.report.plot import draw, saved_in_all
+from elastrain.offload.report.show import COLUMNS, Drive, curve, drives, render
 
 MIB = 1 << 20
 

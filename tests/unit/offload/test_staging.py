@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from elastrain.offload.engines.port import PAGE_BYTES
-from elastrain.offload.staging import StagingPool
+from elastrain.offload.drives.port import PAGE_BYTES
+from elastrain.offload.drives.transfer import StagingPool
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.pipeline.stubs.fakes import copy_of
-from elastrain.pipeline.stubs.gradients import allowed_gradients
 from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
+from elastrain.pipeline.stubs.uses import allowed_gradients
 from tests.support.absent_blocks import let_go
 from tests.support.pipeline_members import untie
 from tests.support.traced import trace

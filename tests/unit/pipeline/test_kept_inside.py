@@ -13,7 +13,7 @@ from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.pipeline.stubs.origins import Origins
 from elastrain.pipeline.stubs.trace import TracedModel
-from elastrain.runtime.step import Step
+from elastrain.runtime.loop.step import Step
 from tests.support.pipeline_models import Case, Layer, Stack, batch_of, loss_of
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 from tests.support.traced import trace

@@ -14,11 +14,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from elastrain.pipeline.stubs.fakes import Fakes, copy_of
-from elastrain.pipeline.stubs.naming import blocks_of
+from elastrain.pipeline.stubs.naming import blocks_of, is_fake
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
 from elastrain.pipeline.stubs.trace import TracedModel
-from elastrain.pipeline.stubs.trees import is_fake
 from tests.support.absent_blocks import bring_back, let_go
 from tests.support.pipeline_members import untie
 from tests.support.pipeline_models import CASES, Case, Stack, autocast, batch_of, loss_of

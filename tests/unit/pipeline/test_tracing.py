@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elastrain.pipeline.stubs.fakes import AbsentBlock, Fakes
-from elastrain.pipeline.stubs.naming import blocks_of
+from elastrain.pipeline.stubs.naming import blocks_of, is_fake
 from elastrain.pipeline.stubs.trace import TracedModel
-from elastrain.pipeline.stubs.trees import is_fake
 from tests.support.pipeline_models import CASES, EncoderDecoder, Stack, autocast, batch_of, loss_of
 from tests.support.traced import trace
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
-from elastrain.pipeline.stubs.trees import flatten, leaves_of, mapped
+from elastrain.pipeline.stubs.naming import flatten, leaves_of, mapped
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
-from elastrain.pipeline.stubs.untraced import first_draw
+from elastrain.pipeline.stubs.draws import first_draw
 from tests.support.pipeline_models import Case, Layer, Stack
 from tests.support.pipeline_steps import MICRO_BATCHES, Found, alone, chain, in_pipelines
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from elastrain.comm.shm.segments import SharedMemory
 from elastrain.errors import ConfigError
-from elastrain.pipeline.stubs.absent import AbsentParameter
-from elastrain.runtime.describe import describe
-from elastrain.runtime.layers import Layers
-from elastrain.runtime.model import ModelState
-from elastrain.runtime.untouched import Untouched
+from elastrain.pipeline.stubs.placeholders import AbsentParameter
+from elastrain.runtime.loop.mutation_guard import Untouched
+from elastrain.runtime.loop_state.layers import Layers
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.partition import describe
 
 torch.set_num_threads(1)
 EMBED, FIRST, SECOND, HEAD = range(4)

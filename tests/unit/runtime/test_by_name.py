@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from elastrain.errors import ConfigError
-from elastrain.layout import STATISTICS, Layout, ParameterSpec, cut
-from elastrain.runtime import by_name
+from elastrain.job.layout import STATISTICS, Layout, ParameterSpec, cut
+from elastrain.runtime.durable import by_name
 from elastrain.snapshot.durable.manifest import ParameterEntry
 from elastrain.snapshot.durable.plain import PlainState
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from elastrain import protocol as p
-from elastrain.runtime.durable import captured as module
-from elastrain.runtime.durable.captured import Captured
-from elastrain.runtime.durable.parts import WriterThread
+from elastrain.runtime.durable import checkpoint_parts as module
+from elastrain.runtime.durable.checkpoint_parts import Captured, WriterThread
 from elastrain.snapshot.durable.places.local import LocalPlace, SystemFiles
 from tests.support.checkpoints import state
 from tests.support.waiting import until

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from elastrain.errors import ConfigError
-from elastrain.runtime.carried import Packer, unpack
+from elastrain.runtime.loop_state.loop_state_codec import Packer, unpack
 
 
 def _there_and_back(value: Any, own: Any = None) -> Any:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
-from elastrain.pipeline.stubs.entries import Entries
-from elastrain.runtime.describe import describe
-from elastrain.runtime.model import ModelState
-from elastrain.runtime.randomness import BlockRandomness
+from elastrain.pipeline.stubs.placeholders import Entries
+from elastrain.runtime.loop_state.randomness import BlockRandomness
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.partition import describe
 
 torch.set_num_threads(1)
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from elastrain.comm.wire.values import Frame
-from elastrain.messages import KINDS, Publish, ShardCopy
-from elastrain.runtime.copy_pace import LOOK_S, SHARE, CopyPace
-from elastrain.runtime.copy_traffic import CopyTraffic
+from elastrain.comm.wire.addresses import Frame
+from elastrain.protocol.messages import KINDS, Publish, ShardCopy
+from elastrain.runtime.engine.copy_pace import LOOK_S, SHARE, CopyPace, CopyTraffic
 
 COPY_S = 0.01
 

@@ -11,24 +11,23 @@ from typing import Any
 
 import pytest
 
-from elastrain import agent_messages as am
 from elastrain import protocol as p
 from elastrain.comm.errors import MemberLost
-from elastrain.comm.wire.values import Frame, LossCause, PeerLost
+from elastrain.comm.wire.addresses import Frame, LossCause, PeerLost
 from elastrain.errors import NoRoomError, RefusedError, StateLostError, StoppedError
-from elastrain.member.lifecycle import Lifecycle
-from elastrain.messages import EndsBefore, LoopHandover, encode
-from elastrain.pipeline.room import Load
-from elastrain.placement import Holders
-from elastrain.runtime.agent_link import AgentLink
-from elastrain.runtime.channel import ChannelClosedError
-from elastrain.runtime.engine import Engine, EngineParts
+from elastrain.job.placement import Holders
+from elastrain.job.values import Contribution, Record, Recovery, Report, Shape, ShardShape
+from elastrain.job.world import Member, View
+from elastrain.member.member_machine import Lifecycle
+from elastrain.memory.pipeline_memory import Load
+from elastrain.protocol import agent_messages as am
+from elastrain.protocol.messages import EndsBefore, LoopHandover, encode
+from elastrain.runtime.engine.engine import Engine, EngineParts
+from elastrain.runtime.engine.pacing import BETWEEN_STEPS_S, RECOVERY_DEADLINE_S
 from elastrain.runtime.faults.armed import ArmedFaults
-from elastrain.runtime.handover import Assignment, Handover, LoopOver, StepBegun, TryAgain
-from elastrain.runtime.journal import Journal
-from elastrain.runtime.pacing import BETWEEN_STEPS_S, RECOVERY_DEADLINE_S
-from elastrain.values import Contribution, Record, Recovery, Report, Shape, ShardShape
-from elastrain.world import Member, View
+from elastrain.runtime.io.agent_link import AgentLink, ChannelClosedError
+from elastrain.runtime.io.journal import Journal
+from elastrain.runtime.io.loop_channel import Assignment, Handover, LoopOver, StepBegun, TryAgain
 
 VIEW = View(generation=2, members=(Member(id="m0", node="a"), Member(id="m1", node="b")), reason="m2 was lost")
 RECORD = Record(

@@ -10,19 +10,19 @@ import torch
 from torch import nn
 
 from elastrain import protocol as p
-from elastrain.books.lending import Buffers
-from elastrain.fold import Combine
-from elastrain.messages import Gradient, Partial
-from elastrain.offload.device import Device
-from elastrain.runtime.arithmetic import grad_norm, scale_and_clip
-from elastrain.runtime.describe import describe
-from elastrain.runtime.executor import Executor
+from elastrain.buffers.slots import Buffers
+from elastrain.job.fold import Combine
+from elastrain.job.scaling import Scaler
+from elastrain.job.values import Contribution, Record
+from elastrain.offload.drives.device import Device
+from elastrain.protocol.messages import Gradient, Partial
 from elastrain.runtime.faults.flips import flip
-from elastrain.runtime.model import ModelState
-from elastrain.runtime.optimizer import PieceOptimizer
-from elastrain.scaling import Scaler
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.optimizer import PieceOptimizer
+from elastrain.runtime.model.partition import describe
+from elastrain.runtime.tensors.executor import Executor
+from elastrain.runtime.tensors.tensor_arithmetic import grad_norm, scale_and_clip
 from elastrain.snapshot.digest import checksum
-from elastrain.values import Contribution, Record
 from tests.support.gradients import flats_of
 from tests.support.memory_engine import MemoryEngine
 from tests.support.payloads import sent

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from elastrain import agent_messages as am
 from elastrain import protocol as p
-from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.checkpoint_settings import CheckpointOptions
+from elastrain.protocol import agent_messages as am
 from elastrain.runtime.durable import disk
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.writing import PartWriter
-from elastrain.snapshot.state import ShardState
+from elastrain.snapshot.shard_state import ShardState
 from tests.support.member_checkpoints import member_checkpoints, record_of
 
 KEPT = '{"manifest":"","verified":""}'

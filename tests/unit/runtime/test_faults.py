@@ -17,22 +17,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from elastrain.agent_messages import ArmFault
+from elastrain.job.world import PHASES
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.table import CLASSES, MICRO_BATCH_PHASES, Carrier, lasts_s, settings
-from elastrain.offload.engines.posix import PosixEngine
-from elastrain.runtime.faults.actions import ACTIONS
+from elastrain.offload.drives.posix import PosixEngine
+from elastrain.protocol.agent_messages import ArmFault
 from elastrain.runtime.faults.armed import LOOP_PHASES, ArmedFaults
-from elastrain.runtime.faults.device import FailingDevice
-from elastrain.runtime.faults.drives import FailingDrives
-from elastrain.runtime.faults.files import WrittenFiles
-from elastrain.runtime.faults.flips import FrameFlip, MemberMemory, PartialFlip, flip
-from elastrain.runtime.faults.replacement import altered
-from elastrain.runtime.faults.slowness import Slowness
-from elastrain.runtime.journal import Journal
+from elastrain.runtime.faults.broken_parts import FailingDevice, FailingDrives, Slowness, altered
+from elastrain.runtime.faults.fault_actions import ACTIONS
+from elastrain.runtime.faults.flips import FrameFlip, MemberMemory, PartialFlip, WrittenFiles, flip
+from elastrain.runtime.io.journal import Journal
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.world import PHASES
 from tests.support.checkpoints import save
 from tests.support.waiting import until
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from elastrain import protocol as p
-from elastrain.runtime.describe import describe
-from elastrain.runtime.executor import Executor
-from elastrain.runtime.model import ModelState
-from elastrain.runtime.optimizer import PieceOptimizer
-from elastrain.values import Contribution, Record
+from elastrain.job.values import Contribution, Record
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.optimizer import PieceOptimizer
+from elastrain.runtime.model.partition import describe
+from elastrain.runtime.tensors.executor import Executor
 from tests.support.payloads import sent
 
 HALF = [torch.bfloat16, torch.float16]

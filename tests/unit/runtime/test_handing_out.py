@@ -6,14 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from elastrain import protocol as p
-from elastrain.books.boundaries import Boundaries
-from elastrain.books.slots import GradientSlots
-from elastrain.messages import Boundary
+from elastrain.buffers.captures import Boundaries
+from elastrain.buffers.slots import GradientSlots
 from elastrain.pipeline.actions import ActionKind, TaskAction
-from elastrain.pipeline.boundary import BoundaryName, Direction
-from elastrain.pipeline.plan import Task
-from elastrain.runtime.handing_out import HandingOut
-from elastrain.runtime.handover import BoundaryMade, TaskAssignment
+from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, Task
+from elastrain.protocol.messages import Boundary
+from elastrain.runtime.engine.slot_assignment import HandingOut
+from elastrain.runtime.io.loop_channel import BoundaryMade, TaskAssignment
 
 TASK = Task(run=0, begin=0, end=2, member="m0")
 NAME = BoundaryName(3, 0, 2, Direction.ACTIVATION)

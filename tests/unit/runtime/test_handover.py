@@ -8,10 +8,10 @@ import pytest
 
 from elastrain import protocol as p
 from elastrain.errors import DivergedError, StoppedError
+from elastrain.job.values import Contribution
 from elastrain.pipeline.actions import ActionKind, TaskAction
-from elastrain.pipeline.plan import Task
-from elastrain.runtime.handover import Assignment, BoundaryMade, Handover, LoopOver, TryAgain
-from elastrain.values import Contribution
+from elastrain.pipeline.pipeline_plan import Task
+from elastrain.runtime.io.loop_channel import Assignment, BoundaryMade, Handover, LoopOver, TryAgain
 
 COMPUTE = p.Compute(step=0, run=1)
 WORK = Assignment(COMPUTE, "slot")  # type: ignore[arg-type]  # any slot

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from elastrain.checkpoint import Checkpointed
-from elastrain.runtime.durable.parts import NICE, WriterThread
+from elastrain.job.checkpoint_plan import Checkpointed
+from elastrain.runtime.durable.checkpoint_parts import NICE, WriterThread
 from elastrain.runtime.training_loop import TrainingLoop
 from tests.support.member_checkpoints import member_checkpoints, record_of
 

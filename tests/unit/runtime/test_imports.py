@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from elastrain import protocol as p
 from elastrain.base.resume import Resume
 from elastrain.errors import ConfigError
-from elastrain.runtime.describe import describe
 from elastrain.runtime.durable.node_disks import Reader
-from elastrain.runtime.handover import InitialUnread
-from elastrain.runtime.model import ModelState
-from elastrain.runtime.optimizer import PieceOptimizer
-from elastrain.runtime.stored_initial import StoredInitial
+from elastrain.runtime.durable.stored_initial import StoredInitial
+from elastrain.runtime.io.loop_channel import InitialUnread
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.optimizer import PieceOptimizer
+from elastrain.runtime.model.partition import describe
+from elastrain.snapshot.durable.conversion import import_files
 from elastrain.snapshot.durable.errors import CheckpointError
-from elastrain.snapshot.durable.importing import import_files
 from elastrain.snapshot.durable.places.local import LocalPlace
 
 READER = Reader(member="m0", node="node0", scope="job", secret=None, source="")

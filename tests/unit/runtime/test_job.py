@@ -17,12 +17,12 @@ from torch import nn
 import elastrain
 from elastrain.base.environment import Environment, expected_place
 from elastrain.errors import ConfigError
+from elastrain.job.scaling import UNSCALED
 from elastrain.runtime import assembly
 from elastrain.runtime.assembly import Chosen
 from elastrain.runtime.job import Job
-from elastrain.runtime.memory_limit import MemoryLimit
+from elastrain.runtime.memory.process_memory import MemoryLimit
 from elastrain.runtime.settings import Settings
-from elastrain.scaling import UNSCALED
 
 
 def chosen(run_dir: Path | None = None) -> Chosen:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from elastrain.errors import ConfigError
-from elastrain.pipeline.stubs.kept import KeptByModules
+from elastrain.pipeline.stubs.module_state import KeptByModules
 from tests.support.pipeline_models import Case, Layer, Stack
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from elastrain.membership import spec_difference
-from elastrain.runtime.kernels import kernel_digests
+from elastrain.decisions.membership import spec_difference
+from elastrain.runtime.model.kernels import kernel_digests
 from tests.support.shared import once
 
 CPU = torch.device("cpu")
 PRINT = """
 import json, torch
-from elastrain.runtime.kernels import kernel_digests
+from elastrain.runtime.model.kernels import kernel_digests
 torch.set_num_threads(1)
 print(json.dumps(kernel_digests(torch.device("cpu"))))
 """

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim.optimizer import _use_grad_for_differentiable
 
-from elastrain.runtime.late_compiler import unwrap
+from elastrain.runtime.model.kernels import unwrap
 
 
 def does_more(fn: Callable[..., Any]) -> Callable[..., Any]:

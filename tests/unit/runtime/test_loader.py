@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import IterableDataset
 
 from elastrain.errors import ConfigError
-from elastrain.runtime.loader import DataLoader
+from elastrain.runtime.loader.loader import DataLoader
 
 torch.set_num_threads(1)
 
@@ -300,7 +300,7 @@ def test_a_dataset_that_raises_stop_iteration_does_not_end_the_training_loop(num
 def test_loader_processes_die_with_the_training_process() -> None:
     code = """
         import time, torch
-        from elastrain.runtime.loader import DataLoader
+        from elastrain.runtime.loader.loader import DataLoader
         from tests.unit.runtime.test_loader import Served
         loader = DataLoader(Served(), global_batch_size=4, micro_batch_size=2, num_workers=2)
         loader.bind(seed=0)

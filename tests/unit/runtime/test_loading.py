@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 import torch
 
-from elastrain.runtime import loading, packing
-from elastrain.runtime.loading import LoaderProcesses, LoadFailed
-from elastrain.runtime.nursery import Nursery, NurseryEndedError
-from elastrain.runtime.schedule import Request
+from elastrain.runtime.loader import loading, packing
+from elastrain.runtime.loader.fork_server import Nursery, NurseryEndedError
+from elastrain.runtime.loader.loading import LoaderProcesses, LoadFailed
+from elastrain.runtime.loader.packing import Request
 from tests.support import warm
 
 torch.set_num_threads(1)
@@ -207,7 +207,7 @@ def test_signals_to_the_whole_group_are_the_training_process_s_affair() -> None:
 def test_a_program_that_ends_without_close_takes_them_along_and_a_fork_of_it_does_not() -> None:
     code = """
         import os, signal, sys
-        from elastrain.runtime.loading import LoaderProcesses
+        from elastrain.runtime.loader.loading import LoaderProcesses
         processes = LoaderProcesses(lambda step, m: m or signal.pause(), 1)
         if os.fork() == 0:
             sys.exit(0)
@@ -226,7 +226,7 @@ def test_a_training_process_that_is_killed_takes_them_along_without_a_word() -> 
     """The worker's screen showed a traceback of its loaders, now and then, whenever a worker was killed."""
     code = """
         import os, signal
-        from elastrain.runtime.loading import LoaderProcesses
+        from elastrain.runtime.loader.loading import LoaderProcesses
         processes = LoaderProcesses(lambda step, m: m, 2)
         processes.send((0, 0))
         next(processes.receive(wait=True))

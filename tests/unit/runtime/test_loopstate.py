@@ -12,10 +12,9 @@ import torch
 from torch.optim import lr_scheduler
 
 from elastrain.errors import ConfigError
-from elastrain.runtime.layers import Layers
-from elastrain.runtime.loopstate import LoopState, settings_digest
-from elastrain.runtime.registered import stateful
-from elastrain.runtime.schedulers import schedulers_of
+from elastrain.runtime.loop_state.layers import Layers
+from elastrain.runtime.loop_state.loop_state import LoopState, settings_digest, stateful
+from elastrain.runtime.loop_state.schedulers import schedulers_of
 
 MAKERS: dict[str, Callable[[torch.optim.Optimizer], list[Any]]] = {
     "cosine": lambda o: [lr_scheduler.CosineAnnealingLR(o, 20)],

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elastrain.errors import ConfigError
-from elastrain.runtime.losses import check_loss, weight_of
+from elastrain.runtime.loop.step import check_loss, weight_of
 
 COUNTS: list[Any] = [
     7,

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 import torch
 
-from elastrain.layout import ParameterSpec, cut
+from elastrain.job.layout import ParameterSpec, cut
+from elastrain.job.values import Contribution, Record
 from elastrain.runtime.durable.manifests import Begin, Described
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import Manifest, Part
 from elastrain.snapshot.durable.writing import Written
-from elastrain.values import Contribution, Record
 
 BEGIN = Begin(job="job", life=1, time_s=0.0, spec={}, hyper=[{}], changes=())
 RECORD = Record(step=3, generation=1, contribution=Contribution(), square_norm=0.0, skipped=False, switch=False)

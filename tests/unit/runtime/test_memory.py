@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 MEASURED = """
 import json, mmap, sys
-from elastrain.runtime.memory import PeakMeter
+from elastrain.runtime.memory.process_memory import PeakMeter
 MIB = 1 << 20
 others = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_SHARED)  # stands for a peer's memory
 def read():

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from elastrain.errors import ConfigError
-from elastrain.layout import FROZEN
-from elastrain.runtime.describe import check_device, describe, named_blocks
-from elastrain.runtime.gradients import GradientSlot
-from elastrain.runtime.model import ModelState
+from elastrain.job.layout import FROZEN
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.gradients import GradientSlot
+from elastrain.runtime.model.partition import check_device, describe, named_blocks
 from tests.support.gradients import flats_of
 
 torch.set_num_threads(1)
@@ -608,6 +608,6 @@ def test_a_model_on_an_accelerator_is_refused_and_not_moved_without_a_word(kind:
 def test_devices_of_parameters_and_buffers_are_looked_at(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = nn.BatchNorm1d(4, affine=what == "weight", track_running_stats=what != "weight")
     model = nn.Sequential(nn.Identity(), layer)
-    monkeypatch.setattr("elastrain.runtime.describe.DEVICES", ("cuda",))
+    monkeypatch.setattr("elastrain.runtime.model.partition.DEVICES", ("cuda",))
     with pytest.raises(ConfigError, match=f"'1.{what}' is on cpu"):
         describe(model, torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))

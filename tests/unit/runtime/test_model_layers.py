@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
-from elastrain.runtime.layers import Layers
+from elastrain.runtime.loop_state.layers import Layers
 
 
 class Net(nn.Module):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from elastrain.runtime.notes import Notes
-from elastrain.scaling import NO_SCALE, LossScale, Scaler
-from elastrain.values import Contribution, Record
-from elastrain.world import Member, View
+from elastrain.job.scaling import NO_SCALE, LossScale, Scaler
+from elastrain.job.values import Contribution, Record
+from elastrain.job.world import Member, View
+from elastrain.runtime.io.journal import Notes
 
 
 def _told(

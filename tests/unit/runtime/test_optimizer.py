@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from elastrain.errors import ConfigError
-from elastrain.layout import Layout, ParameterSpec, cut
-from elastrain.runtime.optimizer import PieceOptimizer
-from elastrain.snapshot.state import ShardState
+from elastrain.job.layout import Layout, ParameterSpec, cut
+from elastrain.runtime.model.optimizer import PieceOptimizer
+from elastrain.snapshot.shard_state import ShardState
 
 torch.set_num_threads(1)
 

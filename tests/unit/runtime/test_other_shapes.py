@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs import fakes
 from elastrain.pipeline.stubs.fakes import AbsentBlock, Fakes
-from elastrain.pipeline.stubs.trees import is_fake
+from elastrain.pipeline.stubs.naming import is_fake
 from tests.support.pipeline_models import Case, DecoderLayer, Layer, Positioned, Scaling, Stack, places_in, ragged
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 

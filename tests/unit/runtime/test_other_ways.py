@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from elastrain.errors import ConfigError
+from elastrain.pipeline.stubs.naming import is_fake
 from elastrain.pipeline.stubs.passes import StubPass
-from elastrain.pipeline.stubs.trees import is_fake
 from tests.support.pipeline_models import Case, Dropped, Layer, Stack
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 

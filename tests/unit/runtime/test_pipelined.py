@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
-from elastrain.runtime.model import ModelState
-from elastrain.runtime.statistics import is_statistics
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.statistics import is_statistics
 from tests.support import pipeline_steps
 from tests.support.pipeline_models import CASES, WORDS, Case, Stack, loss_of
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from elastrain.pipeline.room import Load, TaskBytes
-from elastrain.runtime import planned_work
-from elastrain.runtime.planned_work import PlannedWork
+from elastrain.memory.pipeline_memory import Load, TaskBytes
+from elastrain.runtime.memory import planned_work
+from elastrain.runtime.memory.planned_work import PlannedWork
 
 
 def test_in_the_first_step_of_other_tasks_memory_is_given_back_until_the_step_is_committed(

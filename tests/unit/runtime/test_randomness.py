@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from elastrain.runtime.randomness import AFTER, BEFORE, BlockRandomness
+from elastrain.runtime.loop_state.randomness import AFTER, BEFORE, BlockRandomness
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

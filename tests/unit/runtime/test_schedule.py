@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastrain.runtime.schedule import Schedule
+from elastrain.runtime.loader.packing import Schedule
 
 
 def _schedule(ahead: int = 3, micro_batches: int = 4) -> Schedule[str]:

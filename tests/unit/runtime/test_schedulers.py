@@ -15,9 +15,9 @@ import torch
 from torch.optim import lr_scheduler
 
 from elastrain.errors import ConfigError
-from elastrain.runtime.layers import Layers
-from elastrain.runtime.loopstate import LoopState
-from elastrain.runtime.schedulers import FirstSettings, schedulers_of
+from elastrain.runtime.loop_state.layers import Layers
+from elastrain.runtime.loop_state.loop_state import LoopState
+from elastrain.runtime.loop_state.schedulers import FirstSettings, schedulers_of
 
 Optimizer = torch.optim.Optimizer
 
@@ -64,7 +64,7 @@ import gc, torch
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.05)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
 gc.freeze()
-from elastrain.runtime.schedulers import FirstSettings, schedulers_of
+from elastrain.runtime.loop_state.schedulers import FirstSettings, schedulers_of
 assert schedulers_of(optimizer) == [scheduler]
 assert gc.get_freeze_count() > 0
 """

@@ -14,15 +14,15 @@ from torch.utils.checkpoint import checkpoint
 
 from elastrain import protocol as p
 from elastrain.errors import ConfigError
-from elastrain.layout import STATISTICS
-from elastrain.runtime import statistics
-from elastrain.runtime.describe import describe, named_blocks
-from elastrain.runtime.executor import Executor
-from elastrain.runtime.gradients import GradientSlot
-from elastrain.runtime.layers import Layers
-from elastrain.runtime.model import ModelState
-from elastrain.runtime.optimizer import PieceOptimizer
-from elastrain.values import Contribution, Record
+from elastrain.job.layout import STATISTICS
+from elastrain.job.values import Contribution, Record
+from elastrain.runtime.loop_state.layers import Layers
+from elastrain.runtime.model import statistics
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.gradients import GradientSlot
+from elastrain.runtime.model.optimizer import PieceOptimizer
+from elastrain.runtime.model.partition import describe, named_blocks
+from elastrain.runtime.tensors.executor import Executor
 from tests.support.payloads import sent
 
 torch.set_num_threads(1)

@@ -19,18 +19,18 @@ from torch.utils.checkpoint import checkpoint
 
 import elastrain
 from elastrain import protocol as p
-from elastrain.checks import difference
+from elastrain.integrity.checks import difference
+from elastrain.job.values import Check
 from elastrain.offload.errors import SpillReadError
-from elastrain.runtime.describe import describe
-from elastrain.runtime.gradients import GradientSlot
-from elastrain.runtime.handover import Assignment, LoopOver
-from elastrain.runtime.layers import Layers
-from elastrain.runtime.model import ModelState
-from elastrain.runtime.randomness import BlockRandomness
-from elastrain.runtime.run import READ_TRIES, StepParts
-from elastrain.runtime.step import Step
-from elastrain.runtime.untouched import Untouched
-from elastrain.values import Check
+from elastrain.runtime.io.loop_channel import Assignment, LoopOver
+from elastrain.runtime.loop.computed_run import READ_TRIES, StepParts
+from elastrain.runtime.loop.mutation_guard import Untouched
+from elastrain.runtime.loop.step import Step
+from elastrain.runtime.loop_state.layers import Layers
+from elastrain.runtime.loop_state.randomness import BlockRandomness
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.gradients import GradientSlot
+from elastrain.runtime.model.partition import describe
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -18,19 +18,18 @@ from torch import nn
 from elastrain import protocol as p
 from elastrain.base.resume import Resume
 from elastrain.errors import ConfigError, StateLostError
-from elastrain.runtime import stored_initial
-from elastrain.runtime.describe import describe
+from elastrain.runtime.durable import stored_initial
 from elastrain.runtime.durable.node_disks import Reader
-from elastrain.runtime.handover import InitialUnread
-from elastrain.runtime.model import ModelState
-from elastrain.runtime.optimizer import PieceOptimizer
-from elastrain.runtime.stored_initial import StoredInitial
+from elastrain.runtime.durable.stored_initial import StoredInitial
+from elastrain.runtime.io.loop_channel import InitialUnread
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.optimizer import PieceOptimizer
+from elastrain.runtime.model.partition import describe
 from elastrain.snapshot.durable.manifest import Manifest, ParameterEntry, ShardEntry, name_of
-from elastrain.snapshot.durable.places.opening import place_at
-from elastrain.snapshot.durable.publishing import publish
+from elastrain.snapshot.durable.places.port import place_at
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.durable.writing import PartWriter
-from elastrain.snapshot.state import ShardState
+from elastrain.snapshot.durable.writing import PartWriter, publish
+from elastrain.snapshot.shard_state import ShardState
 
 READER = Reader(member="m0", node="node0", scope="job", secret=None, source="")
 

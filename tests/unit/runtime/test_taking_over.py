@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.resume import Resume
 from elastrain.errors import ConfigError
 from elastrain.runtime.durable.disk import CheckpointDisk

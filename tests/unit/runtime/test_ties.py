@@ -12,9 +12,9 @@ from torch.nn.utils import parametrizations, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from elastrain.errors import ConfigError
-from elastrain.runtime.describe import describe
-from elastrain.runtime.gradients import GradientSlot
-from elastrain.runtime.model import ModelState
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.gradients import GradientSlot
+from elastrain.runtime.model.partition import describe
 
 torch.set_num_threads(1)
 WORDS, WIDTH = 7, 4

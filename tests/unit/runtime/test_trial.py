@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from elastrain.errors import ConfigError
-from elastrain.layout import ParameterSpec, cut
-from elastrain.runtime.optimizer import PieceOptimizer
+from elastrain.job.layout import ParameterSpec, cut
+from elastrain.runtime.model.optimizer import PieceOptimizer
 
 SHAPES = ((8, 40), (40,), (300, 3), (7,))
 

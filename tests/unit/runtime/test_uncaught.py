@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from elastrain import agent_messages as am
 from elastrain.errors import ConfigError, DivergedError, ElastrainError, NoRoomError, StateLostError, StoppedError
-from elastrain.runtime.agent_link import AgentLink
-from elastrain.runtime.last_words import LastWords, wrong_input_shown
+from elastrain.protocol import agent_messages as am
+from elastrain.runtime.io.agent_link import AgentLink
+from elastrain.runtime.loop.exit_report import LastWords, wrong_input_shown
 from elastrain.runtime.settings import Settings, stages_of
 
 

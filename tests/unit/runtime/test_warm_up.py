@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from elastrain.runtime.warm_up import heap_piece_bytes
+from elastrain.runtime.model.kernels import heap_piece_bytes
 
 
 def test_the_heap_is_made_in_proportion_to_a_small_model_and_has_a_bound_for_a_large_one() -> None:

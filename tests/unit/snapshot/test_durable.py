@@ -12,15 +12,14 @@ import msgspec
 import pytest
 import torch
 
-from elastrain.snapshot.durable.choosing import choose, thorough
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, OtherFormatError, TakenError
-from elastrain.snapshot.durable.frames import FRAME_BYTES
 from elastrain.snapshot.durable.manifest import LOOP, MANIFEST, name_of, place_in_time
 from elastrain.snapshot.durable.places.local import LocalPlace
-from elastrain.snapshot.durable.publishing import publish, visible
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.durable.writing import PartWriter
-from elastrain.snapshot.state import ShardState
+from elastrain.snapshot.durable.retention import choose, thorough
+from elastrain.snapshot.durable.state_file import FRAME_BYTES
+from elastrain.snapshot.durable.writing import PartWriter, publish, visible
+from elastrain.snapshot.shard_state import ShardState
 from tests.support.checkpoints import manifest, save, state, write_as_a_later_version
 
 
@@ -179,7 +178,7 @@ def test_a_checkpoint_is_chosen_without_torch(place: LocalPlace) -> None:
     save(place, 10)
     code = (
         "import sys\nfrom elastrain.snapshot.durable import owner, pruning\n"
-        "from elastrain.snapshot.durable.choosing import choose, thorough\n"
+        "from elastrain.snapshot.durable.retention import choose, thorough\n"
         "from elastrain.snapshot.durable.places.local import LocalPlace\n"
         "assert choose([LocalPlace(sys.argv[1])], thorough).checkpoint\nsys.exit('torch' in sys.modules)"
     )

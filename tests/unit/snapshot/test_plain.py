@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elastrain.layout import FROZEN, Layout, ParameterSpec, cut
+from elastrain.job.layout import FROZEN, Layout, ParameterSpec, cut
+from elastrain.snapshot.durable.conversion import FORMS, export, import_files
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError
-from elastrain.snapshot.durable.exporting import FORMS, export
-from elastrain.snapshot.durable.importing import import_files
 from elastrain.snapshot.durable.manifest import (
     BUFFERS,
     GroupEntry,
@@ -27,10 +26,9 @@ from elastrain.snapshot.durable.manifest import (
 )
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.plain import PlainState, gather, pack_named
-from elastrain.snapshot.durable.publishing import publish
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.durable.writing import PartWriter
-from elastrain.snapshot.state import ShardState
+from elastrain.snapshot.durable.writing import PartWriter, publish
+from elastrain.snapshot.shard_state import ShardState
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrain.snapshot.state import ShardState
+from elastrain.snapshot.shard_state import ShardState
 
 torch.set_num_threads(1)
 

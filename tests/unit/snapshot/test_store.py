@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from elastrain.errors import DriveFailedError
-from elastrain.offload.device import Device
-from elastrain.runtime.spilled_states import StateSpill
-from elastrain.snapshot.state import ShardState
+from elastrain.offload.drives.device import Device
+from elastrain.runtime.tensors.spilled_states import StateSpill
+from elastrain.snapshot.shard_state import ShardState
 from elastrain.snapshot.store import SnapshotStore
 from tests.support.faulty_engines import EngineFaults, FaultyEngine
 from tests.support.memory_engine import MemoryEngine

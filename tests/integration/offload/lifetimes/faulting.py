@@ -17,10 +17,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from elastrain.offload import mover
-from elastrain.offload.engines.posix import Calls, PosixEngine
+from elastrain.offload.activations import mover
+from elastrain.offload.drives.posix import Calls, PosixEngine
 from elastrain.offload.lifetimes import moving
-from elastrain.offload.lifetimes.values import Kind
+from elastrain.offload.planning.plan_values import Kind
 
 KINDS = (Kind.PARAMETER, Kind.GRADIENT, Kind.STATE, Kind.ACTIVATION)
 PAGE_BYTES = 4096

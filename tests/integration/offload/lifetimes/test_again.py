@@ -17,19 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from elastrain.offload import hooks
-from elastrain.offload.device import Device
+from elastrain.offload.activations import hooks
+from elastrain.offload.drives.device import Device
 from elastrain.offload.errors import SpillReadError
-from elastrain.offload.lifetimes import plan as plans
-from elastrain.offload.lifetimes import program as facts
 from elastrain.offload.lifetimes import within as module
-from elastrain.offload.lifetimes.again import BlockForward
-from elastrain.offload.lifetimes.choice import Policy
-from elastrain.offload.lifetimes.orders import StepStage, UpdateOrder, needed_at
-from elastrain.offload.lifetimes.pages import PagePool
+from elastrain.offload.lifetimes.pieces.pages import PagePool
+from elastrain.offload.lifetimes.recompute import BlockForward
 from elastrain.offload.lifetimes.saved import SAVED_BYTES
-from elastrain.offload.lifetimes.values import Budget, Plan, Program
 from elastrain.offload.lifetimes.within import TrainingWithin, within
+from elastrain.offload.planning import move_plan as plans
+from elastrain.offload.planning import program as facts
+from elastrain.offload.planning.orders import StepStage, UpdateOrder, needed_at
+from elastrain.offload.planning.plan_search import Policy
+from elastrain.offload.planning.plan_values import Budget, Plan, Program
 from experiments.offload.models import KINDS, build
 from tests.integration.offload.lifetimes.touching import SHAPE, NothingBesides, tokens
 from tests.support.faulty_engines import ThrottledEngine

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.lifetimes.choice import Policy
-from elastrain.offload.lifetimes.orders import UpdateOrder
 from elastrain.offload.lifetimes.within import within
+from elastrain.offload.planning.orders import UpdateOrder
+from elastrain.offload.planning.plan_search import Policy
 from experiments.offload.models import build
 from tests.integration.offload.lifetimes.test_within import adamw, limit_of, loss_of, snapshot
 from tests.integration.offload.lifetimes.touching import SHAPE

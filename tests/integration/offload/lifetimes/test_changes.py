@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from elastrain.offload.errors import ModifiedInPlaceError
 from elastrain.offload.lifetimes import within as module
-from elastrain.offload.lifetimes.orders import UpdateOrder
+from elastrain.offload.planning.orders import UpdateOrder
 from tests.integration.offload.lifetimes.touching import NORM, made, tokens
 
 pytestmark = pytest.mark.usefixtures("small_limits", "one_thread")

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from elastrain.offload.engines.posix import Calls, PosixEngine
+from elastrain.offload.activations.hooks import OffloadConfig
+from elastrain.offload.drives.posix import Calls, PosixEngine
 from elastrain.offload.errors import OffloadError
-from elastrain.offload.hooks import OffloadConfig
 from elastrain.offload.lifetimes import within as module
 from tests.integration.offload.lifetimes.touching import begin, made, plain, tokens
 from tests.support import warm

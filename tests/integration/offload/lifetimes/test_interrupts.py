@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elastrain.offload.lifetimes.choice import Policy
-from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.moving import PieceMover
-from elastrain.offload.lifetimes.orders import UpdateOrder
+from elastrain.offload.lifetimes.piece_store import PieceCustody
 from elastrain.offload.lifetimes.saved import SavedTensors
 from elastrain.offload.lifetimes.within import within
+from elastrain.offload.planning.orders import UpdateOrder
+from elastrain.offload.planning.plan_search import Policy
 from experiments.offload.models import build
 from tests.integration.offload.lifetimes.test_again import all_again
 from tests.integration.offload.lifetimes.test_within import adamw, assert_same, limit_of, loss_of, plain, snapshot

@@ -20,10 +20,10 @@ from torch import nn
 
 from elastrain.offload.errors import OffloadError, PieceLostError, SpillReadError
 from elastrain.offload.lifetimes import within as module
-from elastrain.offload.lifetimes.choice import Policy
-from elastrain.offload.lifetimes.orders import UpdateOrder
-from elastrain.offload.lifetimes.values import Kind
 from elastrain.offload.lifetimes.within import TrainingWithin
+from elastrain.offload.planning.orders import UpdateOrder
+from elastrain.offload.planning.plan_search import Policy
+from elastrain.offload.planning.plan_values import Kind
 from tests.integration.offload.lifetimes.faulting import (
     KINDS,
     Drive,
@@ -142,8 +142,8 @@ import pytest
 from tests.integration.offload.lifetimes import test_matrix as matrix
 from tests.integration.offload.lifetimes.faulting import Drive, Where
 from tests.integration.offload.lifetimes.touching import small_memory
-from elastrain.offload.lifetimes.orders import UpdateOrder
-from elastrain.offload.lifetimes.values import Kind
+from elastrain.offload.planning.orders import UpdateOrder
+from elastrain.offload.planning.plan_values import Kind
 matrix.module.memory_for = small_memory
 drive = Drive(Kind[sys.argv[2]], Where[sys.argv[3]], None, act=lambda: os.kill(os.getpid(), signal.SIGKILL))
 for order in UpdateOrder:

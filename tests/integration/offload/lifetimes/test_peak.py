@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from elastrain.offload.lifetimes import within as module
-from elastrain.offload.lifetimes.custody import PieceCustody
-from elastrain.offload.lifetimes.pages import PagePool
+from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.pieces.pages import PagePool
 from experiments.lifetimes.figures import SMALL, peak_of_plain
 from experiments.lifetimes.worker import Case, Worker
 from experiments.offload.models import Shape, build

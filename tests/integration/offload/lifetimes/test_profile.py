@@ -9,14 +9,14 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from elastrain.launcher.command_line import app
+from elastrain.launcher.cli.command_line import app
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.lifetimes import step_profile
-from elastrain.offload.lifetimes.pages import PagePool
+from elastrain.offload.lifetimes.pieces.pages import PagePool
 from elastrain.offload.lifetimes.recorder import StepRecorder
-from elastrain.offload.lifetimes.recording import Recording
-from elastrain.offload.lifetimes.values import Kind
 from elastrain.offload.lifetimes.within import within
+from elastrain.offload.planning import step_profile
+from elastrain.offload.planning.plan_values import Kind
+from elastrain.offload.planning.step_recording import Recording
 from experiments.offload.models import build
 from tests.integration.offload.lifetimes.touching import SHAPE, NothingBesides, tokens
 
@@ -149,10 +149,10 @@ def test_what_happened_stands_beside_what_was_planned(profile: Path) -> None:
 
     Points take less than a millisecond here; on a busy machine a new plan is beside a step under the old one.
     """
-    from elastrain.offload.lifetimes import beside
+    from elastrain.offload.report import plan_report
 
     kept = step_profile.read(profile)
-    wished, seen = beside.planned(kept.plan, 1), beside.happened(kept.seen.points, 1)
+    wished, seen = plan_report.planned(kept.plan, 1), plan_report.happened(kept.seen.points, 1)
     assert wished.total_bytes(0, reads=False) == kept.plan.played.written_bytes
     assert wished.total_bytes(0, reads=True) == kept.plan.played.read_bytes
     assert seen.total_bytes(0, reads=False) > 0

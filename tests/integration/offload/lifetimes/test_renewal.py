@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elastrain.offload.lifetimes import planning, renewal
-from elastrain.offload.lifetimes.choice import ChosenPlan
+from elastrain.offload.lifetimes import replanning
 from elastrain.offload.lifetimes.within import TrainingWithin, within
+from elastrain.offload.planning import plan_search
+from elastrain.offload.planning.plan_search import ChosenPlan
 from experiments.offload.models import build
 from tests.integration.offload.lifetimes.touching import SHAPE, tokens
 
@@ -55,7 +56,7 @@ def test_other_steps_have_the_same_bits_and_get_a_plan_if_they_last(
     changed: list[tuple[int, int]], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seconds_or_rates in ("SECONDS_SHARE", "RATES_FACTOR"):  # of a machine that does other things, too
-        monkeypatch.setattr(renewal, seconds_or_rates, math.inf)
+        monkeypatch.setattr(plan_search, seconds_or_rates, math.inf)
     steps = [(1, 1)] * 4 + changed + [(1, 1)]
     model, _ = build("gpt", SHAPE)
     plain = copy.deepcopy(model)
@@ -71,15 +72,15 @@ def test_a_plan_is_made_again_of_the_first_step_under_it_and_kept_while_steps_ar
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seconds_or_rates in ("SECONDS_SHARE", "RATES_FACTOR"):
-        monkeypatch.setattr(renewal, seconds_or_rates, math.inf)
+        monkeypatch.setattr(plan_search, seconds_or_rates, math.inf)
     model, _ = build("gpt", SHAPE)
-    optimizer, made, chosen = torch.optim.AdamW(model.parameters()), list[int](), planning.choose
+    optimizer, made, chosen = torch.optim.AdamW(model.parameters()), list[int](), replanning.choose
 
     def choose(*given: Any) -> ChosenPlan:
         made[-1] += 1
         return chosen(*given)
 
-    monkeypatch.setattr(planning, "choose", choose)
+    monkeypatch.setattr(replanning, "choose", choose)
     training = within(model, optimizer, dirs=[str(tmp_path)], memory_limit=3 << 20)
     for number in range(7):
         made.append(0)

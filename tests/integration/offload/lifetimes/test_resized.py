@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from elastrain.offload.buffers import pages
-from elastrain.offload.device import Copy, Device, EndedEarlyError
-from elastrain.offload.engines.host import HostEngine
-from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.drives.device import Copy, Device, EndedEarlyError
+from elastrain.offload.drives.host import HostEngine
+from elastrain.offload.drives.host_buffers import pages
+from elastrain.offload.drives.posix import PosixEngine
+from elastrain.offload.drives.transfer import StagingPool
 from elastrain.offload.errors import CorruptSpillError
 from elastrain.offload.lifetimes import conductor, moving
 from elastrain.offload.lifetimes import within as room
 from elastrain.offload.lifetimes.conductor import Conductor
-from elastrain.offload.lifetimes.memory import MemoryMeter, MemoryPool, Span
-from elastrain.offload.lifetimes.orders import StepStage
-from elastrain.offload.lifetimes.resized import ResizedPool
-from elastrain.offload.staging import StagingPool
+from elastrain.offload.lifetimes.pieces.piece_memory import MemoryMeter, MemoryPool, Span
+from elastrain.offload.lifetimes.pieces.resized import ResizedPool
+from elastrain.offload.planning.orders import StepStage
 from tests.integration.offload.lifetimes import test_within as training
 from tests.integration.offload.lifetimes.touching import NothingBesides
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from elastrain.offload.lifetimes.choice import Policy
-from elastrain.offload.lifetimes.orders import UpdateOrder
 from elastrain.offload.lifetimes.within import within
+from elastrain.offload.planning.orders import UpdateOrder
+from elastrain.offload.planning.plan_search import Policy
 from experiments.offload.models import build
 from tests.integration.offload.lifetimes.test_within import adamw, limit_of, loss_of, snapshot
 from tests.integration.offload.lifetimes.touching import SHAPE

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from elastrain.offload.device import Device
+from elastrain.offload.drives.device import Device
 from elastrain.offload.errors import (
     LimitTooSmallError,
     OffloadConfigError,
@@ -21,10 +21,10 @@ from elastrain.offload.errors import (
     SpillReadError,
     SpillWriteError,
 )
-from elastrain.offload.lifetimes.choice import Policy
-from elastrain.offload.lifetimes.cuda import host_tier
-from elastrain.offload.lifetimes.orders import UpdateOrder
+from elastrain.offload.lifetimes.pieces.cuda import host_tier
 from elastrain.offload.lifetimes.within import TrainingWithin, within
+from elastrain.offload.planning.orders import UpdateOrder
+from elastrain.offload.planning.plan_search import Policy
 from experiments.offload.models import KINDS, build
 from tests.integration.offload.lifetimes.touching import SHAPE, tokens
 from tests.support.faulty_engines import EngineFaults, FaultyEngine
@@ -304,7 +304,7 @@ def test_parameters_can_be_read_and_written_while_they_are_whole(tmp_path: Path)
 
 
 def test_large_pieces_are_striped_over_drives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("elastrain.offload.lifetimes.tiers.STRIPE_S", 0.0)
+    monkeypatch.setattr("elastrain.offload.planning.io_schedule.STRIPE_S", 0.0)
     model, _ = build("gpt", SHAPE)
     optimizer, devices = adamw(model), [Device(MemoryEngine()), Device(MemoryEngine())]
     limit_bytes = limit_of(model, 0.25)

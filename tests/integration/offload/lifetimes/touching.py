@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.offload.lifetimes import within as module
-from elastrain.offload.lifetimes.orders import UpdateOrder
-from elastrain.offload.lifetimes.pages import PagePool
+from elastrain.offload.lifetimes.pieces.pages import PagePool
 from elastrain.offload.lifetimes.within import TrainingWithin
+from elastrain.offload.planning.orders import UpdateOrder
 from experiments.offload.models import Shape, build
 
 SHAPE = Shape(width=64, layers=4, tokens=32, batch=2, vocabulary=256)

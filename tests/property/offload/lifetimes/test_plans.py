@@ -9,10 +9,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.offload.lifetimes import program as facts
-from elastrain.offload.lifetimes.plan import make_plan
-from elastrain.offload.lifetimes.replay import replay
-from elastrain.offload.lifetimes.values import Budget, Plan, Program, Tier, UnplayableError, ideal_s
+from elastrain.offload.planning import program as facts
+from elastrain.offload.planning.move_plan import make_plan
+from elastrain.offload.planning.plan_values import Budget, Plan, Program, Tier, UnplayableError, ideal_s
+from elastrain.offload.planning.replay import replay
 from tests.support.programs import all_moves, random_program
 
 SEEDS = st.integers(0, 2**32)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from elastrain.offload.lifetimes import plan as plans
-from elastrain.offload.lifetimes.choice import CLOSE, Policy, SeenStep, choose
-from elastrain.offload.lifetimes.orders import Arrival, BlockSizes, StepStage, UpdateOrder
-from elastrain.offload.lifetimes.plan import better_plan, first_plan, hides_all
-from elastrain.offload.lifetimes.values import Budget, LimitBelowLeastError, Plan, Played, Program, Tier
+from elastrain.offload.planning import move_plan as plans
+from elastrain.offload.planning.move_plan import better_plan, first_plan, hides_all
+from elastrain.offload.planning.orders import Arrival, BlockSizes, StepStage, UpdateOrder
+from elastrain.offload.planning.plan_search import CLOSE, Policy, SeenStep, choose
+from elastrain.offload.planning.plan_values import Budget, LimitBelowLeastError, Plan, Played, Program, Tier
 from tests.support.programs import blocks
 
 STEP = SeenStep(

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from elastrain.offload import transfer
+from elastrain.offload.drives import transfer
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.lifetimes.cuda import CudaLanes, CudaMeter, host_tier
+from elastrain.offload.lifetimes.pieces.cuda import CudaLanes, CudaMeter, host_tier
 
 
 class Noted:

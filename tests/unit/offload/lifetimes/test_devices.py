@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.lifetimes.inputs import check_model
+from elastrain.offload.lifetimes.within_inputs import check_model
 
 
 class Elsewhere(nn.Parameter):

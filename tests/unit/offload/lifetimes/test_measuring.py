@@ -12,9 +12,9 @@ from typing import cast
 
 import pytest
 
-from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.measuring import KnownPoints, PointFigures, PointMeter
-from elastrain.offload.lifetimes.meter import KernelMeter
+from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.pieces.process_heap import KernelMeter
 
 
 class Custody:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.offload.lifetimes import program as facts
-from elastrain.offload.lifetimes.carried import Carried
-from elastrain.offload.lifetimes.orders import Arranged, Arrival, BlockSizes, StepStage, UpdateOrder, arrange, needed_at
-from elastrain.offload.lifetimes.plan import make_plan
-from elastrain.offload.lifetimes.values import Budget, Kind, Tier, Use
+from elastrain.offload.planning import program as facts
+from elastrain.offload.planning.move_plan import make_plan
+from elastrain.offload.planning.orders import Arranged, Arrival, BlockSizes, StepStage, UpdateOrder, arrange, needed_at
+from elastrain.offload.planning.plan_values import Budget, Kind, Tier, Use
+from elastrain.offload.planning.program import Carried
 
 F, B, U = StepStage.FORWARD, StepStage.BACKWARD, StepStage.UPDATE
 BLOCKS = tuple(

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from elastrain.offload.lifetimes import pages
-from elastrain.offload.lifetimes.memory import Access
-from elastrain.offload.lifetimes.pages import PagedRange, PagePool
+from elastrain.offload.lifetimes.pieces import pages
+from elastrain.offload.lifetimes.pieces.pages import PagedRange, PagePool
+from elastrain.offload.lifetimes.pieces.piece_memory import Access
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages move by mremap, which is Linux'")
 MIB = 1 << 20

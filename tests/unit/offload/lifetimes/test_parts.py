@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elastrain.offload.lifetimes import parts
-from elastrain.offload.lifetimes.inputs import ELEMENTWISE
-from elastrain.offload.lifetimes.parts import can_be_cut, cut
+from elastrain.offload.lifetimes import update_parts
+from elastrain.offload.lifetimes.update_parts import can_be_cut, cut
+from elastrain.offload.lifetimes.within_inputs import ELEMENTWISE
 
 Made = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -25,11 +25,11 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("ASGD", {"lambd": 0.1, "t0": 1}),
 ]
 FORMS: list[tuple[tuple[int, ...], torch.dtype, torch.memory_format]] = [
-    ((3 * parts.PART_ELEMENTS,), torch.float32, torch.contiguous_format),
-    ((7, parts.PART_ELEMENTS // 5), torch.float32, torch.contiguous_format),
+    ((3 * update_parts.PART_ELEMENTS,), torch.float32, torch.contiguous_format),
+    ((7, update_parts.PART_ELEMENTS // 5), torch.float32, torch.contiguous_format),
     ((4, 9, 64, 31), torch.float32, torch.channels_last),
-    ((5, parts.PART_ELEMENTS // 3), torch.bfloat16, torch.contiguous_format),
-    ((11, parts.PART_ELEMENTS // 7), torch.float64, torch.contiguous_format),
+    ((5, update_parts.PART_ELEMENTS // 3), torch.bfloat16, torch.contiguous_format),
+    ((11, update_parts.PART_ELEMENTS // 7), torch.float64, torch.contiguous_format),
 ]
 
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from elastrain.offload.lifetimes import program as facts
-from elastrain.offload.lifetimes.plan import make_plan
-from elastrain.offload.lifetimes.values import (
+from elastrain.offload.planning import program as facts
+from elastrain.offload.planning.move_plan import make_plan
+from elastrain.offload.planning.plan_values import (
     Budget,
     Kind,
     LimitBelowLeastError,

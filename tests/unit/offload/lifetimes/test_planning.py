@@ -8,18 +8,18 @@ from typing import Any, cast
 
 import pytest
 
-from elastrain.offload.device import Device
-from elastrain.offload.engines.host import HostEngine
-from elastrain.offload.lifetimes import heap
-from elastrain.offload.lifetimes.carried import Carried
-from elastrain.offload.lifetimes.choice import ChosenPlan, Policy, choose
+from elastrain.offload.drives.device import Device
+from elastrain.offload.drives.host import HostEngine
+from elastrain.offload.lifetimes.block_states import BlockStates
 from elastrain.offload.lifetimes.conductor import Conductor
-from elastrain.offload.lifetimes.heap import KEPT_BYTES, LARGE_BYTES, FreedMemory
 from elastrain.offload.lifetimes.measuring import KnownPoints, PointFigures
-from elastrain.offload.lifetimes.orders import Arrival, BlockSizes, StepStage
-from elastrain.offload.lifetimes.planning import AHEAD_LATENCY_S, Planning
-from elastrain.offload.lifetimes.states import BlockStates
-from elastrain.offload.lifetimes.values import Tier
+from elastrain.offload.lifetimes.pieces import process_heap
+from elastrain.offload.lifetimes.pieces.process_heap import KEPT_BYTES, LARGE_BYTES, FreedMemory
+from elastrain.offload.lifetimes.replanning import AHEAD_LATENCY_S, Planning
+from elastrain.offload.planning.orders import Arrival, BlockSizes, StepStage
+from elastrain.offload.planning.plan_search import ChosenPlan, Policy, choose
+from elastrain.offload.planning.plan_values import Tier
+from elastrain.offload.planning.program import Carried
 
 BLOCK = BlockSizes(name="b", parameter_bytes=10, gradient_bytes=10, state_bytes=20, touches=(0,))
 DRIVE = Tier(name="drive", read_bytes_per_s=1e9, write_bytes_per_s=1e9)
@@ -64,7 +64,7 @@ def test_plans_leave_time_for_who_asks_a_device_ahead(
         planned.append(tiers)
         return choose(step, limit_bytes, tiers, policy)
 
-    monkeypatch.setattr("elastrain.offload.lifetimes.planning.choose", noted)
+    monkeypatch.setattr("elastrain.offload.lifetimes.replanning.choose", noted)
     device = Device(HostEngine(1 << 20), quota_bytes=1 << 20)
     conducted = Ahead(runs_ahead=runs_ahead)
     planning = Planning(
@@ -94,7 +94,7 @@ class Trained:
         self, monkeypatch: pytest.MonkeyPatch, limit_bytes: int = AMPLE_BYTES, *, can_stay: bool = True
     ) -> None:
         self.set_bytes: list[int] = []
-        monkeypatch.setattr(heap, "_keep_below", self.set_bytes.append)
+        monkeypatch.setattr(process_heap, "_keep_below", self.set_bytes.append)
         monkeypatch.setattr(Planning, "_tiers", lambda _: (DRIVE,))
         self.conducted, self.freed = Conducted(), FreedMemory(can_stay=can_stay)
         conductor, states = cast(Conductor, self.conducted), cast(BlockStates, Sizes())
@@ -155,7 +155,7 @@ def test_freed_memory_goes_back_where_it_cannot_stay(case: str, monkeypatch: pyt
 
 FAULTS = f"""
 import resource
-from elastrain.offload.lifetimes.heap import FreedMemory, give_back_what_is_freed
+from elastrain.offload.lifetimes.pieces.process_heap import FreedMemory, give_back_what_is_freed
 import torch
 
 def faults():
@@ -184,10 +184,10 @@ def test_memory_that_stays_is_not_asked_of_the_kernel_again() -> None:
 
 def test_holes_are_given_back_only_where_freed_memory_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
-    monkeypatch.setattr(heap, "trim", lambda: trims.append(heap._kept_below[0]))
-    monkeypatch.setattr(heap, "_kept_below", [LARGE_BYTES])
-    heap.trim_what_stays()
+    monkeypatch.setattr(process_heap, "trim", lambda: trims.append(process_heap._kept_below[0]))
+    monkeypatch.setattr(process_heap, "_kept_below", [LARGE_BYTES])
+    process_heap.trim_what_stays()
     assert not trims
-    monkeypatch.setattr(heap, "_kept_below", [KEPT_BYTES])
-    heap.trim_what_stays()
+    monkeypatch.setattr(process_heap, "_kept_below", [KEPT_BYTES])
+    process_heap.trim_what_stays()
     assert trims == [KEPT_BYTES]

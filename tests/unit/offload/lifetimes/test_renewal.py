@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.offload.lifetimes.choice import SeenStep
-from elastrain.offload.lifetimes.orders import Arrival, BlockSizes, StepStage
-from elastrain.offload.lifetimes.renewal import Changed, Patience, StepDifference, difference
-from elastrain.offload.lifetimes.values import Tier
+from elastrain.offload.planning.orders import Arrival, BlockSizes, StepStage
+from elastrain.offload.planning.plan_search import Changed, Patience, SeenStep, StepDifference, difference
+from elastrain.offload.planning.plan_values import Tier
 
 BLOCKS = tuple(
     BlockSizes(name=f"b{n}", parameter_bytes=4, gradient_bytes=4, state_bytes=8, touches=(n,)) for n in range(2)

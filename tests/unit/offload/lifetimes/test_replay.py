@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.offload.lifetimes.replay import replay
-from elastrain.offload.lifetimes.values import (
+from elastrain.offload.planning.plan_values import (
     Budget,
     Gap,
     Kind,
@@ -19,6 +18,7 @@ from elastrain.offload.lifetimes.values import (
     UnplayableError,
     Use,
 )
+from elastrain.offload.planning.replay import replay
 
 SLOW = Tier(name="slow", read_bytes_per_s=10, write_bytes_per_s=10)
 

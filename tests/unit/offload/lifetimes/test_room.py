@@ -6,14 +6,13 @@ import random
 
 import pytest
 
-from elastrain.offload.engines.port import PAGE_BYTES
+from elastrain.offload.drives.port import PAGE_BYTES
+from elastrain.offload.drives.residency import State
 from elastrain.offload.errors import LimitTooSmallError
-from elastrain.offload.lifetimes.custody import PieceCustody
-from elastrain.offload.lifetimes.held import HeldPiece
-from elastrain.offload.lifetimes.pages import PagePool
-from elastrain.offload.lifetimes.room import RoomAccount
-from elastrain.offload.lifetimes.values import Kind
-from elastrain.offload.residency import State
+from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.pieces.pages import PagePool
+from elastrain.offload.lifetimes.pieces.piece_memory import HeldPiece, RoomAccount
+from elastrain.offload.planning.plan_values import Kind
 
 
 class NothingSaved:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.offload.lifetimes import step_profile
+from elastrain.offload.planning import step_profile
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 
-from elastrain.offload.lifetimes import program as facts
-from elastrain.offload.lifetimes.booking import Books
-from elastrain.offload.lifetimes.timeline import PointRing
-from elastrain.offload.lifetimes.values import Budget, Tier
+from elastrain.offload.planning import program as facts
+from elastrain.offload.planning.booking import Books
+from elastrain.offload.planning.io_schedule import PointRing
+from elastrain.offload.planning.plan_values import Budget, Tier
 from tests.support.programs import blocks
 
 LENGTH = 7

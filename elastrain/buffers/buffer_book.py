@@ -1,0 +1,217 @@
+"""Carries out the work that the protocol commands, over the member's books.
+
+Decides nothing, sends nothing, waits for nothing; slots, tensors and states are whatever the port gives out, and are
+never looked into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from elastrain import protocol as p
+from elastrain.buffers.background import WorkBehind
+from elastrain.buffers.captures import Boundaries, Captures
+from elastrain.buffers.folds import Folds
+from elastrain.buffers.port import Arithmetic, CaptureSink, NoSink, StateStore, Tensor
+from elastrain.buffers.shard_states import EVER, StateBooks
+from elastrain.buffers.slots import Buffers, GradientSlots
+from elastrain.protocol.messages import Boundary, Gradient, Message, Partial, Publish, ShardCopy, Trial
+
+
+class Ledger:
+    """`runs` and `lanes` (their number, per shard) are the logical job's."""
+
+    def __init__(
+        self,
+        *,
+        runs: int,
+        lanes: Sequence[int],
+        arithmetic: Arithmetic,
+        states: StateStore[int],
+        scratch: StateStore[tuple[int, int]],
+    ) -> None:
+        self._arithmetic = arithmetic
+        self._buffers: Buffers[Tensor] = Buffers(arithmetic.new_buffer, arithmetic.kind)
+        self.slots = GradientSlots(arithmetic)
+        self.boundaries = Boundaries()
+        self._folds = Folds(runs, lanes, arithmetic, self._buffers)
+        self._states = StateBooks(arithmetic, self._buffers, states, scratch)
+        self._behind = WorkBehind(arithmetic, self._states)
+        self._captures = Captures(states, NoSink())
+
+    def capture_into(self, sink: CaptureSink) -> None:
+        """States that are captured for a checkpoint go there."""
+        self._captures = Captures(self._states.states, sink)
+
+    @property
+    def has_work_behind(self) -> bool:
+        return bool(self._behind.tasks) or self._captures.has_work
+
+    def work_behind(self) -> list[p.Event]:
+        """Some work that nobody waits for at once, a few milliseconds at most; nothing when there is none."""
+        # Votes wait for digests and updates; for a copy, only the next update of that state.
+        if self._behind.tasks:
+            return self._behind.work()
+        self._captures.work()
+        return []
+
+    def kept_gradients(self) -> Iterable[Tensor]:
+        """What this member keeps as a backup until its updates are verified."""
+        return self._states.all_kept()
+
+    def is_settled(self, shard: int) -> bool:
+        """Whether a backup's state stays as it is until the next finished gradient comes."""
+        return self._states.is_settled(shard)
+
+    def carry_out(self, command: p.Command) -> p.Event | None:
+        """Do the work of one command. Commands that are no work of this class are ignored."""
+        match command:
+            case p.CombineOwn():
+                self.slots.combine(command)
+            case p.Keep():
+                return self._folds.keep(command, *self._incoming(command))
+            case p.CombineShard():
+                return self._folds.combine(command)
+            case p.FinishGradients():
+                return self._folds.finish(command)
+            case p.StoreGradients():
+                return self._states.store_gradients(command)
+            case p.ApplyBehind() | p.ComputeDigests() | p.DigestParameters():
+                self._behind.add(command)
+            case p.DigestAgain():
+                return self._digest_again(command)
+            case p.TakeParameters() | p.HoldBlocks():
+                self._change_model(command)
+            case p.CheckGradient():
+                is_intact = self._states.is_kept_intact(command.shard, command.step)
+                return None if is_intact else p.GradientsKept(step=command.step, damaged=(command.shard,))
+            case p.CheckPartial():
+                # Only its maker still has what was sent: here shows whether it broke in memory or on the way.
+                is_intact = self.slots.is_intact((command.step, command.block, command.node))
+                return p.PartialChecked(step=command.step, block=command.block, is_intact=is_intact)
+            case p.TakeBoundary():
+                self.boundaries.put(command.message, command.payload)
+            case p.VoidAttempt():
+                # All that was computed goes, kept gradients too: something in it was wrong, and nobody knows how far.
+                self.boundaries.end_step(command.step)
+                self._folds.end_step()
+                self.slots.void_step()
+                self._states.void_step(command.step)
+            case p.EndAttempt():
+                self.boundaries.end_step(command.step)
+                self._folds.end_step()
+                self.slots.end_step(command.step)
+            case _:
+                return self._change_states(command)
+        return None
+
+    def _change_model(self, command: p.TakeParameters | p.HoldBlocks) -> None:
+        if isinstance(command, p.HoldBlocks):
+            self._arithmetic.hold(command.blocks, self._buffers.take_free() if command.for_good else None)
+        else:
+            self._arithmetic.take_parameters(command.shard, command.payload[command.index])
+
+    def _change_states(self, command: p.Command) -> p.Event | None:
+        """Commands after which updates that were left behind may be out of date."""
+        self._settle(command)
+        match command:
+            case p.Create():
+                self._states.create(command)
+            case p.Unbind():
+                self._states.unbind(command.shard)
+            case p.UpdateAgain():
+                return self._states.update_again(command)
+            case p.TryUpdate():
+                return self._states.try_update(command)
+            case p.Apply():
+                step = command.record.step
+                # With the finished gradients, before the end of the attempt lets go of them.
+                self._states.apply(command, {shard: self._folds.finished(step, shard) for shard in command.shards})
+                for shard in command.shards:
+                    self._behind.forget(shard, step)
+            case p.Swap():
+                self._states.swap(command)
+                self._behind.forget(command.shard, command.step)
+            case p.Bind():
+                self._states.bind(command)
+                self._behind.forget(command.shard, command.step)
+            case p.TakeCopy():
+                self._behind.forget(command.shard, EVER)
+                return self._states.take_copy(command)
+            # A digest of a state that is gone would be taken for that of the next state of the shard.
+            case p.Drop():
+                self._states.drop(command.shard)
+                self._arithmetic.hold(None, self._buffers.take_free())
+                self._behind.forget(command.shard, EVER)
+        return None
+
+    def _settle(self, command: p.Command) -> None:
+        """Copy, before the command changes them, states of which a checkpoint needs what they are now."""
+        match command:
+            case p.Apply():
+                for shard in command.shards:
+                    self._captures.settle(shard)
+            case p.Bind() | p.Unbind() | p.TakeCopy() | p.Drop():
+                self._captures.settle(command.shard)
+            case p.Swap():
+                self._captures.give_away(command.shard)
+            case p.Capture():
+                self._captures.capture(command)
+            case p.DropCaptures():
+                self._captures.drop(command.step)
+
+    def _incoming(self, command: p.Keep) -> tuple[Tensor, int | None]:
+        """A partial, and its maker's checksum of it, if it is needed."""
+        # A partial of this member's own never travelled: it still lies where the training loop added it up.
+        if command.payload is None:
+            at = (command.step, command.block, command.node)
+            # The gradient over all runs is finished as it is: nothing is added any more, before which it was compared.
+            is_compared = not self._folds.is_whole(command.shard, command.node)
+            checksum = self.slots.checksum(at, command.shard, command.lane) if is_compared else None
+            return self.slots.lane(at, command.shard, command.lane), checksum
+        packed, *tensors = command.payload
+        return tensors[command.index], self._arithmetic.unpack_checksums(packed)[command.index]
+
+    def _digest_again(self, command: p.DigestAgain) -> p.Event:
+        shard = command.shard
+        # Of what lies there now, and not of what was told: memory that has changed since then shows by that alone.
+        if command.parameters:
+            found = self._arithmetic.digest_published(shard, None)
+        else:
+            found = self._arithmetic.digest(self._states.states[shard])
+        return p.DigestedAgain(
+            step=command.step, shard=shard, parameters=command.parameters, asker=command.asker, digest=found
+        )
+
+    def payload(self, message: Message) -> list[Tensor]:
+        """The tensors that travel with a message, in the order in which it names them; sums after their checksums."""
+        match message:
+            case Partial():
+                at = (message.step, message.block, message.node)
+                checksums = [self.slots.checksum(at, shard, lane) for shard, lane in message.lanes]
+                lanes = [self.slots.lane(at, shard, lane) for shard, lane in message.lanes]
+                return [self._arithmetic.pack_checksums(checksums), *lanes]
+            case Gradient():
+                sent = [self._gradient(message.step, shard) for shard in message.shards]
+                packed = self._arithmetic.pack_checksums([checksum for _, checksum in sent])
+                return [packed, *(tensor for tensor, _ in sent)]
+            case Publish():
+                return [self._arithmetic.parameters(shard) for shard in message.shards]
+            case Trial():
+                # The gradient and the state before it: the receiver has to make the update from what this member had.
+                kept = self._states.kept(message.step, message.shard)
+                packed = self._arithmetic.pack_checksums([self._states.kept_checksum(message.step, message.shard)])
+                return [packed, kept, *self._arithmetic.pack(self._states.states[message.shard])]
+            case Boundary():
+                return list(self.boundaries[message.name].tensors)
+            case ShardCopy():
+                return self._arithmetic.pack(self._states.states[message.shard])
+        return []
+
+    def _gradient(self, step: int, shard: int) -> tuple[Tensor, int]:
+        # Backups ask in a recovery, too: by then this primary may have applied what they lack.
+        finished = self._folds.finished(step, shard)
+        if finished is None:
+            # It was applied already, and is kept for a backup that has not updated its state by it.
+            return self._states.kept(step, shard), self._states.kept_checksum(step, shard)
+        return finished, self._folds.checksum(step, shard)

@@ -1,0 +1,1 @@
+"""Decisions that all members make alike from the same reports. Pure."""

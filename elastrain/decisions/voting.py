@@ -1,0 +1,136 @@
+"""Votes of all members become the commit record: the same on every member, because all combine the same votes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from elastrain.integrity.audits import Judgement, judge
+from elastrain.integrity.checks import difference, what_differs
+from elastrain.job.checkpoint_plan import decide
+from elastrain.job.scaling import NO_SCALE, Scaler, advance
+from elastrain.job.values import Accusation, Contribution, Findings, Record, Shape, Vote
+from elastrain.job.world import View
+from elastrain.pipeline.pipeline_plan import PipelinePlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement:
+    """Votes that cannot be of one job."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispute:
+    """Audits came out differently: the step is computed anew before anything of it counts."""
+
+    reason: str
+    accused: tuple[Accusation, ...]
+    """Members whose results are known to be wrong."""
+
+
+def combine_votes(
+    step: int,
+    view: View,
+    votes: Sequence[Vote],
+    *,
+    shape: Shape,
+    scaler: Scaler = NO_SCALE,
+    plan: PipelinePlan | None = None,
+) -> Record | Disagreement | Dispute:
+    """Combine votes, in rank order and one per member, into the record of `step`; `scaler` is that of this step,
+    `plan` the one that it is computed by.
+
+    Squared norms are added in shard order, whoever measured them. An overflow of any micro-batch stays in the sums, so
+    the norm or the loss tells it.
+    """
+    if (parted := _of_two_jobs(step, view, votes)) is not None:
+        return parted
+    told = {m: v.checks for m, v in zip(view.ids, votes, strict=False)}
+    before = {m: v.before for m, v in zip(view.ids, votes, strict=False)}
+    # Without audits it is the script's fault, or that of a machine that fits badly: nothing is computed again.
+    judgement = judge(step, told, before) if shape.audit.every else Judgement()
+    if judgement.disputed and not judgement.is_hopeless:
+        return Dispute(reason=what_differs(step, told, shape.block_names), accused=_accused(view, judgement))
+    differing = difference(step, told, shape.block_names)
+    if differing and shape.deterministic:
+        return Disagreement(reason=differing)
+    contribution = _contribution(step, votes, is_deterministic=shape.deterministic)
+    if isinstance(contribution, Disagreement):
+        return contribution
+    square_norm = _square_norm(votes)
+    is_finite = math.isfinite(square_norm) and math.isfinite(contribution.loss)
+    return Record(
+        step=step,
+        generation=view.generation,
+        contribution=contribution,
+        square_norm=square_norm,
+        skipped=not is_finite or contribution.weight == 0.0,  # a mean over no weight is no number
+        # Only when all have seen a newer view: whoever had not could not compute the next step there.
+        switch=min(vote.seen for vote in votes) > view.generation,
+        roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),
+        scaler=scaler,
+        next_scaler=advance(shape.loss_scale, scaler, overflow=not is_finite),
+        plan=next((vote.plan for vote in votes if vote.plan is not None), plan),
+        findings=Findings(warning=differing, accused=_accused(view, judgement)),
+        checkpoint=decide([vote.checkpoint for vote in votes], writing=any(vote.writing for vote in votes)),
+    )
+
+
+def _square_norm(votes: Sequence[Vote]) -> float:
+    # In shard order, whoever measured them: the clipping factor must have the same bits on every member.
+    return sum(norm for _, norm in sorted(pair for vote in votes for pair in vote.square_norms))
+
+
+def _of_two_jobs(step: int, view: View, votes: Sequence[Vote]) -> Disagreement | None:
+    # Different settings would part the members in the next update: better no commit than two jobs.
+    if len({vote.settings for vote in votes}) > 1:
+        return _different_settings(step, votes)
+    if len({vote.graph for vote in votes}) == 1:
+        return None
+    graphs = {member: vote.graph for member, vote in zip(view.ids, votes, strict=True)}
+    return Disagreement(reason=different_graphs(step, graphs))
+
+
+def _accused(view: View, judgement: Judgement) -> tuple[Accusation, ...]:
+    return tuple(Accusation(view.generation, member, reason) for member, reason in judgement.wrong)
+
+
+def _contribution(step: int, votes: Sequence[Vote], *, is_deterministic: bool) -> Contribution | Disagreement:
+    """What the step's gradient stands for, which every primary has folded for itself."""
+    told = [vote.contribution for vote in votes if vote.contribution is not None]
+    # Without determinism a run computed again has another loss: shards then agree on which samples are in, and the
+    # first member's loss counts.
+    compared = told if is_deterministic else [replace(each, loss=0.0) for each in told]
+    if len({repr(each) for each in compared}) != 1:  # repr: a NaN loss is the same NaN to all
+        return Disagreement(reason=f"shards of step {step} were folded from different contributions: {told}")
+    return told[0]
+
+
+def _different_settings(step: int, votes: Sequence[Vote]) -> Disagreement:
+    differing = _differing({vote.settings for vote in votes})
+    return Disagreement(
+        reason=f"members entered step {step} with different {differing}: every member has to "
+        "run the same script with the same arguments; schedulers, layers and what is registered have to be changed "
+        "alike on all, as functions of step.number"
+    )
+
+
+def different_graphs(step: int, told: Mapping[str, str], where: str = "see `traced` in their journals") -> str:
+    """What members are told that do not have the same block graph. `told`: member -> digest of its graph."""
+    names = ", ".join(f"{member}: {digest[:8] or 'none'}" for member, digest in told.items())
+    return (
+        f"members have traced different block graphs in step {step} ({names}): {where}; the same blocks have to be "
+        "entered in the same order, with the same tensors, on every member"
+    )
+
+
+def _differing(settings: Iterable[str]) -> str:
+    """Name the settings of which members told different digests."""
+    # Names, since a digest tells nobody what to look at.
+    told = [json.loads(text) for text in settings]
+    names = dict.fromkeys(name for one in told for name in one)
+    return ", ".join(name for name in names if len({one.get(name) for one in told}) > 1)

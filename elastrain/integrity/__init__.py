@@ -1,0 +1,1 @@
+"""Choice of checks and audits, and arbitration when results differ. Pure."""

@@ -1,0 +1,1 @@
+"""What is fixed for the life of a job: batches, layout, fold, placement. Pure."""

@@ -1,0 +1,1 @@
+"""Parts of a member's machine that find and repair wrong results."""

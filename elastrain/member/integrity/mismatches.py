@@ -1,0 +1,231 @@
+"""Find out who is wrong where a backup's update is not its primary's; answer others who ask the same.
+
+A difference is a doubt first: the backup looks again at what it has, then asks all others, and where there is no
+third copy it has the primary make the update again. What follows from the answers is decided in witness.py, and what
+was wrong is put right in repair.py.
+"""
+
+from __future__ import annotations
+
+from elastrain import protocol as p
+from elastrain.integrity.arbitration import (
+    Difference,
+    Side,
+    Verdict,
+    changed_since,
+    judge,
+    judge_trial,
+    look_again,
+    look_before_taking_over,
+)
+from elastrain.member.integrity.comparison import Comparison
+from elastrain.member.integrity.repair import Repair
+from elastrain.member.state.ballot import Commands
+from elastrain.member.state.committed import Commit
+from elastrain.member.state.holdings import HeldShard, Holdings
+from elastrain.member.state.member_views import Views
+from elastrain.protocol.codec import BitMask
+from elastrain.protocol.messages import Doubt, Evidence, Trial
+
+
+class Doubts:
+    """The open questions lie with the states that they are about, in `Holdings`."""
+
+    def __init__(
+        self, views: Views, commit: Commit, holdings: Holdings, comparison: Comparison, repair: Repair, out: Commands
+    ) -> None:
+        self._views, self._commit, self._holdings = views, commit, holdings
+        self._comparison, self._repair, self._out = comparison, repair, out
+
+    # ------------------------------------------------------------------------------------------------ this member's
+
+    def open(self, shard: int, step: int) -> None:
+        """Have this backup's update, which is not the primary's, made again from what is here."""
+        assert self._commit.record is not None
+        # All that the verdict needs is noted now: the update that is made again overwrites the one that was found.
+        held = self._holdings[shard]
+        held.difference = Difference(
+            shard=shard,
+            step=step,
+            member=self._views.me,
+            primary=held.primary,
+            told=held.expected[step],
+            found=held.scratch[step],
+        )
+        self._out.do(p.UpdateAgain(record=self._commit.record, shard=shard, touched=held.kept[step].touched))
+
+    def on_updated_again(self, event: p.UpdatedAgain) -> bool:
+        """Compare once more. True: the doubt is over, and the update is as good as any."""
+        held = self._holdings.find(event.shard)
+        if held is None:
+            return False
+        if held.difference is None or held.difference.step != event.step:
+            self._look_at_what_was_taken_over(held, event)
+            return False
+        held.scratch[event.step] = event.digest
+        verdict = look_again(
+            held.difference,
+            verified=held.digest,
+            verified_now=event.before,
+            has_gradient=event.has_gradient,
+            found_now=event.digest,
+        )
+        return self._conclude(held, verdict) if verdict is not None else self.ask(event.shard)
+
+    def _look_at_what_was_taken_over(self, held: HeldShard, event: p.UpdatedAgain) -> None:
+        """As a new primary: was the update made from what had been verified?"""
+        if not self._commit.roles.is_mine(event.shard) or held.version != event.step:
+            return
+        reason = look_before_taking_over(
+            shard=event.shard,
+            step=event.step,
+            member=self._views.me,
+            verified=held.expected.get(event.step - 1),
+            verified_now=event.before,
+            has_gradient=event.has_gradient,
+        )
+        if reason:
+            self._repair.give_up(event.shard, reason)
+        else:
+            held.digest = event.digest  # what works on the model's memory now is compared with this
+
+    def ask(self, shard: int) -> bool:
+        """Ask all others, whether or not they hold the shard: the same question in every view. True: it is over."""
+        held = self._holdings[shard]
+        assert held.difference is not None
+        # Answers of a former view may come from members that are gone, and about memory that has changed.
+        held.answers.clear()
+        question = Doubt(step=held.difference.step, shard=shard, parameters=False)
+        self._out.send_all(self._views.others, question)
+        return self._judge(held)
+
+    def ask_again(self) -> None:
+        """A new view: some of those who were asked are gone."""
+        for shard in self._holdings.in_doubt():
+            if not self._out.is_closed:
+                self.ask(shard)
+
+    def on_evidence(self, source: str, message: Evidence) -> None:
+        held = self._holdings.find(message.shard)
+        if held is None or held.difference is None:
+            return
+        if message.is_trial:
+            self._conclude(held, judge_trial(held.difference, message.digest))
+        else:
+            held.answers[source] = message.digest
+            self._judge(held)
+
+    def _judge(self, held: HeldShard) -> bool:
+        assert held.difference is not None
+        # All of them: a third copy that answers late could turn the verdict around.
+        if not held.answers.keys() >= set(self._views.others):
+            return False
+        verdict = judge(held.difference, held.answers)
+        # Who made the update first can make it again: from what both had verified, though not from what it has now.
+        if verdict.wrong is Side.UNKNOWN and held.answers.get(held.difference.primary) is not None:
+            self._try(held, held.difference)
+            return False
+        return self._conclude(held, verdict)
+
+    def _try(self, held: HeldShard, difference: Difference) -> None:
+        touched = tuple(map(BitMask, held.kept[difference.step].touched))
+        trial = Trial(step=difference.step, shard=difference.shard, touched=touched)
+        self._out.send(difference.primary, trial)
+
+    def _conclude(self, held: HeldShard, verdict: Verdict) -> bool:
+        difference = held.difference
+        assert difference is not None
+        match verdict.wrong:
+            case Side.NOBODY:  # nothing is wrong any more, but somebody should know that it was
+                held.difference = None
+                self._out.do(p.Noticed(reason=verdict.reason))
+                return True
+            case Side.MEMBER:
+                self._repair.give_up(difference.shard, verdict.reason)
+            case Side.PRIMARY:
+                held.difference = None
+                self._repair.begin_anew(verdict.reason, {difference.shard: difference.primary})
+            case Side.UNKNOWN:
+                self._out.fail("DivergedError", f"{verdict.reason}: start the job again without one of the two")
+        return False
+
+    # ------------------------------------------------------------------------------------------------------ others'
+
+    def on_doubt(self, source: str, message: Doubt) -> None:
+        """Say what is here now, if this member has made it itself. Where it has still to do so, it answers later."""
+        shard, held = message.shard, self._holdings.find(message.shard)
+        if shard in self._repair.given_up:
+            return
+        if message.step != self._commit.step:
+            self._answer(source, message, None)
+        elif message.parameters:
+            self._out.do(p.DigestAgain(step=message.step, shard=shard, parameters=True, asker=source))
+        elif held is None or (held.is_copy and held.version == message.step):
+            # A copy is as its primary's state was, right or wrong: it is no witness.
+            self._answer(source, message, None)
+        elif held.version == message.step:
+            self._out.do(p.DigestAgain(step=message.step, shard=shard, parameters=False, asker=source))
+        elif message.step in held.scratch:
+            self._answer(source, message, held.scratch[message.step])
+        elif message.step in held.kept:
+            held.askers.add(source)  # its own update is still to be made: then it is a witness
+        else:
+            self._answer(source, message, None)
+
+    def _answer(self, to: str, asked: Doubt, digest: int | None) -> None:
+        told = {"step": asked.step, "shard": asked.shard}
+        self._out.send(to, Evidence(**told, parameters=asked.parameters, digest=digest, is_trial=False))
+
+    def on_digested_again(self, event: p.DigestedAgain) -> None:
+        if event.asker == self._views.me and event.parameters:
+            self._comparison.on_replaced(event.shard, event.digest)
+            return
+        if event.asker == self._views.me:
+            self._comparison.looked_at_own(event.shard)
+        elif event.asker in self._views.others:
+            asked = Doubt(step=event.step, shard=event.shard, parameters=event.parameters)
+            self._answer(event.asker, asked, event.digest)
+        self._look_at_oneself(event)
+
+    def _look_at_oneself(self, event: p.DigestedAgain) -> None:
+        """Look at one's own state: who no longer has what it told is wrong, whatever the asker has."""
+        held = self._holdings.find(event.shard)
+        if held is None:
+            return
+        told = held.published if event.parameters else held.digest
+        if told is not None and told != event.digest:
+            reason = changed_since(shard=event.shard, step=event.step, member=self._views.me)
+            self._repair.give_up(event.shard, reason)
+        elif told is None and event.asker == self._views.me and held.version == event.step:
+            held.digest = event.digest  # made just now: copies of it are compared with this
+
+    def on_trial(self, source: str, message: Trial, payload: object) -> None:
+        """Make the update once more, of what a backup has sent."""
+        # By this very member: its machine computes it, but from memory that cannot have changed as its own has.
+        if message.shard not in self._repair.given_up and message.step == self._commit.step:
+            assert self._commit.record is not None
+            self._out.do(
+                p.TryUpdate(
+                    record=self._commit.record,
+                    shard=message.shard,
+                    touched=message.touched,
+                    payload=payload,
+                    asker=source,
+                )
+            )
+
+    def on_tried(self, event: p.UpdateTried) -> None:
+        held = self._holdings.find(event.shard)
+        # The state that came is the one that both had: its digest was told by this member, and compared by the other.
+        is_known = held is not None and held.expected.get(event.step - 1) == event.before and event.has_gradient
+        made = event.digest if is_known else None
+        if event.asker in self._views.others:
+            answer = Evidence(step=event.step, shard=event.shard, parameters=False, digest=made, is_trial=True)
+            self._out.send(event.asker, answer)
+
+    def answer_askers(self, shard: int, step: int) -> None:
+        """This member's own update is made: tell those who were waiting for it."""
+        held = self._holdings[shard]
+        for member in sorted(held.askers & set(self._views.others)):
+            self._answer(member, Doubt(step=step, shard=shard, parameters=False), held.scratch[step])
+        held.askers.clear()

@@ -1,0 +1,168 @@
+"""The training loop as its member sees it: where it is, as a table, and what it is given next.
+
+The loop computes in a thread of its own. It asks (`Ready`), and is answered by one of `Compute`, `Recompute` and
+`Advance`; it goes on computing while others are being recovered.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from elastrain import protocol as p
+from elastrain.job.values import Recovery
+from elastrain.member.open_step import OpenStep
+from elastrain.member.state.ballot import Commands
+from elastrain.member.state.committed import Commit
+from elastrain.member.state.member_views import Views
+from elastrain.protocol.messages import LoopHandover
+
+
+class LoopStage(Enum):
+    """Where the loop is."""
+
+    OUTSIDE = "outside"  # it may not begin yet: parameters or the loop's state are still to come
+    ENTERING = "entering"  # it is told at which step to begin
+    BODY = "body"  # in a step, before its micro-batches: the script may still read the parameters of the last one
+    WAITING = "waiting"  # it has asked for work and computes nothing
+    COMPUTING = "computing"  # it was given a run
+    LEAVING = "leaving"  # the step is committed, the body goes on to the next one
+    ENDED = "ended"
+
+
+TABLE: dict[tuple[LoopStage, type], LoopStage] = {
+    (LoopStage.OUTSIDE, p.Enter): LoopStage.ENTERING,
+    (LoopStage.ENTERING, p.Began): LoopStage.BODY,
+    (LoopStage.BODY, p.Ready): LoopStage.WAITING,
+    (LoopStage.WAITING, p.Compute): LoopStage.COMPUTING,
+    (LoopStage.WAITING, p.Recompute): LoopStage.COMPUTING,
+    (LoopStage.WAITING, p.Forward): LoopStage.COMPUTING,
+    (LoopStage.WAITING, p.Backward): LoopStage.COMPUTING,
+    (LoopStage.COMPUTING, p.Ready): LoopStage.WAITING,
+    (LoopStage.WAITING, p.Advance): LoopStage.LEAVING,
+    (LoopStage.LEAVING, p.Began): LoopStage.BODY,
+    (LoopStage.BODY, p.LoopEnded): LoopStage.ENDED,
+}
+"""(stage, event of the loop or command to it) -> stage. A pair that is missing is a defect of the driver."""
+
+
+class LoopFeed:
+    """Owns the loop's stage and step, and the state that newcomers' loops begin with."""
+
+    def __init__(self, views: Views, commit: Commit, open_step: OpenStep, out: Commands) -> None:
+        self.stage = LoopStage.OUTSIDE
+        self.step = -1
+        """The newest one that the loop has entered."""
+        self.settings = ""
+        """Of this step, for the vote."""
+        self._views = views
+        self._commit = commit
+        self._open = open_step
+        self._out = out
+        self._allowed: frozenset[int] = frozenset()
+        """Runs that the loop may be given during a recovery: reported as under way, so nobody else gets them."""
+        self._state: tuple[int, str, Any] | None = None
+        """(step, state of the loop at its start, what came beside it): this member's own, or handed over to it."""
+        self._newcomers: tuple[str, ...] = ()
+        """Members that wait for the loop's state from this one."""
+
+    def _move(self, cause: object) -> None:
+        stage = TABLE.get((self.stage, type(cause)))
+        if stage is None:
+            raise ValueError(f"the training loop is {self.stage.value}, so {type(cause).__name__} is out of order")
+        self.stage = stage
+
+    # ------------------------------------------------------------------------------------------------------- events
+
+    def on_began(self, event: p.Began) -> None:
+        self._move(event)
+        self.step = event.step
+        self.settings = event.settings
+        self._state = (event.step, event.state, None)
+
+    def on_ready(self, event: p.Ready) -> None:
+        self._move(event)
+        self._open.runs.end_running()
+
+    def on_ended(self, event: p.LoopEnded) -> None:
+        self._move(event)
+
+    def on_handover(self, message: LoopHandover, payload: object) -> None:
+        self._state = (message.step, message.state, payload)
+
+    # ----------------------------------------------------------------------------------------------------- questions
+
+    def has_asked_in(self, step: int) -> bool:
+        """Whether the loop has come to its micro-batches of the step: the script reads no older parameters any more."""
+        return self.step == step and self.stage in (LoopStage.WAITING, LoopStage.COMPUTING, LoopStage.LEAVING)
+
+    @property
+    def state(self) -> str:
+        """The state with which the loop entered its step, or ended before it."""
+        return self._state[1] if self._state is not None else ""
+
+    @property
+    def is_outside(self) -> bool:
+        return self.stage is LoopStage.OUTSIDE
+
+    @property
+    def is_computing(self) -> bool:
+        return self.stage is LoopStage.COMPUTING
+
+    # --------------------------------------------------------------------------------------------- changes of view
+
+    def forget_view(self) -> None:
+        # As the report says: other members get whatever is not under way here.
+        self._allowed = frozenset(self._open.runs.pending[: self._open.runs.under_way])
+
+    def resume(self, recovery: Recovery, me: str) -> None:
+        # One member hands the state over, or several would send the same megabytes.
+        self._newcomers = recovery.newcomers if recovery.donor == me else ()
+
+    def hand_over(self) -> None:
+        """Give newcomers the loop's state of the step that all enter next, once this loop is in it."""
+        # Not earlier: the state of the step before would repeat what schedulers have done in between.
+        if self._newcomers and not self._views.is_recovering and self.step == self._commit.step + 1:
+            assert self._state is not None
+            self._out.send_all(self._newcomers, LoopHandover(step=self.step, state=self._state[1]))
+            self._newcomers = ()
+
+    # ------------------------------------------------------------------------------------------------ commands to it
+
+    def enter(self) -> None:
+        """Let the loop begin, as soon as this member has what it needs."""
+        if not self.is_outside or self._views.is_recovering or not self._commit.parameters.are_here():
+            return
+        step = self._commit.step + 1
+        # In the job's first step all begin alike, from their scripts or from what the checkpoint says of the loop;
+        # later only the state of this very step will do.
+        if self._commit.is_initial or (self._state is not None and self._state[0] == step):
+            _, state, payload = self._state or (step, None, None)
+            self._give(p.Enter(step=step, state=state, payload=payload))
+
+    def feed(self) -> None:
+        """Answer a loop that has asked: let it leave the step, or give it its next run."""
+        if self.stage is not LoopStage.WAITING or not self._commit.parameters.are_here():
+            return
+        if self._commit.record is not None and self.step == self._commit.step:
+            self._give(p.Advance(record=self._commit.record))
+            return
+        if self.step == self._open.runs.step:
+            self._give_run()
+
+    def _give_run(self) -> None:
+        is_recovering = self._views.is_recovering
+        todo = [run for run in self._open.runs.pending if not is_recovering or run in self._allowed]
+        if todo:
+            self._open.runs.running = todo[0]
+            self._give(self._open.audits.compute(self._open.check.compute(todo[0])))
+        elif not is_recovering and (command := self._open.tasks.next_command()) is not None:
+            self._give(command)
+        elif not is_recovering and (run := self._open.check.next_run()) is not None:
+            self._give(self._open.check.recompute(run))
+        elif not is_recovering and (run := self._open.audits.next_run()) is not None:
+            self._give(self._open.audits.recompute(run))
+
+    def _give(self, command: p.Enter | p.Advance | p.Compute | p.Recompute | p.Forward | p.Backward) -> None:
+        self._move(command)
+        self._out.do(command)

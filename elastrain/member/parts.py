@@ -1,0 +1,104 @@
+"""The parts of one member, wired: who may ask whom can be read off the constructors, and goes one way only.
+
+The shards in this member's custody: the states themselves, and the four things that it does with them.
+"""
+
+from __future__ import annotations
+
+from elastrain import protocol as p
+from elastrain.job.checkpoint_plan import CheckpointPlan
+from elastrain.job.values import Shape
+from elastrain.member.checkpointing import Checkpointing
+from elastrain.member.integrity.comparison import Announcements, Comparison, LoneStates
+from elastrain.member.integrity.mismatches import Doubts
+from elastrain.member.integrity.repair import Repair
+from elastrain.member.job_end import JobEnd
+from elastrain.member.loop_stages import LoopFeed
+from elastrain.member.open_step import OpenStep
+from elastrain.member.pipeline.replicas import Replicas
+from elastrain.member.shards.backups import Backups
+from elastrain.member.shards.copies import CopiesGiven, CopiesTaken
+from elastrain.member.shards.initial_state import InitialState
+from elastrain.member.shards.primaries import Primaries
+from elastrain.member.state.ballot import Commands
+from elastrain.member.state.committed import Commit
+from elastrain.member.state.holdings import Holdings
+from elastrain.member.state.member_views import Views
+from elastrain.protocol.messages import Evidence
+
+
+class Custody:
+    """Primary, backup, giver and taker of copies, and witness: parts that share one `Holdings`."""
+
+    def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, step: OpenStep, out: Commands) -> None:
+        # One set of states for all: a shard that was a backup's becomes a primary's where it lies.
+        self.holdings = Holdings(out)
+        self.initial = InitialState(me, shape.initial, commit, self.holdings, out)
+        self.repair = Repair(views, commit, self.holdings, out)
+        self.comparison = Comparison(me, views, commit, self.repair, out)
+        self.doubts = Doubts(views, commit, self.holdings, self.comparison, self.repair, out)
+        self.primaries = Primaries(commit, self.holdings, self.comparison, out)
+        self.backups = Backups(commit, step.runs, self.holdings, self.primaries, self.doubts, out)
+        self.given = CopiesGiven(shape.sizes, views, commit, self.holdings, step.reduction, out)
+        self.taken = CopiesTaken(me, commit, self.holdings, self.repair, out)
+        self.lone = LoneStates(me, views, commit, self.holdings, self.comparison, shape)
+        self.announcements = Announcements(views, commit, self.holdings, self.comparison, self.repair, out)
+
+    def forget_view(self) -> None:
+        """Whatever was asked, told or under way between members of the last view is void."""
+        # Answers of members that are gone never come: whatever waited for one would wait for ever.
+        self.holdings.forget_view()
+        self.comparison.forget_told()
+        self.primaries.forget_view()
+        self.lone.forget_look()
+        self.given.forget_view()
+        self.taken.forget_broken()
+        self.announcements.forget_view()
+
+    def forget_step(self) -> None:
+        """Another step is committed: what was told of the states and parameters of the last one is void."""
+        self.comparison.forget_told()
+        self.lone.forget_look()
+        self.given.begin_step()
+        self.taken.forget_broken()
+        self.repair.forget_step()
+
+    def on_gradients_kept(self, event: p.GradientsKept) -> None:
+        """Of an older step it is the update that shows what is wrong."""
+        if self.backups.on_kept(event):
+            for shard in event.damaged:
+                self.repair.on_gradient_damaged(shard)
+
+    def on_evidence(self, source: str, message: Evidence) -> None:
+        """Hand the answer to whoever asked: of parameters, of a broken copy, or of a backup's update."""
+        # A broken copy before a doubt: while it is not taken, this member has no state to have doubts of.
+        if message.parameters:
+            self.comparison.on_evidence(source, message.shard, message.digest)
+        elif self.taken.is_about(message.shard):
+            self.taken.on_evidence(source, message)
+        else:
+            self.doubts.on_evidence(source, message)
+
+
+class Machine:
+    """One member's parts. Only `Lifecycle`, `Committing` and `Recovering` see them all."""
+
+    def __init__(self, me: str, shape: Shape, checkpoints: CheckpointPlan) -> None:
+        self.me = me
+        self.shape = shape
+        # In this order: each part is given those that it asks, and none that asks it.
+        self.out = Commands()
+        self.views = Views(me, self.out)
+        self.commit = Commit(me, shape)
+        self.step = OpenStep(me, shape, self.views, self.commit, self.out)
+        self.custody = Custody(me, shape, self.views, self.commit, self.step, self.out)
+        self.replicas = Replicas(me, shape, self.commit, self.step.tracing, self.custody.holdings, self.out)
+        self.checkpointing = Checkpointing(
+            checkpoints, shape.sizes, self.views, self.commit, self.custody.holdings, self.out
+        )
+        self.loop = LoopFeed(self.views, self.commit, self.step, self.out)
+        self.end = JobEnd(me, self.views, self.out)
+
+    def held_elsewhere(self) -> dict[int, frozenset[str]] | None:
+        """Which members on other nodes hold what this one holds; None while views change: who lives is not known."""
+        return None if self.views.is_recovering else self.commit.roles.elsewhere(self.views.view.nodes)

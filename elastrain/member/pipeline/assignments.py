@@ -1,0 +1,239 @@
+"""What this member computes of the open step in pipelines: its tasks, everybody's routes, and boundary tensors.
+
+Nobody hands tasks out: they follow from the plan in the last record and, after a change of view, from the reports.
+
+What this member's tracing pass has found, who else has traced, and the plan of the job's first step.
+
+Every later plan comes with a record. The first one is a pure function of the view and of the block graph: it is in
+force on a member as soon as that knows that all members of its view have traced the same graph.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from elastrain import protocol as p
+from elastrain.decisions.rerouting import Rerouting
+from elastrain.decisions.voting import different_graphs
+from elastrain.errors import ConfigError
+from elastrain.job.values import OpenWork, Pipelining, Report, TracedGraph
+from elastrain.member.state.ballot import Commands
+from elastrain.member.state.committed import Commit
+from elastrain.member.state.member_views import Views
+from elastrain.member.state.runs import Runs
+from elastrain.memory.pipeline_memory import Load
+from elastrain.pipeline.actions import ActionKind, TaskAction
+from elastrain.pipeline.graph import BlockGraph, check_stages
+from elastrain.pipeline.open_tasks import StepShape, TaskDesk, TaskProgress, readers
+from elastrain.pipeline.pipeline_plan import BoundaryName, PipelinePlan, routes
+from elastrain.pipeline.planning import PlanWish, first_plan, next_plan
+from elastrain.protocol.messages import Boundary, HasTraced
+
+
+class Tracing:
+    """Owns this member's graph, the graphs that others have told in this view, and the first step's plan."""
+
+    def __init__(self, me: str, pipelining: Pipelining | None, views: Views, commit: Commit, out: Commands) -> None:
+        self.pipelining = pipelining
+        self.traced: TracedGraph | None = None
+        """What this member's tracing pass has found; None before, and without pipelines."""
+        self.plan: PipelinePlan | None = None
+        """Of the job's first step, once it is in force; None in every other step: the record has theirs."""
+        self._me = me
+        self._views = views
+        self._commit = commit
+        self._out = out
+        self._told: dict[str, BlockGraph] = {}
+        """Member of the view -> the graph that it has traced."""
+
+    @property
+    def awaits_plan(self) -> bool:
+        """The job's first step is open, and this member does not know yet who computes what of it."""
+        return self.pipelining is not None and self._commit.is_initial and self.plan is None
+
+    def on_traced(self, event: p.Traced) -> None:
+        assert self.pipelining is not None
+        self.traced = event.model
+        try:
+            check_stages(event.model.graph, self.pipelining.stages)
+        except ConfigError as error:
+            self._out.fail("ConfigError", str(error))
+            return
+        # Every later plan comes with a record: nobody asks for the graph of a member that comes then.
+        if self._commit.is_initial:
+            self._told[self._me] = event.model.graph
+            self._out.send_all(self._views.others, HasTraced(graph=self._told[self._me]))
+
+    def on_told(self, source: str, message: HasTraced) -> None:
+        self._told[source] = message.graph
+
+    def resume(self, reports: Mapping[str, Report], plan: PipelinePlan | None) -> None:
+        """A recovery has been decided. `plan`: that of the open step, if any member of the view knows it."""
+        told = {member: report.work.traced for member, report in reports.items()}
+        # It may have traced after its own report; the others get its word in this view then.
+        told[self._me] = self.traced
+        self._told = {member: traced.graph for member, traced in told.items() if traced is not None}
+        self.plan = plan if self._commit.is_initial else None
+
+    def agree(self, runs: int) -> PipelinePlan | None:
+        """The first step's plan, once all members of the view have traced. Where their graphs differ, the job ends."""
+        members = self._views.view.ids
+        # Not before all have: who has not traced cannot name a block, and who differs would compute by another plan.
+        if self.traced is None or self.pipelining is None or not self._told.keys() >= set(members):
+            return None
+        for member in members:
+            if (where := self._told[members[0]].difference(self._told[member])) is not None:
+                told = {each: self._told[each].digest() for each in (members[0], member)}
+                self._out.fail("DivergedError", different_graphs(self._commit.step + 1, told, where))
+                return None
+        wish = PlanWish(stages=self.pipelining.stages, runs=runs)
+        self.plan = first_plan(self.traced.graph, members, wish)
+        return self.plan
+
+
+class Tasks:
+    """Owns the desk of one step, and what this member knows of the others' tasks."""
+
+    def __init__(self, me: str, tracing: Tracing, views: Views, commit: Commit, runs: Runs, out: Commands) -> None:
+        self._me, self._tracing, self._views = me, tracing, views
+        self._commit, self._runs, self._out = commit, runs, out
+        self.begin()
+
+    def begin(self) -> None:
+        """Start anew with a step of which no task is handed out."""
+        self._desk: TaskDesk | None = None
+        self._known: tuple[TaskProgress, ...] = ()
+        """Open tasks of all members, as of when they were handed out."""
+        self._messages: dict[BoundaryName, Boundary] = {}
+        """Of boundary tensors that are here, made or received: after a loss they may be sent again."""
+        self._deferred: list[p.Computed] = []
+        """What the training loop computed during a recovery."""
+
+    # ------------------------------------------------------------------------------------------------------ questions
+
+    @property
+    def are_handed_out(self) -> bool:
+        """The open step is computed in pipelines, and this member knows its tasks."""
+        return self._desk is not None
+
+    def are_done(self) -> bool:
+        """Nothing is left to compute here. Without pipelines there is nothing."""
+        return not self._tracing.awaits_plan and (self._desk is None or not self._desk.has_open_tasks())
+
+    def open_work(self, adopted: tuple[int, ...], present: tuple[int, ...]) -> OpenWork:
+        """For the report: what this member still has to do, and what it has."""
+        work = OpenWork(
+            pending=tuple(self._runs.pending),
+            fixed=self._runs.under_way,
+            traced=self._tracing.traced,
+            plan=self._tracing.plan,
+            adopted=adopted,
+            present=present,
+        )
+        if self._desk is None:
+            return work
+        return replace(work, tasks=self._desk.open_tasks(), kept=tuple(sorted(self._messages)))
+
+    def load(self) -> Load | None:
+        """What is computed here of the open step, for the planning of memory; None: nothing was handed out."""
+        if self._desk is None:
+            return None
+        return Load(tasks=tuple(self._desk.progress), shape=self._desk.shape, in_flight=self._desk.limit)
+
+    # --------------------------------------------------------------------------------------------------- the hand-out
+
+    def hand_out(self, plan: PipelinePlan) -> None:
+        """Hand out a whole step by the plan."""
+        self._hand(plan, [TaskProgress(task=task) for route in routes(plan) for task in route])
+
+    def resume(self, plan: PipelinePlan, rerouting: Rerouting) -> None:
+        """Go on after a change of view: living tasks stay where they are, what nobody has is computed again."""
+        if self._desk is not None:
+            for task in rerouting.new:
+                # Done once before, and wanted again whole: others may lack what it makes.
+                self._desk.progress.pop(task, None)
+        self._hand(plan, rerouting.tasks)
+
+    def send_again(self, rerouting: Rerouting) -> None:
+        """Send kept tensors to those who lack them now, and what was computed since this member has reported."""
+        for resend in rerouting.resends:
+            if resend.giver == self._me:
+                self._out.send(resend.taker, self._messages[resend.name])
+        deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            self.on_computed(event)
+
+    def _hand(self, plan: PipelinePlan, tasks: Iterable[TaskProgress]) -> None:
+        self._known = tuple(tasks)
+        if self._desk is None:
+            self._desk = TaskDesk(self._shape(plan.blocks), plan.limits.get(self._me, 1))
+        mine = [progress.task for progress in self._known if progress.task.member == self._me]
+        self._desk.hand_out(mine)
+        runs_by_block: dict[int, set[int]] = defaultdict(set)
+        traced = self._tracing.traced
+        for block, place in enumerate(traced.places if traced is not None else ()):
+            runs_by_block[block] |= {task.run for task in mine if place in task.blocks}
+        self._runs.aim(runs_by_block)
+
+    def _shape(self, blocks: int) -> StepShape:
+        pipelining = self._tracing.pipelining
+        assert pipelining is not None
+        return StepShape(
+            number=self._runs.step,
+            micro_batches=pipelining.micro_batches,
+            run_length=pipelining.run_length,
+            blocks=blocks,
+        )
+
+    # --------------------------------------------------------------------------------------------------------- events
+
+    def on_computed(self, event: p.Computed) -> None:
+        # The loop may still be computing for a step that was committed without it, or that has begun anew.
+        if event.step != self._runs.step or self._runs.is_void or self._desk is None:
+            return
+        if self._views.is_recovering:
+            # The report said how far this member was: the decision that follows from it must not be overtaken.
+            self._deferred.append(event)
+            return
+        made = self._desk.computed(event.action)
+        if made is None or event.made is None:
+            return
+        self._messages.setdefault(made, event.made)
+        for member in readers(self._known, made, self._desk.shape):
+            if member != self._me:
+                self._out.send(member, event.made)
+
+    def on_boundary(self, message: Boundary, payload: object) -> None:
+        # A second copy has the same bits: the books drop it.
+        if self._desk is not None and self._desk.arrive(message.name):
+            self._messages.setdefault(message.name, message)
+            self._out.do(p.TakeBoundary(message=message, payload=payload))
+
+    # -------------------------------------------------------------------------------------------------- what comes next
+
+    def next_command(self) -> p.Forward | p.Backward | None:
+        """What the training loop is to do next; None: it waits for a boundary tensor, or has done its tasks."""
+        action = None if self._desk is None else self._desk.next_action()
+        return None if action is None else self._command(action)
+
+    def _command(self, action: TaskAction) -> p.Forward | p.Backward:
+        step, task, micro_batch = self._runs.step, action.task, action.micro_batch
+        if action.kind is ActionKind.BACKWARD:
+            return p.Backward(step=step, task=task, micro_batch=micro_batch)
+        scale = self._commit.next_scaler().scale
+        return p.Forward(step=step, task=task, micro_batch=micro_batch, loss_scale=scale)
+
+    def propose(self) -> PipelinePlan | None:
+        """The plan of the next step, for the vote of the view's first member."""
+        pipelining, traced = self._tracing.pipelining, self._tracing.traced
+        if pipelining is None or traced is None or self._views.view.ids[0] != self._me:
+            return None
+        # Of those that vote: all of them have traced. Not of those that a newer view has lost already.
+        newest = self._views.newest
+        members = [m for m in self._views.view.ids if newest is None or m in newest]
+        wish, present = PlanWish(stages=pipelining.stages, runs=self._runs.fold.runs), self._commit.plan
+        if present is None:
+            return first_plan(traced.graph, members, wish)
+        return next_plan(traced.graph, present, members, wish)

@@ -1,0 +1,138 @@
+"""Which blocks each member has the parameters of, and which of them this member's memory holds.
+
+It follows from the plan in the last record and from what the recoveries of the open step have had members adopt, so
+that whoever publishes a shard knows who needs it without asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from elastrain import protocol as p
+from elastrain.job.placement import Placement
+from elastrain.job.values import Report, Shape, ShardShape, TracedGraph
+from elastrain.member.pipeline.assignments import Tracing
+from elastrain.member.state.ballot import Commands
+from elastrain.member.state.committed import Commit
+from elastrain.member.state.holdings import Holdings
+from elastrain.pipeline.pipeline_plan import held
+
+
+class Replicas:
+    """Owns what was adopted in the open step, who has all blocks, and which blocks this member's memory has."""
+
+    def __init__(
+        self, me: str, shape: Shape, commit: Commit, tracing: Tracing, holdings: Holdings, out: Commands
+    ) -> None:
+        self._me, self._shape, self._commit = me, shape, commit
+        self._tracing, self._holdings, self._out = tracing, holdings, out
+        self._present: frozenset[int] | None = None
+        """Blocks that this member's memory has, once it was told; until then it has all, of whatever step."""
+        self._kept: Mapping[str, frozenset[int]] = {}
+        """Member -> blocks that it has besides, until the next commit: they are being read, or computed with."""
+        self.lent: frozenset[int] = frozenset()
+        """Shards that this member publishes after the committed step: others may still be reading them."""
+        self._told: TracedGraph | None = None
+        """What others have traced, for a newcomer that has not."""
+        self._adopted: Mapping[str, frozenset[int]] = {}
+        """Member -> places of the graph that a recovery of the open step has made it a replica of."""
+        self._whole: set[str] = set()
+        """Members whose loops have ended, and that have all blocks or are being sent them."""
+
+    @property
+    def are_all(self) -> bool:
+        """Whether every member has every block."""
+        return self._commit.plan is None
+
+    @property
+    def adopted(self) -> tuple[int, ...]:
+        """For the report: blocks of the graph that this member has beside those of the plan."""
+        return tuple(sorted(self._adopted.get(self._me, ())))
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """For the report: blocks of the layout that this member's memory has by what it was told."""
+        return tuple(sorted(self._present or ()))
+
+    def wanted(self, member: str, shards: Iterable[int]) -> tuple[int, ...]:
+        """Those of the shards that lie in blocks that the member has."""
+        # All of a block that is there: a script would take what is left of an older step for this one's.
+        if self.are_all or member in self._whole:
+            return tuple(shards)
+        blocks = self._blocks_of(member)
+        return tuple(shard for shard in shards if not blocks.isdisjoint(self._shape.shards[shard].lanes))
+
+    def _blocks_of(self, member: str) -> frozenset[int]:
+        # Of its own shards, too: their states work on the model's memory.
+        mine = _lanes(self._shape.shards, self._commit.roles.live, member)
+        return self._computed(member) | mine | self._kept.get(member, frozenset())
+
+    def _computed(self, member: str) -> frozenset[int]:
+        """Blocks of the layout that the member may be given tasks with."""
+        plan = self._commit.plan
+        if plan is None or member in self._whole:
+            return frozenset(range(self._shape.blocks))
+        return self._at(held(plan).get(member, frozenset()) | self._adopted.get(member, frozenset()))
+
+    def _at(self, places: Collection[int]) -> frozenset[int]:
+        """Blocks of the layout that are computed at these places of the graph."""
+        traced = self._tracing.traced or self._told
+        assert traced is not None  # a plan is made of what somebody has traced, and all tell it in their reports
+        return frozenset(block for block, place in enumerate(traced.places) if place in places)
+
+    def homes(self) -> list[tuple[str, ...]] | None:
+        """Per shard, the members that compute with it by the plan; None: all do."""
+        plan = self._commit.plan
+        if plan is None:
+            return None
+        # Adoption lasts for a step, and a move of holders longer than that.
+        blocks = {member: self._at(places) for member, places in held(plan).items()}
+        return [tuple(m for m in blocks if not blocks[m].isdisjoint(shard.lanes)) for shard in self._shape.shards]
+
+    def pass_commit(self, before: Placement) -> None:
+        """Take up the blocks of the new plan, and let go of others. `before`: the holders that have made the step."""
+        self._adopted = {}
+        self.lent = frozenset(shard for shard, holders in enumerate(before) if holders.primary == self._me)
+        # What is being read of a member stays until the next commit: all who read it have voted for that.
+        self._kept = {member: _lanes(self._shape.shards, before, member) for member in {h.primary for h in before}}
+        self._hold()
+
+    def hear(self, reports: Mapping[str, Report]) -> None:
+        """Take what others have traced from their reports."""
+        self._told = next((r.work.traced for r in reports.values() if r.work.traced is not None), self._told)
+
+    def recover(self, reports: Mapping[str, Report], adopted: Mapping[str, frozenset[int]], committed: int) -> None:
+        """Take up what a recovery has decided: `adopted` since the last commit, by member."""
+        # The primaries that live publish what is lacking.
+        self._adopted, self.lent = adopted, frozenset(self._commit.roles.mine)
+        self._whole = {member for member, report in reports.items() if report.finishing and not report.keeps_own}
+        # Nothing goes in the middle of a step: the loop may be computing with it.
+        self._kept = {m: frozenset(r.work.present) for m, r in reports.items() if r.committed == committed}
+        self._hold()
+
+    def end(self, member: str) -> None:
+        """The member's loop has ended: it is to have everything."""
+        self._whole.add(member)
+        if member == self._me:
+            self._hold()
+
+    def _hold(self) -> None:
+        if self.are_all:
+            return
+        blocks = self._blocks_of(self._me)
+        self._commit.parameters.need(self.wanted(self._me, range(len(self._shape.shards))))
+        # A newcomer traces with the model that its script has made.
+        if self._tracing.traced is None or blocks == self._present:
+            return
+        gone = [s for s, shard in enumerate(self._shape.shards) if blocks.isdisjoint(shard.lanes)]
+        self._holdings.unbind(s for s in self._holdings.bound if s in gone)
+        # Nobody would publish them to this member, should it be given their blocks again before the next commit.
+        for shard in gone:
+            self._commit.parameters.lose(shard)
+        self._present = blocks
+        self._out.do(p.HoldBlocks(blocks=tuple(sorted(blocks)), for_good=self._me in self._whole))
+
+
+def _lanes(shards: Sequence[ShardShape], holders: Placement, primary: str) -> frozenset[int]:
+    """Blocks in which the primary's shards lie."""
+    return frozenset(block for s, each in enumerate(holders) if each.primary == primary for block in shards[s].lanes)

@@ -1,0 +1,1 @@
+"""Parts of a member's machine that hold shards: primaries, backups, copies, reduction."""

@@ -1,0 +1,190 @@
+"""Fold and reduce: from a block's gradient over one run to the finished gradient of a shard, at its primary."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+
+from elastrain import protocol as p
+from elastrain.job.fold import Fold, Node, is_covered
+from elastrain.job.values import Shape
+from elastrain.member.state.ballot import Commands
+from elastrain.member.state.committed import Roles
+from elastrain.member.state.member_views import Views
+from elastrain.member.state.runs import FinishedGradient, PartialSet, Runs, Weight
+from elastrain.protocol.codec import BitMask
+from elastrain.protocol.messages import Gradient, Partial
+
+Lanes = Iterable[tuple[int, int]]
+"""(shard, lane) of each tensor."""
+
+
+class Reduction:
+    """Owns the folds of this member's shards, and what is finished of them."""
+
+    def __init__(self, me: str, shape: Shape, views: Views, roles: Roles, runs: Runs, out: Commands) -> None:
+        self._me = me
+        self._shards = shape.shards
+        self._fold = Fold(shape.runs)
+        self._views = views
+        self._roles = roles
+        self._runs = runs
+        self._out = out
+        self.finished: dict[int, FinishedGradient] = {}
+        """Shard -> its gradient of the open step, over all runs."""
+        self._folds: dict[tuple[int, int], PartialSet] = {}
+        """(shard, lane) -> what this primary has of it."""
+        self._whole: list[int] = []
+        """Shards whose folds are complete and not yet measured."""
+        self._deferred: list[p.BlockDone] = []
+        """What the training loop computed during a recovery."""
+        self._broken: set[int] = set()
+        """Shards of which something damaged was added up: they are not finished in this attempt."""
+
+    def begin(self) -> None:
+        """Start anew with the next step."""
+        self.finished = {}
+        self._folds = {}
+        self._whole, self._deferred = [], []
+        self._broken.clear()
+
+    # -------------------------------------------------------------------------------------------------- own partials
+
+    def on_block_done(self, event: p.BlockDone) -> None:
+        # The loop may still be computing a run of a step that was committed without it.
+        if event.step != self._runs.step or self._runs.is_void:
+            return
+        if self._views.is_recovering:
+            # The reports said what this member had: the decision that follows from them must not be overtaken.
+            self._deferred.append(event)
+            return
+        for combine in self._runs.add(event.block, event.run, (event.contribution, event.touched)):
+            self._out.do(p.CombineOwn(step=event.step, block=event.block, combine=combine))
+        self._deliver_unsent()
+
+    def _deliver_unsent(self) -> None:
+        for block, node in list(self._runs.take_unsent()):
+            self._deliver(block, node, self._lanes_of(block))
+
+    def _deliver(self, block: int, node: Node, lanes: Lanes) -> None:
+        """Send a partial to the primaries of these shards."""
+        contribution, touched = weight = self._runs.own[block].weight(node)
+        by_primary: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for shard, lane in lanes:
+            by_primary[self._roles.live[shard].primary].append((shard, lane))
+        # One message per primary: a block has many shards, and a frame costs more than the name of a shard.
+        for primary, wanted in by_primary.items():
+            if primary == self._me:
+                self.fold_in(self._me, block, node, weight, wanted)
+                continue
+            message = Partial(
+                step=self._runs.step,
+                block=block,
+                node=node,
+                contribution=contribution,
+                touched=BitMask(touched),
+                lanes=tuple(wanted),
+            )
+            self._out.send(primary, message)
+
+    def _lanes_of(self, block: int) -> Lanes:
+        for shard, shape in enumerate(self._shards):
+            for lane, lane_block in enumerate(shape.lanes):
+                if lane_block == block:
+                    yield shard, lane
+
+    # --------------------------------------------------------------------------------------------------------- folds
+
+    def on_partial(self, source: str, message: Partial, payload: object) -> None:
+        if message.step == self._runs.step:
+            weight = (message.contribution, message.touched)
+            self.fold_in(source, message.block, message.node, weight, message.lanes, payload)
+
+    def fold_in(self, maker: str, block: int, node: Node, weight: Weight, lanes: Lanes, payload: object = None) -> None:
+        for index, (shard, lane) in enumerate(lanes):
+            if shard in self.finished:
+                continue  # sent for other shards' sake; its owner does not wait for this reader
+            partials = self._folds.setdefault((shard, lane), PartialSet(self._fold))
+            combines = partials.add(node, weight)
+            if combines is None:
+                continue
+            step = self._runs.step
+            self._out.do(
+                p.Keep(
+                    step=step, shard=shard, lane=lane, node=node, block=block, maker=maker, payload=payload, index=index
+                )
+            )
+            for combine in combines:
+                self._out.do(p.CombineShard(step=step, shard=shard, lane=lane, combine=combine))
+            if partials.complete and self._is_folded(shard):
+                self._whole.append(shard)
+
+    def _is_folded(self, shard: int) -> bool:
+        folds = [self._folds.get((shard, lane)) for lane in range(len(self._shards[shard].lanes))]
+        return all(fold is not None and fold.complete for fold in folds)
+
+    def finish(self) -> None:
+        """Have the complete folds measured, those of one event together: one call serves all."""
+        whole, self._whole = self._whole, []
+        if whole:
+            self._out.do(p.FinishGradients(step=self._runs.step, shards=tuple(whole)))
+
+    def on_finished(self, event: p.GradientsFinished) -> None:
+        if event.step != self._runs.step:
+            return
+        self._broken.update(event.damaged)
+        finished = {shard: norm for shard, norm in event.square_norms.items() if shard not in self._broken}
+        for shard, square_norm in finished.items():
+            lanes = range(len(self._shards[shard].lanes))
+            weights = [self._folds[shard, lane].weight(self._fold.root) for lane in lanes]
+            # Every lane has been folded over the same runs: the first one's contribution is that of all.
+            self.finished[shard] = FinishedGradient(weights[0][0], tuple(w[1] for w in weights), square_norm)
+        # During a recovery who the backups are is being decided; `resume` forwards then.
+        if not self._views.is_recovering:
+            self.forward(finished)
+
+    def on_damaged(self, event: p.PartialDamaged) -> None:
+        """Let what was added up of the shard count for nothing."""
+        self._broken.add(event.shard)
+
+    def forward(self, shards: Iterable[int], only: str | None = None) -> None:
+        """Send finished gradients to backups and followers, or to one of them."""
+        wanted: dict[str, list[int]] = defaultdict(list)
+        for shard in shards:
+            for member in self._roles.readers(shard):
+                if only in (None, member):
+                    wanted[member].append(shard)
+        for member, their in sorted(wanted.items()):
+            done = [self.finished[shard] for shard in their]
+            message = Gradient(
+                step=self._runs.step,
+                shards=tuple(their),
+                contribution=done[0].contribution,
+                touched=tuple(tuple(map(BitMask, f.touched)) for f in done),
+                square_norms=tuple(f.square_norm for f in done),
+            )
+            self._out.send(member, message)
+
+    # ------------------------------------------------------------------------------------------------ changes of view
+
+    def folded(self) -> tuple[tuple[int, int, tuple[Node, ...]], ...]:
+        """What the report says of sums: (shard, lane, partials that are here)."""
+        return tuple((s, lane, tuple(sorted(f.nodes))) for (s, lane), f in sorted(self._folds.items()))
+
+    def take_over(self, kept: Mapping[int, FinishedGradient]) -> None:
+        """Go on for this member's present shards only; `kept`: what it has of them as their backup until now."""
+        # A new primary of the other shards folds them anew, from partials that their makers still have.
+        mine = set(self._roles.mine)
+        self._folds = {key: fold for key, fold in self._folds.items() if key[0] in mine}
+        self.finished = {**kept, **self.finished}
+
+    def resume(self, folded: Mapping[tuple[int, int], Collection[Node]]) -> None:
+        """Send what primaries lack (`folded` is what each has), and take in what was computed meanwhile."""
+        for block, node in sorted(self._runs.sent):
+            lanes = [key for key in self._lanes_of(block) if not is_covered(node, folded[key])]
+            self._deliver(block, node, lanes)
+        self.forward([s for s in sorted(self._roles.mine) if s in self.finished])
+        deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            self.on_block_done(event)
+        self._deliver_unsent()

@@ -1,0 +1,1 @@
+"""State that the parts of a member's machine share: view, commit, runs, votes."""

@@ -1,0 +1,310 @@
+"""Decides whether a member's plan fits into its memory, and what has to leave for it: functions of measured bytes.
+
+Activations leave first: they are written once and read once per micro-batch, while the model computes. Then optimizer
+shards, for which the step waits. Nothing else can leave, and splitting a micro-batch would change the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from elastrain.job.fold import Fold, Node, absorb
+from elastrain.job.placement import Placement
+
+COPY_SHARE = 16
+"""Of the parameters, one such part at least may be on its way to new holders, whatever memory is left."""
+
+WRITING_BYTES = 16 << 20
+"""What writing a checkpoint takes besides the states: frames that are packed, and those that are read back."""
+COMPUTING_BYTES = 8 << 20
+"""What computing keeps from its first step on, besides what is counted; at least: up to 20 MB were seen."""
+AT_THE_END = "; at the end of the loop rank 0, which this member is, takes the parameters of all blocks"
+"""Why the first member of pipelines may need more than for its own blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a member must hold at once under a plan, in bytes."""
+
+    base_bytes: int
+    """Interpreter, libraries, data, and what computing takes besides saved activations."""
+    parameters_bytes: int
+    gradients_bytes: int
+    """Slots of gradients, sums on the way, finished and kept gradients, scratch of updates."""
+    shards_bytes: int
+    """Optimizer state of the shards that it holds, as their primary or as a backup."""
+    shards_least_bytes: int
+    """What of it has to be in memory while all of it is kept on disk."""
+    activations_bytes: int
+    """Saved for backward by the micro-batches in flight, which is one but in pipelines; there it is known from the
+    tracing pass, else 0 until a step was measured."""
+    activations_least_bytes: int
+    """What of it has to be in memory while as much as possible is kept on disk."""
+    is_measured: bool = True
+    """Whether a step has shown what activations need."""
+    boundaries_bytes: int = 0
+    """What crosses the cuts of a pipeline, as far as this member makes it or reads it."""
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What cannot leave."""
+        # Gradients neither: they are read by other members, from this memory, at any moment of a step.
+        return self.base_bytes + self.parameters_bytes + self.gradients_bytes + self.boundaries_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self.fixed_bytes + self.shards_bytes + self.activations_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The plan fits, if saved activations get at most `activations_bytes` and so much of the shards leaves."""
+
+    activations_bytes: int
+    shards_on_disk_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortfall:
+    """The plan does not fit, whatever leaves."""
+
+    missing_bytes: int
+    reason: str
+
+
+def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s: float) -> Fit | Shortfall:
+    """Decide what stays in memory under `limit_bytes`: less and less of the activations, then of the shards.
+
+    disk_bytes_per_s: the slower of the disk's two directions; with it the reason tells what a step pays.
+    """
+    left_bytes = limit_bytes - needs.fixed_bytes
+    if needs.shards_bytes + needs.activations_bytes <= left_bytes:
+        reason = f"{mib(needs.total_bytes)} of {mib(limit_bytes)} are needed: everything stays in memory"
+        return Fit(activations_bytes=left_bytes - needs.shards_bytes, shards_on_disk_bytes=0, reason=reason)
+    # Something of both has to be in memory at any time: a shard while it is updated, a storage while it is used.
+    least_bytes = needs.shards_least_bytes + needs.activations_least_bytes
+    if not has_disk or least_bytes > left_bytes:
+        return _missing(limit_bytes, needs, has_disk=has_disk)
+    # Before anybody has measured what activations need, they get all that shards can leave them: a refusal for want of
+    # activations would end the job, while shards come back to memory after the first step.
+    may_stay_bytes = needs.shards_bytes if needs.is_measured else needs.shards_least_bytes
+    kept_shards_bytes = min(may_stay_bytes, left_bytes - needs.activations_least_bytes)
+    kept_activations_bytes = left_bytes - kept_shards_bytes
+    shards_out_bytes = needs.shards_bytes - kept_shards_bytes
+    activations_out_bytes = max(0, needs.activations_bytes - kept_activations_bytes)
+    return Fit(
+        activations_bytes=kept_activations_bytes,
+        shards_on_disk_bytes=shards_out_bytes,
+        reason=f"{mib(needs.total_bytes)} are needed and {mib(limit_bytes)} allowed: "
+        + _leaving(activations_out_bytes, shards_out_bytes, disk_bytes_per_s),
+    )
+
+
+def at_the_end(needs: Needs, parameters_bytes: int, copying_bytes: int = 0) -> Needs:
+    """Say what a member of a pipeline needs when its loop has ended: all parameters, and nothing is computed.
+
+    copying_bytes: of `gradients_bytes`, what copies take that are on their way; the rest goes before blocks come.
+    """
+    return replace(
+        needs,
+        parameters_bytes=max(needs.parameters_bytes, parameters_bytes),
+        gradients_bytes=copying_bytes,
+        activations_bytes=0,
+        activations_least_bytes=0,
+        boundaries_bytes=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One step under the present plan: the most that was held, and the part of it that was saved activations."""
+
+    peak_bytes: int
+    activations_bytes: int
+
+
+def settle(limit_bytes: int, last: Fit, decided: Fit | Shortfall, measured: Measured) -> Fit | Shortfall:
+    """Choose between `last`, which a step has just kept to, and `decided`, which was estimated anew after it."""
+    # What was measured to fit goes before estimates: within a view nothing is then refused, and no shard leaves.
+    more_leaves = isinstance(decided, Shortfall) or decided.shards_on_disk_bytes > last.shards_on_disk_bytes
+    if measured.peak_bytes > limit_bytes or not more_leaves:
+        return decided
+    return Fit(
+        activations_bytes=measured.activations_bytes + limit_bytes - measured.peak_bytes,
+        shards_on_disk_bytes=last.shards_on_disk_bytes,
+        reason=f"{mib(measured.peak_bytes)} of {mib(limit_bytes)} were held in the last step: it fits as it is",
+    )
+
+
+def _leaving(activations_bytes: int, shards_bytes: int, disk_bytes_per_s: float) -> str:
+    """Say what leaves and what it costs: activations are written and read once per micro-batch, shards per step."""
+    parts = [
+        f"{mib(size_bytes)} of {what} go to disk ({2 * size_bytes / disk_bytes_per_s:.3f} s of its time per {unit})"
+        for what, size_bytes, unit in (
+            ("activations", activations_bytes, "micro-batch"),
+            ("optimizer shards", shards_bytes, "step"),
+        )
+        if size_bytes
+    ]
+    return " and ".join(parts)
+
+
+def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Shortfall:
+    least_bytes = needs.fixed_bytes + needs.shards_least_bytes + needs.activations_least_bytes
+    # Without a disk nothing can leave, and the whole plan has to fit.
+    wanted_bytes = least_bytes if has_disk else needs.total_bytes
+    missing_bytes = wanted_bytes - limit_bytes
+    how = (
+        "with activations and optimizer shards on disk"
+        if has_disk
+        else "and there is no directory on an SSD to move anything to (--offload-dir)"
+    )
+    # An operator who raises the limit by what is missing must not be refused again for what was not known yet.
+    is_known = needs.is_measured or (needs.activations_bytes > 0 and not has_disk)
+    unknown = "" if is_known else ", and more for saved activations, which nobody has measured yet"
+    return Shortfall(
+        missing_bytes=missing_bytes,
+        reason=f"a member's memory limit is {mib(missing_bytes)} too small for this plan: {mib(wanted_bytes)} are "
+        f"needed {how}{unknown}, {mib(limit_bytes)} allowed; smaller micro-batches would change the bits: raise the "
+        "limit, or start with more members",
+    )
+
+
+def too_small(limit_bytes: int, *, needed_bytes: int, left_bytes: int, share: int) -> str:
+    """Say that one operation needs more of its saved activations at once than is left for them.
+
+    share: of so many more bytes under the limit, activations get one.
+    """
+    smallest_bytes = limit_bytes + share * (needed_bytes - left_bytes)
+    needed_mib, left_mib = needed_bytes / (1 << 20), left_bytes / (1 << 20)
+    return (
+        f"a member's memory limit of {mib(limit_bytes)} is too small: one operation of the model needs "
+        f"{needed_mib:.1f} MiB of saved activations at once and {left_mib:.1f} MiB are left for them; the "
+        f"smallest limit that lets it work is {mib(smallest_bytes)}"
+    )
+
+
+def mib(size_bytes: int) -> str:
+    """Write bytes as MiB, rounded up, so that a shortfall is never shown as nothing."""
+    return f"{-(-size_bytes // (1 << 20))} MiB"
+
+
+def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int], *, is_checked: bool = False) -> int:
+    """Count the copies of the gradient that a member holds at the peak of a step of `runs` runs.
+
+    own: the partials that it has. todo: the runs that it is going to compute, in order.
+    is_checked: whether it computes a micro-batch of another member's after them, in a copy of its own.
+    """
+    # Siblings are added in place, so that one copy remains of both; the run being computed has a copy of its own.
+    fold, held = Fold(runs), frozenset(own)
+    most = len(held)
+    for run in todo:
+        most = max(most, len(held) + 1)
+        held, _ = absorb(fold, held, (run, run + 1))
+    return max(most, len(held) + is_checked)
+
+
+def copy_budget(
+    limit_bytes: int, needs: Needs, *, members: int, state_per_parameter: float, least_bytes: int, most_bytes: int
+) -> int:
+    """Say how many bytes of parameters a member may have on their way to new holders, with their state.
+
+    The answer lies between `least_bytes`, so that copying comes to an end, and `most_bytes`.
+    """
+    # Copies in flight are memory of the receiver, and all other members may copy to one at once. The sooner a shard is
+    # held twice again, the sooner the next loss may come.
+    # It may be negative where things are on disk already: then as little as possible is copied.
+    free_bytes = limit_bytes - needs.total_bytes
+    return max(least_bytes, min(most_bytes, round(free_bytes / (members * state_per_parameter))))
+
+
+def least_copied(sizes: Sequence[int], most_bytes: int) -> int:
+    """Say how many bytes of parameters may be on their way at least, where shards are of these sizes."""
+    return min(max(*sizes, sum(sizes) // COPY_SHARE), most_bytes)
+
+
+def sums_needed(members: int) -> int:
+    """Count the buffers per shard while a primary adds the partials of `members` members along the tree."""
+    # One per level: of two siblings the left one waits for the right one.
+    return max(1, (members - 1).bit_length())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """One shard that a member holds: `leaves_bytes` is what keeping its state on disk takes out of memory."""
+
+    shard: int
+    is_primary: bool
+    gradient_bytes: int
+    leaves_bytes: int
+
+
+def held_by(
+    member: str,
+    placements: Iterable[Placement],
+    sizes: Sequence[int],
+    *,
+    moments: float | Sequence[float],
+    masters: bool = False,
+    frozen: Collection[int] = (),
+) -> tuple[Held, ...]:
+    """List what `member` holds in any of these placements: that of now, and those to come.
+
+    moments: size of the optimizer's own state, in units of the parameters': of all shards, or of each.
+    masters: whether primaries keep masters.
+    frozen: shards that get no gradients.
+    """
+    more = moments if isinstance(moments, Sequence) else [moments] * len(sizes)
+    # A primary's parameters are the model's, unless it keeps masters. A backup has parameters of its own, and a second
+    # state while an update is not verified.
+    primary: set[int] = set()
+    backup: set[int] = set()
+    for placement in placements:
+        primary |= {shard for shard, holders in enumerate(placement) if holders.primary == member}
+        backup |= {shard for shard, holders in enumerate(placement) if member in holders.backups}
+    return tuple(
+        Held(
+            shard=shard,
+            is_primary=shard in primary,
+            gradient_bytes=0 if shard in frozen else sizes[shard],
+            leaves_bytes=round(sizes[shard] * (2 * (1 + more[shard]) if shard in backup else more[shard] + masters)),
+        )
+        for shard in sorted(primary | backup)
+    )
+
+
+def sums_bytes(held: Sequence[Held], members: int, behind_bytes: int) -> int:
+    """Count what gradients take besides a member's slots: `held` is what it holds, among `members` members.
+
+    As a primary: sums on the way, scratch of updates. As a backup: kept gradients of two steps, and scratch for the
+    `behind_bytes` that are updated in one go.
+    """
+    primary_bytes = sum(each.gradient_bytes for each in held if each.is_primary)
+    backup_bytes = sum(each.gradient_bytes for each in held if not each.is_primary)
+    return (1 + sums_needed(members)) * primary_bytes + 2 * backup_bytes + behind_bytes
+
+
+def shards_bytes(held: Sequence[Held]) -> tuple[int, int]:
+    """Count the states of all that a member holds, and what of them is in memory while all are kept on disk."""
+    largest_bytes = max((each.leaves_bytes for each in held), default=0)
+    total_bytes = sum(each.leaves_bytes for each in held)
+    # One is updated while the one before it is still being written.
+    return total_bytes, min(total_bytes, 2 * largest_bytes)
+
+
+def choose_shards(held: Iterable[Held], wanted_bytes: int) -> tuple[frozenset[int], str]:
+    """Choose the shards whose states go to disk so that `wanted_bytes` leave memory, and say which."""
+    # Backups first: no step waits for them. Then the largest, so that few shards pay.
+    chosen: set[int] = set()
+    backups = 0
+    for each in sorted(held, key=lambda h: (h.is_primary, -h.leaves_bytes, h.shard)):
+        if wanted_bytes <= 0:
+            break
+        # A primary whose optimizer has no state, as plain SGD, would give no room: its shard stays out of the list.
+        if each.leaves_bytes:
+            chosen.add(each.shard)
+            backups += not each.is_primary
+            wanted_bytes -= each.leaves_bytes
+    return frozenset(chosen), f"{backups} shards held as a backup and {len(chosen) - backups} as primary are on disk"

@@ -1,0 +1,116 @@
+"""Shards of this model from a checkpoint that was cut otherwise, or never: found by the names of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from elastrain.errors import ConfigError
+from elastrain.job.layout import STATISTICS, Layout, ParameterSpec, Shard
+from elastrain.snapshot.durable.manifest import ParameterEntry
+from elastrain.snapshot.durable.plain import PlainState
+from elastrain.snapshot.shard_state import ShardState, Value
+
+
+@dataclass(frozen=True)
+class _Overlap:
+    """Elements `start..start + numel` of a shard are those of a parameter from its element `offset` on."""
+
+    spec: ParameterSpec
+    start: int
+    numel: int
+    offset: int
+
+
+def check(entries: Mapping[str, ParameterEntry], layout: Layout, source: str) -> None:
+    """Raises ConfigError where a parameter or running statistic of this model is missing, or is something else."""
+    for spec in layout.parameters:
+        entry = entries.get(spec.name)
+        if entry is None:
+            raise ConfigError(
+                f"the model has {spec.name!r}, and {source} does not (it has {_some(entries)}): it is of another model"
+            )
+        if entry.shape != spec.shape:
+            which = f"of shape {spec.shape} in the model and of {entry.shape} in {source}"
+            raise ConfigError(f"{entry.name!r} is {which}: it is of another model")
+        if spec.group != STATISTICS and _kind(entry.dtype) != _kind(spec.dtype):
+            which = f"{spec.dtype} in the model and {entry.dtype} in {source}"
+            raise ConfigError(f"{entry.name!r} is {which}: convert it to {spec.dtype} first")
+
+
+def homes(model: nn.Module, layout: Layout) -> dict[str, str]:
+    """Return each name of the model's state_dict with the one that the layout has for its memory, or with itself."""
+    state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+    found = {(state[spec.name].data_ptr(), spec.shape): spec.name for spec in layout.parameters if spec.numel}
+    return {name: found.get((value.data_ptr(), tuple(value.shape)), name) for name, value in state.items()}
+
+
+def untied(plain: PlainState, homes: Mapping[str, str], source: str) -> PlainState:
+    """Return the state by the layout's names. Raises ConfigError where two names of one weight have other values."""
+    model, first = dict[str, Tensor](), dict[str, str]()
+    for name, value in plain.model.items():
+        home = homes.get(name, name)
+        other = model.setdefault(home, value)
+        if first.setdefault(home, name) != name and not _same_bits(value, other):
+            raise ConfigError(
+                f"{first[home]!r} and {name!r} are one weight in the model, and two in {source}, with other values: "
+                "leave out the wrong one, or do not tie them"
+            )
+    return replace(plain, model=model, state={homes.get(name, name): kept for name, kept in plain.state.items()})
+
+
+def shard_state(plain: PlainState, layout: Layout, shard: Shard, step: int) -> ShardState:
+    """The state of one shard after `step`. What lies between parameters is zero, as in a new model."""
+    parameters = torch.zeros(shard.numel, dtype=getattr(torch, shard.master_dtype))
+    overlaps = list(_overlaps(layout, shard))
+    for part in overlaps:
+        value = plain.masters.get(part.spec.name, plain.model[part.spec.name])
+        parameters[part.start : part.start + part.numel] = _cut(value, part)
+    pieces = layout.pieces[shard.index]
+    at = {part.start: part for part in overlaps}
+    states = [_piece(plain, at[piece.start], piece.stop - piece.start) if piece.start in at else {} for piece in pieces]
+    return ShardState(shard=shard.index, version=step, parameters=parameters, pieces=states)
+
+
+def _overlaps(layout: Layout, shard: Shard) -> Iterator[_Overlap]:
+    for leaf in layout.leaves:
+        start, stop = max(leaf.start, shard.start), min(leaf.start + leaf.numel, shard.stop)
+        if leaf.flat == shard.flat and start < stop:
+            spec = layout.parameters[leaf.parameter]
+            yield _Overlap(spec, start - shard.start, stop - start, start - leaf.start)
+
+
+def _piece(plain: PlainState, part: _Overlap, numel: int) -> dict[str, Value]:
+    """What the optimizer keeps for this part of the parameter; nothing where it was never stepped."""
+    return {name: _entry(name, value, part, numel) for name, value in plain.state.get(part.spec.name, {}).items()}
+
+
+def _entry(name: str, value: Value, part: _Overlap, numel: int) -> Value:
+    # A counter of steps has no dimension, nor have moments of a parameter without any.
+    if not isinstance(value, Tensor) or tuple(value.shape) != part.spec.shape or name == "step":
+        return value.clone() if isinstance(value, Tensor) else value
+    whole = torch.zeros(numel, dtype=value.dtype)
+    whole[: part.numel] = _cut(value, part)
+    return whole
+
+
+def _cut(value: Tensor, part: _Overlap) -> Tensor:
+    return value.reshape(-1)[part.offset : part.offset + part.numel]
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    bits = [each.reshape(-1).view(torch.uint8) for each in (one, other)]
+    return one.dtype == other.dtype and torch.equal(*bits)
+
+
+def _kind(dtype: str) -> tuple[bool, bool]:
+    of: torch.dtype = getattr(torch, dtype)
+    return of.is_floating_point, of.is_complex
+
+
+def _some(shapes: Iterable[str]) -> str:
+    names = sorted(shapes)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

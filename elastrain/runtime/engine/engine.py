@@ -1,0 +1,331 @@
+"""The worker's engine: one thread that drives the protocol core with real links, real tensors and a real launcher.
+
+In each turn it takes what the mesh, the agent and the training loop have brought, feeds the core one event at a time
+and carries out its commands in order; then it does one task that nobody waits for at once. It never computes
+gradients, and the main thread never sends: forward and backward go on while the engine folds, commits and recovers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastrain import errors
+from elastrain import protocol as p
+from elastrain.base.thread_status import Station
+from elastrain.comm.shm.heartbeat_page import Trail
+from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.wire.addresses import Frame, LossCause, Newer, Peer, PeerLost
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.job.values import Record
+from elastrain.job.world import Member, View
+from elastrain.member.member_machine import Lifecycle
+from elastrain.offload.drives.compression import IdleCores
+from elastrain.protocol import agent_messages as am
+from elastrain.protocol.messages import decode
+from elastrain.runtime.engine.copy_pace import Clock
+from elastrain.runtime.engine.pacing import BETWEEN_STEPS_S, HANDED_OVER_S, RECOVERY_DEADLINE_S, Departure, EnginePace
+from elastrain.runtime.engine.sender import Outgoing
+from elastrain.runtime.engine.slot_assignment import HandingOut
+from elastrain.runtime.faults.armed import ArmedFaults
+from elastrain.runtime.io.agent_link import AgentLink, journalled
+from elastrain.runtime.io.journal import Journal, Notes
+from elastrain.runtime.io.loop_channel import BoundaryMade, Handover, InitialUnread, LoopOver, StepBegun, Told, TryAgain
+from elastrain.runtime.memory.memory_keeper import MemoryKeeper
+from elastrain.runtime.tensors.executor import Executor
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineParts:
+    """What the engine drives; made by `assembly`."""
+
+    mesh: Mesh
+    beacon: Beacon
+    agent: AgentLink
+    executor: Executor
+    handover: Handover
+    faults: ArmedFaults
+    journal: Journal
+    memory: MemoryKeeper | None
+    """None without a memory limit."""
+    report: Callable[[Exception], None]
+    """Called in the engine's thread with what ended it, before the main thread raises the same."""
+    trail: Trail
+    """Shows whoever watches from outside that the engine turns."""
+    clock: Clock = time.monotonic
+    idle_cores: Callable[[], float] = field(default_factory=lambda: IdleCores().look)
+
+
+class Engine:
+    """Construct, `start` and `close` it on the main thread; the training loop talks to it through `Handover`."""
+
+    def __init__(self, core: Lifecycle, parts: EngineParts) -> None:
+        self.view: View | None = None
+        """The view that the mesh is in; read by the main thread for rank and world size."""
+        self._core = core
+        self._parts = parts
+        self._outgoing = Outgoing(parts.mesh, parts.executor.books.payload, parts.faults, parts.journal)
+        self._events: deque[p.Event] = deque()
+        self._pace = EnginePace(
+            core.copying, parts.handover.whereabouts, clock=parts.clock, idle_cores=parts.idle_cores
+        )
+        self._notes = Notes(parts.journal, parts.agent)
+        self._handing = HandingOut(parts.executor, parts.handover, self._make_room)
+        self._unreleased: p.Advance | p.Enter | None = None
+        """Waits until it is sure that the loop gets what was committed, and no memory that others use again."""
+        self._departure = Departure()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elastrain-engine", daemon=True)
+
+    def start(self, spec: dict[str, Any]) -> None:
+        """Tell the launcher that this member is ready; alone, the view is this member."""
+        parts = self._parts
+        if parts.agent.is_there:
+            parts.mesh.watch(parts.agent.fileno(), parts.agent.note_readable)
+            hello = am.Hello(member=parts.agent.me, address=parts.mesh.address, spec=spec)
+            parts.agent.say(hello, fd=parts.beacon.fd)
+        else:
+            alone = Member(id=parts.agent.me, node="node0", address=parts.mesh.address)
+            parts.handover.tell(p.Viewed(view=View(generation=1, members=(alone,), reason="a job of one")))
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the engine; nothing is waited for but a turn that it is in."""
+        self._stopped.set()
+        self._parts.mesh.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        trail = self._parts.trail
+        try:
+            trail.move(Station.TURNING)
+            while not self._stopped.is_set():
+                trail.beat()
+                self.turn()
+        except Exception as failure:  # noqa: BLE001 - the edge of the thread: whatever it was, the main thread raises it
+            self._give_up(failure)
+        finally:
+            trail.move(Station.OUTSIDE)
+            self._parts.handover.end()
+            self._parts.mesh.close()
+
+    def _give_up(self, failure: Exception) -> None:
+        """The main thread may be in a long micro-batch, and others end this process before: the reason is told here."""
+        if not self._stopped.is_set():
+            self._parts.report(failure)
+        self._parts.handover.end(failure)
+
+    def turn(self) -> None:
+        """Take in whatever has come, then do one task that nobody waits for at once."""
+        mesh, agent = self._parts.mesh, self._parts.agent
+        executor, handover = self._parts.executor, self._parts.handover
+        wait_s = self._pace.wait_s(has_news=handover.has_news, has_work_behind=executor.books.has_work_behind)
+        for arrival in self._pace.copies.in_turn(mesh.poll(wait_s)):
+            self._on_arrival(arrival)
+        for message in agent.heard():
+            self._on_message(message)
+        for told in handover.take():
+            self._on_told(told)
+        self._release_held()
+        for allowed in self._pace.copies.allowances():
+            self._handle(allowed)
+        if executor.books.has_work_behind and not handover.has_news and self._pace.loop.may_work_behind():
+            for result in executor.books.work_behind():
+                self._handle(result)
+        if self._pace.recovery.is_over():
+            self._suspect_the_silent()
+        if executor.is_checkpoint_due(self.view, self._parts.clock()):
+            self._handle(p.CheckpointWanted(last=False))
+
+    def _on_arrival(self, arrival: Frame | PeerLost | Newer) -> None:
+        match arrival:
+            case Frame(source=source, generation=generation):
+                message = decode(arrival.kind, arrival.body)
+                self._handle(p.Arrived(source=source, generation=generation, message=message, payload=arrival.tensors))
+            case PeerLost(member=member, reason=reason):
+                self._parts.journal.write("lost", at_s=arrival.at_s, peer=member, reason=reason)
+                self._parts.agent.say(
+                    am.Suspect(
+                        member=member,
+                        reason=reason,
+                        dead=arrival.cause is LossCause.DEAD,
+                        generation=self.view.generation if self.view is not None else 0,
+                        link_lost=arrival.cause in (LossCause.BROKEN, LossCause.UNREACHED),
+                    )
+                )
+            # Of a `Newer` view the agent tells as soon as it stands: there is nothing to ask for.
+
+    def _on_message(self, message: am.ToWorker) -> None:
+        match message:
+            case am.NewView(view=view):
+                self._journal_view("view", view)
+                self._handle(p.Viewed(view=view))
+            case am.FirstCommitAllowed():
+                self._handle(p.CommitAllowed())
+            case am.HandOver():
+                self._departure.ask()
+            case am.WriteLast():
+                self._handle(p.CheckpointWanted(last=True))
+            case am.CheckpointSettled():
+                self._parts.executor.checkpoint_settled(message)
+            case am.EndReached():
+                self._handle(p.JobEnded())
+            case am.ArmFault():
+                self._parts.faults.arm(message)
+            case am.Refused():
+                raise errors.RefusedError(message.reason)
+            case am.Stop():
+                raise errors.StoppedError(message.reason)
+
+    def _on_told(self, told: Told) -> None:
+        match told:
+            case TryAgain():
+                self._handing.give_again(told)
+            case InitialUnread(error=error):
+                raise error
+            case BoundaryMade():
+                self._handle(self._handing.keep(told))
+            case StepBegun(event=event):
+                self._parts.executor.begin_step(event.step, told.hyper, told.payload)
+                self._outgoing.use_loop_payload(told.payload)
+                self._handle(event)
+            case _:
+                self._handle(told)
+
+    def _handle(self, event: p.Event) -> None:
+        self._events.append(event)
+        while self._events:
+            current = self._events.popleft()
+            commands = self._core.handle(current)
+            self._handing.note(current)
+            for command in commands:
+                done = command.message if isinstance(command, p.SendMessage) else command
+                self._parts.trail.move(Station.TURNING, step=getattr(done, "step", -1), name=type(done).__name__)
+                result = self._carry_out(command)
+                if result is not None:
+                    self._events.append(result)
+
+    def _carry_out(self, command: p.Command) -> p.Event | None:
+        self._parts.faults.reach_before(command)
+        match command:
+            case p.SendMessage():
+                self._outgoing.send(command)
+            case p.Compute() | p.Recompute() | p.Forward() | p.Backward():
+                if not isinstance(command, p.Recompute):
+                    self._pace.loop.let_loop_go_first(HANDED_OVER_S)
+                self._handing.give(command)
+            case p.Advance() | p.Enter():
+                self._hold(command)
+            case p.Leave():
+                self._release(command)
+            case p.EditMesh():
+                self._edit(command.view)
+            case p.Passed():
+                self._passed(command.record)
+            case p.Resumed():
+                return self._resumed(command)
+            case p.Fail():
+                self._parts.journal.write("failed", kind=command.kind, reason=command.reason)
+                raise getattr(errors, command.kind)(command.reason)
+            case p.Noticed() | p.BeginAnew() | p.AskToCommit():
+                return self._notes.hear(command, self.view)
+            case p.HoldBlocks():
+                self._hold_blocks(command)
+            case p.ReadView():
+                self._parts.journal.write("newer", generation=command.generation)
+            case _:
+                return self._parts.executor.carry_out(command)
+        return None
+
+    def _hold_blocks(self, command: p.HoldBlocks) -> None:
+        """What goes is of no use here for long: its memory goes back at once."""
+        executor, memory = self._parts.executor, self._parts.mesh.memory
+        if self._parts.memory is not None:
+            self._parts.memory.hold(command.blocks, for_good=command.for_good)
+        executor.carry_out(command)
+        memory.trim()
+        held = {"parameters_bytes": executor.model.nbytes, "shared_bytes": memory.resident_bytes()}
+        self._parts.journal.write("holds", blocks=list(command.blocks), **held)
+
+    def _hold(self, command: p.Advance | p.Enter) -> None:
+        """Let the loop see the parameters only once they are known to be whole.
+
+        A member that was stopped and left out copies them from memory which others have used again since.
+        """
+        self._unreleased = command
+        self._release_held()
+
+    def _release_held(self) -> None:
+        """Members that are ahead in a view with this one wait for its report before they change anything."""
+        if self._unreleased is not None and not self._parts.mesh.links.may_be_torn():
+            command, self._unreleased = self._unreleased, None
+            self._release(command)
+
+    def _release(self, command: p.Advance | p.Enter | p.Leave) -> None:
+        handover, me = self._parts.handover, self._parts.agent.me
+        match command:
+            case p.Advance():
+                self._parts.journal.write("advance", step=command.record.step)
+                # Nothing of the next step has begun here: what is lost with this member is no work, and no state.
+                if self._departure.may_go(self._core.machine.held_elsewhere()):
+                    self._give_up(errors.StoppedError(f"{me} has handed over after step {command.record.step}"))
+                else:
+                    handover.give(command)
+            case p.Enter():
+                self._parts.faults.reach(command.step, "join")
+                handover.give(command)
+            case p.Leave(evicted=True):
+                reason = f"member {me} was removed from the job: start it again to join anew"
+                self._give_up(errors.StoppedError(reason))
+            case p.Leave():
+                handover.give(LoopOver(overruled=command.overruled, last=self._core.record))
+
+    def _edit(self, view: View) -> None:
+        before, self.view = self.view, view
+        self._pace.recovery.begin()
+        self._journal_view("edit", view)
+        peers = [Peer(id=m.id, node=m.node, address=m.address) for m in view.members]
+        renew = before is not None and view.links_since > before.generation
+        self._parts.mesh.edit(view.generation, peers, links="all", renew=renew)
+
+    def _resumed(self, command: p.Resumed) -> p.Event | None:
+        self._pace.recovery.end()
+        self._notes.resumed(command)
+        self._notes.tell_window(self._core)
+        self._parts.executor.resumed()
+        m, memory = self._core.machine, self._parts.memory
+        return None if memory is None else memory.resumed(command, m.shape, m.step.tasks.load())
+
+    def _make_room(self) -> None:
+        m, memory = self._core.machine, self._parts.memory
+        if memory is not None:
+            told = memory.begin(m.step.tasks.load(), m.shape, (m.commit.roles.live, m.commit.roles.target))
+            self._events.extend([] if told is None else [told])
+
+    def _passed(self, record: Record) -> None:
+        self._pace.loop.let_loop_go_first(BETWEEN_STEPS_S)
+        self._parts.journal.write("passed", **journalled(record))
+        took_s = self._parts.handover.whereabouts.take_computed_s()
+        self._pace.copies.computed(took_s)
+        self._parts.agent.committed(record, self._core.holders, took_s)
+        self._notes.tell_window(self._core)
+        self._notes.passed(record, self.view)
+        self._parts.executor.carry_out(p.Passed(record=record))
+        if self._parts.memory is not None and (told := self._parts.memory.passed()) is not None:
+            self._events.append(told)
+        self._parts.executor.check_is_over()
+
+    def _journal_view(self, event: str, view: View) -> None:
+        self._parts.journal.write(event, generation=view.generation, members=list(view.ids), reason=view.reason)
+
+    def _suspect_the_silent(self) -> None:
+        if self.view is not None:
+            generation = self.view.generation
+            reason = f"no report for generation {generation} in {RECOVERY_DEADLINE_S:.0f} s"
+            for member in self._core.unreported():
+                self._parts.agent.say(am.Suspect(member=member, reason=reason, generation=generation))

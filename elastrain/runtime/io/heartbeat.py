@@ -1,0 +1,125 @@
+"""Where the training loop is, said for the agent that watches it; declared stretches have bounds of their own.
+
+`job.phase` declares one, and so do the loader's wait and torch's compiler. For the main thread; nothing is judged here.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from statistics import median
+from typing import TextIO
+
+from elastrain.base.thread_status import Station
+from elastrain.comm.shm.heartbeat_page import STACKS_SIGNAL, Trail
+from elastrain.errors import ConfigError
+
+PHASE_TIMEOUT_S = 600.0
+"""Of a phase that names none."""
+LOADING_TIMEOUT_S = 300.0
+"""Of the wait for one micro-batch."""
+COMPILE_TIMEOUT_S = 1800.0
+"""Of torch.compile, whenever it compiles."""
+_MEASURED = 64
+"""So many micro-batches of a step are measured, at the most."""
+_OF_OTHERS = (Station.WAITING, Station.OUTSIDE)
+"""What is declared does not change that nothing is owed here."""
+
+
+class LoopWhereabouts:
+    """`trail` is None where nobody watches."""
+
+    def __init__(self, trail: Trail | None = None) -> None:
+        self._trail = trail
+        self._owner = threading.get_ident()
+        self._place, self._step = Station.OUTSIDE, -1
+        self._declared: list[tuple[str, float]] = []
+        self._hears_compiler = False
+        self._computed_s: deque[float] = deque(maxlen=_MEASURED)
+        self._compiling = ExitStack()
+
+    def enter(self, place: Station, step: int | None = None) -> None:
+        """The loop is there from now on. `step`: None, as before."""
+        self._place, self._step = place, self._step if step is None else step
+        self._show()
+
+    def go_on(self) -> None:
+        """It is where it was, and has come further. For any thread that works while the main one waits for it."""
+        if self._trail is not None:
+            self._trail.beat()
+
+    @contextmanager
+    def stretch(self, name: str, timeout_s: float) -> Iterator[None]:
+        """What happens inside may take so long without a sign of life. Of other threads it says nothing."""
+        if threading.get_ident() != self._owner:
+            yield
+            return
+        if not timeout_s > 0:
+            raise ConfigError(f"the timeout of phase {name!r} is a number of seconds above 0; got {timeout_s!r}")
+        self._declared.append((name, timeout_s))
+        self._show()
+        try:
+            yield
+        finally:
+            self._declared.pop()
+            self._show()
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether the loop is inside a micro-batch. For any thread."""
+        return self._place is Station.COMPUTING
+
+    def computed(self, took_s: float) -> None:
+        """The loop has computed a micro-batch."""
+        self._computed_s.append(took_s)
+
+    def take_computed_s(self) -> float | None:
+        """How long one took since the last call, in the median; None if there was none. For the engine's thread."""
+        took_s = [self._computed_s.popleft() for _ in range(len(self._computed_s))]
+        return median(took_s) if took_s else None
+
+    def known_stretch(self, name: str, timeout_s: float) -> AbstractContextManager[None]:
+        """A stretch that no script needs to declare; inside one that a script has declared, that one counts."""
+        return nullcontext() if self._declared else self.stretch(name, timeout_s)
+
+    def hear_compiler(self) -> None:
+        """From now on torch's compiler says when it works. Costs nothing in a script that does not compile."""
+        callback = sys.modules.get("torch._dynamo.callback")
+        if callback is None or self._hears_compiler:
+            return
+        self._hears_compiler = True
+        callback.on_compile_start(lambda _: self._on_compile_start())
+        callback.on_compile_end(lambda _: self._compiling.close())
+
+    def _on_compile_start(self) -> None:
+        self._compiling.enter_context(self.known_stretch("torch.compile", COMPILE_TIMEOUT_S))
+
+    def _show(self) -> None:
+        if self._trail is None:
+            return
+        if self._declared and self._place not in _OF_OTHERS:
+            name, allowed_s = self._declared[-1]
+            self._trail.move(Station.DECLARED, step=self._step, allowed_s=allowed_s, name=name)
+        else:
+            self._trail.move(self._place, step=self._step)
+
+
+def show_stacks_on_request(run_dir: Path | None, member: str) -> TextIO | None:
+    """Let this process append its threads' stacks to `stacks/<member>.txt` at a signal, whoever holds the interpreter.
+
+    Returns the file, which has to stay open; None without a run folder.
+    """
+    if run_dir is None:
+        return None
+    folder = run_dir / "stacks"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.fdopen(os.open(folder / f"{member}.txt", flags, 0o600), "a")
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+    return file

@@ -1,0 +1,139 @@
+"""What a worker tells people: warnings of the whole job, and what it has put right itself.
+
+What one member did and when, as JSON lines in the run's folder: `members/<member>.jsonl`.
+
+Times are time.monotonic() in seconds, which all processes of one host share.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from elastrain import protocol as p
+from elastrain.base.line_files import LineLog
+from elastrain.base.processes import say
+from elastrain.job.checkpoint_plan import Checkpointed
+from elastrain.job.values import Record
+from elastrain.job.world import View
+from elastrain.member.member_machine import Lifecycle
+from elastrain.protocol import agent_messages as am
+from elastrain.runtime.io.agent_link import AgentLink
+
+
+class Journal:
+    """Appends lines; without a run folder it keeps quiet."""
+
+    def __init__(self, run_dir: Path | None, member: str) -> None:
+        self._member = member
+        self._log: LineLog | None = None
+        if run_dir is not None:
+            folder = run_dir / "members"
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._log = LineLog(folder / f"{member}.jsonl")
+
+    def write(self, event: str, *, at_s: float | None = None, **fields: object) -> None:
+        """`fields` are plain values; `at_s` defaults to now."""
+        if self._log is not None:
+            at = time.monotonic() if at_s is None else at_s
+            self._log.write({"t": at, "member": self._member, "event": event, **fields})
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+
+_TOLD_IN_ROW = tuple(10**power for power in range(7))
+
+
+class Notes:
+    """Writes them into the journal and onto the screen."""
+
+    def __init__(self, journal: Journal, agent: AgentLink) -> None:
+        self._journal, self._agent = journal, agent
+        self._has_warned = False
+        self._skipped_in_row = 0
+        self._told_short: dict[str, int] = {}
+
+    def resumed(self, command: p.Resumed) -> None:
+        """A view is in order."""
+        recovery, rerouting, generation = command.recovery, command.rerouting, command.view.generation
+        self._journal.write(
+            "resumed",
+            generation=generation,
+            committed=recovery.committed,
+            redone=recovery.redone if rerouting is None else rerouting.redone,
+            reason=recovery.reason if rerouting is None else rerouting.reason,
+            runs={member: list(runs) for member, runs in recovery.runs.items()},
+        )
+        if rerouting is not None and rerouting.redone:
+            step = recovery.committed + 1
+            self._agent.say(am.Redone(generation=generation, step=step, pairs=rerouting.redone))
+
+    def passed(self, record: Record, view: View | None) -> None:
+        """What a record says besides its step."""
+        self._tell_skipped(record, view)
+        if record.findings.warning:
+            self._warn(record, view)
+        if record.checkpoint is Checkpointed.PASSED_OVER:
+            reason = "the one before is still being written"
+            self._journal.write("checkpoint_passed_over", step=record.step, reason=reason)
+            if view is not None and view.ids[0] == self._agent.me:
+                self._agent.say(am.CheckpointEnded(step=record.step, reason=reason))
+
+    def _tell_skipped(self, record: Record, view: View | None) -> None:
+        """Steps that move nothing look like training: say so of the first, the tenth, the hundredth in a row."""
+        self._skipped_in_row = row = self._skipped_in_row + 1 if record.skipped else 0
+        is_first = view is not None and view.ids[0] == self._agent.me
+        # A loss scale is found by a few steps that overflow.
+        if not is_first or row not in _TOLD_IN_ROW or (row == 1 and record.scaler.scale > 1):
+            return
+        weight = record.contribution.weight
+        why = "its gradient is infinite or NaN" if weight else "its micro-batches have no weight together"
+        often = f", and is the {row}th in a row" if row > 1 else ""
+        self._notice(f"step {record.step} has moved no parameter{often}: {why} (step.skipped)")
+
+    def _warn(self, record: Record, view: View | None) -> None:
+        """Every record of the job may carry a warning; the screen shows the first, by one member."""
+        self._journal.write("warning", step=record.step, reason=record.findings.warning)
+        if not self._has_warned and view is not None and view.ids[0] == self._agent.me:
+            say(f"warning: {record.findings.warning}")
+        self._has_warned = True
+
+    def tell_window(self, core: Lifecycle) -> None:
+        """Say it where the shards that are short of holders have changed, or have got more of them."""
+        short = {str(shard): len(core.holders[shard].all) for shard in core.copying.short}
+        if short == self._told_short:
+            return
+        self._told_short = short
+        step = 1 + (core.shape.initial.step if core.record is None else core.record.step)
+        since = min(core.copying.short.values(), default=None)
+        self._journal.write("window", step=step, short=short, since_step=since)
+        self._agent.say(am.Window(step=step, short=short, since_step=since))
+
+    def hear(self, command: p.Noticed | p.BeginAnew | p.AskToCommit, view: View | None) -> p.Event | None:
+        """What the core has to tell; the event that follows, if any."""
+        if isinstance(command, p.BeginAnew):
+            return self._begin_anew(command, view)
+        if isinstance(command, p.AskToCommit):
+            self._agent.say(am.FirstCommitDue())
+            return None if self._agent.is_there else p.CommitAllowed()
+        self._notice(command.reason)
+        return None
+
+    def _notice(self, reason: str) -> None:
+        """It was put right; whoever looks after the machine should know."""
+        self._journal.write("noticed", reason=reason)
+        self._agent.say(am.Note(fields={"noticed": reason}))
+        say(reason)
+
+    def _begin_anew(self, command: p.BeginAnew, view: View | None) -> p.Viewed | None:
+        """Have the agent make a view in which the open step begins anew; a job of one makes its own."""
+        self._journal.write("anew", generation=command.generation, reason=command.reason)
+        if self._agent.is_there:
+            self._agent.say(am.StepAnew(generation=command.generation, reason=command.reason))
+            return None
+        assert view is not None
+        generation = view.generation + 1
+        return p.Viewed(view=replace(view, generation=generation, reason=command.reason, anew_since=generation))

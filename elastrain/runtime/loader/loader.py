@@ -1,0 +1,228 @@
+"""The user's DataLoader: micro-batches by number, loaded ahead in other processes along the member's plan.
+
+Loading draws from random generators seeded per sample, and never from those of the training process. The processes are
+in `loading.py`, what they are asked for is decided in `schedule.py`. No messages to members.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, default_collate
+
+from elastrain.errors import ConfigError
+from elastrain.job.batch import DataOrder, collate_key, sample_key
+from elastrain.runtime.loader import packing
+from elastrain.runtime.loader.fork_server import NurseryEndedError
+from elastrain.runtime.loader.loading import NO_SAMPLE, Load, LoaderProcesses, LoadFailed, Packed, at_sample
+from elastrain.runtime.loader.packing import Plan, Request, Schedule
+
+
+class DataLoader:
+    """Describes the data to `job.prepare`. Batch sizes are in samples; the dataset is map-style.
+
+    `num_workers`: loader processes (0: load in the training process). `prefetch`: micro-batches loaded ahead by each.
+    Python, NumPy and torch are seeded per (seed, data epoch, sample) before `dataset[i]`, and per micro-batch before
+    `collate_fn`. `torch.utils.data.get_worker_info()` is None in the processes: a sample must not depend on who loads
+    it, and torch's collate functions would put tensors into memory that has a name. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        global_batch_size: int,
+        micro_batch_size: int,
+        shuffle: bool = True,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 1,
+        prefetch: int = 2,
+    ) -> None:
+        _check(dataset, collate_fn, num_workers, prefetch)
+        self._unbound = DataOrder(
+            dataset_size=len(dataset),
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            shuffle=shuffle,
+        )
+        self._order: DataOrder | None = None
+        self._dataset = dataset
+        self._collate = collate_fn or default_collate
+        self._num_workers = num_workers
+        self._prefetch = prefetch
+        self._source: _Source | None = None
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches per step (M)."""
+        return self._unbound.micro_batches
+
+    @property
+    def order(self) -> DataOrder:
+        """Which sample is in which micro-batch. Raises RuntimeError before `bind`."""
+        if self._order is None:
+            raise RuntimeError("the loader has no seed yet: bind() comes first")
+        return self._order
+
+    def bind(self, seed: int) -> None:
+        """Fix the order of the samples."""
+        fields = ("dataset_size", "global_batch_size", "micro_batch_size", "shuffle")
+        self._order = DataOrder(seed=seed, **{name: getattr(self._unbound, name) for name in fields})
+
+    def start(self, step: int, plan: Plan, tell: Callable[[str], None] = lambda sentence: None) -> None:
+        """Start the processes, from a thread that lives as long as they should, and load ahead from `step` on.
+
+        `tell` hears of each process that has died and is started again.
+        """
+        if self._source is not None:
+            raise RuntimeError("the loader was started before")
+        samples = _Samples(self._dataset, self._collate, self.order)
+        if self._num_workers == 0:
+            self._source = _InThisProcess(samples.load)
+        else:
+            schedule: Schedule[Packed] = Schedule(step, plan, ahead=self._num_workers * self._prefetch)
+            processes = LoaderProcesses(samples.load, self._num_workers, tell)
+            self._source = _Ahead(processes, schedule, _InThisProcess(samples.load), tell)
+
+    def get(self, step: int, micro_batch: int) -> Any:
+        """The collated micro-batch; loaded next, before all others, if it was not ahead.
+
+        Raises what the dataset raised, with its traceback in the message; RuntimeError if processes die of it.
+        """
+        if self._source is None:
+            raise RuntimeError("the loader is not running: start() comes first")
+        self.order.positions(step, micro_batch)
+        loaded = self._source.get((step, micro_batch))
+        if isinstance(loaded, LoadFailed):
+            loaded.raise_again()
+        return loaded
+
+    def close(self) -> None:
+        """End the processes. Does nothing if they are not running."""
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()
+
+
+def _check(dataset: Any, collate_fn: Any, num_workers: Any, prefetch: Any) -> None:
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise ConfigError(
+            f"the dataset must be map-style (__getitem__ and __len__), so that any member can load any sample; "
+            f"got {type(dataset).__name__}"
+        )
+    if collate_fn is not None and not callable(collate_fn):
+        raise ConfigError(f"collate_fn must be callable; got {type(collate_fn).__name__}")
+    for name, value, least in (("num_workers", num_workers, 0), ("prefetch", prefetch, 1)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name} must be a whole number of at least {least}; got {value!r}")
+
+
+class _Source(Protocol):
+    """Where micro-batches come from: this process or others."""
+
+    def get(self, request: Request) -> Any:
+        """The micro-batch, or how loading it `LoadFailed`."""
+
+    def close(self) -> None: ...
+
+
+class _Ahead:
+    """Loaded in other processes, ahead of time where the plan says it; `here` when no process can be started."""
+
+    def __init__(
+        self, processes: LoaderProcesses, schedule: Schedule[Packed], here: _InThisProcess, tell: Callable[[str], None]
+    ) -> None:
+        self._processes: LoaderProcesses | None = processes
+        self._schedule, self._here, self._tell = schedule, here, tell
+        self._ask_ahead(processes)
+
+    def get(self, request: Request) -> Any:
+        if self._processes is not None:
+            try:
+                return self._get(self._processes, request)
+            except NurseryEndedError as error:
+                self._tell(f"{error}; from now on the training process loads its micro-batches itself")
+                self.close()
+        return self._here.get(request)
+
+    def close(self) -> None:
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            processes.close()
+
+    def _get(self, processes: LoaderProcesses, request: Request) -> Any:
+        if self._schedule.want(request):
+            processes.send(request, urgent=True)
+        self._receive(processes, wait=False)  # a death is told at once, whatever has been loaded before
+        while (packed := self._schedule.take(request)) is None:
+            self._receive(processes, wait=True)
+        self._ask_ahead(processes)
+        if isinstance(packed, Exception):
+            raise packed
+        return packing.unpack(packed)
+
+    def _receive(self, processes: LoaderProcesses, *, wait: bool) -> None:
+        for request, packed in processes.receive(wait=wait):
+            self._schedule.arrived(request, packed)
+        self._ask_ahead(processes)
+
+    def _ask_ahead(self, processes: LoaderProcesses) -> None:
+        for request in self._schedule.ahead():
+            processes.send(request)
+
+
+class _InThisProcess:
+    """`num_workers=0`: each micro-batch is loaded when it is taken; the default generators stay as they were."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+
+    def get(self, request: Request) -> Any:
+        with _generators_kept():
+            try:
+                return self._load(*request)
+            except Exception:  # noqa: BLE001 - raised again by the caller, as if it came from another process
+                return LoadFailed()
+
+    def close(self) -> None:
+        pass
+
+
+class _Samples:
+    """What is loaded, wherever that happens: a micro-batch from the samples that the order gives it."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], order: DataOrder) -> None:
+        self._dataset, self._collate, self._order = dataset, collate, order
+
+    def load(self, step: int, micro_batch: int) -> Any:
+        """The collated micro-batch. Changes the state of the default generators."""
+        samples, come_to = [], at_sample.get()
+        for epoch, sample in self._order.samples(step, micro_batch):
+            come_to(sample)
+            _seed_all(sample_key(self._order.seed, epoch, sample))
+            samples.append(self._dataset[sample])
+        come_to(NO_SAMPLE)
+        _seed_all(collate_key(self._order.seed, step, micro_batch))
+        return self._collate(samples)
+
+
+def _seed_all(key: int) -> None:
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(key)
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    kept = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        torch.default_generator.set_state(kept[2])

@@ -1,0 +1,302 @@
+"""The loader processes: forks of the training process that take requests and hand back packed micro-batches.
+
+Any of them may be killed at any time: it is started again, and what it had taken is asked for again. What they share
+are three datagram sockets, whose locks the kernel keeps: one for requests that somebody waits for, one for those ahead
+of time, one for results. Whoever is free takes the next request, so that a slow one delays nobody else. A result is a
+memfd, which has no name that could stay behind. Deaths are heard of in `receive` only. No threads here, and nothing
+about plans or samples.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import mmap
+import os
+import select
+import socket
+import struct
+import sys
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+
+from elastrain.errors import ConfigError
+from elastrain.runtime.loader import packing
+from elastrain.runtime.loader.fork_server import Nursery, ProcessEnded, how_it_ended
+from elastrain.runtime.loader.packing import Request
+
+Load = Callable[[int, int], Any]
+"""`(step, micro-batch)` -> the collated micro-batch."""
+
+Packed = memoryview | OSError | RuntimeError
+"""A micro-batch, or why this process had no room for it, or how the processes ended that tried to load it."""
+
+at_sample: ContextVar[Callable[[int], None]] = ContextVar("at_sample", default=lambda sample: None)
+"""Hears which sample of the data set a loader process comes to, so that one that kills it can be named."""
+
+_REQUEST = struct.Struct("qq")
+_SAMPLE = struct.Struct("q")
+_WORDS_BYTES = _REQUEST.size + _SAMPLE.size
+_ONE_FD_BYTES = socket.CMSG_LEN(array("i").itemsize)
+_AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+_CLOSE_TIMEOUT_S = 5.0
+_NOTHING = (-1, -1)
+NO_SAMPLE = -1
+_DEATHS_MOST = 2
+"""So many processes may die over one sample."""
+_DEATHS_IN_A_ROW = 4
+"""So many may die, for each that there is, without that anything was loaded in between."""
+
+
+class LoadFailed:
+    """The exception under way, with its traceback as text, on its way to whoever asks for the micro-batch."""
+
+    def __init__(self) -> None:
+        self._wrapper = ExceptionWrapper(where="while loading a micro-batch")  # type: ignore[no-untyped-call]
+        error = sys.exception()
+        self._refusal = str(error) if isinstance(error, ConfigError) else ""
+
+    def raise_again(self) -> None:
+        """Raise it, but for what would silently end the generator that the training loop iterates over."""
+        if self._refusal:
+            raise ConfigError(self._refusal)
+        try:
+            self._wrapper.reraise()  # type: ignore[no-untyped-call]
+        except StopIteration as error:
+            raise RuntimeError(str(error)) from None
+
+    def nameless(self) -> LoadFailed:
+        """The same for an exception whose class cannot travel (it was defined in a function)."""
+        self._wrapper.exc_type = RuntimeError
+        return self
+
+
+class LoaderProcesses:
+    """`count` processes that end with the thread that starts them, however it ends, or with `close`.
+
+    `tell` hears of each that has died and is started again.
+    """
+
+    def __init__(self, load: Load, count: int, tell: Callable[[str], None] = lambda sentence: None) -> None:
+        # Both ends stay open here: that a process has died is not said by them.
+        self._urgent, self._planned, self._results = pairs = [_pair() for _ in range(3)]
+        self._owner = os.getpid()
+        self._count = count
+        self._tell = tell
+        self._under_way: dict[Request, bool] = {}
+        """Asked for and not come yet, in order; whether somebody waits for it."""
+        self._came: deque[tuple[Request, Packed]] = deque()
+        self._at_work = _AtWork(count)
+        self._deaths = _Deaths(_DEATHS_IN_A_ROW * count)
+        at_work, theirs = self._at_work, [theirs for _, theirs in pairs]
+        self._nursery = Nursery(lambda slot: _serve(load, slot, at_work, *theirs), count)
+        self._poll = select.poll()
+        self._poll.register(self._results[0], select.POLLIN)
+        self._poll.register(self._nursery.fileno(), select.POLLIN)
+        # Before multiprocessing's own, registered earlier, which would ask them by SIGTERM and wait.
+        atexit.register(self._kill)
+
+    def send(self, request: Request, *, urgent: bool = False) -> None:
+        """Have it loaded, before all that nobody waits for if `urgent`. The caller limits how many are under way."""
+        self._under_way[request] = urgent
+        (self._urgent if urgent else self._planned)[0].send(_REQUEST.pack(*request))
+
+    def receive(self, *, wait: bool) -> Iterator[tuple[Request, Packed]]:
+        """What has come; `wait` until something happened.
+
+        Raises NurseryEndedError, and RuntimeError if processes die over and over.
+        """
+        ready = {fd for fd, _ in self._poll.poll(None if wait and not self._came else 0)}
+        while (result := _result(self._results[0])) is not None:
+            # Asked for twice, because it seemed lost: it is the same, bit for bit.
+            if self._under_way.pop(result[0], None) is not None:
+                self._deaths.note_loaded(result[0])
+                self._came.append(result)
+        if self._nursery.fileno() in ready:
+            self._came += filter(None, [self._replace(ended) for ended in self._nursery.ended()])
+        while self._came:
+            yield self._came.popleft()
+
+    def close(self) -> None:
+        """End the processes: each when it has finished what it is loading, or is killed when that takes too long."""
+        atexit.unregister(self._kill)
+        for ours, _ in (self._urgent, self._planned):
+            ours.shutdown(socket.SHUT_WR)
+        self._nursery.close(_CLOSE_TIMEOUT_S)
+        for pair in (self._urgent, self._planned, self._results):
+            for end in pair:
+                end.close()
+        self._at_work.close()
+
+    def _kill(self) -> None:
+        if os.getpid() == self._owner:  # not in a fork of the user's own
+            self._nursery.kill()
+
+    def _replace(self, ended: ProcessEnded) -> tuple[Request, Packed] | None:
+        """Start it again, and ask again for what it may have taken; or a result, where two have died of that."""
+        how, request, sample = how_it_ended(ended.exit_code), *self._at_work.of(ended.slot)
+        self._at_work.put(ended.slot, _NOTHING)
+        self._deaths.count(how)
+        self._tell(f"loader process {ended.slot + 1} of {self._count} (pid {ended.pid}) {how}; it is started again")
+        self._nursery.start(ended.slot)
+        fatal = self._fatal(request, sample, how)
+        self._ask_again()
+        return fatal
+
+    def _fatal(self, request: Request, sample: int, how: str) -> tuple[Request, Packed] | None:
+        """Without numbers of processes: on another member, the same mistake of the data set has the same words."""
+        if request not in self._under_way or not self._deaths.is_last_of(request, sample):
+            return None
+        del self._under_way[request]
+        step, micro_batch = request
+        return request, RuntimeError(
+            f"{_DEATHS_MOST} loader processes died one after the other while they loaded "
+            f"{'' if sample == NO_SAMPLE else f'sample {sample} of '}micro-batch {micro_batch} of step {step}; "
+            f"the last one {how}"
+        )
+
+    def _ask_again(self) -> None:
+        """For all that neither waits for a free process nor is at one: a process dies with what it has taken."""
+        for _, theirs in (self._urgent, self._planned):
+            while _taken_from(theirs):
+                pass
+        busy = self._at_work.all()
+        for request, urgent in list(self._under_way.items()):
+            if request not in busy:
+                self.send(request, urgent=urgent)
+
+
+class _Deaths:
+    """Counts deaths of loader processes: in a row, and by the sample that they were loading."""
+
+    def __init__(self, in_a_row_max: int) -> None:
+        self._in_a_row_max = in_a_row_max
+        self._since_a_result = 0
+        self._of: dict[Request, Counter[int]] = {}
+        """By sample, for micro-batches that are under way."""
+
+    def note_loaded(self, request: Request) -> None:
+        """A process has loaded something: the row ends, and what died of this request does not count any more."""
+        self._since_a_result = 0
+        self._of.pop(request, None)
+
+    def count(self, how: str) -> None:
+        """Count one more. Raises RuntimeError where too many have died and nothing was loaded in between."""
+        self._since_a_result += 1
+        if self._since_a_result > self._in_a_row_max:
+            raise RuntimeError(
+                f"{self._since_a_result} loader processes have died and loaded nothing in between; the last one {how}"
+            )
+
+    def is_last_of(self, request: Request, sample: int) -> bool:
+        """Count one more that died of this sample of a request; True where that is enough to give it up."""
+        deaths = self._of.setdefault(request, Counter())
+        deaths[sample] += 1
+        if deaths[sample] < _DEATHS_MOST:
+            return False
+        del self._of[request]
+        return True
+
+
+class _AtWork:
+    """Which request and which sample each process is at, in memory that all of them share: a word of the dead."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._memory = mmap.mmap(-1, count * _WORDS_BYTES)
+        for slot in range(count):
+            self.put(slot, _NOTHING)
+
+    def put(self, slot: int, request: Request) -> None:
+        _REQUEST.pack_into(self._memory, slot * _WORDS_BYTES, *request)
+        self.come_to(slot, NO_SAMPLE)
+
+    def come_to(self, slot: int, sample: int) -> None:
+        _SAMPLE.pack_into(self._memory, slot * _WORDS_BYTES + _REQUEST.size, sample)
+
+    def of(self, slot: int) -> tuple[Request, int]:
+        step, micro_batch = _REQUEST.unpack_from(self._memory, slot * _WORDS_BYTES)
+        return (step, micro_batch), _SAMPLE.unpack_from(self._memory, slot * _WORDS_BYTES + _REQUEST.size)[0]
+
+    def all(self) -> set[Request]:
+        return {self.of(slot)[0] for slot in range(self._count)}
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _result(results: socket.socket) -> tuple[Request, Packed] | None:
+    try:
+        # Not socket.recv_fds, which takes no notice of its flags in Python 3.11.
+        data, passed, _, _ = results.recvmsg(_REQUEST.size, _ONE_FD_BYTES, _AT_ONCE)
+    except BlockingIOError:
+        return None
+    step, micro_batch = _REQUEST.unpack(data)
+    return (step, micro_batch), _taken([fd for _, _, fds in passed for fd in array("i", fds)])
+
+
+def _taken(fds: list[int]) -> Packed:
+    if not fds:
+        return OSError(errno.EMFILE, "no descriptor is left for a loaded micro-batch (RLIMIT_NOFILE)")
+    try:
+        return packing.take(fds[0])
+    except OSError as error:
+        return error
+    finally:
+        os.close(fds[0])
+
+
+def _serve(
+    load: Load, slot: int, at_work: _AtWork, urgent: socket.socket, planned: socket.socket, results: socket.socket
+) -> None:
+    torch.set_num_threads(1)
+    at_sample.set(lambda sample: at_work.come_to(slot, sample))
+    while request := _next_request(urgent, planned):
+        at_work.put(slot, _REQUEST.unpack(request))
+        fd = _packed(load, *_REQUEST.unpack(request))
+        # Before it is sent: what stands here is neither lost nor to be had elsewhere.
+        at_work.put(slot, _NOTHING)
+        socket.send_fds(results, [request], [fd])
+        os.close(fd)
+
+
+def _next_request(urgent: socket.socket, planned: socket.socket) -> bytes:
+    """Empty when there are no more. Others wait for the same sockets: what woke this one may be gone."""
+    waiting = select.poll()
+    waiting.register(urgent, select.POLLIN)
+    waiting.register(planned, select.POLLIN)
+    while True:
+        waiting.poll()
+        for requests in (urgent, planned):
+            if (request := _taken_from(requests)) is not None:
+                return request
+
+
+def _taken_from(requests: socket.socket) -> bytes | None:
+    """Empty when there are no more; None when there is none now."""
+    try:
+        return requests.recv(_REQUEST.size, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+
+
+def _packed(load: Load, step: int, micro_batch: int) -> int:
+    """What was loaded, or the error with which that ended: raised again in the training process, when asked for."""
+    try:
+        return packing.pack(load(step, micro_batch))
+    except Exception:  # noqa: BLE001 - edge of the process
+        failed = LoadFailed()
+        try:
+            return packing.pack(failed)
+        except Exception:  # noqa: BLE001 - its class is not to be found by a name
+            return packing.pack(failed.nameless())

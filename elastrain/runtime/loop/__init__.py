@@ -1,0 +1,1 @@
+"""One step of the user's training loop, and what ends it."""

@@ -1,0 +1,234 @@
+"""One run as this member computes it: its micro-batches one after another, and what each backward leaves.
+
+What is computed for comparison (`Recompute`) is such a run, or the first micro-batch of one, and counts nowhere.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from elastrain import protocol as p
+from elastrain.base.thread_status import Station
+from elastrain.errors import ConfigError, DriveFailedError
+from elastrain.job.values import Check, Contribution
+from elastrain.offload.errors import SpillReadError
+from elastrain.runtime.io.heartbeat import LOADING_TIMEOUT_S, LoopWhereabouts
+
+if TYPE_CHECKING:
+    from elastrain.job.batch import DataOrder
+    from elastrain.runtime.io.loop_channel import Assignment, Handover
+    from elastrain.runtime.loader.loader import DataLoader
+    from elastrain.runtime.loop.mutation_guard import Untouched
+    from elastrain.runtime.loop_state.layers import Layers
+    from elastrain.runtime.loop_state.randomness import BlockRandomness
+    from elastrain.runtime.model.flat_model import ModelState
+
+KEPT_NAMED = 5
+"""So many of the things that forwards change are named where two members' results differ."""
+READ_TRIES = 3
+"""So often a run is computed whose saved activations a drive does not give back; then the member ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """What a step works with; the same objects for the whole job."""
+
+    handover: Handover
+    model: ModelState
+    loader: DataLoader
+    randomness: BlockRandomness
+    untouched: Untouched
+    layers: Layers
+    run_length: int
+    reach: Callable[[int, str], None]
+    """Called at each place that faults can name, with step and phase."""
+    log: Callable[..., None]
+    computing: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around each micro-batch."""
+    backward: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around each backward."""
+    whereabouts: LoopWhereabouts = field(default_factory=LoopWhereabouts)
+    """Hears of each micro-batch, of each block of a backward, and of the loader's wait."""
+
+
+class Run:
+    """Iterate over it for its micro-batches, and call `backward` once for each."""
+
+    def __init__(self, step: int, assignment: Assignment, parts: StepParts) -> None:
+        self.micro_batch: int | None = None
+        """The one being computed, for error reports."""
+        self._step = step
+        self._assignment = assignment
+        self._parts = parts
+        self._is_check = isinstance(assignment.compute, p.Recompute)
+        self._untold: list[bool] = []
+        """What is still to be told for comparison: of the first micro-batch (False), of the whole run (True)."""
+        self._digests: dict[int, int] = {}
+        """Block -> digest of its gradient over the run, of one that is audited."""
+        self._contribution = Contribution()
+        self._reported: set[int] = set()
+        """Blocks whose gradient over the run the protocol has: a second try has the same bits."""
+        self._tries_left = READ_TRIES
+        self._unread: SpillReadError | None = None
+        self.backward_is_due = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Its micro-batches; all of them again where a drive has not given activations back."""
+        compute = self._assignment.compute
+        self._untold = (
+            [compute.whole] if isinstance(compute, p.Recompute) else [False] * compute.probed + [True] * compute.audited
+        )
+        while self._tries_left:
+            self._tries_left -= 1
+            yield from self._try()
+            if self._unread is None:
+                break
+            self._begin_again(self._unread)
+        while self._is_check and self._untold:  # no try came to its end: nothing is compared
+            self._tell_check(None, whole=self._untold.pop())
+        self.micro_batch = None
+
+    def backward(self, loss: Tensor, weight: float) -> None:
+        """Of the micro-batch that was given out last, where `backward_is_due`; see `Step.backward`."""
+        self._parts.untouched.check_gradients()
+        self.backward_is_due = False
+        value = float(loss.detach())
+        self._contribution += counted(self._parts.loader.order, self._step, self._at, value, weight)
+        try:
+            self._accumulate(loss, weight)
+        except SpillReadError as fault:
+            if not self._tries_left and not self._is_check:
+                raise DriveFailedError(f"after {READ_TRIES} tries: {fault}") from fault
+            self._unread = fault.with_traceback(None)  # a traceback would hold the graph
+
+    @property
+    def _at(self) -> int:
+        assert self.micro_batch is not None
+        return self.micro_batch
+
+    def _micro_batches(self) -> range:
+        first = self._assignment.compute.run * self._parts.run_length
+        compute = self._assignment.compute
+        length = 1 if isinstance(compute, p.Recompute) and not compute.whole else self._parts.run_length
+        return range(first, min(first + length, self._parts.loader.micro_batches))
+
+    def _try(self) -> Iterator[Any]:
+        """Its micro-batches one after another, up to one whose activations did not come back."""
+        self._assignment.slot.begin_run()
+        self._contribution = Contribution()
+        for micro_batch in self._micro_batches():
+            self.micro_batch = micro_batch
+            data = load(self._parts, self._step, micro_batch)
+            started_s = time.monotonic()
+            self._prepare(micro_batch)
+            with self._parts.computing():
+                yield data
+            if self.backward_is_due:
+                raise went_by(f"micro-batch {micro_batch} of step {self._step}")
+            if self._unread is not None:
+                return
+            self._parts.whereabouts.computed(time.monotonic() - started_s)
+            what, run = "micro_batch", self._assignment.compute.run
+            if isinstance(self._assignment.compute, p.Recompute):
+                what = "audit" if self._assignment.compute.whole else "cross_check"
+            self._parts.log(what, step=self._step, micro_batch=micro_batch, run=run, started_s=started_s)
+
+    def _prepare(self, micro_batch: int) -> None:
+        parts = self._parts
+        parts.whereabouts.enter(Station.COMPUTING, self._step)
+        parts.randomness.begin(self._step, micro_batch)
+        torch.clear_autocast_cache()  # else an autocast around the loop computes with the last step's weights
+        parts.model.statistics.begin()
+        self.backward_is_due = True
+        if not self._is_check:
+            parts.reach(self._step, "forward")
+
+    def _accumulate(self, loss: Tensor, weight: float) -> None:
+        """The gradients of this micro-batch, into the run's slot; what is compared is told."""
+        model, slot = self._parts.model, self._assignment.slot
+        model.statistics.give(model.statistics.take(), slot.statistics, weight)
+        model.attach(slot, is_discarding=weight == 0.0)
+        is_last = not self._is_check and self._at == self._micro_batches()[-1]
+        try:
+            self._parts.whereabouts.go_on()
+            if is_last:
+                model.arm(self._block_done)
+            with self._parts.backward():
+                scaled(loss, weight * self._assignment.compute.loss_scale).backward()  # type: ignore[no-untyped-call]
+            if is_last:
+                model.finish()
+            self._tell_checks()
+        finally:
+            model.disarm()
+            model.detach()
+            model.statistics.end()
+
+    def _begin_again(self, fault: SpillReadError) -> None:
+        self._parts.log("computed_again", step=self._step, micro_batch=self.micro_batch, reason=str(fault))
+        warnings.warn(f"micro-batch {self.micro_batch} of step {self._step}: {fault}", stacklevel=2)
+        self._unread = None
+        if not self._is_check:  # what was reported of the slot may be read by others: it stays as it is
+            self._assignment = self._parts.handover.try_again(self._assignment)
+
+    def _tell_checks(self) -> None:
+        due = [whole for whole in self._untold if not whole or self._at == self._micro_batches()[-1]]
+        self._untold = [whole for whole in self._untold if whole not in due]
+        for whole in due:
+            # Of a run of this member's, as they were when each block was reported: from then on the slot may hold more.
+            reported = tuple(digest for _, digest in sorted(self._digests.items()))
+            digests = reported if whole and not self._is_check else self._assignment.slot.digests()
+            told = self._contribution
+            kept = tuple(sorted(self._parts.layers.of_forwards)[:KEPT_NAMED])
+            check = Check(micro_batch=self._at, loss=told.loss, weight=told.weight, digests=digests, kept=kept)
+            self._tell_check(check, whole=whole)
+
+    def _tell_check(self, check: Check | None, *, whole: bool) -> None:
+        run = self._assignment.compute.run
+        self._parts.handover.tell(p.Checked(step=self._step, run=run, check=check, whole=whole))
+
+    def _block_done(self, block: int, touched: Any) -> None:
+        if block in self._reported:  # by an earlier try of this run, with the same bits
+            return
+        self._reported.add(block)
+        self._parts.whereabouts.go_on()
+        self._parts.reach(self._step, "backward")
+        if True in self._untold:
+            self._digests[block] = self._assignment.slot.digest(block)
+        mask = sum(1 << leaf for leaf in touched)
+        run = self._assignment.compute.run
+        done = p.BlockDone(step=self._step, run=run, block=block, contribution=self._contribution, touched=mask)
+        self._parts.handover.tell(done)
+
+
+def load(parts: StepParts, step: int, micro_batch: int) -> Any:
+    """A micro-batch; the loader's time is no sign of a hang."""
+    with parts.whereabouts.known_stretch(f"loading micro-batch {micro_batch}", LOADING_TIMEOUT_S):
+        return parts.loader.get(step, micro_batch)
+
+
+def counted(order: DataOrder, step: int, micro_batch: int, loss: float, weight: float) -> Contribution:
+    """Return what one micro-batch counts. With a weight of 0 that is its samples alone, even if the loss is NaN."""
+    positions, fingerprint = order.positions(step, micro_batch), order.fingerprint(step, micro_batch)
+    return Contribution(
+        loss=loss * weight if weight else 0.0, weight=weight, samples=len(positions), fingerprint=fingerprint
+    )
+
+
+def went_by(what: str) -> ConfigError:
+    """What to raise where the loop's body has come to its end without a backward of `what`."""
+    return ConfigError(f"{what} went by without step.backward(loss): every micro-batch needs exactly one")
+
+
+def scaled(loss: Tensor, factor: float) -> Tensor:
+    """The loss times the factor, in float32 at the least: the factor alone may be out of float16's range."""
+    if factor == 1.0:
+        return loss
+    return (loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss) * factor

@@ -1,0 +1,321 @@
+"""What a member of a pipeline computes: forwards and backwards of single micro-batches through its tasks' blocks.
+
+For the main thread. Which action comes next is the protocol's to say; here the user's loop body meets stubs, and
+what crosses a cut is copied into memory that others read. Who computes which blocks is said with each action; from the
+first plan on a member has few blocks besides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from elastrain import protocol as p
+from elastrain.base.thread_status import Station
+from elastrain.errors import DriveFailedError
+from elastrain.job.values import Contribution, TracedGraph
+from elastrain.offload.errors import SpillReadError
+from elastrain.pipeline.actions import ActionKind, TaskAction
+from elastrain.pipeline.open_tasks import StepShape
+from elastrain.pipeline.pipeline_plan import Direction, PipelinePlan, Task, routes
+from elastrain.pipeline.stubs.passes import StubPass
+from elastrain.pipeline.stubs.stubs import Stubs
+from elastrain.pipeline.stubs.trace import TracedModel
+from elastrain.protocol.messages import Boundary
+from elastrain.runtime.io.loop_channel import BoundaryMade, TaskAssignment
+from elastrain.runtime.loop.computed_run import StepParts, counted, load, scaled, went_by
+from elastrain.runtime.loop.tracing import TracingRun, packed, places_of, unpacked
+from elastrain.runtime.model.flats import Allocate
+from elastrain.runtime.model.statistics import MeasuredLayer
+
+_NONE = Contribution()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineWish:
+    """What a job of pipelines is made with: the model, its stages, and where boundary tensors lie."""
+
+    model: nn.Module
+    stages: int
+    allocate: Allocate
+    traced: Callable[[TracedModel, tuple[int, ...]], None] | None = None
+    """Told of the traced model and of the place of each block of the layout, where memory is limited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Waiting:
+    """A micro-batch that has gone forward here and not yet backward."""
+
+    passed: StubPass
+    measured: list[MeasuredLayer]
+
+
+class Pipelines:
+    """A member's part in pipelines, for the whole job: the traced model, its stubs, and what is in flight."""
+
+    def __init__(self, wish: PipelineWish, parts: StepParts) -> None:
+        self.parts = parts
+        self._wish = wish
+        self._traced: TracedModel | None = None
+        self._stubs: Stubs | None = None
+        self._blocks: tuple[int, ...] = ()
+        """By block of the layout, its place in the graph."""
+        self._waiting: dict[tuple[Task, int], _Waiting] = {}
+        self._sums: dict[Task, Contribution] = {}
+        """What the micro-batches of a task's run count that have gone backward so far."""
+        self._plan: PipelinePlan | None = None
+
+    @property
+    def is_traced(self) -> bool:
+        return self._traced is not None
+
+    def trace(self, step: int) -> TracingRun:
+        """The first work of a member; `traced` is to be told what it found."""
+        return TracingRun(step, self.parts, self._wish.model, self._wish.stages)
+
+    def begin(self, traced: TracedModel) -> None:
+        """The graph is known from here on: the protocol hears of it."""
+        self._traced = traced
+        self._blocks = places_of(self.parts.model.layout.blocks, traced.graph)
+        if self._wish.traced is not None:
+            self._wish.traced(traced, self._blocks)
+        self.parts.log("traced", blocks=list(traced.graph.blocks), legal_cuts=list(traced.graph.legal_cuts))
+        self.parts.handover.tell(p.Traced(model=TracedGraph(graph=traced.graph, places=self._blocks)))
+
+    def go_back(self, step: int, assignment: TaskAssignment) -> None:
+        """The backward of a micro-batch whose boundary gradient has come."""
+        command = assignment.compute
+        received = assignment.received
+        assert received is not None, "a backward without the loss has a gradient"
+        waiting = self._waiting.pop((command.task, command.micro_batch))
+        gradients = unpacked(received.message.tensors, received.tensors)
+        # A checkpoint that restores no generator draws what its forward drew.
+        self.parts.randomness.begin_backward(step, command.micro_batch)
+        backward = ActionBackward(step, assignment, self)
+        with self.parts.computing():
+            backward.run(waiting, received.contribution or _NONE, lambda: waiting.passed.backward(gradients))
+
+    def end_step(self, plan: PipelinePlan | None) -> None:
+        """A step is committed. `plan`: that of the next one. In between no absent block may be used."""
+        self._plan = plan
+        self._waiting.clear()
+        self._sums.clear()
+        if plan is not None:
+            self._standing().finish()
+
+    def expected(self, me: str) -> tuple[int, ...]:
+        """The micro-batches that go through this member in a step that nothing disturbs; none without a plan."""
+        if self._plan is None:
+            return ()
+        runs = [task.run for route in routes(self._plan) for task in route if task.member == me]
+        return tuple(m for run in runs for m in self.micro_batches_of(run))
+
+    @property
+    def has_plan(self) -> bool:
+        return self._plan is not None
+
+    def close(self) -> None:
+        """Take the stubs off the model, unless blocks stay absent; a second call does nothing."""
+        if self._stubs is not None and not self.parts.model.blocks.are_left_partial:
+            self._stubs.close()
+
+    @property
+    def graph_blocks(self) -> int:
+        assert self._traced is not None
+        return len(self._traced.graph.blocks)
+
+    def micro_batches_of(self, run: int) -> range:
+        return self._shape(0).micro_batches_of(run)
+
+    def blocks_of(self, task: Task) -> tuple[int, ...]:
+        """The blocks of the layout that the task computes, ascending."""
+        return tuple(block for block, place in enumerate(self._blocks) if place in task.blocks)
+
+    def stubs_for(self, task: Task) -> Stubs:
+        """From now on the model computes the task's blocks, and is stubs elsewhere."""
+        stubs = self._standing()
+        stubs.hold(task.begin, task.end)
+        return stubs
+
+    def _standing(self) -> Stubs:
+        """From the first plan on, when blocks may be absent, they stand at the entries of all blocks."""
+        if self._stubs is None:
+            assert self._traced is not None
+            enter = self.parts.randomness.enter_compiled
+            self._stubs = Stubs(self._wish.model, self._traced, 0, self.graph_blocks, self._is_here, enter)
+        return self._stubs
+
+    def _is_here(self, place: int) -> bool:
+        held = self.parts.model.blocks
+        return all(held.has(block) for block, its in enumerate(self._blocks) if its == place)
+
+    def wait(self, action: TaskAction, waiting: _Waiting) -> None:
+        self._waiting[action.task, action.micro_batch] = waiting
+
+    def count(self, action: TaskAction, contribution: Contribution) -> Contribution:
+        """Add what a micro-batch counts to its run's sum; that of the run so far."""
+        if action.micro_batch == self.micro_batches_of(action.task.run)[0]:
+            self._sums[action.task] = _NONE
+        self._sums[action.task] += contribution
+        return self._sums[action.task]
+
+    def made(
+        self, step: int, action: TaskAction, made: tuple[Tensor | None, ...] | None, counts: Contribution
+    ) -> BoundaryMade:
+        """What is to be told of an action that is done. `made`: what crosses its cut; None where nobody takes it."""
+        is_forward = action.kind is ActionKind.FORWARD
+        message: Boundary | None = None
+        tensors: tuple[Tensor, ...] = ()
+        if made is not None:
+            shapes, tensors = packed(made, self._wish.allocate)
+            cut = action.task.end if is_forward else action.task.begin
+            direction = Direction.ACTIVATION if is_forward else Direction.GRADIENT
+            name = self._shape(step).name(action.micro_batch, cut, direction)
+            message = Boundary(name=name, tensors=shapes, contribution=None if is_forward else counts)
+        is_last = not is_forward and action.micro_batch == self.micro_batches_of(action.task.run)[-1]
+        computed = p.Computed(step=step, action=action, made=message, is_last=is_last)
+        return BoundaryMade(event=computed, tensors=tensors)
+
+    def _shape(self, step: int) -> StepShape:
+        micro_batches, length = self.parts.loader.micro_batches, self.parts.run_length
+        return StepShape(number=step, micro_batches=micro_batches, run_length=length, blocks=self.graph_blocks)
+
+
+class ActionForward:
+    """One micro-batch forward through a task. Iterate over it for the batch, and call `backward` once.
+
+    Where the task ends with the loss the backward follows at once; elsewhere it comes when its gradient has come.
+    """
+
+    def __init__(self, step: int, assignment: TaskAssignment, pipelines: Pipelines) -> None:
+        command = assignment.compute
+        assert isinstance(command, p.Forward)
+        self.backward_is_due = False
+        self._step, self._assignment, self._pipelines = step, assignment, pipelines
+        self._loss_scale = command.loss_scale
+        self._action = TaskAction(ActionKind.FORWARD, command.micro_batch, command.task)
+        self._pass: StubPass | None = None
+
+    @property
+    def micro_batch(self) -> int:
+        return self._action.micro_batch
+
+    def __iter__(self) -> Iterator[Any]:
+        parts, action, step = self._pipelines.parts, self._action, self._step
+        data = load(parts, step, action.micro_batch)
+        started_s = time.monotonic()
+        parts.whereabouts.enter(Station.COMPUTING, step)
+        parts.randomness.begin(step, action.micro_batch)
+        # Of blocks that have come: layers that are evaluated while others are trained compute with them.
+        parts.model.statistics.refresh()
+        parts.model.statistics.begin()
+        stubs = self._pipelines.stubs_for(action.task)
+        self._pass = stubs.begin(self._received())
+        self.backward_is_due = True
+        parts.reach(step, "forward")
+        with parts.computing():
+            yield data
+        stubs.finish()
+        if self.backward_is_due:
+            raise went_by(f"micro-batch {action.micro_batch} of step {step}")
+        log_action(parts, step, action, started_s)
+
+    def backward(self, loss: Tensor, weight: float) -> None:
+        """The loop has called `step.backward`."""
+        parts, action, passed = self._pipelines.parts, self._action, self._pass
+        assert passed is not None
+        parts.untouched.check_gradients()
+        self.backward_is_due = False
+        self._pipelines.stubs_for(action.task).loss_is_made()
+        passed.backward_is_called(loss.device.type)
+        waiting = _Waiting(passed=passed, measured=parts.model.statistics.take())
+        parts.model.statistics.end()
+        if action.task.end < self._pipelines.graph_blocks:
+            self._pipelines.wait(action, waiting)
+            parts.handover.tell(self._pipelines.made(self._step, action, passed.going, _NONE))
+            return
+        counts = counted(parts.loader.order, self._step, action.micro_batch, float(loss.detach()), weight)
+        backward = ActionBackward(self._step, self._assignment, self._pipelines)
+        whole = scaled(loss, weight * self._loss_scale)
+        backward.run(waiting, counts, whole.backward, forward=action)
+
+    def _received(self) -> Sequence[Tensor | None]:
+        kept = self._assignment.received
+        return () if kept is None else unpacked(kept.message.tensors, kept.tensors)
+
+
+class ActionBackward:
+    """The backward of one micro-batch through a task, into the task's slot."""
+
+    def __init__(self, step: int, assignment: TaskAssignment, pipelines: Pipelines) -> None:
+        command = assignment.compute
+        self._step, self._slot, self._pipelines = step, assignment.slot, pipelines
+        self._action = TaskAction(ActionKind.BACKWARD, command.micro_batch, command.task)
+
+    def run(
+        self, waiting: _Waiting, counts: Contribution, compute: Callable[[], Any], forward: TaskAction | None = None
+    ) -> None:
+        """Compute it and tell of it. `forward`: this action's own, where it has not been told yet."""
+        pipelines, action, parts = self._pipelines, self._action, self._pipelines.parts
+        started_s = time.monotonic()
+        stubs = pipelines.stubs_for(action.task)
+        so_far = pipelines.count(action, counts)
+        self._accumulate(waiting, counts.weight, so_far, lambda: stubs.go_back(waiting.passed, compute))
+        made = waiting.passed.gradients if action.task.begin > 0 else None
+        done = pipelines.made(self._step, action, made, counts)
+        # Together: each of them wakes the engine, which would have the interpreter before the gradient is on its way.
+        before = [] if forward is None else [pipelines.made(self._step, forward, None, _NONE)]
+        parts.handover.tell(*before, done)
+        log_action(parts, self._step, action, started_s)
+
+    def _accumulate(self, waiting: _Waiting, weight: float, so_far: Contribution, compute: Callable[[], Any]) -> None:
+        parts, slot, action = self._pipelines.parts, self._slot, self._action
+        model, micro_batches = parts.model, self._pipelines.micro_batches_of(action.task.run)
+        if action.micro_batch == micro_batches[0]:
+            slot.begin_run(self._pipelines.blocks_of(action.task))
+        model.statistics.give(waiting.measured, slot.statistics, weight)
+        model.attach(slot, is_discarding=weight == 0.0)
+        is_last = action.micro_batch == micro_batches[-1]
+        try:
+            parts.whereabouts.go_on()
+            if is_last:
+                model.arm(self._block_done(so_far), self._pipelines.blocks_of(action.task))
+            with parts.backward():
+                _read_back(compute)
+            if is_last:
+                model.finish()
+        finally:
+            model.disarm()
+            model.detach()
+            model.statistics.end()
+
+    def _block_done(self, contribution: Contribution) -> Callable[[int, frozenset[int]], None]:
+        parts, step, run = self._pipelines.parts, self._step, self._action.task.run
+
+        def report(block: int, touched: frozenset[int]) -> None:
+            parts.whereabouts.go_on()
+            parts.reach(step, "backward")
+            mask = sum(1 << leaf for leaf in touched)
+            done = p.BlockDone(step=step, run=run, block=block, contribution=contribution, touched=mask)
+            parts.handover.tell(done)
+
+        return report
+
+
+def _read_back(compute: Callable[[], Any]) -> None:
+    """Run a backward. Raises DriveFailedError: a task begins anew on others only, where its member ends."""
+    try:
+        compute()
+    except SpillReadError as fault:
+        raise DriveFailedError(f"a task of a pipeline is not computed twice here: {fault}") from fault
+
+
+def log_action(parts: StepParts, step: int, action: TaskAction, started_s: float) -> None:
+    """A line of the journal per action: where time went shows in these."""
+    task = action.task
+    where = {"run": task.run, "begin": task.begin, "end": task.end, "started_s": started_s}
+    parts.log("task", step=step, kind=str(action.kind), micro_batch=action.micro_batch, **where)

@@ -1,0 +1,214 @@
+"""Changes that a training loop makes in the model's modules: train and eval, freezing, a dropout's p, a switch.
+
+A newcomer's loop never was in that step: it gets them, and so does a resumed job. What a forward changes by itself,
+such as the length of a cache, is not carried. A number that counts micro-batches is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elastrain.errors import ConfigError
+from elastrain.offload.original_hooks import OriginalsHook
+from elastrain.runtime.loop_state.loop_state_codec import Packer, Tree, unpack
+from elastrain.runtime.model.watched import MISSING, PlainAttributes, sum_of
+
+Changes = dict[str, Tree]
+"""`path.attribute` -> the value that the loop gave it, as a tree of JSON (see `carried`)."""
+_LOOP, _BODY, _FORWARD = "the loop", "the loop, among its micro-batches,", "the forward"
+_COUNTED = 3
+"""So many equal changes in a row, one per micro-batch, show a counter."""
+
+
+class Layers:
+    """The changes of a loop in a model: all that no call of the model makes, and those of any persistent buffer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.changes: Changes = {}
+        self.tensors: dict[str, Tensor | None] = {}
+        """Copies, never written, of persistent buffers, and of other tensors that the loop has changed."""
+        self.untold: set[str] = set()
+        """Names of what the loop changed among its micro-batches. They are carried, and not compared."""
+        self.of_forwards: set[str] = set()
+        """Names of what forwards change by themselves."""
+        self._sums: dict[str, int] = {}
+        """Checksums of these copies."""
+        self._initial: dict[str, int] = {}
+        """Checksums of the persistent buffers, as the script has made them."""
+        self._numbers: dict[str, list[float]] = {}
+        """First values of numbers that change in each micro-batch; an empty list: this is no counter."""
+        self._depth = 0
+        self._has_forward = False
+        self._is_in_step: bool | None = None  # until the loop begins
+        self._hooks = [
+            model.register_forward_pre_hook(OriginalsHook(lambda *_: self._called(by=1))),
+            model.register_forward_hook(OriginalsHook(lambda *_: self._called(by=-1)), always_call=True),
+        ]
+        self._watched = PlainAttributes(model)
+
+    def digest(self) -> str:
+        """Digest of what members must begin with alike."""
+        return self._watched.digest()
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def begin(self) -> None:
+        """The loop begins: what has changed until now counts nowhere."""
+        for name in self._watched.persistent():
+            self._set(name, self._watched.get(name))
+        self._initial, self._is_in_step = dict(self._sums), False
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """A tracing pass has ended: what it has changed counts nowhere."""
+        self._watched.rebase()
+        self._numbers, self._depth = {}, 0
+
+    def note(self) -> None:
+        """Take what has changed since `settle` for the loop's doing. Raises ConfigError for what is no data."""
+        self._take_changes(_LOOP, is_thorough=True)
+
+    def enter(self) -> None:
+        """The loop has come to its micro-batches. Raises ConfigError, as `note`, and for hooks that others have."""
+        self._take_changes(_LOOP)
+        self.check_hooks()
+        self._is_in_step, self._has_forward = True, False
+
+    def settle(self) -> None:
+        """The step is committed. Raises ConfigError for a persistent buffer that was changed since `enter`."""
+        if self._has_forward:
+            self._take_changes(_BODY)
+        self._take_changes(_FORWARD)
+        self._is_in_step, self._depth = False, 0
+
+    def _called(self, *, by: int) -> None:
+        """A call of the model begins (by=1) or ends (-1); calls may lie within one another."""
+        if torch.compiler.is_compiling() or self._is_in_step is None:
+            return
+        if by == 1 and self._depth == 0:
+            self._has_forward = True
+            self._take_changes(_BODY if self._is_in_step else _LOOP, has_hooks=not self._is_in_step)
+        self._depth += by
+        if by == -1 and self._depth == 0:
+            self._take_changes(_FORWARD, has_hooks=not self._is_in_step)  # in a step, `settle` looks at them
+
+    def _take_changes(self, doer: str, *, is_thorough: bool = False, has_hooks: bool = True) -> None:
+        for name, value, before in self._watched.changed(is_thorough=is_thorough, has_hooks=has_hooks):
+            if name in self._watched.parameters or name.startswith("hooks of "):
+                self.changes |= {name: value} if doer is _LOOP else {}
+                continue
+            is_state = name in self._initial or name in self._watched.persistent()
+            if is_state and self._is_in_step:
+                raise ConfigError(
+                    f"{doer} changes buffer {name!r}, and members would come to differ in it: only running statistics "
+                    "of normalisation layers are shared. Change it before or behind `for batch in step`, alike on all "
+                    "members, register a mere cache with persistent=False, or count in a variable of the script"
+                )
+            if self._is_in_step and doer is not _LOOP:
+                self._check_counter(name, before, value)
+            if doer is _FORWARD and not is_state:
+                self.of_forwards.add(name)
+            elif name not in self.of_forwards:
+                self._keep(name, self._watched.get(name), is_inside=doer is _BODY)
+
+    def _keep(self, name: str, value: Any, *, is_inside: bool) -> None:
+        if is_inside and isinstance(value, Tensor):  # what the script hands to a forward beside its arguments
+            self.of_forwards.add(name)
+        elif isinstance(value, Tensor) or (value is None and name in self.tensors):
+            self._set(name, value)
+        elif (tree := _tree(name, value)) is not MISSING:
+            self.changes[name] = tree
+            self.untold |= {name} if is_inside else set()
+        elif is_inside:
+            self.of_forwards.add(name)
+        else:
+            what = "removed" if value is MISSING else f"set to a {type(value).__name__}"
+            raise ConfigError(
+                f"{name!r} of the model was {what} while training, and members that join later could not get it: set "
+                "a number, a word, a tensor or a list of numbers, or do it before the loop"
+            )
+
+    def _check_counter(self, name: str, before: Any, value: Any) -> None:
+        seen = self._numbers.setdefault(name, [before])
+        if not 0 < len(seen) <= _COUNTED or not {type(before), type(value)} <= {int, float}:
+            return
+        self._numbers[name] = seen = [*seen, value] if seen[-1] == before else []
+        if len(seen) > _COUNTED and _is_progression(seen):
+            raise ConfigError(
+                f"{name!r} of the model counts micro-batches ({', '.join(f'{each:g}' for each in seen)}), and members "
+                "compute different ones: what is computed with it would depend on who computes. Set it from "
+                "step.number before `for batch in step`, or count in a variable of the script"
+            )
+
+    def _set(self, name: str, value: Tensor | None) -> None:
+        self.tensors[name] = None if value is None else value.detach().clone()
+        self._sums[name] = sum_of(value)
+
+    def told(self) -> dict[str, str]:
+        """Return what members compare in each vote, by name; the buffers that the loop has left alone in one digest."""
+        alone = {name: total for name, total in self._sums.items() if self._initial.get(name) == total}
+        told = {name: f"{total:x}" for name, total in self._sums.items() if name not in alone}
+        told |= {name: short(json.dumps(tree)) for name, tree in self.changes.items()}
+        untold = self.untold | self.of_forwards
+        named = {f"{name!r} of the model": digest for name, digest in sorted(told.items()) if name not in untold}
+        return {"buffers": short(json.dumps(alone, sort_keys=True)), **named}
+
+    def state_dict(self) -> dict[str, Tensor | None]:
+        """Return the persistent buffers, and other tensors that the loop has changed."""
+        return dict(self.tensors)
+
+    def load_state_dict(self, state: Mapping[str, Tensor | None]) -> None:
+        """On a newcomer, and in a job that is resumed: take over the tensors of `state_dict`."""
+        for name, value in state.items():
+            self._watched.put(name, value)
+            self._set(name, value)
+        self._watched.rebase()
+
+    def load(self, changes: Mapping[str, Tree], untold: Collection[str] = ()) -> None:
+        """Likewise: take over all other things that the loops of others have changed so far."""
+        hooks = dict(self._watched.hooks())
+        for name, tree in changes.items():
+            if name not in hooks:  # see `check_hooks`
+                self._watched.put(name, unpack(tree, None))
+        self.changes, self.untold = dict(changes), set(untold)
+        self._watched.rebase()
+
+    def check_hooks(self) -> None:
+        """Raises ConfigError where the loops of others, or of the job before, have hung up hooks that are not here."""
+        for name, count in self._watched.hooks():
+            if self.changes.get(name, count) != count:
+                raise ConfigError(
+                    f"the {name} are {count} on this member and {self.changes[name]} where training comes from: "
+                    "register and remove hooks before the loop over job.steps(…), where members that join later do, too"
+                )
+
+
+def _is_progression(seen: list[float]) -> bool:
+    """Return whether the numbers go on by the same difference, or by the same factor."""
+    steps = [(b - a, b / a if a else 0.0) for a, b in pairwise(seen)]
+    return any(all(math.isclose(each, kind[0]) and each for each in kind) for kind in zip(*steps, strict=True))
+
+
+def _tree(name: str, value: Any) -> Tree:
+    """Return the value as data, without tensors, or MISSING."""
+    packer = Packer()
+    try:
+        tree = packer.pack(name, value)
+    except ConfigError:
+        return MISSING
+    return MISSING if packer.size_bytes or '"code"' in json.dumps(tree) else tree
+
+
+def short(text: str) -> str:
+    return blake2b(text.encode(), digest_size=6).hexdigest()

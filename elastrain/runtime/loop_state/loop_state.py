@@ -1,0 +1,267 @@
+"""What a newcomer's training loop needs to go on where the others are: hyperparameters, schedulers, registered objects,
+and what the loop has changed in layers.
+
+The state is taken at the start of every step, before the body of the loop runs; it is sent to newcomers as text (JSON)
+and bytes, never as code. See `carried`.
+
+What `job.register` takes, brought to one form: a state that is read, and put back in place. Refused by name else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from elastrain.errors import ConfigError
+from elastrain.runtime.loop_state.layers import Layers, short
+from elastrain.runtime.loop_state.loop_state_codec import Packer, Tree, unpack
+from elastrain.runtime.loop_state.schedulers import FirstSettings, check_no_more, schedulers_of
+
+
+class Stateful(Protocol):
+    """What has a state of its own: schedulers, averages, counters."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> object: ...
+
+
+class InPlace:
+    """A thing that is changed in place, such as a tensor: its state is all of it."""
+
+    def __init__(self, thing: Any, put: Callable[[Any], object]) -> None:
+        self._thing, self._put = thing, put
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self._thing}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._put(state["value"])
+
+
+class OfModule:
+    """A module that a script moves itself: its state, and the buffers that `state_dict` leaves out."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": dict(self._module.state_dict()), "caches": self._caches()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._module.load_state_dict(state["state"])
+        for name, buffer in self._caches().items():
+            _fill(buffer, state["caches"][name])
+
+    def _caches(self) -> dict[str, Tensor]:
+        return {
+            f"{path}.{name}" if path else name: buffer
+            for path, module in self._module.named_modules()
+            for name, buffer in module.named_buffers(recurse=False)
+            if name in module._non_persistent_buffers_set
+        }
+
+
+def stateful(name: str, thing: Any) -> Stateful:
+    """Raises ConfigError for what could not be put back in place on a member that joins later."""
+    match thing:
+        case nn.Module():
+            return OfModule(thing)
+        case Tensor():
+            return InPlace(thing, lambda value: _fill(thing, value))
+        case np.ndarray():
+            return InPlace(thing, lambda value: np.copyto(thing, value, casting="no"))
+        case dict():
+            return InPlace(thing, lambda value: _replace(thing, value))
+        case list():
+            return InPlace(thing, lambda value: thing.__setitem__(slice(None), value))
+    if callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None)):
+        return thing  # type: ignore[no-any-return]  # a Protocol, just checked
+    raise ConfigError(
+        f"job.register({name!r}, …) takes what can be changed in place on a member that joins later: a module, tensor, "
+        f"NumPy array, dict or list, or an object with state_dict and load_state_dict; got {type(thing).__name__}"
+    )
+
+
+def check_apart(name: str, thing: Any, model: nn.Module) -> None:
+    """Raises ConfigError for a module that shares parameters with the job's model, which travels by itself."""
+    if isinstance(thing, nn.Module | Tensor):
+        theirs = {id(q) for q in (thing.parameters() if isinstance(thing, nn.Module) else [thing])}
+        shared = next((path for path, q in model.named_parameters() if id(q) in theirs), None)
+        if shared is not None:
+            raise ConfigError(
+                f"job.register({name!r}, …) got parameter {shared!r} of the model, which the optimizer moves and the "
+                "job carries by itself: register a copy, as in copy.deepcopy(model), made before prepare"
+            )
+
+
+def _replace(mine: dict[Any, Any], value: dict[Any, Any]) -> None:
+    mine.clear()
+    mine.update(value)
+
+
+@torch.no_grad()
+def _fill(mine: Tensor, value: Tensor) -> None:
+    if mine.shape != value.shape or mine.dtype != value.dtype:
+        raise ConfigError(
+            f"a registered tensor is {mine.dtype} of shape {tuple(mine.shape)} here and {value.dtype} of shape "
+            f"{tuple(value.shape)} in the job: run the same script on all members"
+        )
+    mine.copy_(value)
+
+
+SCHEDULERS = "schedulers"
+TENSORS = "tensors of the model"
+"""A part like those that are registered."""
+_HOW_IT_IS_COMPUTED = frozenset({"fused", "foreach", "capturable", "differentiable"})
+"""Of a group's values those that say how it is computed, and not what."""
+_RATES = frozenset({"base_lrs", "_last_lr"})
+"""Of a scheduler's values those that follow from its groups' rates, which are compared themselves."""
+_INNER = "_schedulers"
+"""Schedulers within a scheduler: each has a part of its own."""
+
+
+class LoopSnapshot:
+    """The state of a loop as it was when it came to a step."""
+
+    def __init__(self, text: str, parts: dict[str, str], packers: dict[str, Packer]) -> None:
+        self.text = text
+        """What a newcomer gets, less the bytes of tensors."""
+        self._parts = parts
+        self._packers = packers
+
+    def check(self) -> None:
+        """Raises ConfigError, by name, if something registered was changed in place since."""
+        for packer in self._packers.values():
+            packer.check()
+
+    def payload(self) -> list[Tensor]:
+        """The bytes of tensors, for `LoopState.load`. Raises ConfigError as `check` does."""
+        self.check()
+        return [tensor for _, packer in sorted(self._packers.items()) for tensor in packer.payload()]
+
+    def settings(self, step: int, hyper: list[dict[str, Any]], layers: Layers) -> str:
+        """What members compare in every vote: a digest per name, of what has to be the same on all of them."""
+        names = dict.fromkeys(name for group in hyper for name in group)
+        told = {f"{n} of the optimizer": settings_digest([{n: group.get(n)} for group in hyper]) for n in names}
+        registered = {name: packer for name, packer in self._packers.items() if name != TENSORS}
+        looked = {name: self._parts[name] + packer.look(step) for name, packer in registered.items()}
+        self.text = f'{self.text[:-1]},"entered":{json.dumps(hyper)}}}'
+        return json.dumps({**told, **layers.told(), **looked})
+
+
+class LoopState:
+    """Gathers and restores; made when the training loop starts, after the user has made the schedulers."""
+
+    def __init__(self, optimizer: Optimizer, registered: dict[str, Any], model: nn.Module, layers: Layers) -> None:
+        for name, thing in registered.items():
+            check_apart(name, thing, model)
+        self.counted: frozenset[str] = frozenset()
+        """Names that the optimizer itself counts under in its groups. The groups lack them before the first step."""
+        self.course = FirstSettings()
+        self._optimizer = optimizer
+        self._layers = layers
+        self._parts: dict[str, Stateful] = {name: stateful(name, thing) for name, thing in registered.items()}
+        self._parts[TENSORS] = layers
+        schedulers = schedulers_of(optimizer)
+        self._parts |= {f"scheduler {index}": scheduler for index, scheduler in enumerate(schedulers)}
+        self._schedulers = {id(scheduler) for scheduler in schedulers}
+
+    def take(self, hyper: list[dict[str, Any]]) -> LoopSnapshot:
+        """Raises ConfigError, with the place, for what cannot be carried."""
+        check_no_more(self._optimizer, self._schedulers)
+        packers = {name: Packer() for name in self._parts}
+        trees = {name: packers[name].pack(name, dict(part.state_dict())) for name, part in self._parts.items()}
+        told = {"hyper": hyper, "layers": self._layers.changes, "untold": sorted(self._layers.untold), "parts": trees}
+        told["bulk"] = sorted(name for name, packer in packers.items() if packer.size_bytes)
+        text = json.dumps(told | {"course": self.course.first}, separators=(",", ":"))
+        return LoopSnapshot(text, {name: short(json.dumps(tree)) for name, tree in trees.items()}, packers)
+
+    def describe(self, hyper: list[dict[str, Any]]) -> dict[str, Any]:
+        """What the script has set before the loop: has to be equal in all scripts of a job, also when it is resumed."""
+        found = {
+            f"{name} of parameter group {index}": value
+            for index, group in enumerate(hyper)
+            for name, value in group.items()
+            if name not in _HOW_IT_IS_COMPUTED
+        }
+        schedulers = {name: part for name, part in self._parts.items() if _drives(name)}
+        settings = {
+            f"{key} of {name}": value
+            for name, scheduler in schedulers.items()
+            for key, value in _settings(scheduler.state_dict()).items()
+        }
+        return found | {SCHEDULERS: [type(part).__qualname__ for part in schedulers.values()]} | settings
+
+    def load(self, text: str, payload: Sequence[Tensor] = (), changed: Collection[str] = ()) -> None:
+        """Take over a loop's state. `changed`: names of `describe` that are to stay as this script has set them.
+
+        A learning rate that a scheduler drives keeps its course, in proportion. Raises ConfigError when this script
+        made other objects than the members that are there already.
+        """
+        state = json.loads(text)
+        state["parts"].setdefault(TENSORS, {"dict": []})  # version 0.1.0 did not carry them
+        if SCHEDULERS in changed:  # they begin anew
+            state["parts"] = {name: tree for name, tree in state["parts"].items() if not _drives(name)}
+        mine = {name: part for name, part in self._parts.items() if SCHEDULERS not in changed or not _drives(name)}
+        if set(state["parts"]) != set(mine):
+            raise ConfigError(
+                f"this member has {sorted(self._parts)}, the job has {sorted(state['parts'])}: "
+                "all members must run the same script"
+            )
+        first = [group.get("initial_lr") for group in self._optimizer.param_groups]
+        for index, (group, values) in enumerate(zip(self._optimizer.param_groups, state["hyper"], strict=True)):
+            kept = {name for name in group if f"{name} of parameter group {index}" in changed} | {"fused"}
+            group.update({n: _grouped(value) for n, value in values.items() if n in {*group, *self.counted} - kept})
+            if "initial_lr" in kept and values.get("initial_lr") and SCHEDULERS not in changed:
+                group["lr"] = values["lr"] * group["initial_lr"] / values["initial_lr"]
+        self._layers.load(state["layers"], state.get("untold", ()))
+        self.course.first = state.get("course", [])
+        bulk = dict(zip(state["bulk"], payload, strict=True))
+        for name, part in mine.items():
+            own = dict(part.state_dict())
+            stays = {key: value for key, value in own.items() if f"{key} of {name}" in changed}
+            part.load_state_dict({**own, **_unpacked(name, state["parts"][name], bulk.get(name), own), **stays})
+            if isinstance(part, LRScheduler) and any("initial_lr" in each for each in changed):
+                part.base_lrs = [lr for lr in first if lr is not None]
+
+
+def _drives(name: str) -> bool:
+    """Whether this is the name of a scheduler's part."""
+    return name.startswith("scheduler ")
+
+
+def _settings(state: dict[str, Any]) -> dict[str, Any]:
+    """A scheduler's own values, as plain as a checkpoint's spec has them; before its first step all are settings."""
+    found = {}
+    for key, value in state.items():
+        tree = Packer().pack(key, value)
+        is_plain = tree is None or isinstance(tree, str | int) or (isinstance(tree, float) and math.isfinite(tree))
+        if key not in _RATES and key != _INNER:
+            found[key] = tree if is_plain else json.dumps(tree, sort_keys=True)
+    return found
+
+
+def _unpacked(name: str, tree: Tree, bulk: Tensor | None, own: dict[str, Any]) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = unpack(tree, bulk, own)
+    except ConfigError as error:
+        raise ConfigError(f"{name!r}: {error}") from None
+    return found
+
+
+def settings_digest(hyper: list[dict[str, Any]]) -> str:
+    """Short digest of the hyperparameters of a step, compared between members at every commit."""
+    return short(json.dumps(hyper, sort_keys=True))
+
+
+def _grouped(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,99 @@
+"""The learning rate schedulers of an optimizer, which torch keeps no list of, and schedules of a script's own.
+
+Schedulers are remembered as they are made. Older ones are looked up among all objects, frozen ones too.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from weakref import ref
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from elastrain.errors import ConfigError
+from elastrain.runtime.loop_state.loop_state_codec import Packer
+
+_COMPARED = 3
+"""First steps whose hyperparameters are kept."""
+_made: list[ref[LRScheduler]] = []
+
+
+def _remember(cls: type[LRScheduler], *_: Any, **__: Any) -> LRScheduler:
+    # Some classes never call the __init__ of LRScheduler; all of them, and copies, are made by __new__.
+    made = object.__new__(cls)
+    _made[:] = [each for each in _made if each() is not None] + [ref(made)]
+    return made
+
+
+LRScheduler.__new__ = _remember  # type: ignore[assignment, method-assign]
+
+
+def schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
+    """Return the schedulers that drive this optimizer, in an order that is the same on every member.
+
+    They are looked up once, when the loop starts. Equal ones are interchangeable then.
+    """
+    frozen = gc.get_freeze_count()
+    if frozen:
+        gc.unfreeze()  # the collector shows no frozen object
+    # type() rather than isinstance(): among all objects there are proxies whose __class__ does things when asked
+    older = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
+    if frozen:
+        gc.freeze()
+    alive = {id(each): each for each in (*older, *(made() for made in _made))}
+    found = [each for each in alive.values() if getattr(each, "optimizer", None) is optimizer]
+    return sorted(found, key=lambda s: (type(s).__qualname__, json.dumps(Packer().pack("", s.state_dict()))))
+
+
+def check_no_more(optimizer: Optimizer, known: Collection[int]) -> None:
+    """Raise ConfigError for a scheduler that was made since the loop began. `known`: ids of the others."""
+    for each in [made() for made in _made]:
+        if id(each) not in known and getattr(each, "optimizer", None) is optimizer:
+            raise ConfigError(
+                f"{type(each).__name__}, a scheduler of the optimizer, was made in the loop, and members that join "
+                "later would not have it: make all schedulers before job.steps(…), such as one SequentialLR of several"
+            )
+
+
+class FirstSettings:
+    """Hyperparameters of a job's first steps, and of those after it was resumed: what no state says is seen by them."""
+
+    def __init__(self) -> None:
+        self.first: list[str] = []
+        """Hyperparameters of the job's first steps."""
+        self._since: list[str] | None = None
+        """Hyperparameters of the steps since the job was resumed; None if it was not."""
+        self._entered: Any = None
+
+    def resume(self, loop: str) -> None:
+        """`loop`: the state that the job goes on with, which holds what its first step was entered with."""
+        self._since, self._entered = [], json.loads(loop).get("entered")
+
+    def enter(self, hyper: Sequence[Mapping[str, Any]], counted: Collection[str]) -> None:
+        """The loop has come to its micro-batches. Raises ConfigError if a schedule has begun anew."""
+        entered = json.dumps([{n: v for n, v in group.items() if n not in counted} for group in hyper])
+        if len(self.first) < _COMPARED:
+            self.first.append(entered)
+        if self._since is not None and len(self._since) < _COMPARED:
+            self._since.append(entered)
+            self._check(hyper)
+
+    def _check(self, hyper: Sequence[Mapping[str, Any]]) -> None:
+        if not (since := self._since):
+            return
+        pairs = enumerate(zip(hyper, self._entered or hyper, strict=True))
+        differing = [(i, n, g.get(n), w[n]) for i, (g, w) in pairs for n in w if g.get(n) != w[n]]
+        found = [f"{name} of parameter group {i} is {now!r}, not {was!r}" for i, name, now, was in differing]
+        is_enough = len(since) == len(self.first) == _COMPARED
+        is_anew = is_enough and since[1:] == self.first[1:] and since[0] not in (self.first[0], since[1])
+        if (found and len(since) == 1) or is_anew:
+            what = found[0] if len(since) == 1 else "hyperparameters are what they were in the job's first steps"
+            raise ConfigError(
+                f"the loop sets other hyperparameters than before it was resumed ({what}): a schedule of the script's "
+                "own has begun anew, or is another. Set them from step.number, use a scheduler of torch.optim, or "
+                "job.register(…) what the schedule counts in; take a change on purpose with --accept-changes"
+            )

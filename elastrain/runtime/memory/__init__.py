@@ -1,0 +1,1 @@
+"""The memory limit of a worker at run time."""

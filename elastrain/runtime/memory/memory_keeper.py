@@ -1,0 +1,333 @@
+"""Keeps a member within its memory limit: measures, asks `elastrain.memory.memory_budget`, and lets leave what has to.
+
+The engine's thread measures and decides, after every step and whenever a view is in order; the main thread enters
+`computing()` around each micro-batch. No decision is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from elastrain import protocol as p
+from elastrain.errors import ConfigError, NoRoomError
+from elastrain.job.placement import Placement
+from elastrain.job.values import Shape
+from elastrain.member.shards.copies import COPY_BUDGET_BYTES
+from elastrain.memory import memory_budget as budget
+from elastrain.memory.pipeline_memory import Load
+from elastrain.offload.activations.hooks import ActivationOffload, OffloadConfig
+from elastrain.offload.activations.spill_policy import IN_FLIGHT_STORAGES
+from elastrain.offload.drives.device import Device
+from elastrain.offload.drives.port import IoEngine
+from elastrain.offload.drives.posix import PosixEngine
+from elastrain.offload.drives.sharing import shared
+from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
+from elastrain.offload.planning.profile import Occupancy, PassProfile, Profile
+from elastrain.runtime.memory.planned_work import PlannedWork, bytes_of
+from elastrain.runtime.memory.process_memory import (
+    NOTHING_CAPTURED,
+    CapturedBytes,
+    MemoryLimit,
+    PeakMeter,
+    StepsTaken,
+    give_freed_memory_back,
+)
+from elastrain.runtime.tensors.executor import Executor
+
+if TYPE_CHECKING:
+    from elastrain.comm.wire.mesh import Mesh
+    from elastrain.runtime.io.journal import Journal
+
+WORTH_TELLING = 0.05
+"""Memory that becomes free is given to activations from this share of the limit on."""
+
+
+class MemoryKeeper:
+    """One member's memory; workers of a node meet in `run_dir`. Raises ConfigError for directories that are unfit."""
+
+    def __init__(
+        self, limit: MemoryLimit, *, me: str, run_dir: Path | None, executor: Executor, mesh: Mesh, journal: Journal
+    ) -> None:
+        give_freed_memory_back()
+        self._limit = limit
+        self._me = me
+        self._executor = executor
+        self._journal = journal
+        self._taken = StepsTaken(PeakMeter(mesh.memory.resident_bytes))
+        self._last: budget.Fit | None = None
+        self.work = PlannedWork(me, executor, mesh.memory.trim)
+        self._needs: budget.Needs | None = None
+        self._expected_bytes = 0
+        """Of the present plan's gradients, before it was measured."""
+        self._share = 1
+        """Of the bytes left to activations, one part in so many is given to them."""
+        self._offload: ActivationOffload | None = None
+        self._devices: tuple[Device, ...] = ()
+        if limit.directories:
+            self._open(limit.directories, run_dir)
+
+    def _open(self, directories: Sequence[str], run_dir: Path | None) -> None:
+        try:
+            config = OffloadConfig(dirs=tuple(directories), run_dir=run_dir, member=self._me)
+            opened = [self._engine(each, run_dir) for each in directories] if self._limit.calls else None
+            offload = ActivationOffload(config, engines=opened, describe=self._described)
+            self._devices = tuple(Device(self._engine(each, run_dir), threads=0) for each in directories)
+        except OffloadConfigError as error:
+            raise ConfigError(str(error)) from None
+        self._offload = offload
+
+    def _engine(self, directory: str, run_dir: Path | None) -> IoEngine:
+        calls = self._limit.calls
+        engine = PosixEngine(directory) if calls is None else PosixEngine(directory, calls=calls)
+        return shared(engine, directory, run_dir)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Around one micro-batch. Raises NoRoomError where its activations cannot be held within the limit."""
+        self.work.leftovers.give_back()
+        try:
+            if self._offload is None:
+                yield
+                return
+            with self.named_errors():
+                self._offload.__enter__()
+            try:
+                yield
+            finally:
+                self._offload.__exit__(None, None, None)
+        finally:
+            self._taken.computed()
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Around backward. Raises NoRoomError where its activations cannot be held within the limit."""
+        try:
+            yield
+        except LimitTooSmallError as error:
+            raise NoRoomError(
+                f"member {self._me}: "
+                + budget.too_small(
+                    self._limit.limit_bytes,
+                    needed_bytes=error.smallest_bytes,
+                    left_bytes=error.limit_bytes,
+                    share=self._share,
+                )
+            ) from error
+
+    def resumed(self, plan: p.Resumed, shape: Shape, load: Load | None) -> p.CopyBudgetSet:
+        """A view is in order: make room for its plan. Returns what may be copied, and whether all blocks have room.
+
+        Raises NoRoomError if the plan does not fit.
+        """
+        self._taken.begin_view()
+        work = self.work
+        work.view = plan.view
+        work.place(shape, (plan.recovery.now, plan.target))
+        work.take(load)
+        if shape.pipelining is None:
+            gradients_bytes = self._expect(work.slots(plan, shape) * self._executor.slot_bytes + work.sums_bytes)
+        else:
+            gradients_bytes = work.tasks.gradients_bytes + work.sums_bytes
+        return self._plan(gradients_bytes, shape)
+
+    def begin(self, load: Load | None, shape: Shape, placements: tuple[Placement, ...]) -> p.CopyBudgetSet | None:
+        """A step of a pipeline begins, or goes on, with these tasks: make room for them, where they are other ones.
+
+        Returns what `resumed` does, None where nothing has changed. Raises NoRoomError if they do not fit.
+        """
+        work = self.work
+        is_placed, is_new = work.place(shape, placements), work.take(load)
+        if self._needs is None or not (is_placed or is_new):
+            return None
+        return self._plan(work.tasks.gradients_bytes + work.sums_bytes, shape)
+
+    def hold(self, blocks: Sequence[int], *, for_good: bool = False) -> None:
+        """This member is to have these blocks: make room for them, before they come. Nothing is computed meanwhile."""
+        self.work.forget_tasks(for_good=for_good)
+        if self._needs is not None:
+            gradients_bytes = self.work.copying_bytes if for_good else self._needs.gradients_bytes
+            self._decide(gradients_bytes, parameters_bytes=bytes_of(self._executor.model, blocks))
+
+    def passed(self) -> p.CopyBudgetSet | None:
+        """A step was committed: measure what it took. Raises NoRoomError if it took too much.
+
+        Returns what `resumed` does, None where it is as before whether all blocks have room.
+        """
+        had_room = self.work.has_room_for_all
+        if self._needs is None:
+            self._taken.pass_over()
+            return None
+        last, tasks, captured = self._last_pass(), self.work.tasks, self._captured()
+        activations_bytes = last.peak_bytes if last is not None else 0 if self._offload else tasks.activations_bytes
+        accounted_bytes = self._executor.memory_bytes() + activations_bytes + tasks.boundaries_bytes
+        peak_bytes = self._taken.add_step(accounted_bytes, captured)
+        self.work.leftovers.end()
+        told = {"activations_bytes": activations_bytes, "captured_bytes": captured.most_bytes}
+        self._journal.write("memory", peak_bytes=peak_bytes, **told)
+        gradients_bytes = self._needs.gradients_bytes
+        if self._taken.has_settled_in_view:
+            gradients_bytes = min(gradients_bytes, self._executor.gradients_bytes())
+        self._decide(gradients_bytes, budget.Measured(peak_bytes=peak_bytes, activations_bytes=activations_bytes))
+        return None if self.work.has_room_for_all == had_room else self._budget()
+
+    def close(self) -> None:
+        """Give the space on disk back; states that lie there are gone."""
+        if self._offload is not None:
+            self._offload.close()
+        for device in self._devices:
+            device.close()
+
+    def _plan(self, gradients_bytes: int, shape: Shape) -> p.CopyBudgetSet:
+        """Decide for another plan; what may be on its way to new holders under it, and whether all blocks have room."""
+        work, sizes = self.work, shape.sizes
+        work.copied_bytes = budget.copy_budget(
+            self._limit.limit_bytes,
+            self._needs_with(gradients_bytes),
+            members=work.members,
+            state_per_parameter=1 + work.moments,
+            least_bytes=budget.least_copied(sizes, COPY_BUDGET_BYTES),
+            most_bytes=COPY_BUDGET_BYTES,
+        )
+        self._decide(gradients_bytes + work.copying_bytes)
+        return self._budget()
+
+    def _budget(self) -> p.CopyBudgetSet:
+        return p.CopyBudgetSet(parameters_bytes=self.work.copied_bytes, has_room_for_all=self.work.has_room_for_all)
+
+    def _expect(self, expected_bytes: int) -> int:
+        """Bytes of gradients under the new plan.
+
+        What was expected of the last plan and what it took are both known: only the difference is a guess.
+        """
+        before_bytes, self._expected_bytes = self._expected_bytes, expected_bytes
+        if not self._taken.had_settled_before:
+            return expected_bytes
+        return self._executor.gradients_bytes() + max(0, expected_bytes - before_bytes)
+
+    def _decide(
+        self, gradients_bytes: int, measured: budget.Measured | None = None, parameters_bytes: int | None = None
+    ) -> None:
+        """`measured` is a step under the present plan; None when the plan is a new one. `parameters_bytes`: to come."""
+        needs = self._needs_with(gradients_bytes)
+        if parameters_bytes is not None:
+            needs = replace(needs, parameters_bytes=parameters_bytes)
+        self._needs, limit_bytes, decided = needs, self._limit.limit_bytes, self._fit(needs)
+        if measured is not None and self._last is not None:
+            decided = budget.settle(limit_bytes, self._last, decided, measured)
+        if isinstance(decided, budget.Shortfall):
+            advice = self.work.explain(needs, decided.missing_bytes, activations_leave=bool(self._devices))
+            self._refuse(needs, decided, advice)
+        whole = budget.at_the_end(needs, self.work.whole_bytes(), self.work.copying_bytes)
+        ended = self._fit(whole)
+        self.work.has_room_for_all = not isinstance(ended, budget.Shortfall)
+        # Somebody has to have the whole model at the end; all others may do without it.
+        if measured is None and isinstance(ended, budget.Shortfall) and self.work.is_first:
+            self._refuse(whole, ended, budget.AT_THE_END)
+        self._limit_captures(limit_bytes - needs.total_bytes)
+        if measured is None or self._is_news(decided) or self._share != self._share_of_activations():
+            self._carry_out(decided, needs)
+
+    def _fit(self, needs: budget.Needs) -> budget.Fit | budget.Shortfall:
+        return budget.fit_plan(
+            self._limit.limit_bytes,
+            needs,
+            has_disk=bool(self._devices),
+            disk_bytes_per_s=sum(device.rate_bytes_per_s() for device in self._devices) or 1.0,
+        )
+
+    def _refuse(self, needs: budget.Needs, lack: budget.Shortfall, besides: str) -> NoReturn:
+        reason = lack.reason + besides
+        self._journal.write("no_room", reason=reason, **asdict(needs))
+        raise NoRoomError(f"member {self._me}: {reason}")
+
+    def _captured(self) -> CapturedBytes:
+        """In the step that is over."""
+        room = self._executor.captures
+        if room is None:
+            return NOTHING_CAPTURED
+        return CapturedBytes(most_bytes=room.take_most_bytes(), now_bytes=room.used_bytes)
+
+    def _limit_captures(self, free_bytes: int) -> None:
+        # What nobody else may take: activations have their own share of what is free. A plan is never refused for
+        # what may have been captured states; these have to make do with what is left for certain.
+        room = self._executor.captures
+        if room is not None:
+            room.limit_bytes = max(0, free_bytes - self._taken.doubtful_bytes - budget.WRITING_BYTES)
+
+    def _last_pass(self) -> PassProfile | None:
+        """The last forward with its backward; None before the first, and without a directory."""
+        return self._offload.stats().last if self._offload is not None else None
+
+    def _needs_with(self, gradients_bytes: int) -> budget.Needs:
+        executor = self._executor
+        base_bytes = self._taken.base_bytes(executor.memory_bytes())
+        # In pipelines tasks may be other ones than those of the last pass, and several micro-batches are in flight.
+        saved_bytes, largest_bytes = self.work.tasks.activations_bytes, 0
+        if (last := self._last_pass()) is not None:
+            saved_bytes = saved_bytes or last.saved_bytes
+            largest_bytes = max((each.size_bytes for each in last.lifetimes), default=0)
+        shards_bytes, shards_least_bytes = budget.shards_bytes(self.work.held)
+        return budget.Needs(
+            base_bytes=base_bytes,
+            parameters_bytes=executor.model.nbytes,
+            gradients_bytes=gradients_bytes,
+            shards_bytes=shards_bytes,
+            shards_least_bytes=shards_least_bytes,
+            activations_bytes=saved_bytes,
+            activations_least_bytes=min(saved_bytes, (IN_FLIGHT_STORAGES + 1) * largest_bytes),
+            is_measured=self._taken.steps > 0,
+            boundaries_bytes=self.work.tasks.boundaries_bytes,
+        )
+
+    def _is_news(self, decided: budget.Fit) -> bool:
+        """Within a view, memory is given back to activations only where it is worth it, and to shards never."""
+        last = self._last
+        if last is None or decided.shards_on_disk_bytes > last.shards_on_disk_bytes:
+            return True
+        more_bytes = decided.activations_bytes - last.activations_bytes
+        return more_bytes < 0 or more_bytes > WORTH_TELLING * self._limit.limit_bytes
+
+    def _share_of_activations(self) -> int:
+        """Until it is known what computing takes beside saved activations, half of their room is left for it.
+
+        The second step takes more than the first one, because optimizer state has come into being.
+        """
+        return 1 if self._taken.has_settled else 2
+
+    def _carry_out(self, decided: budget.Fit, needs: budget.Needs) -> None:
+        self._last = decided
+        outside, which = budget.choose_shards(self.work.held, decided.shards_on_disk_bytes)
+        reason = f"{decided.reason}; {which}" if outside else decided.reason
+        self._executor.keep_outside(self._devices, outside)
+        if self._offload is not None:
+            self._share = self._share_of_activations()
+            self._offload.set_memory_limit(max(1, decided.activations_bytes // self._share))
+        self._journal.write(
+            "room",
+            reason=reason,
+            activations_bytes=decided.activations_bytes,
+            shards_on_disk=len(outside),
+            **{f"need_{name}": value for name, value in asdict(needs).items()},
+        )
+
+    def _described(self, activations: Profile) -> Profile:
+        """The profile of the activations, with what else this member holds."""
+        executor, needs = self._executor, self._needs
+        memory_bytes, disk_bytes = executor.states_bytes()
+        places = (
+            Occupancy(what="parameters", memory_bytes=executor.model.nbytes, disk_bytes=0),
+            Occupancy(what="gradients and sums", memory_bytes=executor.gradients_bytes(), disk_bytes=0),
+            Occupancy(what="optimizer shards", memory_bytes=memory_bytes, disk_bytes=disk_bytes),
+            Occupancy(what="everything else", memory_bytes=needs.base_bytes if needs else 0, disk_bytes=0),
+        )
+        stats = activations.stats
+        shard_devices = tuple(device.stats() for device in self._devices)
+        return replace(
+            activations,
+            stats=replace(stats, devices=(*stats.devices, *shard_devices)),
+            places=(*activations.places, *places),
+        )

@@ -1,0 +1,152 @@
+"""What `prepare` does where nobody wants a job, but to know what a job will hold in memory (`elastrain doctor`).
+
+Without stages it answers at once. With stages the loop goes on to its tracing pass, which tells what tasks take.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import NoReturn
+
+import torch
+
+from elastrain.base.environment import StatementWish
+from elastrain.errors import ConfigError
+from elastrain.job.layout import Layout
+from elastrain.member.shards.copies import COPY_BUDGET_BYTES
+from elastrain.memory.memory_estimate import ScriptNeeds, WorkerLimit, state_memory
+from elastrain.memory.pipeline_memory import StagedScript
+from elastrain.pipeline.open_tasks import StepShape
+from elastrain.pipeline.stubs.trace import TracedModel
+from elastrain.runtime.assembly import Chosen, Request
+from elastrain.runtime.io.loop_channel import Handover
+from elastrain.runtime.loop.computed_run import StepParts
+from elastrain.runtime.loop.mutation_guard import Untouched
+from elastrain.runtime.loop.pipelined import Pipelines, PipelineWish
+from elastrain.runtime.loop.step import Step
+from elastrain.runtime.loop_state.layers import Layers
+from elastrain.runtime.loop_state.loop_state import LoopSnapshot
+from elastrain.runtime.loop_state.randomness import BlockRandomness
+from elastrain.runtime.memory.planned_work import ASSUMED_MOMENTS, model_bytes
+from elastrain.runtime.memory.process_memory import MemoryLimit, PeakMeter
+from elastrain.runtime.model.flat_model import ModelState
+from elastrain.runtime.model.flats import frozen_shards, has_masters, in_private_memory
+from elastrain.runtime.model.kernels import compute_device
+from elastrain.runtime.model.optimizer import PieceOptimizer
+
+
+class Statement:
+    """One script's answer. `prepare` makes it, and the model and its optimizer are taken over, as for a job."""
+
+    def __init__(self, wish: StatementWish, request: Request, layout: Layout, chosen: Chosen) -> None:
+        """Measures what the script prepares. Raises ConfigError as `prepare` does."""
+        self._wish, self._request, self._chosen = wish, request, chosen
+        pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
+        self._model = model = ModelState(request.model, layout, in_private_memory)
+        # By now the script's own parameters have been freed, and the allocator may have kept their memory.
+        held_bytes = PeakMeter(lambda: 0).now_bytes
+        self._shape = shape = chosen.settings.shape(layout, model.lanes(), request.loader.micro_batches)
+        self._needs = ScriptNeeds(
+            sizes=shape.sizes,
+            moments=_moments(pieces, layout),
+            masters=has_masters(layout),
+            frozen=frozen_shards(layout),
+            model_bytes=model.nbytes,
+            slot_bytes=model.gradients.copy_bytes,
+            runs=shape.runs,
+            backups=shape.backups if wish.backups is None else wish.backups,
+            base_bytes=max(0, held_bytes - model.nbytes),
+            landing_bytes=max((p.nbytes for p in request.model.parameters() if p.requires_grad), default=0),
+            all_write=None if chosen.checkpoints is None else chosen.checkpoints.is_local,
+            limit=_limit(chosen.limit),
+        )
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether the training loop has to be seen, too."""
+        return self._shape.pipelining is not None
+
+    def answer(self, staged: StagedScript | None = None) -> NoReturn:
+        """Write what each member will hold, and end the process. Raises SystemExit."""
+        is_checked_again = self._shape.cross_check_every > 0 or self._shape.audit.every > 0
+        stated = state_memory(self._needs, self._wish.members, staged, is_checked_again=is_checked_again)
+        members = [{**asdict(each), **each.worst.told, "moments": [at.told for at in each.moments]} for each in stated]
+        told = {
+            "backups": self._needs.backups,
+            "limit": self._chosen.limit.limit_bytes if self._chosen.limit else None,
+            "stages": 1 if staged is None else staged.stages,
+            "members": members,
+        }
+        self._wish.answer(json.dumps(told))
+        raise SystemExit(0)
+
+    def steps(self, until: int) -> Iterator[Step]:
+        """One step of the script's loop, whose first micro-batch is the tracing pass: then comes the answer."""
+        if until < 1:
+            return
+        request, stages, traced = self._request, self._chosen.settings.stages, self._answer_for_stages
+        wish = PipelineWish(model=request.model, stages=stages, allocate=in_private_memory, traced=traced)
+        parts = self._step_parts()
+        request.loader.start(0, lambda step: ())
+        try:
+            yield Step(0, parts, LoopSnapshot("", {}, {}), lambda: None, Pipelines(wish, parts))
+        finally:
+            request.loader.close()
+        raise ConfigError("step 0 was left without a micro-batch: iterate over it, `for batch in step`")
+
+    def _answer_for_stages(self, traced: TracedModel, places: tuple[int, ...]) -> NoReturn:
+        pipelining = self._shape.pipelining
+        assert pipelining is not None
+        shape = StepShape(
+            number=0,
+            micro_batches=pipelining.micro_batches,
+            run_length=pipelining.run_length,
+            blocks=len(traced.graph.blocks),
+        )
+        self.answer(
+            StagedScript(
+                model=model_bytes(self._model, traced, places),
+                stages=pipelining.stages,
+                shape=shape,
+                lanes=tuple(shard.lanes for shard in self._shape.shards),
+                copied_bytes=COPY_BUDGET_BYTES,
+            )
+        )
+
+    def _step_parts(self) -> StepParts:
+        """What a tracing pass works with: nobody hears of it."""
+        model, state, settings = self._request.model, self._model, self._chosen.settings
+        layout = state.layout
+        return StepParts(
+            handover=Handover(lambda: None),
+            model=state,
+            loader=self._request.loader,
+            randomness=BlockRandomness(model, layout.blocks, settings.seed, compute_device(model)),
+            untouched=Untouched(model, lambda: state.memory, [s.name for s in layout.parameters if not s.trained]),
+            layers=Layers(model),
+            run_length=settings.run_length,
+            reach=lambda step, phase: None,
+            log=lambda event, **values: None,
+        )
+
+
+def _limit(limit: MemoryLimit | None) -> WorkerLimit | None:
+    if limit is None:
+        return None
+    return WorkerLimit(limit_bytes=limit.limit_bytes, has_disk=bool(limit.directories), assumed_moments=ASSUMED_MOMENTS)
+
+
+def _moments(pieces: PieceOptimizer, layout: Layout) -> tuple[float, ...]:
+    """Per shard, bytes of the optimizer's state per byte of its parameters: one update of zeros tells."""
+    hyper = pieces.hyperparameters()
+    found = []
+    # One shard at a time, so that this process never holds what eight members share.
+    for shard in layout.shards:
+        parameters = torch.zeros(shard.numel, dtype=getattr(torch, shard.master_dtype))
+        state = pieces.create(shard, parameters)
+        if layout.pieces[shard.index]:
+            pieces.apply([(state, torch.zeros_like(parameters), None)], hyper=hyper)
+        found.append((state.nbytes - parameters.nbytes) / max(1, parameters.nbytes))
+    return tuple(found)

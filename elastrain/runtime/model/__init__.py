@@ -1,0 +1,1 @@
+"""The user's model and optimizer in flat buffers."""

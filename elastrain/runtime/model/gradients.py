@@ -1,0 +1,230 @@
+"""Gradient slots: copies of the gradients, into which a backward accumulates, and the memory that they are made of.
+
+Where members hold some blocks each, a slot has the blocks of its run only, and a free one has none.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Collection, Iterable
+
+import torch
+from torch import Tensor
+
+from elastrain.job.layout import STATISTICS, Layout, Shard
+from elastrain.runtime.model import statistics
+from elastrain.runtime.model.flats import Allocate, FlatBuffers, view_of
+from elastrain.snapshot.digest import combine, digest
+
+
+class GradientPart:
+    """The gradients of some blocks, one allocation per dtype."""
+
+    def __init__(self, layout: Layout, blocks: Collection[int], allocate: Allocate) -> None:
+        mine = {flat.index: flat for flat in layout.flats if flat.folded and flat.block in blocks}
+        self.buffers = FlatBuffers({i: (flat.folded_numel, flat.master_dtype) for i, flat in mine.items()}, allocate)
+        flats = self.buffers.flats
+        self.views: dict[int, Tensor] = {
+            leaf.index: view_of(flats[leaf.flat], leaf.start, layout.parameters[leaf.parameter].shape)
+            for leaf in layout.leaves
+            if leaf.flat in mine and mine[leaf.flat].trained
+        }
+        self.statistics: dict[int, Tensor] = {
+            leaf.index: flats[leaf.flat][2 * leaf.start : 2 * (leaf.start + leaf.numel)]
+            for leaf in layout.leaves
+            if leaf.flat in mine and mine[leaf.flat].group == STATISTICS
+        }
+        self._maps = [flats[i] for i, flat in mine.items() if flat.group == STATISTICS]
+        # Once and for all: what lies between two leaves is never written, and is part of digests.
+        for buffer in self.buffers.whole.values():
+            buffer.zero_()
+
+    def begin_run(self) -> None:
+        """From now on a backward writes here. What it comes to first counts as zero (`GradientSlot.land`)."""
+        for maps in self._maps:
+            statistics.clear(maps)
+
+
+class GradientMemory:
+    """What slots are made of: one part of the whole model for each, or, `apart`, one part per block. For any thread."""
+
+    def __init__(self, layout: Layout, allocate: Allocate, *, apart: bool = False) -> None:
+        self.layout = layout
+        self.apart = apart
+        self.nbytes = 0
+        """Of all parts, free ones included."""
+        blocks = tuple(range(len(layout.blocks)))
+        self._groups = tuple((block,) for block in blocks) if apart else (blocks,)
+        self._held: Collection[int] = blocks
+        self._allocate = allocate
+        self._free: list[list[GradientPart]] = [[] for _ in self._groups]
+        self._lock = threading.Lock()
+
+    @property
+    def copy_bytes(self) -> int:
+        """One copy of all gradients."""
+        return sum(self.bytes_of(block) for block in range(len(self.layout.blocks)))
+
+    def bytes_of(self, block: int) -> int:
+        """One copy of a block's gradients."""
+        folded = [flat for flat in self.layout.flats if flat.folded and flat.block == block]
+        return sum(flat.folded_numel * getattr(torch, flat.master_dtype).itemsize for flat in folded)
+
+    def group_of(self, block: int) -> int:
+        return block if self.apart else 0
+
+    def groups_of(self, blocks: Iterable[int] | None) -> list[int]:
+        """Of these blocks, None: of all; ascending."""
+        found = range(len(self._groups)) if blocks is None else sorted({self.group_of(block) for block in blocks})
+        return list(found)
+
+    def take(self, group: int) -> GradientPart:
+        """With any content. Raises what `allocate` raises."""
+        with self._lock:
+            if self._free[group]:
+                return self._free[group].pop()
+        part = GradientPart(self.layout, self._groups[group], self._allocate)
+        with self._lock:
+            self.nbytes += part.buffers.nbytes
+        return part
+
+    def give_back(self, group: int, part: GradientPart) -> None:
+        """For the next run; of a block that has gone, for the kernel."""
+        with self._lock:
+            if not self.apart or group in self._held:
+                self._free[group].append(part)
+            else:
+                self.nbytes -= part.buffers.nbytes
+
+    def hold(self, blocks: Collection[int]) -> None:
+        """From now on only these blocks' parts are kept for the next run."""
+        with self._lock:
+            self._held = frozenset(blocks)
+            for group in range(len(self._groups)):
+                if group not in self._held:
+                    self.nbytes -= sum(part.buffers.nbytes for part in self._free[group])
+                    self._free[group].clear()
+
+
+class GradientSlot:
+    """A copy of the gradients of some blocks, and which leaves got one since the run began.
+
+    Gradients of half precision are summed in float32: each micro-batch's is converted before it is added. Nothing is
+    zeroed before a run: the first gradient takes its leaf's place, and `settle` zeroes the leaves that got none.
+    """
+
+    def __init__(self, memory: GradientMemory) -> None:
+        self._layout = memory.layout
+        self._memory = memory
+        self._parts: dict[int, GradientPart] = {}
+        self.touched: set[int] = set()
+        """Indices of the leaves into which a backward has accumulated."""
+        self.last: int | None = None
+        """The last one of them."""
+        self.is_discarding = False
+        """The backward under way counts for nothing."""
+        self.views: dict[int, Tensor] = {}
+        """By leaf."""
+        self.statistics: dict[int, Tensor] = {}
+        """What the run does to each running statistic, by leaf: see `elastrain.runtime.model.statistics`."""
+        if not memory.apart:
+            self.begin_run()
+
+    def begin_run(self, blocks: Collection[int] | None = None) -> None:
+        """Before the first micro-batch of a run. `blocks`: those that it goes through, None: all."""
+        wanted = self._memory.groups_of(blocks)
+        if wanted != list(self._parts):
+            self.release()
+            self._parts = {group: self._memory.take(group) for group in wanted}
+            self.views = {leaf: view for part in self._parts.values() for leaf, view in part.views.items()}
+            self.statistics = {leaf: maps for part in self._parts.values() for leaf, maps in part.statistics.items()}
+        for part in self._parts.values():
+            part.begin_run()
+        self.touched.clear()
+
+    def release(self) -> None:
+        """Nothing in it is needed any more: where blocks come and go, its memory is for whoever computes next."""
+        if not self._memory.apart:
+            return
+        parts, self._parts = self._parts, {}
+        self.views, self.statistics, self.last = {}, {}, None
+        for group, part in parts.items():
+            self._memory.give_back(group, part)
+
+    def take(self, leaf: int, parameter: Tensor) -> bool:
+        """A backward has come to this leaf: its gradient is here afterwards. False: it is somewhere else."""
+        gradient = parameter.grad
+        if leaf not in self.touched and gradient is not None and not gradient.requires_grad:
+            self.land(leaf, gradient)
+            parameter.grad = self.views[leaf]
+        elif gradient is not self.views[leaf]:
+            return False
+        self.touched.add(leaf)
+        self.last = leaf
+        return True
+
+    def put(self, leaf: int, gradient: Tensor) -> None:
+        """Add a gradient to this leaf's, as autograd does with one that has a parameter of its own."""
+        if leaf in self.touched:
+            self.views[leaf].add_(gradient)
+        else:
+            self.land(leaf, gradient)
+        self.touched.add(leaf)
+        self.last = leaf
+
+    def land(self, leaf: int, gradient: Tensor) -> None:
+        """The first gradient of the run for this leaf: what it would be after zeroing and adding, in one pass."""
+        view = self.views[leaf]
+        if gradient.layout is torch.strided:
+            torch.add(gradient, 0.0, out=view)  # not a copy: 0 + -0 is 0
+        else:
+            view.zero_().add_(gradient)
+
+    def settle(self, block: int) -> None:
+        """The block's gradients of the run are final: leaves that got none are zero."""
+        for leaf in self._layout.leaves_of(block):
+            if leaf.index in self.views and leaf.index not in self.touched:
+                self.views[leaf.index].zero_()
+
+    def lane(self, shard: Shard, lane: int) -> Tensor:
+        """1-D `(shard.numel,)`: the shard's range in the gradient of its lane, a view. Twice as long for statistics."""
+        flat = self._layout.flats[shard.lanes[lane].flat]
+        width = flat.folded_numel // flat.numel if flat.numel else 1
+        return self._flat(flat.index)[width * shard.start : width * shard.stop]
+
+    def digests(self) -> tuple[int, ...]:
+        """Per block, over all that a backward has left in it and which leaves it touched. A NaN is a NaN."""
+        for block in range(len(self._layout.blocks)):
+            self.settle(block)
+        return tuple(self.digest(block) for block in range(len(self._layout.blocks)))
+
+    def digest(self, block: int) -> int:
+        """As `digests`, of one block."""
+        touched = (leaf.index for leaf in self._layout.leaves_of(block) if leaf.index in self.touched)
+        flats = (self._flat(f.index) for f in self._layout.flats if f.block == block and f.folded)
+        return combine((*touched, *(digest(_one_nan(flat)) for flat in flats)))
+
+    def add(self, later: GradientSlot, block: int) -> None:
+        """Add a later run's part in one block, in place."""
+        for flat in self._layout.flats:
+            if flat.block == block and flat.folded:
+                mine, theirs = self._flat(flat.index), later._flat(flat.index)
+                if flat.group == STATISTICS:
+                    statistics.compose(mine, theirs, out=mine)
+                else:
+                    mine.add_(theirs)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.buffers.nbytes for part in self._parts.values())
+
+    def _flat(self, index: int) -> Tensor:
+        group = self._memory.group_of(self._layout.flats[index].block)
+        return self._parts[group].buffers.flats[index]
+
+
+def _one_nan(flat: Tensor) -> Tensor:
+    """With the same bits for every NaN: which of them arithmetic gives is nobody's promise."""
+    isnan = flat.isnan()
+    return flat.masked_fill(isnan, math.nan) if bool(isnan.any()) else flat

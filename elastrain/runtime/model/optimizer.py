@@ -1,0 +1,313 @@
+"""The sharded optimizer: steps pieces of parameters with the class, the hyperparameters and the bits of torch.optim.
+
+The user's optimizer object stays what schedulers drive; an inner one of the same class does the arithmetic. Decides
+nothing about who owns what, and sends nothing.
+
+The user's optimizer once it is prepared: it holds hyperparameters, and says so when more is asked of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from elastrain.errors import ConfigError
+from elastrain.job.layout import ALIGN, Layout, Piece, Shard, master_dtype
+from elastrain.job.values import Record
+from elastrain.runtime.model.trial import of_all, try_out
+from elastrain.snapshot.shard_state import ShardState
+
+Hyper = list[dict[str, Any]]
+"""Per parameter group, plain values as JSON takes them."""
+Item = tuple[ShardState, Tensor, Container[int] | None]
+"""State, its finished gradient (1-D, never written), and the parameters that got one (None: all)."""
+
+ELEMENTWISE = frozenset(
+    getattr(torch.optim, name)
+    for name in ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+)
+_FUSED = frozenset({torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad})
+_ADAMS = frozenset({"Adam", "AdamW"})
+"""They keep the same beside a parameter: each goes on from what the other has left."""
+_ATTRIBUTES = (bool, int, float, str, type(None), tuple)
+_NOT_HYPER = {"params", "param_names"}
+
+
+class PieceOptimizer:
+    """Applies finished gradients to shard states, in place.
+
+    Takes over the role of `optimizer`, whose parameter groups go on to hold the hyperparameters; its own state is
+    dropped. `elementwise=True` vouches for a class that is not in torch.optim. Raises ConfigError (see `check`).
+    """
+
+    def __init__(self, optimizer: Optimizer, layout: Layout, *, elementwise: bool = False) -> None:
+        check(optimizer, elementwise=elementwise)
+        self._facade = optimizer
+        self._layout = layout
+        self._inner = self._same_class(optimizer, [_placeholder(optimizer.param_groups)])
+        self._scratch: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self.counted = frozenset[str]() if type(optimizer) in ELEMENTWISE else self._try_out()
+        """Names of the counters that the optimizer itself keeps in its parameter groups."""
+        optimizer.state.clear()
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory for scaled gradients."""
+        return sum(scratch.nbytes for scratch in self._scratch.values())
+
+    def let_go_of_scratch(self) -> None:
+        """Until the next update, if there is one."""
+        self._scratch.clear()
+
+    def _try_out(self) -> frozenset[str]:
+        groups = self._facade.param_groups
+        dtypes = [_placeholder([group, *groups])["params"][0].dtype for group in groups]
+        kinds = [
+            (dtype, {min(max(q.ndim, 1), 4) for q in group["params"]} or {1})
+            for dtype, group in zip(dtypes, groups, strict=True)
+        ]
+        make = partial(self._same_class, self._facade)
+        return try_out(type(self._facade).__name__, make, [_grouped(each) for each in self.hyperparameters()], kinds)
+
+    def committed(self, record: Record) -> None:
+        """Let the user's groups count the step, as the optimizer itself does."""
+        if self.counted and not record.skipped:
+            groups = self._facade.param_groups
+            values = [_grouped(each) for each in self.hyperparameters()]
+            made = self._same_class(
+                self._facade, [{**v, **_placeholder([g, *groups])} for g, v in zip(groups, values, strict=True)]
+            )
+            for parameter in (q for group in made.param_groups for q in group["params"]):
+                parameter.grad = torch.zeros_like(parameter)
+            made.step()
+            for mine, its in zip(groups, made.param_groups, strict=True):
+                mine.update({name: its[name] for name in self.counted if name in its})
+
+    def hyperparameters(self) -> Hyper:
+        """The groups' values now, after whatever schedulers did to them. Raises ConfigError for values not plain."""
+        return [_fused_if_possible(type(self._facade), _plain_group(group)) for group in self._facade.param_groups]
+
+    def create(self, shard: Shard, parameters: Tensor) -> ShardState:
+        """The state before the first step, over `parameters` (1-D, `shard.numel` of its master dtype; not copied)."""
+        pieces = self._layout.pieces[shard.index]
+        hyper = self.hyperparameters()
+        views = _views(parameters, pieces)
+        states = []
+        for piece, view in zip(pieces, views, strict=True):
+            made = self._same_class(self._facade, [{"params": [view], **_grouped(hyper[piece.group])}])
+            states.append(dict(made.state[view]) if view in made.state else {})
+        return ShardState(shard=shard.index, parameters=parameters, pieces=states)
+
+    def take_over(self, state: ShardState, wrote: str) -> ShardState:
+        """Leave out what another class of optimizer (`wrote`; empty: none) kept; begin what nobody has begun."""
+        of_same, name = state.pieces, type(self._facade).__name__
+        if wrote not in ("", name) and not {wrote, name} <= _ADAMS:
+            of_same = [{} for _ in state.pieces]
+        made = self.create(self._layout.shards[state.shard], state.parameters).pieces
+        return replace(state, pieces=[its or new for its, new in zip(of_same, made, strict=True)])
+
+    @torch.no_grad()
+    def apply(self, items: Sequence[Item], *, hyper: Hyper, factors: tuple[float, ...] = ()) -> None:
+        """One optimizer step over all items: gradient times each factor in turn, then update. Leaves `version` alone.
+
+        Pieces of untouched parameters stay as they are. Nothing that is kept refers to the gradients.
+        """
+        scaled = self._scaled([gradient for _, gradient, _ in items], factors)
+        groups: dict[tuple[int, bool], list[Tensor]] = {}
+        stepped: list[tuple[ShardState, int, Tensor]] = []
+        for (state, _, touched), gradient in zip(items, scaled, strict=True):
+            pieces = self._layout.pieces[state.shard]
+            for index, (piece, view) in enumerate(zip(pieces, _views(state.parameters, pieces), strict=True)):
+                if touched is not None and piece.parameter not in touched:
+                    continue
+                view.grad = gradient[piece.start : piece.stop]
+                self._inner.state[view] = state.pieces[index]
+                # Fused SGD takes the first step of all its tensors or of none: a fresh piece must not see the others.
+                groups.setdefault((piece.group, not state.pieces[index]), []).append(view)
+                stepped.append((state, index, view))
+        self._step(groups, hyper)
+        for state, index, view in stepped:
+            state.pieces[index] = self._inner.state[view]
+        self._inner.state.clear()
+        self._inner.param_groups = []
+        self._facade._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn
+
+    def _step(self, groups: dict[tuple[int, bool], list[Tensor]], hyper: Hyper) -> None:
+        self._inner.param_groups = [
+            {"params": views, **_grouped(hyper[group])}
+            for (group, _), views in sorted(groups.items(), key=lambda g: g[0])
+        ]
+        self._inner.step()
+
+    def _scaled(self, gradients: Sequence[Tensor], factors: tuple[float, ...]) -> list[Tensor]:
+        """Copies of the gradients times the factors one after another, in memory that is used again in every step."""
+        scaled = []
+        for gradient, scratch in zip(gradients, self._scratch_for(gradients), strict=True):
+            if factors:
+                torch.mul(gradient, factors[0], out=scratch)
+            else:
+                scratch.copy_(gradient)
+            for factor in factors[1:]:
+                scratch.mul_(factor)
+            scaled.append(scratch)
+        return scaled
+
+    def _scratch_for(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        needed: dict[tuple[torch.dtype, torch.device], int] = {}
+        places = []
+        for gradient in gradients:
+            key = (gradient.dtype, gradient.device)
+            start = needed.get(key, 0)
+            needed[key] = start + gradient.numel()
+            places.append((key, start, needed[key]))
+        for key, numel in needed.items():
+            if key not in self._scratch or self._scratch[key].numel() < numel:
+                self._scratch[key] = torch.empty(numel, dtype=key[0], device=key[1])
+        return [self._scratch[key][start:stop] for key, start, stop in places]
+
+    def _same_class(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
+        """A new optimizer of that class; the values that its constructor takes come from the defaults."""
+        cls: Any = type(optimizer)
+        accepted = inspect.signature(cls).parameters
+        given = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+        try:
+            made = cls(groups, **given)
+        except Exception as error:  # whatever a class of the script's may raise
+            raise ConfigError(
+                f"{cls.__name__} could not be made again from its defaults ({error}): its constructor must take "
+                "parameters (not so a wrapper of another optimizer), and its arguments must be in `defaults` under "
+                "their names"
+            ) from error
+        assert isinstance(made, Optimizer)
+        if cls not in ELEMENTWISE:  # what its constructor keeps beside the defaults
+            plain = {
+                n: value for n, value in vars(optimizer).items() if n not in of_all() and type(value) in _ATTRIBUTES
+            }
+            made.__dict__.update(plain)
+        return made
+
+
+def check(optimizer: Optimizer, *, elementwise: bool = False) -> None:
+    """Raises ConfigError, with one sentence, unless each element's update depends on that element alone."""
+    cls, name = type(optimizer), type(optimizer).__name__
+    if cls is torch.optim.LBFGS:
+        raise ConfigError("LBFGS needs a closure and the whole gradient: use an elementwise optimizer such as AdamW")
+    if cls is torch.optim.SparseAdam:
+        raise ConfigError("SparseAdam takes sparse gradients, which are not supported: use Adam")
+    if cls not in ELEMENTWISE and not elementwise:
+        known = ", ".join(sorted(known.__name__ for known in ELEMENTWISE))
+        raise ConfigError(
+            f"{name} is not known to update each element by itself, and parameters are cut: use one of {known}, "
+            "or vouch for it with elementwise=True"
+        )
+    if "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        raise ConfigError(
+            f"optimizer.step of this {name} was replaced, and the sharded optimizer would not call it: leave the "
+            "replacement out, or make it a class of its own and vouch for it with elementwise=True"
+        )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ConfigError(f"{name}(differentiable=True) is not supported: leave it out")
+
+
+def _placeholder(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Stand for the parameters of the first of these groups that has any."""
+    parameter = next(parameter for group in groups for parameter in group["params"])
+    dtype = getattr(torch, master_dtype(str(parameter.dtype).removeprefix("torch.")))
+    return {"params": [torch.zeros(ALIGN, dtype=dtype, device=parameter.device)]}
+
+
+def _views(parameters: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
+    return [parameters[piece.start : piece.stop] for piece in pieces]
+
+
+def _plain_group(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: _plain(name, value) for name, value in group.items() if name not in _NOT_HYPER}
+
+
+def _plain(name: str, value: Any) -> Any:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Tensor() if value.numel() == 1:
+            return float(value)
+        case tuple() | list():
+            return [_plain(name, element) for element in value]
+    raise ConfigError(f"hyperparameter {name!r} must be a number, a word or a list of them; got {type(value).__name__}")
+
+
+def _fused_if_possible(cls: type[Optimizer], group: dict[str, Any]) -> dict[str, Any]:
+    chosen = group.get("foreach") is not None or group.get("fused") is not None or group.get("capturable")
+    return group if cls not in _FUSED or chosen else {**group, "fused": True}
+
+
+def _grouped(hyper: dict[str, Any]) -> dict[str, Any]:
+    """A group's values as torch.optim keeps them: pairs are tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()}
+
+
+class Facade:
+    """Refuses by name what would do nothing. Raises ConfigError when the optimizer already carries hooks for steps."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._pre_hooks: set[int] = set()
+        self._check_hooks()
+        self._groups = self._parameters()
+        optimizer.register_step_pre_hook(_refuse_step)
+        optimizer.register_state_dict_pre_hook(_refuse_state_dict)
+        optimizer.register_load_state_dict_pre_hook(_refuse_load)
+        self._pre_hooks = set(optimizer._optimizer_step_pre_hooks)
+
+    def check(self) -> None:
+        """Raises ConfigError if groups, state or hooks have changed since: nobody would have heeded that."""
+        self._check_hooks()
+        if self._parameters() != self._groups:
+            raise ConfigError(
+                "the optimizer's groups have other parameters than when they were prepared: call add_param_group "
+                "before prepare, and freeze in the loop what is to be trained later"
+            )
+        if any(self.optimizer.state.values()):
+            raise ConfigError(
+                "state was put into the optimizer after prepare, and the sharded optimizer does not use it: this "
+                "version starts with fresh state"
+            )
+
+    def _check_hooks(self) -> None:
+        added = set(self.optimizer._optimizer_step_pre_hooks) - self._pre_hooks
+        if added or self.optimizer._optimizer_step_post_hooks:
+            raise ConfigError(
+                "the optimizer has hooks for its steps (register_step_pre_hook, register_step_post_hook), which would "
+                "never run: each member steps only its shards. Do after `for batch in step` what they do"
+            )
+
+    def _parameters(self) -> list[list[int]]:
+        return [[id(parameter) for parameter in group["params"]] for group in self.optimizer.param_groups]
+
+
+def _refuse_step(*_: Any) -> NoReturn:
+    raise ConfigError(
+        "optimizer.step() would do nothing here: the step is taken, on all members, when `for batch in step` ends. "
+        "Leave the call out; to train on behind the loop, make a new optimizer"
+    )
+
+
+def _refuse_state_dict(*_: Any) -> NoReturn:
+    raise ConfigError(
+        "optimizer.state_dict() has nothing to give: the state is sharded over the members, with verified copies in "
+        "memory. Let the job write durable checkpoints (elastrain run --checkpoint-dir): `elastrain checkpoint export` "
+        "makes plain state dicts of them"
+    )
+
+
+def _refuse_load(*_: Any) -> NoReturn:
+    raise ConfigError(
+        "optimizer.load_state_dict() would do nothing here: the state is sharded over the members. Begin the job from "
+        "a checkpoint with `elastrain run --resume`; `elastrain checkpoint import` makes one of a plain state"
+    )

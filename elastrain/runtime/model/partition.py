@@ -1,0 +1,227 @@
+"""From the user's model and optimizer to the fixed cutting: which blocks there are, what cannot be cut.
+
+Reads the model and changes nothing. The cutting itself is `elastrain.job.layout`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from elastrain.errors import ConfigError
+from elastrain.job.layout import FROZEN, STATISTICS, Layout, ParameterSpec, cut
+from elastrain.offload.overlaps import WAY_OUT, shared_memory
+from elastrain.pipeline.stubs.naming import blocks_of
+from elastrain.runtime.loader.loader import DataLoader
+from elastrain.runtime.model.statistics import buffers_of, tracking
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+"""Of parameters."""
+DEVICES = ("cpu", "meta")
+"""Of a model; what has no data is refused as such."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registration:
+    """One place where a parameter hangs: `setattr(module, attribute, …)` replaces it."""
+
+    module: nn.Module
+    attribute: str
+    name: str
+    block: str
+
+
+def check_given(model: object, optimizer: object, loader: object, blocks: Sequence[object] | None) -> None:
+    """Raises ConfigError where one of the arguments of `prepare` is something else, with what it is."""
+    data = "elastrain.DataLoader(dataset, global_batch_size=…, micro_batch_size=…)"
+    for name, given, kind, wanted in (
+        ("model", model, nn.Module, "a torch.nn.Module"),
+        ("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer of the model's parameters"),
+        ("loader", loader, DataLoader, data),
+    ):
+        if not isinstance(given, kind):
+            what = type(given)
+            got = f"the class {given.__qualname__}" if isinstance(given, type) else f"{what.__module__}.{what.__name__}"
+            raise ConfigError(f"job.prepare(model, optimizer, loader): the {name} must be {wanted}; got {got}")
+    if isinstance(blocks, str) or not all(isinstance(each, str) for each in blocks or ()):
+        raise ConfigError(f"blocks must be a list of names of submodules; got {blocks!r}")
+
+
+def named_blocks(model: nn.Module, patterns: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The blocks in the model's order (see `blocks_of`); parameters outside of them form the block `""`, in front.
+
+    Raises ConfigError for patterns that fit nothing, and for a block that owns nothing.
+    """
+    blocks = blocks_of(model, patterns)
+    used = {registration.block for places in registrations_of(model, blocks) for registration in places}
+    used |= {_block_of(path, blocks) for path, _ in tracking(model)}
+    empty = [name for name in blocks if name not in used]
+    if empty:
+        raise ConfigError(f"these blocks own no parameter: {empty}; leave them out")
+    return ("", *blocks) if "" in used else blocks
+
+
+def registrations_of(model: nn.Module, blocks: Iterable[str]) -> list[list[Registration]]:
+    """Per distinct parameter, in the model's order, every place where it is registered."""
+    places: dict[int, list[Registration]] = {}
+    for path, module in model.named_modules():
+        block = _block_of(path, blocks)
+        for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            name = f"{path}.{attribute}" if path else attribute
+            place = Registration(module=module, attribute=attribute, name=name, block=block)
+            places.setdefault(id(parameter), []).append(place)
+    return list(places.values())
+
+
+def readers_of(model: nn.Module, layout: Layout) -> dict[int, tuple[int, ...]]:
+    """Per flat that has parameters of its own, the blocks in which any of them is registered: one, but for ties."""
+    found = {flat.index: {flat.block} for flat in layout.flats if flat.alias_of is None}
+    places = registrations_of(model, layout.blocks)
+    for leaf in layout.leaves:
+        # A frozen tie has no alias: only where it is registered shows who reads it.
+        if leaf.flat in found and leaf.parameter < len(places):
+            found[leaf.flat] |= {layout.blocks.index(place.block) for place in places[leaf.parameter]}
+    return {flat: tuple(sorted(blocks)) for flat, blocks in found.items()}
+
+
+def _block_of(path: str, blocks: Iterable[str]) -> str:
+    """The innermost of the blocks in which a module lies."""
+    return max((name for name in blocks if name and f"{path}.".startswith(f"{name}.")), key=len, default="")
+
+
+def parameter_at(place: Registration) -> nn.Parameter:
+    parameter = getattr(place.module, place.attribute)
+    assert isinstance(parameter, nn.Parameter)
+    return parameter
+
+
+def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequence[str] | None = None) -> Layout:
+    """Cut the model for this optimizer. `blocks`: names of submodules or patterns; see `named_blocks`.
+
+    Raises ConfigError, with one sentence, for models and optimizers that cannot be cut.
+    """
+    _check_layers(model)
+    names = named_blocks(model, blocks)
+    groups = _groups(optimizer)
+    places = registrations_of(model, names)
+    _check_optimizer(optimizer, {id(parameter_at(p[0])) for p in places}, groups)
+    specs, ties = [], {}
+    for registrations in places:
+        parameter = parameter_at(registrations[0])
+        home, *others = sorted({place.block for place in registrations}, key=names.index)
+        first = next(place for place in registrations if place.block == home)
+        _check_parameter(first.name, parameter, trained=id(parameter) in groups)
+        ties[first.name] = tuple(others)
+        specs.append(
+            ParameterSpec(
+                name=first.name,
+                block=home,
+                shape=tuple(parameter.shape),
+                dtype=name_of(parameter.dtype),
+                group=groups.get(id(parameter), FROZEN),
+                requires_grad=parameter.requires_grad,
+            )
+        )
+    if not any(spec.trained and spec.numel for spec in specs):
+        raise ConfigError(
+            "the model has no parameter that requires a gradient and is in the optimizer: nothing to train"
+        )
+    if shared := shared_memory(model, lambda parameter: parameter.requires_grad and id(parameter) in groups):
+        raise ConfigError(f"{shared[0]!r} and {shared[1]!r} of the model {WAY_OUT}")
+    specs += _statistics(model, names)
+    devices = {str(parameter_at(registrations[0]).device) for registrations in places}
+    if len(devices) > 1:
+        raise ConfigError(f"all parameters must be on one device; got {sorted(devices)}")
+    return cut(specs, blocks=names, ties=ties)
+
+
+def _check_layers(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise ConfigError(
+                f"{type(module).__name__} {path!r} has max_norm={module.max_norm}: it changes its weight in the "
+                "forward, outside of the optimizer. Leave max_norm out and scale the rows that the forward looks up"
+            )
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            check_device(f"{path}.{name}" if path else name, tensor.device)
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta or is_lazy(buffer):
+                where = "no size before the first forward" if is_lazy(buffer) else "no data (meta device)"
+                raise ConfigError(
+                    f"buffer {f'{path}.{name}' if path else name!r} has {where}: initialise the model before prepare"
+                )
+
+
+def check_device(name: str, device: torch.device) -> None:
+    """Raises ConfigError for a device on which this version does not train."""
+    if device.type not in DEVICES:
+        raise ConfigError(
+            f"{name!r} is on {device}, and this version trains on CPUs only: leave .to({device.type!r}) out, or call "
+            "model.cpu() before the optimizer is made and before prepare"
+        )
+
+
+def _statistics(model: nn.Module, blocks: Sequence[str]) -> list[ParameterSpec]:
+    """Kept in float64, in which counts are exact and small steps are not lost; the layers get them rounded."""
+    return [
+        ParameterSpec(
+            name=name,
+            block=_block_of(path, blocks),
+            shape=tuple(value.shape),
+            dtype="float64",
+            group=STATISTICS,
+            requires_grad=False,
+        )
+        for path, module in tracking(model)
+        for name, value in buffers_of(path, module)
+    ]
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """torch's name without the prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    """id(parameter) -> index of its group."""
+    return {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, known: set[int], groups: dict[int, int]) -> None:
+    if set(groups) - known:
+        count = len(set(groups) - known)
+        raise ConfigError(
+            f"{count} of the optimizer's parameters are not the model's: make the optimizer from this model"
+        )
+    if any(_stepped(state) for state in optimizer.state.values()):
+        raise ConfigError("the optimizer already has state from steps taken elsewhere: pass a new one to prepare")
+
+
+def _stepped(state: dict[str, Any]) -> bool:
+    """Some classes create their state when they are made; such state counts zero steps."""
+    return bool(state) and float(state.get("step", 1)) > 0
+
+
+def _check_parameter(name: str, parameter: nn.Parameter, *, trained: bool) -> None:
+    problem = None
+    if type(parameter) is not nn.Parameter:
+        problem = f"is a {type(parameter).__name__}; tensor subclasses, lazy and distributed parameters cannot be cut"
+    elif parameter.layout is not torch.strided:
+        problem = f"has layout {parameter.layout}; only dense parameters can be cut"
+    elif name_of(parameter.dtype) not in DTYPES:
+        problem = f"is {parameter.dtype}; parameters are {', '.join(DTYPES)}: convert the model first"
+    elif parameter.is_meta:
+        problem = "has no data (meta device): initialise the model first"
+    elif parameter.is_inference():
+        problem = "was made under torch.inference_mode and cannot be trained: make the model outside of it"
+    elif torch._debug_has_internal_overlap(parameter) == 1:
+        problem = "has one memory for several elements (expand): call .contiguous() on it first"
+    elif parameter.requires_grad and not trained:
+        problem = "requires a gradient but is not in the optimizer: add it, or call requires_grad_(False) on it"
+    if problem:
+        raise ConfigError(f"parameter {name!r} {problem}")

@@ -1,0 +1,180 @@
+"""The plain attributes of a model's modules, and whatever else a loop may change in them: what has changed since when.
+
+Decides nothing about who has changed what: see `layers`.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from hashlib import blake2b
+from types import SimpleNamespace
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from elastrain.runtime.model.statistics import buffers_of, tracking
+from elastrain.snapshot.digest import checksum
+
+_KINDS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_post_accumulate_grad_hooks",
+)
+_HOOKS = tuple(f"{of}{kind}" for of in ("", "_global") for kind in _KINDS)
+_PLAIN = (bool, int, float, str, type(None))
+_CONTAINERS = (list, tuple, set, frozenset, deque, dict)
+_LOOKED_INTO = 64  # items; of a longer list or dict the length alone
+# A pipeline replaces forwards for its passes, and what is compiled computes the same.
+_OF_ALL_MODULES = vars(nn.Module()).keys() - {"training"} | {"forward", "_compiled_call_impl"}
+MISSING = object()
+"""In place of the value of an attribute that is not there."""
+
+
+class PlainAttributes:
+    """Attributes, submodules, fields of configurations, buffers (no running statistics), requires_grad, hooks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._statistics = {name for path, module in tracking(model) for name, _ in buffers_of(path, module)}
+        self._sums: dict[str, tuple[Any, int]] = {}
+        self.modules = dict(model.named_modules())
+        self.parameters = {f"{name}.requires_grad": q for name, q in model.named_parameters()}
+        self._hooked: dict[str, object] = {f"hooks of {p or 'the model'!r}": each for p, each in self.modules.items()}
+        self._hooked |= {f"hooks of parameter {name!r}": each for name, each in model.named_parameters()}
+        self._hooked["hooks of all modules"] = torch.nn.modules.module
+        self._places: dict[str, tuple[dict[str, Any], str]] = {}
+        self._sizes: list[int] = []
+        self.rebase()
+        self._first = [name for name in self._places if _has_to_begin_alike(self.modules, name)]
+
+    def digest(self) -> str:
+        """Digest of what members must begin with alike: `training`, what torch's layers have, floats of all others."""
+        values = [value if type(value := self.get(name)) in _PLAIN else ... for name in self._first]
+        values += [q.requires_grad for q in self.parameters.values()]
+        told = self._first, [name.removesuffix(".requires_grad") for name in self.parameters], values
+        return blake2b(repr(told).encode(), digest_size=6).hexdigest()
+
+    def get(self, name: str) -> Any:
+        """Return an attribute's value, or MISSING."""
+        of, attribute = self._places[name]
+        return of.get(attribute, MISSING)
+
+    def put(self, name: str, value: Any) -> None:
+        """Set an attribute, also one that this member's script has not set yet."""
+        path, _, attribute = name.rpartition(".")
+        mine = self.get(name) if name in self._places else MISSING
+        if name in self.parameters:
+            self.parameters[name].requires_grad_(value)
+        elif (
+            isinstance(mine, Tensor)
+            and isinstance(value, Tensor)
+            and mine.dtype is value.dtype
+            and mine.shape == value.shape
+        ):
+            mine.data.copy_(value)
+        else:
+            place: tuple[Any, str] = self._places.get(name) or (vars(self.modules[path]), attribute)
+            place[0][place[1]] = value.clone() if isinstance(value, Tensor) else value
+
+    def hooks(self) -> Iterator[tuple[str, int]]:
+        """Name of each thing that may have hooks, and how many it has."""
+        for name, hooked in self._hooked.items():
+            yield name, sum(len(getattr(hooked, kind, None) or ()) for kind in _HOOKS)
+
+    def persistent(self) -> Iterator[str]:
+        """Name of each buffer that is a part of the model's state."""
+        for path, module in self.modules.items():
+            for attribute in module._buffers.keys() - module._non_persistent_buffers_set:
+                if (name := f"{path}.{attribute}" if path else attribute) not in self._statistics:
+                    yield name
+
+    def rebase(self) -> None:
+        """Let nothing count as changed."""
+        self._before = self._look(is_thorough=True) | dict(self.hooks())
+
+    def changed(self, *, is_thorough: bool = False, has_hooks: bool = True) -> list[tuple[str, Any, Any]]:
+        """Name, value and former value of what has changed since this was last asked; tokens where they are not plain.
+
+        Args:
+            is_thorough: Read persistent buffers whole, since a write through `.data` leaves no other trace.
+            has_hooks: Count hooks, too. That takes as long as all else.
+        """
+        with torch._C.DisableTorchFunction():  # to look at a tensor is no use of it, which a tracing pass would note
+            before, now = self._before, self._look(is_thorough=is_thorough)
+            now |= self.hooks() if has_hooks else ((name, before[name]) for name in self._hooked)
+        self._before = now
+        pairs = ((name, value, before.get(name, MISSING)) for name, value in now.items()) if now != before else ()
+        return [(name, value, was) for name, value, was in pairs if value is not was and value != was]
+
+    def _look(self, *, is_thorough: bool) -> dict[str, Any]:
+        sizes = [len(vars(each)) + len(each._buffers) + len(each._modules) for each in self.modules.values()]
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self._places |= {n: at for n, at in _attributes(self.modules) if n not in self._statistics}
+        found = {
+            name: value if type(value := of.get(attribute, MISSING)) in _PLAIN else token_of(value)
+            for name, (of, attribute) in self._places.items()
+        }
+        found.update((name, self._sum(name, found[name], is_thorough)) for name in self.persistent())
+        found.update((name, q.requires_grad) for name, q in self.parameters.items())
+        return found
+
+    def _sum(self, name: str, token: Any, is_thorough: bool) -> int:
+        if is_thorough or self._sums.get(name, (None, 0))[0] != token:
+            self._sums[name] = token, sum_of(self.get(name))
+        return self._sums[name][1]
+
+
+def _attributes(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
+    """Name, and where to find it, of each attribute, submodule, buffer, and field of a configuration."""
+    known: set[int] = set()
+    for path, module in modules.items():
+        dot, is_torchs = f"{path}." if path else "", type(module).__module__.startswith("torch.nn.")
+        for of in (module._buffers, module._modules):
+            yield from ((f"{dot}{name}", (of, name)) for name in of)
+        for name, value in vars(module).items():
+            if name not in _OF_ALL_MODULES and not (is_torchs and name.startswith("_")):
+                yield f"{dot}{name}", (vars(module), name)
+            if _is_configuration(value) and id(value) not in known:
+                known.add(id(value))
+                yield from ((f"{dot}{name}.{key}", (vars(value), key)) for key in vars(value))
+
+
+def _is_configuration(value: object) -> bool:
+    is_one = is_dataclass(value) or isinstance(value, SimpleNamespace | Namespace) or "Config" in type(value).__name__
+    return is_one and hasattr(value, "__dict__") and not isinstance(value, nn.Module | type)
+
+
+def sum_of(value: Tensor | None) -> int:
+    """Return a checksum of a tensor's bits, dtype and shape; 0 for one that is not dense, which cannot be carried."""
+    if value is None or value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        return 0
+    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    return checksum(plain) ^ crc32(f"{plain.dtype}{tuple(plain.shape)}".encode())
+
+
+def token_of(value: Any, depth: int = 3) -> Any:
+    """Return something that is another where the value is another. It keeps no tensor alive."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Tensor):
+        return "tensor", id(value), 0 if value.is_inference() else value._version
+    if type(value) in _CONTAINERS and len(value) <= _LOOKED_INTO and depth:
+        items = value.items() if isinstance(value, dict) else value
+        return type(value), [token_of(each, depth - 1) for each in items]
+    return type(value), id(value), len(value) if type(value) in _CONTAINERS else 0
+
+
+def _has_to_begin_alike(modules: Mapping[str, nn.Module], name: str) -> bool:
+    path, _, attribute = name.rpartition(".")
+    module = modules.get(path)
+    if module is None or attribute.startswith("_") or type(vars(module).get(attribute, ...)) not in _PLAIN:
+        return False
+    torchs_own = type(module).__module__.startswith("torch.nn.")
+    return torchs_own or attribute == "training" or type(vars(module)[attribute]) is float

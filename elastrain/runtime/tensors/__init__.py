@@ -1,0 +1,1 @@
+"""The commands of a member's machine carried out on tensors."""

@@ -1,0 +1,92 @@
+"""Shard states on the drives of this member: the disk of its snapshot store, made of the devices that offload uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from elastrain.errors import DriveFailedError
+from elastrain.offload.drives.device import Copy, Device
+from elastrain.offload.drives.host_buffers import lease
+from elastrain.offload.errors import CorruptSpillError, OffloadError, SpillReadError, SpillWriteError
+from elastrain.snapshot.store import Stored
+
+ALIGN_BYTES = 64
+Likes = Sequence[tuple[torch.dtype, int]]
+"""dtype and number of elements of each tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpilledState:
+    """Tensors that lie one after the other at multiples of `ALIGN_BYTES`."""
+
+    device: Device
+    copy: Copy
+    likes: Likes
+
+    @property
+    def size_bytes(self) -> int:
+        return self.copy.size_bytes
+
+
+class StateSpill:
+    """Writes each state to the device that holds least. Used by one thread.
+
+    Raises DriveFailedError where a device does not take a state or does not give it back as it was.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices = devices
+
+    def write(self, shard: int, tensors: Sequence[Tensor]) -> SpilledState:
+        likes = tuple((tensor.dtype, tensor.numel()) for tensor in tensors)
+        size_bytes = sum(_round_up(dtype.itemsize * numel) for dtype, numel in likes)
+        memory = lease(size_bytes=max(1, size_bytes), shift_bytes=0)
+        for part, tensor in zip(_parts(memory.storage, likes), tensors, strict=True):
+            part.copy_(tensor)
+        device = min(self._devices, key=lambda each: each.used_bytes)
+        try:
+            copy = device.write(memory.image[: memory.storage.nbytes()], 0, lambda: False)
+        except SpillWriteError as fault:
+            raise _failed(device, shard, "take", fault) from fault
+        return SpilledState(device=device, copy=copy, likes=likes)
+
+    def read(self, shard: int, stored: Stored) -> list[Tensor]:
+        assert isinstance(stored, SpilledState)
+        memory = lease(size_bytes=stored.copy.size_bytes, shift_bytes=stored.copy.shift_bytes)
+        try:
+            stored.device.read(stored.copy, memory.image, lambda: False)
+        except SpillReadError as fault:
+            raise _failed(stored.device, shard, "give back", fault) from fault
+        return _parts(memory.storage, stored.likes)
+
+    def free(self, stored: Stored) -> None:
+        assert isinstance(stored, SpilledState)
+        stored.device.free(stored.copy.slot)
+
+
+def _failed(device: Device, shard: int, what: str, fault: OffloadError) -> DriveFailedError:
+    why = (
+        "other bytes came back than were written" if isinstance(fault, CorruptSpillError) else fault.__cause__ or fault
+    )
+    return DriveFailedError(
+        f"{device.engine.name} does not {what} the optimizer state of shard {shard} ({why}): this member ends, and the "
+        "shard's other holders go on; look at that drive, or name another directory (--offload-dir)"
+    )
+
+
+def _round_up(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def _parts(storage: torch.UntypedStorage, likes: Likes) -> list[Tensor]:
+    """Tensors over the storage, one after the other."""
+    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+    parts, start_bytes = [], 0
+    for dtype, numel in likes:
+        parts.append(whole[start_bytes : start_bytes + dtype.itemsize * numel].view(dtype))
+        start_bytes += _round_up(dtype.itemsize * numel)
+    return parts

@@ -1,0 +1,1 @@
+"""The agent: the process on each node that owns its workers."""

@@ -1,0 +1,265 @@
+"""The agent: one event loop that owns a node's workers and carries out what `core` decides.
+
+It puts its parts together (workers in `worker_processes`, other agents in `peer_agents`, the store in `registry`), and
+turns the loop; it answers the operator. It decides nothing and never imports the user's code.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from elastrain.base.checkpoint_settings import CheckpointOptions
+from elastrain.base.environment import scope
+from elastrain.base.event_loop import EventLoop
+from elastrain.comm.wire.acceptor import Acceptor
+from elastrain.errors import ConfigError
+from elastrain.launcher.agent import worker_start
+from elastrain.launcher.agent.command_runner import CommandRunner, NodeParts
+from elastrain.launcher.agent.control_server import ControlServer
+from elastrain.launcher.agent.guardian import Guardian, GuardianWatch
+from elastrain.launcher.agent.node_end import NodeEnd
+from elastrain.launcher.agent.run_state import StateFile, describe
+from elastrain.launcher.agent.strikes import Strikes
+from elastrain.launcher.agent.worker_monitor import Lookout
+from elastrain.launcher.agent.worker_processes import WorkerProcesses, WorkerSpec
+from elastrain.launcher.agent.worker_start import Logs, Script, WorkerEnvironment, WorkerWish
+from elastrain.launcher.core import Core
+from elastrain.launcher.core import agent_events as ev
+from elastrain.launcher.faults import grammar
+from elastrain.launcher.faults.fault import Fault
+from elastrain.launcher.nodes.door import DiskDoor, listen_abstract, open_door, workers_handshake
+from elastrain.launcher.nodes.peer_agents import AgentPort, ClusterAccess, PeerAgents
+from elastrain.launcher.shared import rundir
+from elastrain.launcher.shared.job_values import End, JobConfig
+from elastrain.launcher.shared.operator_messages import Answer, AskFault, Request
+from elastrain.launcher.shared.process_environment import StopSignals
+from elastrain.launcher.shared.rundir import EventLog, RunDir
+from elastrain.launcher.store.lone_registry import LoneRegistry
+from elastrain.launcher.store.port import Store
+from elastrain.launcher.store.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """What the agent needs beside the job's own configuration."""
+
+    job: str
+    settings: JobConfig
+    """Its life, too."""
+    run: RunDir
+    script: Script
+    logs: Logs
+    wish: WorkerWish
+    checkpoints: CheckpointOptions | None = None
+    host: str = "127.0.0.1"
+    """This node's address for other nodes."""
+    one_host: bool = True
+    """All nodes are on this machine: members talk over shared memory."""
+    stop_grace_s: float = 5.0
+    """How long workers may take to end after SIGTERM, before SIGKILL."""
+    settle_s: float = 0.0
+    """How long a store without a history is left to nodes that may know of the job."""
+    key_ttl_s: float
+    """How long the keys of a job of several nodes outlive its last agent, if that could not take them along."""
+
+    @property
+    def scope(self) -> str:
+        """The name of this life: its store keys, its handshakes, its addresses."""
+        return scope(self.job, self.settings.life.number)
+
+
+class _Timed(Protocol):
+    def next_deadline_s(self) -> float | None: ...
+
+    def on_tick(self, now: float) -> None: ...
+
+
+class Agent:
+    """`run` runs the node's part of the job to its end. For the main thread of a process: it takes over the signals."""
+
+    def __init__(self, config: AgentConfig, store: Store, guardian: Guardian, faults: Sequence[Fault] = ()) -> None:
+        self._config, self._store, self._guardian = config, store, guardian
+        self._core = Core(config.settings, faults, random.choice)
+        self._record = replace(self._core.cluster.peers.record, master_port=_free_port())
+        self._log = EventLog(config.run.events, f"agent:{config.settings.node}")
+        self._state = StateFile(config.run, self._log, self._describe)
+        self._open = ExitStack()
+        self._loop = EventLoop()
+
+    @property
+    def first_unused_member(self) -> int:
+        """The number that no member of this life bears, by all that this agent has seen."""
+        return self._core.cluster.first_unused_number()
+
+    def run(self) -> End:
+        """Start the workers, serve them until the job has ended, leave nothing behind. Raises ConfigError."""
+        settings = self._config.settings
+        with self._open:
+            self._open.callback(self._leave_nothing)
+            self._take_signals()
+            self._open_up()
+            self._log.write("start", job=self._config.job, workers=settings.workers, pid=os.getpid(), **self._life())
+            if not settings.alone:
+                self._parts.registry.put_record(self._record)
+            self._happen(ev.NodeRegistered(record=self._record, settle_s=self._config.settle_s))
+            self._state.write(time.monotonic())  # plain scripts may say nothing for ever
+            while not self._parts.end.is_over:
+                self._turn()
+        assert self._parts.end.end is not None
+        return self._parts.end.end
+
+    def _life(self) -> dict[str, int]:
+        """What the event log says of the life that begins."""
+        life = self._config.settings.life
+        return {"life": life.number, "step": life.step} if life.number > 1 else {}
+
+    def _take_signals(self) -> None:
+        signals = StopSignals()
+        self._open.callback(signals.close)
+        self._loop.register(signals, lambda _events: self._on_stop_signals(signals))
+
+    def _open_up(self) -> None:
+        """What is opened last is closed first: workers end before anything that they use."""
+        config, settings = self._config, self._config.settings
+        address = worker_start.agent_address(config.scope, None if settings.alone else settings.node)
+        listener = listen_abstract(address)
+        watch = GuardianWatch(self._loop, self._guardian, lambda say: self._log.write("guardian", reason=say))
+        self._open.callback(watch.close)
+        workers = WorkerProcesses(self._loop, self._log, self._worker_spec(address), self._guardian, self._happen)
+        door = self._serve_workers(listener, workers)
+        server = ControlServer(self._loop, rundir.listen(config.run), self._answer)
+        self._open.callback(server.close)
+        self._guardian.remove(config.run.control)
+        peers = None if settings.alone else self._join_peers(workers)
+        registry: Registry = peers.registry if peers is not None else LoneRegistry(self._store, config.scope)
+        self._open.callback(workers.close)
+        end = NodeEnd(workers, registry, self._log, incarnation=settings.incarnation, stop_grace_s=config.stop_grace_s)
+        strikes = Strikes(workers, self._log, self._guardian)
+        self._open.callback(strikes.close)
+        launcher = RunDir(path=config.run.whole) if config.run.whole is not None else None
+        lookout = Lookout(workers.seen, self._happen, config.run.stacks)
+        self._parts = NodeParts(
+            workers=workers,
+            lookout=lookout,
+            peers=peers,
+            registry=registry,
+            end=end,
+            strikes=strikes,
+            launcher=launcher,
+        )
+        shares_screen = config.run.whole is not None
+        self._runner = CommandRunner(self._core, self._parts, self._log, self._state, shares_screen=shares_screen)
+        self._open.callback(self._runner.close)
+        self._timed: list[_Timed] = [door, workers, lookout, registry, *([peers] if peers else []), end, strikes]
+
+    def _serve_workers(self, listener: socket.socket, workers: WorkerProcesses) -> Acceptor:
+        secret, job = self._config.run.secret.read_bytes(), self._config.scope
+        refused = lambda reason: self._log.write("connection_refused", reason=reason)  # noqa: E731
+        door = open_door(
+            self._loop, listener, lambda: workers_handshake(secret, job, workers.objection), workers.admit, refused
+        )
+        self._open.callback(door.close)
+        return door
+
+    def _join_peers(self, workers: WorkerProcesses) -> PeerAgents:
+        access = ClusterAccess(
+            job=self._config.scope,
+            life=self._config.settings.life,
+            secret=self._config.run.secret.read_bytes(),
+            store=self._store,
+            host=self._config.host,
+            key_ttl_s=self._config.key_ttl_s,
+        )
+        disks = self._config.checkpoints
+        port = AgentPort(
+            happen=self._happen,
+            hear_workers=workers.hear_all,
+            nodes=lambda: self._core.cluster.peers.nodes,
+            let_read=DiskDoor(disks.source if disks is not None else None, self._log.write).admit,
+        )
+        peers = PeerAgents(self._loop, self._log, access, self._record, port)
+        self._open.callback(peers.close)
+        self._record = peers.record
+        return peers
+
+    def _worker_spec(self, address: str) -> WorkerSpec:
+        config, settings = self._config, self._config.settings
+        common = WorkerEnvironment(
+            job=config.job,
+            settings=settings,
+            agent=address,
+            run_dir=config.run.journals,
+            secret_file=config.run.secret,
+            host=None if config.one_host else config.host,
+            master=self._master,
+            mark=self._guardian.mark,
+            wish=config.wish,
+            checkpoints=config.checkpoints,
+        )
+        return WorkerSpec(script=config.script, common=common, logs=config.logs)
+
+    def _master(self) -> tuple[str, int]:
+        """Where scripts that call init_process_group themselves meet: on the roster's first node."""
+        roster = self._core.cluster.roster
+        first = roster.nodes[0] if roster is not None else self._record
+        host = first.endpoint.rpartition(":")[0].strip("[]")
+        return host or "127.0.0.1", first.master_port
+
+    def _turn(self) -> None:
+        due = [self._core.deadlines.next_s(), *(timed.next_deadline_s() for timed in self._timed)]
+        self._loop.turn(min((due_s for due_s in due if due_s is not None), default=None))
+        now = time.monotonic()
+        for timed in self._timed:
+            timed.on_tick(now)
+        self._runner.queue.add(self._core.on_tick(now))
+        # After the members were told of a view: they wait for that.
+        self._state.on_tick(now)
+
+    def _happen(self, event: ev.Event) -> None:
+        self._runner.happen(event)
+
+    def _on_stop_signals(self, signals: StopSignals) -> None:
+        for number in signals.take():
+            asked_before = self._core.shutdown.leaving is not None
+            self._parts.end.hurry()
+            self._happen(ev.StopAsked(code=128 + number, sentence=f"stopped by {number.name}"))
+            if asked_before:
+                self._parts.end.hurry()
+
+    def _describe(self, now: float) -> dict[str, object]:
+        return describe(self._core, self._config.job, now)
+
+    def _answer(self, request: Request) -> Answer:
+        if isinstance(request, AskFault):
+            return self._inject(request)
+        return Answer(ok=True, state=self._describe(time.monotonic()))
+
+    def _inject(self, request: AskFault) -> Answer:
+        try:
+            fault = grammar.parse(request.line)
+        except ConfigError as error:
+            return Answer(ok=False, sentence=str(error))
+        sentence, taken, commands = self._core.inject(fault, request.careful_of)
+        self._runner.queue.add(commands)
+        return Answer(ok=taken, sentence=sentence)
+
+    def _leave_nothing(self) -> None:
+        run = self._config.run
+        run.control.unlink(missing_ok=True)
+        self._state.write(time.monotonic())
+        self._log.close()
+        self._loop.close()
+
+
+def _free_port() -> int:
+    """A port for scripts that call init_process_group themselves, as under torchrun."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

@@ -1,0 +1,218 @@
+"""What survives a launcher that is killed, for as long as it takes to clear up: processes, files, network namespaces,
+control groups.
+
+A process that gets SIGKILL cannot end what it has started: its workers would train on, or sleep for ever. So each
+launcher and each agent has a guardian, a process of a few megabytes in a session of its own, which waits for the end
+of a pipe that only its owner can write to. This file is also what that process runs, by its path and with the standard
+library alone: nothing of elastrain may be imported here.
+
+Sees to it that there is a guardian: where its process is killed, another one takes its place at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from elastrain.base.event_loop import EventLoop
+
+_LOOK_AT_LEAST_S = 0.5
+"""Who was being started when the owner died shows its mark only when it has become its program."""
+_LOOK_AT_MOST_S = 10.0
+_LOOK_AGAIN_S = 0.02
+
+
+class Guardian:
+    """The owner's side. `kind` tells the marks of an agent from those of the launcher that has several agents here.
+
+    `environment` is the guardian's own, without any mark: it must not end with those whom it is to end.
+    Everything that is started with `mark` in its environment, and every session that is watched, ends with the owner.
+    """
+
+    def __init__(self, kind: str, environment: Mapping[str, str]) -> None:
+        self.mark = {f"ELASTRAIN_{kind}_MARK": secrets.token_hex(16)}
+        self._environment = environment
+        self._told: list[tuple[str, object]] = []
+        """What another one would have to know."""
+        self._process = self._start()
+
+    def __enter__(self) -> Guardian:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """The owner has cleared up itself."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # somebody had killed it before
+            self._process.stdin.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the guardian's own process. It is not reaped before `begin_again` or the end."""
+        return self._process.pid
+
+    def begin_again(self) -> None:
+        """The process was killed: another one takes its place, and is told all that this one knew."""
+        self.__exit__()
+        self._process = self._start()
+        told, self._told = self._told, []
+        for what, value in told:
+            self._tell(what, value)
+
+    def watch(self, session: int) -> None:
+        """Of a process that may overwrite its environment, as some do to set their title."""
+        self._tell("watch", session)
+
+    def unwatch(self, session: int) -> None:
+        """Before its leader is reaped: the number may be used again."""
+        self._tell("unwatch", session)
+        self._told = [each for each in self._told if each not in (("watch", session), ("unwatch", session))]
+
+    def remove(self, path: Path) -> None:
+        """A file that is there now, this one only; or a folder, whether it is there or will be."""
+        identity = _identity(path)
+        self._tell("remove", [str(path), identity])
+
+    def remove_namespace(self, name: str) -> None:
+        """A network namespace, whether it is there or will be."""
+        self._tell("namespace", name)
+
+    def remove_group(self, path: Path) -> None:
+        """A control group, whether it is still there then or not."""
+        self._tell("group", str(path))
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        [[name, value]] = self.mark.items()
+        return subprocess.Popen(
+            # It knows the mark before anything can happen to its owner.
+            [sys.executable, "-I", "-S", __file__, f"{name}={value}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # It must not bear a mark itself, nor hold the owner's folder.
+            env=self._environment,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def _tell(self, what: str, value: object) -> None:
+        self._told.append((what, value))
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps([what, value]).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it was killed, and the next one is told all of it
+
+
+def _identity(path: Path) -> list[int] | None:
+    """Of a file under this name; another one may take the name when this one is gone."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return None if path.is_dir() else [found.st_dev, found.st_ino, found.st_ctime_ns]
+
+
+def _guard(mark: bytes) -> None:
+    """Listen until the owner has ended without a farewell (it kills the guardian as one), then clear up."""
+    assert b"=" in mark, "without a mark, every process would seem to bear it"
+    sessions, paths = set[int](), list[tuple[Path, list[int] | None]]()
+    namespaces, groups = list[str](), list[str]()
+    for line in sys.stdin.buffer:
+        what, value = json.loads(line)
+        if what == "watch":
+            sessions.add(value)
+        elif what == "unwatch":
+            sessions.discard(value)
+        elif what == "namespace":
+            namespaces.append(value)
+        elif what == "group":
+            groups.append(value)
+        else:
+            paths.append((Path(value[0]), value[1]))
+    _end_all(mark, sessions)
+    _remove_groups(groups)
+    for path, identity in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif identity is not None and _identity(path) == identity:
+            path.unlink(missing_ok=True)
+    for name in namespaces:
+        subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
+
+
+def _end_all(mark: bytes, sessions: Collection[int]) -> None:
+    began_s = time.monotonic()
+    left = True
+    while time.monotonic() < began_s + (_LOOK_AT_MOST_S if left else _LOOK_AT_LEAST_S):
+        left = False
+        for pid in _living(mark, sessions):
+            left = True
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _remove_groups(groups: Collection[str]) -> None:
+    """A process that has just ended may keep its own for a moment."""
+    left, began_s = set(groups), time.monotonic()
+    while left and time.monotonic() < began_s + _LOOK_AT_MOST_S:
+        for group in list(left):
+            try:
+                os.rmdir(group)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                continue
+            left.discard(group)
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _living(mark: bytes, sessions: Collection[int]) -> Iterator[int]:
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if state != "Z" and (int(session) in sessions or mark in (folder / "environ").read_bytes().split(b"\0")):
+                yield int(folder.name)
+        except OSError:
+            continue  # it has just ended, or is another user's
+
+
+if __name__ == "__main__":
+    _guard(os.fsencode(sys.argv[1]))
+
+
+class GuardianWatch:
+    """Watches the guardian's process in its owner's loop; `tell` takes a sentence for people."""
+
+    def __init__(self, loop: EventLoop, guardian: Guardian, tell: Callable[[str], None]) -> None:
+        self._loop, self._guardian, self._tell = loop, guardian, tell
+        self._begin()
+
+    def close(self) -> None:
+        """Before the guardian itself is let go."""
+        self._loop.unregister(self._pidfd)
+        os.close(self._pidfd)
+
+    def _begin(self) -> None:
+        self._pidfd = os.pidfd_open(self._guardian.pid)
+        self._loop.register(self._pidfd, lambda _events: self._on_end())
+
+    def _on_end(self) -> None:
+        self.close()
+        self._guardian.begin_again()
+        self._begin()
+        self._tell("the process that clears up should this one be killed was killed itself: another one does it now")

@@ -1,0 +1,128 @@
+"""What `status` shows, as one JSON object: made from the core's state, kept in the run's folder after the end.
+
+The run's state for `status`, written when the view changes and now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import asdict
+
+from elastrain.decisions.membership import redundancy
+from elastrain.job.world import Member
+from elastrain.launcher.core import Core
+from elastrain.launcher.core.cluster import Cluster
+from elastrain.launcher.core.worker_table import Worker
+from elastrain.launcher.shared.rundir import EventLog, RunDir
+
+
+def describe(core: Core, job: str, now: float) -> dict[str, Any]:
+    """Members of the view in rank order first, then this node's warming up; the gone are left to the event log.
+
+    `now`: monotonic seconds.
+    """
+    cluster, parking, view = core.cluster, core.parking, core.cluster.view
+    waiting = [w for w in cluster.workers.by_id.values() if w.alive and (view is None or w.id not in view)]
+    members = [_member(cluster, member, rank) for rank, member in enumerate(cluster.members)]
+    return {
+        "job": job,
+        "node": cluster.config.node,
+        "state": _state(core),
+        "armed": cluster.config.armed,
+        "running_s": now - cluster.config.began_s,
+        "roster": [record.name for record in cluster.roster.nodes] if cluster.roster is not None else None,
+        "life": cluster.config.life.number,
+        "generation": view.generation if view else 0,
+        "step": cluster.progress.step,
+        "loss": cluster.progress.loss,
+        "samples": cluster.progress.samples,
+        "steps_lost": cluster.workers.steps_lost,
+        "redone": cluster.progress.redone_pairs,
+        "restarts_left": cluster.config.max_restarts - cluster.workers.restarts_used,
+        "redundancy": _redundancy(core),
+        "window": cluster.window.described(now),
+        "checkpoint": cluster.checkpoints.newest.step if cluster.checkpoints.newest is not None else None,
+        "parked": parking.parked.reason if parking.parked else "",
+        "parked_s": now - parking.parked.since_s if parking.parked else None,
+        "store_away_s": now - parking.store_away_since_s if parking.store_away_since_s is not None else None,
+        "nodes": _nodes(cluster),
+        "members": members + [_worker(cluster, worker, None) for worker in waiting],
+        "reasons": cluster.progress.reasons,
+        "exit_code": core.shutdown.end.code if core.shutdown.end else None,
+        "end": asdict(core.shutdown.end) if core.shutdown.end else None,
+    }
+
+
+def _redundancy(core: Core) -> str:
+    backups = (core.joins.spec or {}).get("backups", 0)
+    alive = core.cluster.alive_in_view()
+    # A word, not a number, means everywhere.
+    return redundancy(core.cluster.holders or {}, alive, backups if isinstance(backups, int) else len(alive))
+
+
+def _state(core: Core) -> str:
+    if core.shutdown.end is not None:
+        return "finished" if core.shutdown.end.code == 0 else "stopped" if core.shutdown.end.code > 128 else "failed"
+    return "starting" if core.cluster.view is None else "running"
+
+
+def _nodes(cluster: Cluster) -> list[dict[str, Any]]:
+    """This node, then the others in the order in which they came."""
+    others = sorted(cluster.peers.nodes.values(), key=lambda node: node.record.incarnation)
+    here = {"node": cluster.config.node, "state": "here", "endpoint": cluster.peers.record.endpoint}
+    return [here] + [
+        {
+            "node": node.record.name,
+            "state": "linked" if node.linked else "silent" if node.leased else "lease gone",
+            "endpoint": node.record.endpoint,
+        }
+        for node in others
+    ]
+
+
+def _member(cluster: Cluster, member: Member, rank: int) -> dict[str, Any]:
+    worker = cluster.workers.by_id.get(member.id)
+    if worker is not None:
+        return _worker(cluster, worker, rank)
+    state = "member" if cluster.is_alive(member.id) else "gone"
+    unknown = {"pid": None, "step": None, "digest": ""}
+    return {"rank": rank, "id": member.id, "node": member.node, "state": state, **unknown}
+
+
+def _worker(cluster: Cluster, worker: Worker, rank: int | None) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "id": worker.id,
+        "node": cluster.config.node,
+        "pid": worker.pid,
+        "state": worker.state,
+        "step": worker.progress.step,
+        "digest": worker.digest or "",
+    }
+
+
+_STATE_EVERY_S = 5.0
+"""So that `status` knows about where a run was whose agent was killed."""
+
+
+class StateFile:
+    """`describe` makes the state as of a monotonic time."""
+
+    def __init__(self, run: RunDir, log: EventLog, describe: Callable[[float], dict[str, Any]]) -> None:
+        self._run, self._log, self._describe = run, log, describe
+        self._written_s = 0.0
+        self.stale = False
+        """Something has changed that `status` should show soon."""
+
+    def on_tick(self, now: float) -> None:
+        if self.stale or now - self._written_s > _STATE_EVERY_S:
+            self.write(now)
+
+    def write(self, now: float) -> None:
+        self.stale, self._written_s = False, now
+        try:
+            self._run.write_state(self._describe(now))
+        except OSError as error:  # a full disk must not end a job
+            self._log.write("state_not_written", reason=str(error))

@@ -1,0 +1,100 @@
+"""Looks at this node's workers from outside: their pages of whereabouts, the kernel's word of them, their stacks.
+
+Nothing here asks a worker for anything that it would need its interpreter for. What follows is decided in `core.watch`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastrain.base.processes import scheduled, state_of
+from elastrain.comm.shm import group_trails
+from elastrain.comm.shm.heartbeat_page import STACKS_SIGNAL, Lane, read
+from elastrain.comm.shm.liveness import Watcher
+from elastrain.launcher.core import agent_events as ev
+
+_LOOK_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedWorker:
+    """A running worker that has handed over its beacon."""
+
+    pid: int
+    watcher: Watcher
+
+
+class Lookout:
+    """`workers` are those that can be seen now; `happen` takes what was seen."""
+
+    def __init__(
+        self, workers: Callable[[], Mapping[str, WatchedWorker]], happen: Callable[[ev.Event], None], folder: Path
+    ) -> None:
+        self._workers, self._happen = workers, happen
+        self.folder = folder
+        """Where workers write their stacks, a file each."""
+        self._due_s = time.monotonic() + _LOOK_EVERY_S
+
+    def next_deadline_s(self) -> float | None:
+        return self._due_s if self._workers() else None
+
+    def on_tick(self, now: float) -> None:
+        if now < self._due_s:
+            return
+        self._due_s = now + _LOOK_EVERY_S
+        seen = tuple(_look(member, worker) for member, worker in self._workers().items())
+        if seen:
+            self._happen(ev.Looked(seen=seen))
+
+    def take_stacks(self, reason: str) -> dict[str, str]:
+        """Each worker appends its threads' stacks to its file in `folder`, below a line that says why, what it was at,
+        what the kernel says, and the last operation of each group of torch.distributed that it made. Returns these
+        lines, by member.
+        """
+        at, said = time.strftime("%H:%M:%S"), dict[str, str]()
+        for member, worker in self._workers().items():
+            seen = _look(member, worker)
+            groups = group_trails.read(self.folder / f"{member}.groups")
+            said[member] = "; ".join([_said(seen), _kernel_says(worker.pid), *groups])
+            head = f"\n---- {at} {reason}\n{member}: {said[member]}\n"
+            try:
+                fd = os.open(self.folder / f"{member}.txt", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+            except OSError:  # whoever has no such file does not know the signal, and would end by it
+                continue
+            with suppress(OSError), os.fdopen(fd, "wb", 0) as file:  # its disk may be full
+                file.write(head.encode())
+            os.kill(worker.pid, STACKS_SIGNAL)
+        return said
+
+
+def _look(member: str, worker: WatchedWorker) -> ev.Seen:
+    loop, engine = read(worker.watcher.page, Lane.LOOP), read(worker.watcher.page, Lane.ENGINE)
+    return ev.Seen(
+        member=member,
+        loop=ev.SeenThread(spot=loop, starved_s=scheduled(worker.pid, loop.thread).waited_s),
+        engine=ev.SeenThread(spot=engine, starved_s=scheduled(worker.pid, engine.thread).waited_s),
+        stopped=state_of(worker.pid) in ("T", "t"),
+    )
+
+
+def _kernel_says(pid: int) -> str:
+    try:
+        where = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        where = ""
+    state = state_of(pid) or "?"
+    cannot = "; a stopped process cannot write down its stacks" if state in "Tt" else ""
+    return f"state {state}, in the kernel's {where if where not in ('', '0') else '(nowhere)'}{cannot}"
+
+
+def _said(seen: ev.Seen) -> str:
+    loop = seen.loop.spot
+    name = f" ({loop.name})" if loop.name else ""
+    engine = seen.engine.spot
+    last = engine.name + (f" of step {engine.step}" if engine.step >= 0 else "")
+    return f"its loop is {loop.place.name.lower()}{name} in step {loop.step}, its engine's last operation {last}"

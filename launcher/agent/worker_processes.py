@@ -1,0 +1,242 @@
+"""The agent's hold on its workers: processes, channels, watchers. Carries out; what follows is decided in `core`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from elastrain.base.event_loop import READ, WRITE, EventLoop
+from elastrain.base.processes import state_of
+from elastrain.comm.shm.liveness import Watcher, watch_beacon
+from elastrain.comm.wire.secure import Connection
+from elastrain.launcher.agent import worker_limits, worker_start
+from elastrain.launcher.agent.guardian import Guardian
+from elastrain.launcher.agent.worker_monitor import WatchedWorker
+from elastrain.launcher.agent.worker_start import Logs, Script, WorkerEnvironment, WorkerProcess
+from elastrain.launcher.core import agent_events as ev
+from elastrain.launcher.shared.job_values import Start, Tell
+from elastrain.launcher.shared.line_socket import LineSocket, Received
+from elastrain.launcher.shared.rundir import EventLog
+from elastrain.protocol.agent_messages import FROM_WORKER, TO_WORKER, Hello
+from elastrain.protocol.codec import BadMessageError
+
+_RESTORE_AGAIN_S = 0.2
+
+
+@dataclass(kw_only=True)
+class _WorkerHandle:
+    """The agent's hold on one worker."""
+
+    process: WorkerProcess
+    channel: LineSocket | None = None
+    watcher: Watcher | None = None
+    running: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """What every worker is started with."""
+
+    script: Script
+    common: WorkerEnvironment
+    logs: Logs
+
+
+class WorkerProcesses:
+    """A handle per worker ever started. `happen` takes what the core is to hear."""
+
+    def __init__(
+        self, loop: EventLoop, log: EventLog, spec: WorkerSpec, guardian: Guardian, happen: Callable[[ev.Event], None]
+    ) -> None:
+        self._loop, self._log, self._spec, self._happen = loop, log, spec, happen
+        self._guardian = guardian
+        self._handles: dict[str, _WorkerHandle] = {}
+        self._restore_due_s: dict[str, float] = {}
+        # Filled by watcher threads; the eventfd wakes the loop.
+        self._mutex_deaths: deque[tuple[str, float]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        loop.register(self._wake, lambda _events: self._on_wake())
+
+    @property
+    def running(self) -> list[str]:
+        return [member for member, handle in self._handles.items() if handle.running]
+
+    def next_deadline_s(self) -> float | None:
+        return min(self._restore_due_s.values(), default=None)
+
+    def on_tick(self, now: float) -> None:
+        for member in [m for m, due_s in self._restore_due_s.items() if due_s <= now]:
+            self.restore_priority(member)
+
+    def start(self, command: Start) -> None:
+        try:
+            process = worker_start.start(command, self._spec.script, self._spec.common, self._spec.logs)
+        except OSError as error:
+            self._happen(ev.StartFailed(member=command.member, problem=str(error)))
+            return
+        self._guardian.watch(process.pid)
+        self._handles[command.member] = _WorkerHandle(process=process)
+        self._log.write("worker_start", member=command.member, pid=process.pid, slot=command.slot)
+        self._happen(ev.WorkerStarted(member=command.member, pid=process.pid))
+        self._loop.register(process.pidfd, lambda _events: self._on_process_end(command.member))
+
+    def tell(self, command: Tell) -> None:
+        handle = self._handles.get(command.member)
+        if handle is None or handle.channel is None:
+            return
+        if not handle.channel.send(TO_WORKER.encode(command.message)):
+            # It may have said its last words before it closed its end.
+            self._on_channel(command.member)
+            self._drop_channel(command.member)
+        elif handle.channel.wants_to_write:
+            self._loop.modify(handle.channel.sock, READ | WRITE)
+
+    def restore_priority(self, member: str, *, ahead: bool = False) -> None:
+        self._restore_due_s.pop(member, None)
+        handle = self._handles[member]
+        change = worker_limits.ahead if ahead else worker_limits.restore
+        if handle.running and not change(handle.process.pid):
+            self._restore_due_s[member] = time.monotonic() + _RESTORE_AGAIN_S
+
+    def pid(self, member: str) -> int:
+        """Raises ProcessLookupError, an OSError, where it has ended."""
+        handle = self._handles.get(member)
+        if handle is None or not handle.running:
+            raise ProcessLookupError(f"{member} has ended")
+        return handle.process.pid
+
+    def seen(self) -> Mapping[str, WatchedWorker]:
+        """The running workers whose beacons are here."""
+        return {
+            member: WatchedWorker(pid=handle.process.pid, watcher=handle.watcher)
+            for member, handle in self._handles.items()
+            if handle.running and handle.watcher is not None
+        }
+
+    def is_stopped(self, member: str) -> bool:
+        """Or has ended."""
+        try:
+            return state_of(self.pid(member)) in ("T", "Z", "X", "")
+        except ProcessLookupError:
+            return True
+
+    def signal(self, member: str, number: int) -> None:
+        handle = self._handles.get(member)
+        if handle is not None and handle.running:
+            handle.process.signal_group(number)
+
+    def signal_all(self, number: int) -> None:
+        for member in self._handles:
+            self.signal(member, number)
+
+    def hear_all(self) -> None:
+        """Everything that was said until now: by the dead, why; by the others, who holds what by now."""
+        for member in [m for m, handle in self._handles.items() if handle.channel is not None]:
+            self._on_channel(member)
+
+    def objection(self, member: str) -> str | None:
+        """Return why this worker is not let in; None if it may come."""
+        handle = self._handles.get(member)
+        if handle is None or not handle.running:
+            return f"{member} is no worker that this agent waits for"
+        if handle.channel is not None or handle.watcher is not None:  # the latter came with the first one's hello
+            return (
+                f"another process has come as {member} of this job. Of the processes of a worker one calls "
+                "elastrain.init(): start the others behind that call, or without the variables ELASTRAIN_*"
+            )
+        return None
+
+    def admit(self, member: str, sock: Connection) -> str | None:
+        """A proven connection of a worker; returns why it is not taken."""
+        if (objection := self.objection(member)) is not None:
+            return objection
+        handle = self._handles[member]
+        handle.channel = LineSocket(sock)
+        self._loop.register(sock, lambda _events: self._on_channel(member))
+        return None
+
+    def close(self) -> None:
+        """Leave nothing behind, whatever has happened."""
+        for handle in self._handles.values():
+            if handle.running:  # only if the loop itself failed, or the kernel does not let go of the process
+                handle.process.signal_group(signal.SIGKILL)
+            if handle.watcher is not None:
+                handle.watcher.cancel()
+            if handle.channel is not None:
+                handle.channel.close()
+        for handle in self._handles.values():
+            if not handle.running:
+                handle.process.close()
+        # The last to close: watcher threads write to it until they are cancelled.
+        os.close(self._wake)
+
+    def _on_wake(self) -> None:
+        os.eventfd_read(self._wake)
+        while self._mutex_deaths:
+            member, at_s = self._mutex_deaths.popleft()
+            self.hear_all()
+            self._happen(ev.MutexBroke(member=member, at_s=at_s))
+
+    def _on_process_end(self, member: str) -> None:
+        handle = self._handles[member]
+        died_s = time.monotonic()
+        self.hear_all()
+        self._happen(ev.WorkerDied(member=member, source="pidfd", at_s=died_s))
+        self._loop.unregister(handle.process.pidfd)
+        self._guardian.unwatch(handle.process.pid)
+        exit_code = handle.process.reap()
+        handle.running = False
+        self._drop_channel(member)
+        self._happen(ev.WorkerExited(member=member, exit_code=exit_code))
+
+    def _on_channel(self, member: str) -> None:
+        handle = self._handles[member]
+        channel = handle.channel
+        if channel is None:
+            return
+        alive = channel.flush()
+        try:
+            received = channel.receive()
+            self._hear(member, received)
+        except BadMessageError as problem:
+            self._happen(ev.WorkerMisspoke(member=member, problem=str(problem)))
+            self._drop_channel(member)
+            return
+        if received.closed or not alive:
+            self._drop_channel(member)
+        elif handle.channel is not None:
+            self._loop.modify(channel.sock, READ | WRITE * channel.wants_to_write)
+
+    def _hear(self, member: str, received: Received) -> None:
+        try:
+            for line in received.lines:
+                message = FROM_WORKER.decode(line)
+                if isinstance(message, Hello) and received.fds and self._handles[member].watcher is None:
+                    self._watch_beacon(member, received.fds[0])
+                self._happen(ev.WorkerSpoke(member=member, message=message))
+        finally:
+            for fd in received.fds:
+                os.close(fd)
+
+    def _watch_beacon(self, member: str, fd: int) -> None:
+        def on_death(at_s: float) -> None:
+            self._mutex_deaths.append((member, at_s))
+            os.eventfd_write(self._wake, 1)
+
+        try:
+            self._handles[member].watcher = watch_beacon(fd, on_death)
+        except Exception as error:  # a descriptor that is no beacon is the worker's fault, whatever it makes us raise
+            raise BadMessageError(f"its beacon is not usable: {error}") from error
+
+    def _drop_channel(self, member: str) -> None:
+        handle = self._handles[member]
+        if handle.channel is None:
+            return
+        self._loop.unregister(handle.channel.sock)
+        handle.channel.close()
+        handle.channel = None
+        self._happen(ev.ChannelClosed(member=member))

@@ -1,0 +1,237 @@
+"""Worker processes: their environment, their start through torchelastic, their end. One context per worker.
+
+Torch is imported here only, late. Which worker is started or ended when is decided in `core`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastrain.base.checkpoint_settings import CheckpointOptions
+from elastrain.base.processes import tied
+from elastrain.base.resume import as_text
+from elastrain.launcher.agent import worker_limits
+from elastrain.launcher.shared.job_values import JobConfig, Start
+from elastrain.launcher.shared.process_environment import inherited, set_for_a_moment
+from elastrain.launcher.shared.screen import ScreenPipe
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import LogsDest, PContext
+
+_TORCH_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+MEMORY_LIMIT, OFFLOAD_DIRS, STAGES = "ELASTRAIN_MEMORY_LIMIT", "ELASTRAIN_OFFLOAD_DIRS", "ELASTRAIN_STAGES"
+_TORCH_SIGNALS_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What every worker runs."""
+
+    command: str
+    args: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(target: str, args: Sequence[str], *, module: bool = False, python: bool = True) -> Script:
+        """As torchrun: `python -u script args…`, `python -u -m module args…`, or the program itself."""
+        if not python:
+            return Script(command=target, args=tuple(args))
+        return Script(command=sys.executable, args=("-u", *(("-m",) if module else ()), target, *args))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """Where output goes. `redirects` and `tee` are bit masks per slot: 1 standard output, 2 standard error."""
+
+    folder: Path
+    redirects: Mapping[int, int] = field(default_factory=dict)
+    tee: Mapping[int, int] = field(default_factory=dict)
+
+
+def import_torch_early() -> None:
+    """Begin the import (a second or more) while the agent sets up the rest. `start` waits for it."""
+    threading.Thread(target=import_torch, name="elastrain-import-torch", daemon=True).start()
+
+
+def import_torch() -> None:
+    """Returns when it is imported. Meanwhile no other thread runs for long: none must have anything to keep alive."""
+    import torch.distributed.elastic.multiprocessing  # noqa: F401
+
+
+class WorkerProcess:
+    """One started worker. `pidfd` is readable once it has ended."""
+
+    def __init__(self, context: PContext, logs: Sequence[ScreenPipe] = ()) -> None:
+        self._context, self._logs = context, logs
+        self.pid: int = context.pids()[0]
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def signal_group(self, number: int) -> None:
+        """To the worker and all that it started. Safe until `reap`: its process id cannot be used again before."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def reap(self) -> int:
+        """After `pidfd` is readable: end what is left of its group, return the exit code (< 0: minus the signal)."""
+        self.signal_group(signal.SIGKILL)
+        handler = self._context.subprocess_handlers[0]  # type: ignore[attr-defined]
+        exit_code = int(handler.proc.wait())
+        os.close(self.pidfd)
+        return exit_code
+
+    def close(self) -> None:
+        """Let the last lines of its logs through and close them. Takes up to a tenth of a second per log."""
+        for log in self._logs:
+            log.close()
+        self._context.close()
+
+
+def start(worker: Start, script: Script, common: WorkerEnvironment, logs: Logs) -> WorkerProcess:
+    """Start one worker in a session of its own, which ends with this thread. Raises OSError if it cannot."""
+    from torch.distributed.elastic.multiprocessing import start_processes
+
+    program, *args = tied([script.command, *script.args])
+    files = _MemberLogs(logs, worker.member, worker.slot)
+    handler_before = signal.getsignal(signal.SIGURG)
+    # torchelastic would install its own handlers for these; the agent's stay, and the worker inherits the usual value.
+    with set_for_a_moment(_TORCH_SIGNALS, "SIGURG") as before:
+        try:
+            context = start_processes(
+                name=worker.member,
+                entrypoint=program,
+                args={0: tuple(args)},
+                envs={0: {_TORCH_SIGNALS: before or _TORCH_SIGNALS_DEFAULT, **environment(common, worker)}},
+                logs_specs=files,  # type: ignore[arg-type]  # the methods that are called
+                log_line_prefixes={0: f"[{worker.member}] "},
+            )
+        finally:
+            signal.signal(signal.SIGURG, handler_before)
+            for log in files.carried:
+                os.close(log.into)
+    process = WorkerProcess(context, files.carried)
+    if worker.warm_up:
+        worker_limits.lower(process.pid)
+    return process
+
+
+class _MemberLogs:
+    """torchelastic's LogsSpecs, one folder per member: error.json, and stdout.log and stderr.log where asked for."""
+
+    def __init__(self, logs: Logs, member: str, slot: int) -> None:
+        self._folder = logs.folder / member
+        self._tee = logs.tee.get(slot, 0)
+        self._redirects = logs.redirects.get(slot, 0) | self._tee
+        self.carried: list[ScreenPipe] = []
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        from torch.distributed.elastic.multiprocessing import LogsDest
+
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700)  # its files are torchelastic's, of the usual modes
+        stdout, stderr = str(self._folder / "stdout.log"), str(self._folder / "stderr.log")
+        error_file = str(self._folder / "error.json")
+        envs[0]["TORCHELASTIC_ERROR_FILE"] = error_file
+        return LogsDest(
+            stdouts={0: self._carried_to(stdout) if self._redirects & 1 else ""},
+            stderrs={0: self._carried_to(stderr) if self._redirects & 2 else ""},
+            tee_stdouts={0: stdout} if self._tee & 1 else {},
+            tee_stderrs={0: stderr} if self._tee & 2 else {},
+            error_files={0: error_file},
+        )
+
+    def _carried_to(self, path: str) -> str:
+        """Return what torchelastic is to open in place of the file, whose disk may become full."""
+        self.carried.append(ScreenPipe(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)))
+        return f"/proc/self/fd/{self.carried[-1].into}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerWish:
+    """What the operator asks of every worker. What is not given here is inherited."""
+
+    bytes_per_worker: int | None = None
+    offload_dirs: tuple[Path, ...] = ()
+    """Where what does not fit into its memory goes."""
+    stages: int | None = None
+    """How many members a pipeline is to have."""
+
+    def environment(self) -> dict[str, str]:
+        directories = os.pathsep.join(str(each) for each in self.offload_dirs)
+        wished = {MEMORY_LIMIT: self.bytes_per_worker, OFFLOAD_DIRS: directories or None, STAGES: self.stages}
+        return {name: str(value) for name, value in wished.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerEnvironment:
+    """What all workers of this agent have in common."""
+
+    job: str
+    settings: JobConfig
+    agent: str
+    run_dir: Path
+    secret_file: Path
+    host: str | None
+    """The address at which members on other machines reach this node's; None if all are on this one."""
+    master: Callable[[], tuple[str, int]]
+    """Host and port where scripts that call init_process_group themselves meet."""
+    mark: Mapping[str, str]
+    """By which the agent's guardian knows them, and what they have started."""
+    wish: WorkerWish
+    checkpoints: CheckpointOptions | None = None
+
+
+def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
+    """torchrun's names, and ours. RANK is the rank in the first view that the worker is expected to belong to."""
+    master_addr, master_port = common.master()
+    env: dict[str, Any] = {
+        "LOCAL_RANK": worker.slot,
+        "RANK": worker.rank,
+        "GROUP_RANK": worker.group_rank,
+        "ROLE_RANK": worker.rank,
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": common.settings.workers,
+        "WORLD_SIZE": worker.world_size,
+        "GROUP_WORLD_SIZE": worker.group_world_size,
+        "ROLE_WORLD_SIZE": worker.world_size,
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": master_port,
+        "TORCHELASTIC_RUN_ID": common.job,
+        "TORCHELASTIC_RESTART_COUNT": worker.restarts,
+        "TORCHELASTIC_MAX_RESTARTS": common.settings.max_restarts,
+        "TORCHELASTIC_USE_AGENT_STORE": False,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        # As torchrun does; and the bits depend on it. A value that the user has set stays.
+        "OMP_NUM_THREADS": inherited("OMP_NUM_THREADS", "1"),
+        # A set of words has one order in every worker, on every node and in every run: a vocabulary made of it too.
+        "PYTHONHASHSEED": inherited("PYTHONHASHSEED", "0"),
+        "ELASTRAIN_AGENT": common.agent,
+        "ELASTRAIN_JOB": common.job,
+        "ELASTRAIN_LIFE": common.settings.life.number,
+        "ELASTRAIN_RESUME": as_text(worker.resume) if worker.resume is not None else "",
+        "ELASTRAIN_MEMBER": worker.member,
+        "ELASTRAIN_NODE": common.settings.node,
+        "ELASTRAIN_SECRET_FILE": common.secret_file,
+        "ELASTRAIN_RUN_DIR": common.run_dir,
+        # Said either way: an armed run must not arm the runs that its scripts start.
+        "ELASTRAIN_INJECT": int(common.settings.armed),
+        "ELASTRAIN_WRONG": worker.wrong,
+        "ELASTRAIN_HOST": common.host or "",
+        **common.wish.environment(),
+        **(common.checkpoints.environment() if common.checkpoints is not None else {}),
+        **common.mark,
+    }
+    return {name: str(value) for name, value in env.items()}
+
+
+def agent_address(job: str, node: str | None) -> str:
+    """Where the agent's channel listens: an abstract UNIX address, without the leading NUL. `node`: one of several."""
+    return f"elastrain/{job}/agent" + (f"/{node}" if node else "")

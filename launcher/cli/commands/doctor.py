@@ -1,0 +1,157 @@
+"""`elastrain doctor --memory`: what each member of a job will hold in memory, before it starts."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elastrain.base.environment import StatementWish
+from elastrain.base.held_folder import held_folder
+from elastrain.base.processes import die_with_parent
+from elastrain.errors import ConfigError, ElastrainError
+from elastrain.launcher.agent.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, Script
+from elastrain.launcher.cli.options.checkpoint_options import CheckpointFlags
+from elastrain.launcher.cli.options.grouped import grouped
+from elastrain.launcher.cli.options.job_options import MemoryFlags
+from elastrain.launcher.shared.console import print_table, say
+from elastrain.launcher.shared.process_environment import inherited, without
+from elastrain.launcher.shared.rundir import is_file
+
+_PARTS = {
+    "base": "interpreter, libraries and data; and what the allocator keeps of the script's own parameters",
+    "computing": "what torch's kernels and allocator keep, which nobody knows before, and one parameter's new gradient",
+    "model": "parameters and running statistics; with stages of its blocks from the first commit on",
+    "gradients": "copies of the gradient, sums on their way, what is kept for backups, scratch of updates",
+    "check": "one more copy, for a neighbour's micro-batch that is computed again",
+    "activations": "saved for backward by all micro-batches in flight",
+    "boundaries": "what crosses the cuts in a step",
+    "shards": "optimizer state of the shards that the member is primary of",
+    "backups": "parameters and state of others' shards",
+    "unverified": "of backups, the next parameters and state until they are verified",
+    "copies": "shards on their way to new holders",
+    "staging": "states of a durable checkpoint that wait for the disk, at most; 0 under a limit that has no room",
+    "spill": "what of all this lies on disk under the memory limit: taken off the total",
+    "total": "at the moment at which the member holds most",
+}
+"""What a member holds, and what each of it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionFlags:
+    """What is asked, of which job."""
+
+    memory: Annotated[bool, typer.Option("--memory", help="State the bytes that each member will hold.")] = False
+
+    nproc_per_node: Annotated[
+        int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="Workers on each node.")
+    ] = 1
+    nnodes: Annotated[int, typer.Option("--nnodes", min=1, help="Nodes.")] = 1
+    backups: Annotated[
+        int | None, typer.Option("--backups", min=0, help="Copies of each shard; default: what the script says.")
+    ] = None
+    stages: Annotated[
+        int | None, typer.Option("--stages", min=1, help="Members of a pipeline; default: what the script says.")
+    ] = None
+
+    def check(self) -> None:
+        """Raises ConfigError for more stages than there are members."""
+        members = self.nnodes * self.nproc_per_node
+        if self.stages is not None and self.stages > members:
+            raise ConfigError(
+                f"--stages {self.stages} asks for pipelines of {self.stages} members, and this job has {members}: ask "
+                "for more workers (--nproc-per-node), or for fewer stages"
+            )
+
+    def wish(self, file: Path) -> StatementWish:
+        return StatementWish(
+            file=str(file), nodes=self.nnodes, members_per_node=self.nproc_per_node, backups=self.backups
+        )
+
+
+@grouped
+def doctor(
+    script: Annotated[str, typer.Argument(help="The training script.")],
+    question: QuestionFlags,
+    limits: MemoryFlags,
+    checkpoints: CheckpointFlags,
+    args: Annotated[list[str] | None, typer.Argument(help="Its arguments, after --.", metavar="[-- ARGS...]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> int:
+    """Run SCRIPT up to `job.prepare`, alone, and say what each member of a job of it will hold; with stages up to its
+    first micro-batch, with blocks that compute nothing. Exit code 1 if it is more than --memory-limit.
+    """
+    if not question.memory:
+        raise ConfigError("doctor: say what to look at: --memory")
+    question.check()
+    if not is_file(Path(script)):
+        raise ConfigError(f"there is no script {script!r}: check the path")
+    written = checkpoints.checkpoints()
+    # A script is run as under plain `python`, as a job of one: whatever a launcher has set for another job is left out.
+    around = {name: value for name in (MEMORY_LIMIT, OFFLOAD_DIRS) if (value := inherited(name))}
+    environment = {**without("ELASTRAIN_"), **around, **replace(limits.limit(), stages=question.stages).environment()}
+    environment |= {"OMP_NUM_THREADS": inherited("OMP_NUM_THREADS", "1")}
+    environment |= written.environment() if written is not None else {}
+    told = _asked(script, Script.of(script, args or []), question, environment)
+    if as_json:
+        print(json.dumps(told))
+    else:
+        _show(told)
+    shortfall = next((each for each in told["members"] if each["shortfall"]), None)
+    if shortfall is not None:
+        say(f"member {shortfall['member']}: {shortfall['shortfall']}")
+    return 1 if shortfall is not None else 0
+
+
+def _asked(named: str, script: Script, question: QuestionFlags, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the script's own `prepare` answers. Raises ConfigError where it is never reached, ElastrainError."""
+    with held_folder("elastrain-doctor-") as folder:
+        file = folder / "memory.json"
+        # What the script prints is no part of the answer.
+        done = subprocess.run(
+            [script.command, *script.args],
+            env={**environment, **question.wish(file).environment()},
+            stdout=sys.stderr.fileno(),
+            preexec_fn=partial(die_with_parent, signal.SIGKILL),
+            check=False,
+        )
+        text = file.read_text() if file.is_file() else ""
+    if text:
+        told: dict[str, Any] = json.loads(text)
+        return told
+    if done.returncode:
+        how = f"code {done.returncode}" if done.returncode > 0 else f"signal {-done.returncode}"
+        raise ElastrainError(
+            f"{named} ended with {how} before job.prepare, or with stages before step.backward: put right what it says "
+            "above, and ask again"
+        )
+    raise ConfigError(
+        f"{named} ended without calling job.prepare, so nothing is known of its model, or with stages without calling "
+        "step.backward: name the script that trains"
+    )
+
+
+def _show(told: Mapping[str, Any]) -> None:
+    members = told["members"]
+    parts = {name: its for name, its in _PARTS.items() if any(m[name] for each in members for m in each["moments"])}
+    rows = [(each["member"], each["node"], *(f"{each[part]:,}" for part in parts)) for each in members]
+    print_table(("member", "node", *parts), rows)
+    for part, meaning in parts.items():
+        print(f"{part:<{max(map(len, parts))}}  {meaning}")
+    worst = max(members, key=lambda each: each["total"])
+    moments = [(each["moment"], *(f"{each[part]:,}" for part in parts)) for each in worst["moments"]]
+    print_table((f"moments of {worst['member']}", *parts), moments)
+    limit = f" of {told['limit']:,} allowed" if told["limit"] is not None else ""
+    copies = min(told["backups"], len(members) - 1)
+    print(
+        f"worst: member {worst['member']}, {worst['total']:,} bytes{limit}, {worst['moment']}; backups of each shard: "
+        f"{copies}" + ("" if told["stages"] > 1 else "; saved activations come on top, which only a step shows")
+    )

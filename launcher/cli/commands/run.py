@@ -1,0 +1,91 @@
+"""`elastrain run`: start a job, or this machine's part in one, and stay until it ends. torchrun's flags keep their
+meaning. Options are declared and checked in `options`; `starting` does what they ask for.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from elastrain.launcher.agent import worker_start
+from elastrain.launcher.cli.options.checkpoint_options import CheckpointFlags, ResumeFlags
+from elastrain.launcher.cli.options.grouped import grouped
+from elastrain.launcher.cli.options.job_options import FaultFlags, MemoryFlags, WaitFlags
+from elastrain.launcher.cli.options.node_options import EtcdFlags, RendezvousFlags, SizeFlags
+from elastrain.launcher.cli.options.output_options import OutputFlags, ScriptFlags
+from elastrain.launcher.cli.options.torchrun import refuse_backend, refuse_unknown
+from elastrain.launcher.shared.screen import shared
+from elastrain.launcher.start.run_options import RunOptions
+from elastrain.launcher.start.starting import report, run_alone, run_node
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """All options of `run`, in the order of its help."""
+
+    size: SizeFlags
+    rendezvous: RendezvousFlags
+    etcd: EtcdFlags
+    output: OutputFlags
+    script: ScriptFlags
+    memory: MemoryFlags
+    waits: WaitFlags
+    faults: FaultFlags
+    resume: ResumeFlags
+    checkpoints: CheckpointFlags
+
+    def options(self, target: str, args: list[str]) -> RunOptions:
+        """Raises ConfigError."""
+        refuse_unknown(target)
+        refuse_backend(self.rendezvous.rdzv_backend)
+        script, job = self.script.script(target, args), self.rendezvous.job()
+        size, checkpoints = self.size.size(self.rendezvous), self.checkpoints.checkpoints()
+        return RunOptions(
+            job=job,
+            script=script,
+            target=target,
+            size=size,
+            output=self.output.output(size.workers, self.script),
+            wish=replace(self.memory.limit(), stages=self.size.stages_of(size)),
+            waits=self.waits.waits(),
+            armed=self.faults.armed,
+            faults=self.faults.read(),
+            began_s=time.monotonic(),
+            checkpoints=checkpoints.started_from(self.resume.folder()) if checkpoints is not None else None,
+            resume=self.resume.wish(),
+        )
+
+
+@grouped
+def run(
+    script: Annotated[
+        str, typer.Argument(help="The script to run, or a module with -m, or a program with --no-python.")
+    ],
+    flags: RunFlags,
+    args: Annotated[list[str] | None, typer.Argument(help="Its arguments.", metavar="ARGS...")] = None,
+) -> int:
+    """Run SCRIPT in as many workers as asked for; start again what dies; end when the work is done.
+
+    RUN OPTIONS come before the script; all that follows it belongs to the script. In the workers OMP_NUM_THREADS is 1
+    and PYTHONHASHSEED is 0 unless they are set.
+    """
+    options = flags.options(script, args or [])
+    flags.faults.check(has_launcher=flags.size.local_nodes is not None)
+    with shared():
+        return _run(options, flags)
+
+
+def _run(options: RunOptions, flags: RunFlags) -> int:
+    if flags.size.local_nodes is not None:
+        from elastrain.launcher.simulated.simulated_nodes import run_local_nodes
+
+        return run_local_nodes(options, netns=flags.size.netns)
+    worker_start.import_torch_early()
+    if options.size.nodes_max == 1:
+        return report(run_alone(options))
+    assert flags.rendezvous.rdzv_endpoint is not None
+    etcd = flags.etcd.config(flags.rendezvous.rdzv_endpoint)
+    return report(run_node(options, flags.rendezvous.node(etcd)))

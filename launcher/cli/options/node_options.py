@@ -1,0 +1,188 @@
+"""How many nodes and workers there are, and how the nodes find each other."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elastrain.errors import ConfigError
+from elastrain.launcher.cli.options.torchrun import BACKEND, local_world_size
+from elastrain.launcher.shared import rundir
+from elastrain.launcher.start.run_options import JobSize, NodeOptions
+from elastrain.launcher.start.starting import address_towards
+from elastrain.launcher.store.etcd_connection import EtcdConfig, parse_endpoints
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeFlags:
+    """How many."""
+
+    standalone: Annotated[bool, typer.Option("--standalone", help="One node, this machine; the default.")] = False
+    nnodes: Annotated[
+        str, typer.Option("--nnodes", help="Nodes, or MIN:MAX. Each node is started by a command of its own.")
+    ] = "1"
+    local_nodes: Annotated[
+        int | None,
+        typer.Option("--local-nodes", min=1, max=64, help="Simulate so many nodes here, with an etcd for them."),
+    ] = None
+    netns: Annotated[
+        bool,
+        typer.Option(
+            "--netns", help="Each simulated node in a network namespace of its own, all on a bridge; root only."
+        ),
+    ] = False
+    nproc_per_node: Annotated[
+        str, typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers here: a number, cpu, gpu or auto.")
+    ] = "1"
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            "--max-restarts",
+            "--max_restarts",
+            min=0,
+            help="Workers started again; one no longer counts an hour after it has come in.",
+        ),
+    ] = 10
+    stages: Annotated[
+        int | None,
+        typer.Option("--stages", min=1, help="Members of a pipeline, each with some blocks of the model; default: 1."),
+    ] = None
+
+    def size(self, rendezvous: RendezvousFlags) -> JobSize:
+        """Raises ConfigError."""
+        local = self.local_nodes
+        nodes_min, nodes_max = _range(self.nnodes) if local is None else (local, local)
+        self._check_together(rendezvous, nodes_max)
+        workers = local_world_size(self.nproc_per_node)
+        return JobSize(workers=workers, nodes_min=nodes_min, nodes_max=nodes_max, max_restarts=self.max_restarts)
+
+    def stages_of(self, size: JobSize) -> int | None:
+        """Raises ConfigError for more stages than there can be members."""
+        most = size.workers * size.nodes_max
+        # Where each node is started by a command of its own, others may start more workers than this one.
+        if self.stages is not None and self.stages > most and (self.local_nodes is not None or size.nodes_max == 1):
+            raise ConfigError(
+                f"--stages {self.stages} asks for pipelines of {self.stages} members, and this job has {most}: start "
+                "more workers (--nproc-per-node), or ask for fewer stages"
+            )
+        return self.stages
+
+    def _check_together(self, rendezvous: RendezvousFlags, nodes_max: int) -> None:
+        endpoint, job = rendezvous.rdzv_endpoint, rendezvous.rdzv_id
+        if self.local_nodes is not None and (self.standalone or self.nnodes != "1" or endpoint is not None):
+            raise ConfigError(
+                "--local-nodes excludes --standalone, --nnodes and --rdzv-endpoint: the nodes are all here"
+            )
+        if self.netns and self.local_nodes is None:
+            raise ConfigError("--netns is for simulated nodes: give --local-nodes N, too")
+        if self.standalone and (nodes_max > 1 or endpoint is not None):
+            raise ConfigError("--standalone means one node, this machine: leave --nnodes and --rdzv-endpoint out")
+        if self.local_nodes is None and nodes_max > 1 and (endpoint is None or job is None):
+            raise ConfigError(
+                "several nodes find each other by --rdzv-endpoint HOST:PORT (an etcd) and --rdzv-id: give both on each "
+                "node, or simulate nodes here with --local-nodes"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RendezvousFlags:
+    """The job's name, and this node's way to the others."""
+
+    rdzv_id: Annotated[
+        str | None, typer.Option("--rdzv-id", "--rdzv_id", help="The job's name; default: made from the time.")
+    ] = None
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option("--rdzv-endpoint", "--rdzv_endpoint", help="The etcd of several nodes: HOST:PORT[,…].")
+    ] = None
+    rdzv_backend: Annotated[
+        str, typer.Option("--rdzv-backend", "--rdzv_backend", help="How nodes find each other: etcd-v3 only.")
+    ] = BACKEND
+    node_name: Annotated[
+        str | None, typer.Option("--node-name", help="This node's name in the job; default: the host's name.")
+    ] = None
+    local_addr: Annotated[
+        str | None,
+        typer.Option("--local-addr", "--local_addr", help="This node's address for the others; default: towards etcd."),
+    ] = None
+    secret_file: Annotated[
+        Path | None,
+        typer.Option("--secret-file", help="The job's secret, mode 0600, the same on all nodes; made on first use."),
+    ] = None
+
+    def job(self) -> str:
+        """Raises ConfigError."""
+        job = self.rdzv_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        if not _NAME.fullmatch(job):
+            raise ConfigError(f"--rdzv-id {job!r}: use up to 64 letters, digits, '.', '_' and '-'")
+        return job
+
+    def node(self, etcd: EtcdConfig) -> NodeOptions:
+        """Raises ConfigError."""
+        return NodeOptions(
+            name=_node_name(self.node_name),
+            etcd=etcd,
+            secret_file=(self.secret_file or rundir.home() / "secret").absolute(),
+            host=self.local_addr or address_towards(etcd.endpoints[0]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EtcdFlags:
+    """How etcd lets this node in."""
+
+    etcd_ca: Annotated[Path | None, typer.Option("--etcd-ca", help="TLS to etcd: the authority's certificate.")] = None
+    etcd_cert: Annotated[Path | None, typer.Option("--etcd-cert", help="This node's certificate for etcd.")] = None
+    etcd_key: Annotated[Path | None, typer.Option("--etcd-key", help="Its key.")] = None
+    etcd_user: Annotated[str | None, typer.Option("--etcd-user", help="etcd's user.")] = None
+    etcd_password_file: Annotated[
+        Path | None, typer.Option("--etcd-password-file", help="A file (mode 0600) with that user's password.")
+    ] = None
+
+    def config(self, endpoint: str) -> EtcdConfig:
+        """Raises ConfigError."""
+        return EtcdConfig(
+            endpoints=parse_endpoints(endpoint),
+            ca=self.etcd_ca,
+            cert=self.etcd_cert,
+            key=self.etcd_key,
+            user=self.etcd_user,
+            password=_password(self.etcd_password_file),
+        )
+
+
+def _range(text: str) -> tuple[int, int]:
+    """torchrun's form of --nnodes: N, or MIN:MAX. Raises ConfigError."""
+    found = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", text)
+    if not found:
+        raise ConfigError(f"--nnodes {text!r}: write N, or MIN:MAX")
+    least, most = int(found[1]), int(found[2] or found[1])
+    if not 1 <= least <= most:
+        raise ConfigError(f"--nnodes {text}: MIN must be 1 or more, and at most MAX")
+    return least, most
+
+
+def _node_name(given: str | None) -> str:
+    name = given or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip("-._") or "node"
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"--node-name {name!r}: use up to 64 letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _password(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        if file.stat().st_mode & 0o077:
+            raise ConfigError(f"others may read the password file {file}: chmod 600 {file}")
+        return file.read_text().rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the password file {file} cannot be read: {error}") from None

@@ -1,0 +1,319 @@
+"""How fast this job goes, learned from its own committed steps: what a hang is judged by.
+
+How long each thread of a worker has shown no sign of life, as its agent saw it; and how long it may.
+
+Which of this node's members hang, and what follows: the stacks of all members, then the member's end.
+
+Each agent judges its own workers, from outside of their processes. A member is judged only while somebody waits for it
+who waits for nothing else: where all stand alike (an evaluation, a slow disk that all share) nobody is to blame.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from elastrain.base.thread_status import Spot, Station
+from elastrain.launcher.core.agent_events import Looked, Seen, SeenThread
+from elastrain.launcher.core.cluster import Cluster
+from elastrain.launcher.core.deadlines import Deadlines, HangDue, KilledDue, SparedDue
+from elastrain.launcher.core.shutdown import Shutdown
+from elastrain.launcher.core.worker_table import Stage, Worker
+from elastrain.launcher.shared.job_values import Command, Kill, Log, TakeStacks, TellNodes
+from elastrain.launcher.shared.notices import Hangs, Notice, SomebodyWaits, Spared
+from elastrain.launcher.shared.times import HangTimes
+
+_STEPS_MOST, _STEPS_LEAST = 32, 3
+"""So many of the newest steps count; with fewer there is nothing to judge by."""
+_REMEMBERED_STEPS = 100
+"""How long a healthy standstill is remembered."""
+_WORTH_NOTING_S = 0.5
+
+
+class Pace:
+    """Durations of committed steps, and the longest standstills of threads that went on by themselves afterwards."""
+
+    def __init__(self) -> None:
+        self._steps_s: deque[float] = deque(maxlen=_STEPS_MOST)
+        self._newest: tuple[int, float] | None = None
+        """The newest committed step, and when this agent first heard of it."""
+        self._healthy: deque[tuple[int, Station, float]] = deque()
+        """(step, place, seconds)."""
+
+    def commit(self, step: int, now: float) -> None:
+        """Note that a member of this node has committed a step; the first one counts."""
+        if self._newest is not None and step <= self._newest[0]:
+            return
+        # A step that this agent has heard nothing of (no member of its was in the view) has no duration.
+        if self._newest is not None and step == self._newest[0] + 1:
+            self._steps_s.append(now - self._newest[1])
+        self._newest = (step, now)
+        while self._healthy and self._healthy[0][0] < step - _REMEMBERED_STEPS:
+            self._healthy.popleft()
+
+    def note(self, place: Station, stood_s: float) -> None:
+        """Note that a thread has stood there for so long, and went on by itself."""
+        if stood_s >= _WORTH_NOTING_S and self._newest is not None:
+            self._healthy.append((self._newest[0], place, stood_s))
+
+    @property
+    def step_s(self) -> float | None:
+        """The median step. Half of them may have had an evaluation in them and it would still be right."""
+        return median(self._steps_s) if len(self._steps_s) >= _STEPS_LEAST else None
+
+    def longest_s(self, place: Station) -> float:
+        """The longest healthy standstill there: jobs whose micro-batches differ much have long ones."""
+        return max((stood_s for _, where, stood_s in self._healthy if where is place), default=0.0)
+
+
+_STEPS = 2.5
+"""So many median steps a member for whom others wait may stand still."""
+_STEPS_OF_A_JOINER = 20.0
+_BEYOND_THE_LONGEST = 1.5
+_ENGINE_ROUND_S = 1.0
+"""An engine in good health has come round by then, at least once."""
+
+
+@dataclass(kw_only=True)
+class Standstill:
+    """One thread's standstill. `for_s` counts only time in which it could have run and its agent looked."""
+
+    spot: Spot = field(default_factory=Spot)
+    for_s: float = 0.0
+    starved_s: float = 0.0
+    was_stopped: bool = False
+
+    def see(self, seen: SeenThread, passed_s: float, *, stopped: bool) -> float:
+        """Look at a thread. Returns how long it had stood where it was, if it has moved by itself since; else 0."""
+        starved_s, self.starved_s = seen.starved_s - self.starved_s, seen.starved_s
+        if seen.spot == self.spot:
+            # Where processors are scarce, a thread that waits for one stands still and is in good health.
+            self.for_s += max(0.0, passed_s - max(0.0, starved_s))
+            self.was_stopped |= stopped
+            return 0.0
+        stood_s = 0.0 if self.was_stopped else self.for_s
+        self.spot, self.for_s, self.was_stopped = seen.spot, 0.0, stopped
+        return stood_s
+
+
+@dataclass(kw_only=True)
+class Stand:
+    """The standstills of one worker's threads."""
+
+    loop: Standstill = field(default_factory=Standstill)
+    engine: Standstill = field(default_factory=Standstill)
+    stopped: bool = False
+    """The kernel says that the process is stopped."""
+
+    def see(self, seen: Seen, passed_s: float, pace: Pace) -> None:
+        loop, engine = self.loop.spot, self.engine.spot
+        self.stopped = seen.stopped
+        stood_s = self.loop.see(seen.loop, passed_s, stopped=seen.stopped)
+        if loop.place in (Station.COMPUTING, Station.BETWEEN):
+            pace.note(loop.place, stood_s)
+        stood_s = self.engine.see(seen.engine, passed_s, stopped=seen.stopped)
+        if engine.place is Station.TURNING and loop.place in (Station.COMPUTING, Station.WAITING):
+            pace.note(engine.place, stood_s)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has nothing left to do and its engine turns."""
+        return self.loop.spot.place is Station.WAITING and not self.stopped and self.engine.for_s < _ENGINE_ROUND_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overdue:
+    """A thread has stood for longer than it may; `where` in words, for people."""
+
+    where: str
+    for_s: float
+    limit_s: float
+    thread: Standstill
+
+
+def overdue(stand: Stand, *, pace: Pace, times: HangTimes, is_new: bool) -> Overdue | None:
+    """Whether one of the worker's threads stands for too long, were others waiting for it. `is_new`: it has not
+    committed a step yet.
+    """
+    short_s = max(times.hang_timeout_s, _STEPS * (pace.step_s or 0.0))
+    loop, engine = stand.loop, stand.engine
+    if stand.stopped:
+        return _over("stopped by a signal or a debugger, in the middle", engine, short_s)
+    usual_s = _early_s(pace, times, is_new=is_new) if is_new or pace.step_s is None else short_s
+    learned_s = max(usual_s, _BEYOND_THE_LONGEST * pace.longest_s(loop.spot.place))
+    by_place = {
+        Station.COMPUTING: ("in a micro-batch", learned_s),
+        Station.BETWEEN: ("in the script's code between two steps", max(learned_s, times.between_steps_s)),
+        Station.DECLARED: (f"in {loop.spot.name}", loop.spot.allowed_s),
+    }
+    where, limit_s = by_place.get(loop.spot.place, ("", 0.0))
+    # Whoever holds the interpreter for a declared stretch, or between steps, keeps the engine from turning, too.
+    turning_s = max(usual_s, limit_s, _BEYOND_THE_LONGEST * pace.longest_s(Station.TURNING))
+    if engine.spot.place is Station.TURNING:
+        held = _over(
+            f"its engine too (a held interpreter lock, or a drive), {where or 'waiting for others'}", engine, turning_s
+        )
+        if held is not None:
+            return held
+    return _over(where, loop, limit_s) if limit_s else None
+
+
+def _over(where: str, thread: Standstill, limit_s: float) -> Overdue | None:
+    if not thread.for_s > limit_s:
+        return None
+    return Overdue(where=where, for_s=thread.for_s, limit_s=limit_s, thread=thread)
+
+
+def _early_s(pace: Pace, times: HangTimes, *, is_new: bool) -> float:
+    """Nothing is known of a first step, which compiles and warms up, but what the others' steps take."""
+    if pace.step_s is None:
+        return times.first_step_s if is_new else times.join_step_s
+    return max(times.join_step_s, _STEPS_OF_A_JOINER * pace.step_s)
+
+
+_LOOKS_AT_MOST_S = 0.5
+"""A longer time between two looks was the agent's own standstill, which is nobody else's fault."""
+_WAITS_S = 1.0
+"""Who has nothing to do for so long waits for somebody; other agents are told as often."""
+_WAITS_COUNT_S = 2.5
+"""How long the word of another agent counts."""
+
+
+class HangWatch:
+    """Owns where this node's threads stand, and who was judged."""
+
+    def __init__(self, cluster: Cluster, deadlines: Deadlines, shutdown: Shutdown) -> None:
+        self._cluster, self._times = cluster, cluster.config.hangs
+        self._deadlines, self._shutdown = deadlines, shutdown
+        self.pace = Pace()
+        self._stands: dict[str, Stand] = {}
+        self._looked_s: float | None = None
+        self._told_s = 0.0
+        self._waits_until_s: dict[str, float] = {}
+        """By node: how long what it said of waiting counts."""
+        self._judged: dict[str, tuple[Standstill, int]] = {}
+        """Member -> the thread that stands still, and its count then."""
+        self._spared: set[str] = set()
+        """Members that would have been ended, if the job could do without their state."""
+
+    def on_look(self, event: Looked, now: float) -> list[Command]:
+        """Judge by what the agent has seen on its workers' pages."""
+        passed_s = 0.0 if self._looked_s is None else min(now - self._looked_s, _LOOKS_AT_MOST_S)
+        self._looked_s = now
+        self._stands = {seen.member: self._stands.get(seen.member, Stand()) for seen in event.seen}
+        for seen in event.seen:
+            self._stands[seen.member].see(seen, passed_s, self.pace)
+        if not self._times.hang_timeout_s or self._shutdown.end is not None or self._cluster.view is None:
+            return []
+        commands = [command for worker in self._watched() for command in self._look_at(worker, now)]
+        self._cluster.spared_by_node[self._cluster.config.node] = tuple(sorted(self._spared))
+        return commands + self._tell(now)
+
+    def on_waits(self, node: str, notice: SomebodyWaits, now: float) -> list[Command]:
+        self._waits_until_s[node] = now + _WAITS_COUNT_S
+        return []
+
+    def on_hangs(self, node: str, notice: Hangs, now: float) -> list[Command]:
+        """Have stacks taken: a member of another node is about to be ended, and all members' stacks may tell why."""
+        return [TakeStacks(reason=notice.reason)]
+
+    def on_spared(self, node: str, notice: Spared, now: float) -> list[Command]:
+        """Wait, as that node does, for its members: it says so again for as long as it holds."""
+        self._deadlines.set(SparedDue(node), now + _WAITS_COUNT_S)
+        is_known = self._cluster.spared_by_node.get(node) == notice.members
+        self._cluster.spared_by_node[node] = notice.members
+        if is_known:
+            return []
+        say = (
+            f"{', '.join(notice.members)} of {node} stands still, and the job's state is nowhere else: it is waited "
+            f"for, up to {self._times.alike_s:g} s, and nobody joins meanwhile"
+        )
+        self._cluster.progress.explain(say)
+        return [Log(event="spared_there", fields={"node": node, "members": list(notice.members)}, say=say)]
+
+    def on_stacks_taken(self, due: HangDue, now: float) -> list[Command]:
+        thread, count = self._judged[due.member]
+        if thread.spot.count != count:  # it was only slow
+            del self._judged[due.member]
+            say = f"{due.member} goes on after {thread.for_s:.1f} s: it is not ended"
+            return [Log(event="hang_over", fields={"member": due.member}, say=say)]
+        self._deadlines.set(KilledDue(due.member), now + self._cluster.config.times.leave_timeout_s)
+        return [Kill(member=due.member, reason=f"{due.member} is ended, because it hangs")]
+
+    def _watched(self) -> list[Worker]:
+        """The members that are judged: those that compute. Who has finished, or is to end, has other deadlines."""
+        mine = self._cluster.mine_in_view()
+        return [w for w in mine if w.stage in (Stage.MEMBER, Stage.NEWCOMER) and w.id in self._stands]
+
+    def _look_at(self, worker: Worker, now: float) -> list[Command]:
+        if worker.id in self._judged:
+            return []
+        found = overdue(self._stands[worker.id], pace=self.pace, times=self._times, is_new=worker.progress.step is None)
+        if found is None:
+            self._spared.discard(worker.id)
+            return []
+        if found.for_s > max(found.limit_s, self._times.alike_s):
+            return self._judge(worker, found, now)
+        is_needed = self._cluster.is_needed(worker.id, besides=self._judged)
+        # Who alone has the state and is stopped may be all there is, so that nobody waits; yet nothing goes on.
+        if not self._somebody_waits(worker.id, now) and not (is_needed and self._stands[worker.id].stopped):
+            return []
+        return self._spare(worker, found) if is_needed else self._judge(worker, found, now)
+
+    def _somebody_waits(self, member: str, now: float) -> bool:
+        here = [stand for other, stand in self._stands.items() if other != member and self._is_member(other)]
+        return (
+            self._shutdown.finishing
+            or any(stand.waits and stand.loop.for_s >= _WAITS_S for stand in here)
+            or any(until_s > now for until_s in self._waits_until_s.values())
+        )
+
+    def _is_member(self, member: str) -> bool:
+        # A newcomer waits for the end of the others' step, however long that takes.
+        return self._cluster.workers.by_id[member].stage is Stage.MEMBER
+
+    def _judge(self, worker: Worker, found: Overdue, now: float) -> list[Command]:
+        reason = self._sentence(worker, found)
+        self._cluster.progress.explain(reason)
+        self._judged[worker.id] = found.thread, found.thread.spot.count
+        # Together: who waits in a collective of the script would raise there when the one that never came is ended.
+        for member in self._judged:
+            if member == worker.id or HangDue(member) in self._deadlines:
+                self._deadlines.set(HangDue(member), now + self._times.stacks_s)
+        fields = {"member": worker.id, "where": found.where, "for_s": found.for_s, "limit_s": found.limit_s}
+        log = Log(event="hang", fields={**fields, "step_s": self.pace.step_s, "reason": reason})
+        return [log, TellNodes(message=Hangs(reason=reason)), TakeStacks(reason=reason, tell=True)]
+
+    def _spare(self, worker: Worker, found: Overdue) -> list[Command]:
+        if worker.id in self._spared:
+            return []
+        self._spared.add(worker.id)
+        say = (
+            f"{self._sentence(worker, found)}; the job's state is nowhere else, so it is waited for, "
+            f"up to {self._times.alike_s:g} s"
+        )
+        if self._stands[worker.id].stopped:
+            say += f". Let it go on with: kill -CONT {worker.pid}"
+        self._cluster.progress.explain(say)
+        return [
+            Log(event="hang_spared", fields={"member": worker.id, "reason": say}, say=say),
+            TakeStacks(reason=say, tell=True),
+        ]
+
+    def _sentence(self, worker: Worker, found: Overdue) -> str:
+        step = self._stands[worker.id].loop.spot.step
+        usual = f" (a step takes {self.pace.step_s:.2g} s)" if self.pace.step_s is not None else ""
+        at = f" of step {step}" if step >= 0 else ""
+        return f"{worker.id} hangs: no sign of life for {found.for_s:.1f} s{usual}, {found.where}{at}"
+
+    def _tell(self, now: float) -> list[Command]:
+        if self._cluster.config.alone or now - self._told_s < _WAITS_S:
+            return []
+        words: list[Notice] = []
+        if any(s.waits and s.loop.for_s >= _WAITS_S and self._is_member(m) for m, s in self._stands.items()):
+            words.append(SomebodyWaits())
+        if self._spared:
+            words.append(Spared(members=tuple(sorted(self._spared))))
+        self._told_s = now if words else self._told_s
+        return [TellNodes(message=word) for word in words]

@@ -1,0 +1,1 @@
+"""Connections between the agents of several nodes."""

@@ -1,0 +1,123 @@
+"""Where workers and other agents come in. Nobody is heard before the handshake has proven the job's secret.
+
+Hands proven connections on; what is then said is for `worker_processes` and `links`.
+
+Lets the workers of other nodes read the checkpoints that lie on this node's disk.
+
+They come through the agents' door, proven and encrypted. Each has a thread here, so that a slow disk, or a slow reader,
+keeps the agent from nothing. Only parts and manifests of checkpoints can be asked for.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+from elastrain.base import disk_protocol as dp
+from elastrain.base.event_loop import EventLoop
+from elastrain.comm.errors import CommError
+from elastrain.comm.wire.acceptor import Acceptor, AcceptorEvents, AcceptorLimits
+from elastrain.comm.wire.handshake import Handshake, Role
+from elastrain.comm.wire.secure import BlockingStream, Connection
+from elastrain.errors import ConfigError
+
+_GREETINGS_MAX = 64
+_GREETING_S = 5.0
+
+
+def open_door(
+    loop: EventLoop,
+    listener: socket.socket,
+    handshake: Callable[[], Handshake],
+    admit: Callable[[str, Connection], str | None],
+    log_refusal: Callable[[str], None],
+) -> Acceptor:
+    """`admit(name, connection)` takes a proven connection, or returns why not; `log_refusal` hears of the others."""
+    events = AcceptorEvents(
+        new_handshake=handshake, admit=lambda proven, sock: admit(proven.peer, sock), refused=log_refusal
+    )
+    limits = AcceptorLimits(introductions_max=_GREETINGS_MAX, handshake_timeout_s=_GREETING_S)
+    return Acceptor(loop, [listener], events, limits)
+
+
+def workers_handshake(
+    secret: bytes, job: str, objection: Callable[[str], str | None] = lambda member: None
+) -> Handshake:
+    """Make the agent's end of a handshake with a worker. `objection(member)` says why it is not let in, or None."""
+    made = Handshake(Role.ACCEPT, secret=secret, job=job, me="agent")
+    made.objection = objection
+    return made
+
+
+def listen_abstract(name: str) -> socket.socket:
+    """Raises ConfigError if the name is taken."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        listener.bind("\0" + name)
+    except OSError:
+        listener.close()
+        raise ConfigError(f"a job of this name already runs here ({name}): choose another --rdzv-id") from None
+    listener.listen(128)
+    return listener
+
+
+def accept(listener: socket.socket) -> socket.socket | None:
+    """A new connection, non-blocking; None if it went away before it was served."""
+    try:
+        sock, _ = listener.accept()
+    except OSError:
+        return None
+    sock.setblocking(False)
+    return sock
+
+
+READERS_MAX = 256
+IDLE_S = 600.0
+"""A reader that asks for nothing for so long is gone."""
+
+
+class DiskDoor:
+    """`admit` is for the agent's thread. `location`: of the checkpoints; None where no node has a disk of its own."""
+
+    def __init__(self, location: str | None, log: Callable[..., None]) -> None:
+        self._location = location
+        self._log = log
+        self._readers: set[Connection] = set()
+        self._lock = threading.Lock()
+
+    def admit(self, name: str, connection: Connection) -> str | None:
+        """Serve a proven connection until its end, or say why not."""
+        with self._lock:
+            if self._location is None:
+                return f"{name} wants to read from a disk that is not this node's own"
+            if len(self._readers) >= READERS_MAX:
+                return f"{READERS_MAX} workers read from this disk already"
+            self._readers.add(connection)
+        args = (self._location, name, connection)
+        threading.Thread(target=self._serve, args=args, name="elastrain-disk", daemon=True).start()
+        return None
+
+    def _serve(self, location: str, name: str, connection: Connection) -> None:
+        # Late: an agent of a job without checkpoints needs nothing of them.
+        from elastrain.snapshot.durable.places.node import ServedDisk
+        from elastrain.snapshot.durable.places.port import place_at
+
+        stream, disk = BlockingStream(connection, IDLE_S), ServedDisk(place_at(location))
+        try:
+            while True:
+                (length,) = dp.LENGTH.unpack(stream.receive(dp.LENGTH.size))
+                if length > dp.REQUEST_BYTES_MAX:
+                    raise ValueError(f"a request has {length} bytes")
+                well, body = disk.answer(dp.decode_request(stream.receive(length)))
+                stream.send(dp.ANSWER.pack(well, len(body)))
+                stream.send(body)
+        except EOFError:
+            pass
+        except (OSError, CommError, ValueError) as error:
+            self._log("disk_reader", reader=name, reason=str(error))
+        finally:
+            with self._lock:
+                self._readers.discard(connection)
+            disk.close()
+            connection.close()

@@ -1,0 +1,39 @@
+"""Whether a job whose nodes have no keys in the store lives all the same: it is asked at the addresses it was known by.
+
+Nodes that are cut off from the store train on; their keys go with their leases. Whoever holds the job's secret and
+answers with the name of one of its members or agents is one of them.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from elastrain.comm.errors import CommError
+from elastrain.comm.wire.addresses import choose_address, connect
+from elastrain.comm.wire.handshake import dial
+from elastrain.job.world import View
+from elastrain.launcher.shared.job_values import Roster
+
+_ANSWER_S = 2.0
+"""A host that is down keeps a caller waiting."""
+_AT_ONCE = 16
+
+
+def who_answers(roster: Roster, view: View | None, *, secret: bytes, scope: str) -> str | None:
+    """One that does: a member of the view, or before the first view an agent of the roster. None where nobody does."""
+
+    def answers(where: tuple[str, str]) -> bool:
+        name, address = where
+        try:
+            sock, _ = connect(choose_address(address, same_node=False))
+            with sock:  # the handshake waits until it is connected
+                dial(sock, secret=secret, job=scope, me="a node that starts", timeout_s=_ANSWER_S, expect=name)
+        except (OSError, ValueError, CommError):
+            return False
+        return True
+
+    agents = {node.signature: f"tcp:{node.endpoint}" for node in roster.nodes}
+    asked = {member.id: member.address for member in view.members} if view is not None else agents
+    with ThreadPoolExecutor(_AT_ONCE) as callers:
+        found = zip(asked, callers.map(answers, asked.items()), strict=True)
+        return next((name for name, is_there in found if is_there), None)

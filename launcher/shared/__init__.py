@@ -1,0 +1,1 @@
+"""Values and small tools that all parts of the launcher use."""

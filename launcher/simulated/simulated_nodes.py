@@ -1,0 +1,348 @@
+"""Several nodes simulated on this machine: an agent process each, in a session of its own, and an etcd for them.
+
+With `netns` each has a network of its own, too, and members talk over TCP as those of separate hosts do. A node is lost
+whole when its workers' process groups and its agent are killed; it is then started again, as somebody would start a
+machine again, and joins as a new node. Nothing is decided about the job.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from elastrain.base.event_loop import EventLoop
+from elastrain.base.processes import die_with_parent, is_stopped, state_of
+from elastrain.errors import ConfigError, ElastrainError
+from elastrain.launcher.agent.control_server import ControlServer
+from elastrain.launcher.agent.guardian import Guardian, GuardianWatch
+from elastrain.launcher.faults import grammar
+from elastrain.launcher.faults.table import CLASSES, NOT_ARMED, Carrier
+from elastrain.launcher.namespaces.switch import SWITCH, SWITCH_ADDRESS, Switch, enter, lacking
+from elastrain.launcher.shared import process_environment, rundir
+from elastrain.launcher.shared.console import say
+from elastrain.launcher.shared.job_values import End
+from elastrain.launcher.shared.operator_messages import Answer, AskFault, Request
+from elastrain.launcher.shared.process_environment import StopSignals
+from elastrain.launcher.shared.rundir import EventLog, RunDir
+from elastrain.launcher.shared.screen import keep_in
+from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
+from elastrain.launcher.simulated.infrastructure import Surroundings
+from elastrain.launcher.simulated.node_starts import (
+    ALL_LOST,
+    EndsOfNodes,
+    NodeRestarts,
+    begin,
+    end_fork_server,
+    hear_signals,
+    signal_all,
+    signal_to_go,
+    start_fork_server,
+)
+from elastrain.launcher.start.restarts import Following, SharedLives
+from elastrain.launcher.start.run_options import NodeOptions, RunOptions
+from elastrain.launcher.start.start_checkpoint import held_place, newest_step
+from elastrain.launcher.start.starting import count, run_node, shared_lives
+from elastrain.launcher.store.etcd_connection import EtcdConfig
+from elastrain.launcher.store.port import StoreError, StoreUnavailableError
+
+_STOP_AGAIN_S = 20.0
+_UNKNOWN = 255
+"""What `multiprocessing` takes for the exit code of all whose fork server has gone."""
+
+
+def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
+    """Run the `nodes_max` nodes here; the exit code. Raises ConfigError, NetworkError."""
+    if netns and (reason := lacking()) is not None:
+        raise ConfigError(f"--netns: {reason}")
+    with ExitStack() as stack:
+        stack.enter_context(held_place(options, is_of_simulated=True))
+        # A fork server imports torch once for all nodes, while etcd starts.
+        forks = multiprocessing.get_context("forkserver")
+        forks.set_forkserver_preload(["torch.distributed.elastic.multiprocessing", "elastrain.launcher.agent.agent"])
+        options = options.with_own_log_dir()
+        guardian = stack.enter_context(Guardian("LAUNCHER", process_environment.without("ELASTRAIN_")))
+        process_environment.mark_all_children(
+            guardian.mark
+        )  # etcd, the fork server, agents and their workers inherit it
+        run = rundir.create(options.output.run_dir, options.job)
+        stack.callback(run.secret.unlink, missing_ok=True)
+        guardian.remove(run.secret)
+        guardian.remove(run.path / "etcd")
+        guardian.remove(Path(multiprocessing.util.get_temp_dir()))  # where the fork server listens
+        switch = stack.enter_context(_switch(options, guardian)) if netns else None
+        nodes = _Nodes(options, run, forks)
+        stack.callback(nodes.close)
+        start_fork_server()
+        etcd = EmbeddedEtcd(run.path / "etcd", host=SWITCH_ADDRESS if switch is not None else None)
+        stack.callback(etcd.close)
+        log = EventLog(run.events, "launcher")
+        stack.callback(log.close)
+        stack.callback(nodes.guard(guardian, log).close)
+        here, each = count(options.size.nodes_max, "node"), count(options.size.workers, "worker")
+        keep_in(run.events)
+        say(f"job {options.job}, {here} here, {each} each; run folder {run.path}")
+        signals = StopSignals()
+        stack.callback(signals.close)
+        listener = rundir.listen(run)
+        stack.callback(run.control.unlink, missing_ok=True)
+        guardian.remove(run.control)  # the guardian knows a file by what is there now
+        return nodes.run(Surroundings(etcd, switch, log), signals, listener)
+
+
+@contextmanager
+def _switch(options: RunOptions, guardian: Guardian) -> Iterator[Switch]:
+    """This process is at the switch from then on, and what it starts."""
+    names = [_name(index) for index in range(options.size.nodes_max)]
+    with Switch(options.job, names, guardian.remove_namespace) as switch:
+        switch.move_to(SWITCH)
+        yield switch
+
+
+def _name(index: int) -> str:
+    return f"node{index}"
+
+
+class _Nodes:
+    """The node processes, until the last has ended."""
+
+    def __init__(self, options: RunOptions, run: RunDir, forks: multiprocessing.context.ForkServerContext) -> None:
+        self._options, self._run, self._forks = options, run, forks
+        self._around: Surroundings | None = None
+        self._running: dict[str, BaseProcess] = {}
+        self._restarts = NodeRestarts(options.size.max_restarts)
+        self._ends = EndsOfNodes()
+        self._dismissed: set[str] = set()
+        self._lost: list[str] = []
+        """Nodes that were killed and are not there again."""
+        self._to_start: set[str] = set()
+        """Those that were ended to be started again."""
+        self._stopped_by = 0
+        self._loop = EventLoop()
+
+    def guard(self, guardian: Guardian, log: EventLog) -> GuardianWatch:
+        return GuardianWatch(self._loop, guardian, lambda say: log.write("guardian", reason=say))
+
+    def run(self, around: Surroundings, signals: StopSignals, listener: socket.socket) -> int:
+        """`listener`: where the operator's requests come in."""
+        self._around = around
+        self._loop.register(signals, lambda _events: self._stop(signals.take()[-1:]))
+        around.watch_etcd(self._loop)
+        control = ControlServer(self._loop, listener, partial(answer, self._options, around))
+        try:
+            for index in range(self._options.size.nodes_max):
+                self._start(_name(index))
+            while self._running:
+                self._loop.turn(around.next_deadline_s())
+                around.on_tick(time.monotonic())
+        finally:
+            control.close()
+        if self._stopped_by:
+            self._ends.say_if_nothing_was(f"stopped by {signal.Signals(self._stopped_by).name}")
+        return 128 + self._stopped_by if self._stopped_by else self._ends.code()
+
+    def close(self) -> None:
+        """Only if something failed here is there anything left to end."""
+        signal_all(self._running.values(), signal_to_go())
+        for process in self._running.values():
+            process.join(_STOP_AGAIN_S)
+            process.kill()
+        end_fork_server()
+        self._loop.close()
+
+    def _start(self, name: str) -> None:
+        assert self._around is not None
+        self._lost = [lost for lost in self._lost if lost != name]
+        etcd, host = EtcdConfig(endpoints=(self._around.endpoint,)), self._around.address(name)
+        run = rundir.of_node(self._run, name)
+        for left in (run.control, run.state):  # by an earlier start of this node, which is asked about no more
+            left.unlink(missing_ok=True)
+        is_first = name not in self._restarts.names
+        node = NodeOptions(name=name, etcd=etcd, secret_file=self._run.secret, host=host, has_own_store=is_first)
+        namespace = self._around.namespace(name)
+        args = (self._options, node, self._run, namespace)
+        again = {"again": not is_first}
+        process = self._forks.Process(target=_node, args=args, kwargs=again, name=name)
+        begin(process)
+        self._running[name] = process
+        self._loop.register(process.sentinel, lambda _events: self._on_end(name))
+
+    def _on_end(self, name: str) -> None:
+        process = self._running[name]
+        self._loop.unregister(process.sentinel)
+        process.join()
+        if process.exitcode == _UNKNOWN and process.pid is not None and state_of(process.pid) not in ("", "Z"):
+            self._wait_without_fork_server(name, process.pid)
+        else:
+            self._on_exit(name, process.exitcode if process.exitcode is not None else 1)
+
+    def _wait_without_fork_server(self, name: str, pid: int) -> None:
+        """The kernel has told the node to go (`_node`): it ends in order, which its sentinel does not show."""
+        self._ends.say_once("the process that nodes are started from was killed: all nodes end")
+        ended = os.pidfd_open(pid)
+
+        def on_end(_events: int) -> None:
+            self._loop.unregister(ended)
+            os.close(ended)
+            self._on_exit(name, 1)
+
+        self._loop.register(ended, on_end)
+
+    def _on_exit(self, name: str, code: int) -> None:
+        del self._running[name]
+        if name in self._dismissed:
+            return
+        if name in self._to_start:
+            self._to_start.remove(name)
+            self._start(name)
+            return
+        if code >= 0:
+            self._ends.add(code, name, self._run)
+            self._dismiss_those_who_come_back()
+            self._end_the_stopped()
+            return
+        rundir.of_node(self._run, name).control.unlink(missing_ok=True)
+        if self._ends.codes:
+            return
+        self._lost.append(name)
+        if self._nobody_is_inside() and self._begin_next_life():
+            return
+        if self._stopped_by:
+            return
+        if not self._running or (self._nobody_is_inside() and self._has_begun()):
+            self._ends.lose_all()
+            self._dismiss_those_who_come_back()
+        elif self._restarts.take(name):  # others go on
+            self._start(name)
+
+    def _nobody_is_inside(self) -> bool:
+        """All that run were started again, and have not been let into a view: with the others the state was lost."""
+        return all(name in self._restarts.names and self._is_outside(name) for name in self._running)
+
+    def _begin_next_life(self) -> bool:
+        """The launcher does it, because no node is left to. False where none follows."""
+        end = End(code=1, sentence=ALL_LOST, lost=True)
+        following = None if self._stopped_by else self._next_life(end)
+        if following is None or following.life is None:
+            return False
+        say(f"{end.sentence}. {following.reason}")
+        for process in [self._running[name] for name in self._running]:
+            self._to_start.add(process.name)
+            process.kill()  # it waits for the leases of the dead
+        lost, self._lost = self._lost, []
+        for name in [name for name in lost if self._restarts.take(name)]:
+            self._start(name)
+        return bool(self._running)
+
+    def _next_life(self, end: End) -> Following | None:
+        """None where the job has no checkpoints, or etcd cannot be asked."""
+        if self._options.checkpoints is None:
+            return None
+        names = [_name(index) for index in range(self._options.size.nodes_max)]
+        steps = [newest_step(self._options.on_simulated_node(name)) for name in names]
+        with suppress(StoreError):
+            return self._lives().begin_next(end, max((step for step in steps if step is not None), default=None))
+        return None
+
+    def _has_begun(self) -> bool:
+        """Before the first commit nothing is lost: those that were started again begin anew. Else they must not."""
+        with suppress(StoreError):
+            return self._lives().has_begun()
+        return False
+
+    def _lives(self) -> SharedLives:
+        assert self._around is not None
+        return shared_lives(self._options, EtcdConfig(endpoints=(self._around.endpoint,)), self._run)
+
+    def _dismiss_those_who_come_back(self) -> None:
+        """End the nodes on their way into a job that is over: they would wait for others that never come.
+
+        Where it ended well, a node that is in its view ends by itself, when its workers have left their scripts.
+        """
+        if not self._ends.job_is_over:
+            return
+        coming = self._restarts.names & self._running.keys() - self._dismissed
+        for name in coming if max(self._ends.codes) else filter(self._is_outside, coming):
+            self._dismissed.add(name)
+            signal_all([self._running[name]], signal_to_go())
+
+    def _end_the_stopped(self) -> None:
+        """When the job is over: a node that a fault has stopped for ever hears nothing of that."""
+        for process in self._running.values() if self._ends.job_is_over else ():
+            if process.pid is not None and is_stopped(process.pid):
+                process.kill()  # its guardian ends its workers
+
+    def _is_outside(self, name: str) -> bool:
+        """Whether the node has not been let into a view since it was started again."""
+        try:
+            return bool(rundir.of_node(self._run, name).read_state()["state"] == "starting")
+        except ConfigError:
+            return True
+
+    def _stop(self, numbers: Sequence[signal.Signals]) -> None:
+        for number in numbers:
+            self._stopped_by = number
+            signal_all(self._running.values(), number)
+
+
+def answer(options: RunOptions, around: Surroundings, request: Request) -> Answer:
+    """The operator asks the launcher: for faults of what is around the nodes, or which of them it can carry out."""
+    if not isinstance(request, AskFault):
+        return Answer(ok=True, state={"carries": around.carries})
+    if not options.armed:
+        return Answer(ok=False, sentence=NOT_ARMED)
+    try:
+        fault = grammar.parse(request.line)
+        if CLASSES[fault.kind].by is not Carrier.LAUNCHER:
+            return Answer(ok=False, sentence=f"{fault.kind} is no fault of the network or of etcd: ask a node")
+        if fault.place.t_s is not None:
+            around.carry_out_later(fault, options.began_s + fault.place.t_s)
+            return Answer(ok=True, sentence=f"{fault} is due")
+        around.carry_out(fault, time.monotonic())
+    except (ElastrainError, StoreError) as error:
+        return Answer(ok=False, sentence=str(error))
+    say(f"{fault} is carried out on request")
+    return Answer(ok=True, sentence=f"{fault} is carried out")
+
+
+def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str | None, *, again: bool) -> None:
+    """The body of a node's process. `again`: it has run before."""
+    hear_signals()
+    os.setsid()
+    if namespace is not None:
+        enter(namespace)
+    # Should the fork server end alone. The end of the launcher is its guardian's affair.
+    die_with_parent(signal_to_go())
+    sys.stdout.flush()
+    run = rundir.of_node(whole, node.name)
+    options = (options.started_again() if again else options).on_simulated_node(node.name)
+    try:
+        code = _run(options, node, run, patient=again)
+    except ElastrainError as error:
+        say(f"{node.name}: {error}")
+        code = 2 if isinstance(error, ConfigError) else 1
+    sys.exit(code)
+
+
+def _run(options: RunOptions, node: NodeOptions, run: RunDir, *, patient: bool) -> int:
+    """`patient`: started again, it waits for a store that others have reached before. Raises as `run_node`."""
+    waits_s, waits = (options.waits.park_timeout_s if patient else 0.0), False
+    deadline_s = time.monotonic() + waits_s
+    while True:
+        try:
+            return run_node(options, node, run).code
+        except StoreUnavailableError as error:
+            if time.monotonic() >= deadline_s:
+                raise
+            if not waits:
+                say(f"{node.name}: {error} It waits for it, {waits_s:g} s at the most")
+            waits = True

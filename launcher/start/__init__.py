@@ -1,0 +1,1 @@
+"""The start of a job, and its restarts."""

@@ -1,0 +1,213 @@
+"""From the options of a run to a running agent: alone, or as one node of several.
+
+Puts parts together; nothing is decided about the job, and no option is parsed here.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
+
+from elastrain.base.checkpoint_settings import SHARED
+from elastrain.errors import ConfigError
+from elastrain.launcher.agent.guardian import Guardian
+from elastrain.launcher.agent.worker_start import import_torch
+from elastrain.launcher.shared import process_environment, rundir
+from elastrain.launcher.shared.console import say
+from elastrain.launcher.shared.job_values import End, JobConfig, Life
+from elastrain.launcher.shared.rundir import EventLog, RunDir
+from elastrain.launcher.shared.screen import keep_in
+from elastrain.launcher.start.restarts import Following, LifeEnd, SharedLives, after_alone, tell
+from elastrain.launcher.start.run_options import NodeOptions, RunOptions
+from elastrain.launcher.start.start_checkpoint import find_start, held_place, newest_step
+from elastrain.launcher.store.etcd_connection import EtcdConfig
+
+if TYPE_CHECKING:
+    from elastrain.launcher.agent.agent import AgentConfig
+    from elastrain.launcher.store.etcd import EtcdStore
+
+_GRPC_VERBOSITY = "GRPC_VERBOSITY"
+_SETTLE_S = 6.0
+"""Two leases."""
+_SIGNALLED = 128
+"""Higher codes are those of a node that was told to go: it does not come back by itself."""
+
+
+def run_alone(options: RunOptions) -> End:
+    """One node, a store in memory; one life after the other. Raises ConfigError."""
+    from elastrain.launcher.agent.agent import Agent
+    from elastrain.launcher.store.port import MemoryStore
+
+    with ExitStack() as stack:
+        stack.enter_context(held_place(options))
+        life = Life()
+        started = _with_start(options, life)  # a job that is refused leaves nothing behind
+        options = options.with_own_log_dir()
+        guardian = stack.enter_context(Guardian("AGENT", process_environment.without("ELASTRAIN_")))
+        run = rundir.create(options.output.run_dir, options.job)
+        stack.callback(run.secret.unlink, missing_ok=True)
+        guardian.remove(run.secret)
+        keep_in(run.events)
+        say(f"job {options.job}, {count(options.size.workers, 'worker')}; run folder {run.path}")
+        while True:
+            faults = options.faults_from(time.monotonic())
+            config = options.config(life=started)
+            agent = Agent(_agent_config(options, config, run), MemoryStore(), guardian, faults)
+            ended = LifeEnd(life=life, end=agent.run(), first_member=agent.first_unused_member)
+            following = after_alone(ended, _newest_step(options, ended.end))
+            end = _tell(options, run, following, ended)
+            if following.life is None:
+                return end
+            options, life = options.in_a_later_life(), following.life
+            started = _with_start(options, life)
+
+
+def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) -> End:
+    """One node of several, in one life after the other. `run` is given where the nodes are simulated.
+
+    Raises ConfigError, StoreError.
+    """
+    with held_place(options):
+        return _run_lives(options if run is not None else options.with_own_log_dir(), node, run)
+
+
+def _run_lives(options: RunOptions, node: NodeOptions, run: RunDir | None) -> End:
+    while True:
+        ended, run = _run_life(options, node, run)
+        if ended.end.code == 0 or ended.end.code > _SIGNALLED:
+            return ended.end
+        following = shared_lives(options, node.etcd, run).after(ended, _newest_step(options, ended.end))
+        end = _tell(options, run, following, ended)
+        if following.life is None:
+            return end
+        options = options.in_a_later_life()
+
+
+def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tuple[LifeEnd, RunDir]:
+    """This node's part of the life that the job is in; the run's folder is made in the first."""
+    from elastrain.launcher.agent.agent import Agent
+    from elastrain.launcher.start.registration import Terms, enter
+
+    plain = _etcd_store(node.etcd)
+    try:
+        plain.check()
+        import_torch()
+        terms = Terms(
+            nodes=f"{options.size.nodes_min}:{options.size.nodes_max}",
+            script=options.target,
+            layout=options.checkpoints.layout if options.checkpoints is not None else SHARED,
+        )
+        place = enter(plain, options.job, node.name, terms, file=node.secret_file, key_ttl_s=options.waits.key_ttl_s)
+        if run is None:
+            run = rundir.create(options.output.run_dir, options.job, secret_file=node.secret_file)
+            say(f"job {options.job}, node {node.name}, {count(options.size.workers, 'worker')}; run folder {run.path}")
+        keep_in(run.events)
+        has_begun = place.store.get(place.keys.prefix + "roster") is not None
+        # A node that comes in a later life has the same command as all others.
+        options = options if place.life.number == 1 else options.in_a_later_life()
+        life = place.life if has_begun else _with_start(options, place.life)
+        config = options.config(node=node.name, incarnation=place.incarnation, life=life)
+    except BaseException:
+        plain.close()
+        raise
+    with Guardian("AGENT", process_environment.without("ELASTRAIN_")) as guardian:
+        faults = options.faults_from(time.monotonic())
+        is_ours = node.has_own_store or place.life.number > 1
+        settle_s = _SETTLE_S if place.is_new and not is_ours else 0.0
+        agent_config = replace(_agent_config(options, config, run, node), settle_s=settle_s)
+        agent = Agent(agent_config, place.store, guardian, faults)
+        end, is_local = agent.run(), options.checkpoints is not None and options.checkpoints.is_local
+        return LifeEnd(life=place.life, end=end, first_member=agent.first_unused_member, is_local=is_local), run
+
+
+def _with_start(options: RunOptions, life: Life) -> Life:
+    """With what this node would start the life from; not asked where the life has begun. Raises ConfigError."""
+    found = find_start(options, life.number)
+    return replace(life, resume=found.resume, start=found.sentence, offers=found.offers, named=found.named)
+
+
+def shared_lives(options: RunOptions, etcd: EtcdConfig, run: RunDir) -> SharedLives:
+    """The lives of a job of several nodes. Raises OSError where the job's secret cannot be read."""
+    return SharedLives(
+        job=options.job,
+        secret=run.secret.read_bytes(),
+        key_ttl_s=options.waits.key_ttl_s,
+        park_timeout_s=options.waits.park_timeout_s,
+        open_store=lambda: _etcd_store(etcd),
+    )
+
+
+def _newest_step(options: RunOptions, end: End) -> int | None:
+    """Asked only where it matters: a disk may be slow to answer."""
+    return newest_step(options) if end.lost else None
+
+
+def _tell(options: RunOptions, run: RunDir, following: Following, ended: LifeEnd) -> End:
+    if options.checkpoint_dir is None:  # the sentence says already that there is no way back
+        return ended.end
+    with closing(EventLog(run.events, "launcher")) as log:
+        end = tell(following, ended, log)
+    # The agent has left the end of its life there. Who asks meanwhile is to read whether the job is over.
+    goes_on = {"state": "starting", "exit_code": None, "end": None}
+    run.write_state(run.read_state() | (goes_on if following.life is not None else {"end": asdict(end)}))
+    return end
+
+
+def _etcd_store(config: EtcdConfig) -> EtcdStore:
+    """gRPC reads how much it may say when it is imported: what goes wrong is told in one sentence of ours."""
+    with process_environment.set_for_a_moment(_GRPC_VERBOSITY, process_environment.inherited(_GRPC_VERBOSITY, "NONE")):
+        from elastrain.launcher.store.etcd import EtcdStore
+    return EtcdStore(config)
+
+
+def _agent_config(
+    options: RunOptions, settings: JobConfig, run: RunDir, node: NodeOptions | None = None
+) -> AgentConfig:
+    from elastrain.launcher.agent.agent import AgentConfig
+
+    host = node.host if node is not None else None
+    return AgentConfig(
+        job=options.job,
+        settings=settings,
+        run=run,
+        script=options.script,
+        wish=options.wish,
+        checkpoints=options.checkpoints,
+        logs=options.output.logs(run),
+        host=host or "127.0.0.1",
+        one_host=host is None,
+        stop_grace_s=options.waits.stop_grace_s,
+        key_ttl_s=options.waits.key_ttl_s,
+    )
+
+
+def address_towards(endpoint: str) -> str:
+    """This machine's address on the way to HOST:PORT: where others on that way reach it. Raises ConfigError."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.connect(address)  # sends nothing
+            return str(sock.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"--rdzv-endpoint {endpoint}: there is no way to it from here ({error})") from None
+
+
+def report(end: End) -> int:
+    """The last words on the screen; the exit code."""
+    say_last(end.sentence, end.detail)
+    return end.code
+
+
+def say_last(sentence: str, detail: str) -> None:
+    """`detail`, a traceback, follows the sentence."""
+    say(sentence + (f"\n{detail.rstrip()}" if detail else ""))
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,131 @@
+"""Memory of pieces on a device: a storage whose bytes are given up and taken again, while all tensors over it stay.
+
+A piece that is out has a storage of no bytes: who touches it on CUDA ends with an illegal access. Bytes pass through
+staging memory of the host, on a side stream; to and from a tier of host memory they go straight. A drive's thread waits
+for its copies, so that what is said to be written or read is. A piece's new bytes may have been another tensor's a
+moment ago, which kernels in the compute stream's queue still use: a copy into them waits for the mark that was made
+when they were taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from elastrain.offload.drives.device import CopiedInPlace, Copy, Device
+from elastrain.offload.drives.host_buffers import bytes_of, image_of
+from elastrain.offload.drives.port import AddressableEngine, CudaEngine, round_up
+from elastrain.offload.drives.transfer import StagingPool, copied
+from elastrain.offload.lifetimes.pieces.piece_memory import Access, PieceMemory, Span
+
+
+class Lanes(Protocol):
+    """The order between what computes and what copies."""
+
+    def mark(self) -> Any:
+        """What was asked for until now, in the thread that computes. Raises OffloadConfigError."""
+
+    def copying(self, mark: Any) -> AbstractContextManager[None]:
+        """What is copied inside comes after the mark, and has ended when this ends. In a drive's thread."""
+
+
+class ResizedPiece:
+    """One piece on a device."""
+
+    def __init__(self, size_bytes: int, device: torch.device, lanes: Lanes, staging: StagingPool) -> None:
+        self.size_bytes = round_up(size_bytes)
+        self.tensor = torch.empty(self.size_bytes, dtype=torch.uint8, device=device)
+        self.mark: Any = None
+        self.access = Access.READ  # for good: nothing tells who writes
+        self._lanes = lanes
+        self._staging = staging
+
+    def part(self, offset_bytes: int, size_bytes: int) -> torch.Tensor:
+        """As `PieceMemory.part`: of the piece's storage, which is resized as one."""
+        return self.tensor[offset_bytes : offset_bytes + size_bytes]
+
+    def allow(self, access: Access) -> None:
+        """Nothing: a storage without bytes is an illegal access by itself, and what is in cannot be protected."""
+
+    def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
+        """As `PieceMemory.write`."""
+        part = self._part(span)
+        if isinstance(device.engine, CudaEngine):
+            with self._lanes.copying(self.mark):
+                pass  # what computes it has ended
+            return device.write_cuda(device.engine, part, cancelled)
+        if isinstance(device.engine, AddressableEngine):
+
+            def fill(image: memoryview) -> CopiedInPlace:
+                with self._lanes.copying(self.mark):
+                    return copied(torch.frombuffer(image, dtype=torch.uint8), part, part)
+
+            return device.write_in_place(device.engine, span.size_bytes, fill, cancelled)
+        with self._staging.lend(span.size_bytes) as host:
+            with self._lanes.copying(self.mark):
+                host[: span.size_bytes].copy_(part, non_blocking=True)
+            return device.write(bytes_of(host.untyped_storage())[: span.size_bytes], 0, cancelled)
+
+    def read(self, device: Device, span: Span, copy: Copy, cancelled: Callable[[], bool]) -> None:
+        """As `PieceMemory.read`."""
+        part = self._part(span)
+        if isinstance(device.engine, CudaEngine):
+            with self._lanes.copying(self.mark):
+                pass  # whoever had the memory before has ended
+            device.read_cuda(device.engine, copy, part, cancelled)
+            return
+        if isinstance(device.engine, AddressableEngine):
+
+            def take(image: memoryview) -> CopiedInPlace:
+                with self._lanes.copying(self.mark):
+                    return copied(part, torch.frombuffer(image, dtype=torch.uint8), part)
+
+            device.read_in_place(device.engine, copy, take, cancelled)
+            return
+        with self._staging.lend(span.size_bytes) as host:
+            device.read(copy, image_of(host.untyped_storage(), 0)[: round_up(span.size_bytes)], cancelled)
+            with self._lanes.copying(self.mark):
+                part.copy_(host[: span.size_bytes], non_blocking=True)
+
+    def _part(self, span: Span) -> torch.Tensor:
+        return self.tensor[span.begin_bytes : span.begin_bytes + span.size_bytes]
+
+
+class ResizedPool:
+    """The memory of a device's pieces. Nothing is parked: the device's allocator keeps what is freed."""
+
+    def __init__(self, device: torch.device, lanes: Lanes, staging: StagingPool) -> None:
+        self.parked_bytes = 0
+        self._device = device
+        self._lanes = lanes
+        self._staging = staging
+
+    def make(self, size_bytes: int) -> ResizedPiece:
+        """Memory for a new piece."""
+        piece = ResizedPiece(size_bytes, self._device, self._lanes, self._staging)
+        piece.mark = self._lanes.mark()
+        return piece
+
+    def mark(self, memory: PieceMemory) -> None:
+        """As `MemoryPool.mark`."""
+        _resized(memory).mark = self._lanes.mark()
+
+    def take_from(self, memory: PieceMemory) -> None:
+        """Free a piece's bytes. What the compute stream's queue still does with them comes before their next owner."""
+        memory.tensor.untyped_storage().resize_(0)
+
+    def give_to(self, memory: PieceMemory) -> None:
+        """Take bytes for a piece. Raises `torch.OutOfMemoryError`."""
+        memory.tensor.untyped_storage().resize_(memory.size_bytes)
+        self.mark(memory)
+
+    def trim(self, keep_bytes: int) -> None:
+        """Nothing: nothing is parked."""
+
+
+def _resized(memory: PieceMemory) -> ResizedPiece:
+    assert isinstance(memory, ResizedPiece)
+    return memory

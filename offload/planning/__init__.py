@@ -1,0 +1,1 @@
+"""Plans of what leaves memory when, and the profiles that they are made of. Pure."""

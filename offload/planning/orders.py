@@ -1,0 +1,186 @@
+"""Makes a program of what was seen of one step, for each order in which updates may run. Pure.
+
+Updates of elementwise optimizers may run at the end of the step, or each just before its block's next forward: the
+bits are the same, and there the drive has the whole next forward to bring optimizer states back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from elastrain.offload.planning.plan_values import Kind, MemoryPiece, Point, Program, Recomputation, Use
+from elastrain.offload.planning.step_recording import Standing
+
+
+def needed_at(place: int) -> int:
+    """The number of what the forward at a place needs to be computed again: no place has it."""
+    return ~place
+
+
+class StepStage(Enum):
+    """What a block does at a point."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+class UpdateOrder(Enum):
+    """When blocks are updated."""
+
+    AFTER_BACKWARD = "after the backward"
+    BEFORE_FORWARD = "each before its next forward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSizes:
+    """One block: what its parameters, gradients and optimizer states take.
+
+    `touches` names the blocks whose parameters it uses: itself, and those that it shares weights with.
+    """
+
+    name: str
+    parameter_bytes: int
+    gradient_bytes: int
+    state_bytes: int
+    touches: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """One point as it was seen, in the order of the step: what it took, and what it saved for its backward.
+
+    `needed_bytes` is the part of that from which the rest can be computed again; None where it cannot. `standing` is
+    there where the point was looked at closely.
+    """
+
+    stage: StepStage
+    block: int
+    seconds: float
+    extra_bytes: int = 0
+    saved_bytes: int = 0
+    needed_bytes: int | None = None
+    standing: Standing | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arranged:
+    """A program, the stage and block of each of its points, and which of its pieces is which.
+
+    A piece is told by its kind and its block; what a forward saved, by the place of that forward, but for the part from
+    which the rest can be computed again (`needed_at`).
+    """
+
+    order: UpdateOrder
+    program: Program
+    points: tuple[tuple[StepStage, int], ...]
+    pieces: tuple[tuple[Kind, int], ...]
+
+
+def arrange(blocks: Sequence[BlockSizes], seen: Sequence[Arrival], order: UpdateOrder) -> Arranged:
+    """The step in this order. `seen` holds each block's update once, wherever it ran."""
+    arrivals = _in_order(seen, order)
+    uses: dict[tuple[Kind, int], dict[int, Use]] = {}
+    saved: list[tuple[Arrival, int]] = []  # the forwards that saved something, and their places
+    pieces: list[tuple[tuple[Kind, int], MemoryPiece]] = []
+    again: list[Recomputation] = []
+    for place, arrival in enumerate(arrivals):
+        for block in blocks[arrival.block].touches:
+            _use(
+                uses, Kind.PARAMETER, block, place, changes=arrival.stage is StepStage.UPDATE and block == arrival.block
+            )
+        if arrival.stage is StepStage.FORWARD and arrival.saved_bytes:
+            saved.append((arrival, place))
+        if arrival.stage is StepStage.BACKWARD:
+            for block in blocks[arrival.block].touches:
+                first = not any(use.changes for use in uses.get((Kind.GRADIENT, block), {}).values())
+                _use(uses, Kind.GRADIENT, block, place, changes=True, begins=first)
+            _release(saved, blocks[arrival.block].name, arrival.block, place, pieces, again)
+        if arrival.stage is StepStage.UPDATE:
+            _use(uses, Kind.GRADIENT, arrival.block, place)
+            _use(uses, Kind.STATE, arrival.block, place, changes=True)
+    for (kind, block), found in uses.items():
+        size_bytes = _size(blocks[block], kind)
+        if size_bytes:
+            ordered = tuple(found[place] for place in sorted(found))
+            pieces.append(_piece(f"{kind.value}s of {blocks[block].name}", (kind, block), size_bytes, ordered))
+    points = tuple(
+        Point(
+            name=f"the {each.stage.value} of {blocks[each.block].name}",
+            seconds=each.seconds,
+            extra_bytes=each.extra_bytes,
+        )
+        for each in arrivals
+    )
+    return Arranged(
+        order=order,
+        program=Program(points=points, pieces=tuple(piece for _, piece in pieces), recomputations=tuple(again)),
+        points=tuple((each.stage, each.block) for each in arrivals),
+        pieces=tuple(key for key, _ in pieces),
+    )
+
+
+def _in_order(seen: Sequence[Arrival], order: UpdateOrder) -> list[Arrival]:
+    updates = {each.block: each for each in seen if each.stage is StepStage.UPDATE}
+    rest = [each for each in seen if each.stage is not StepStage.UPDATE]
+    if order is UpdateOrder.AFTER_BACKWARD:
+        return [*rest, *updates.values()]
+    found = []
+    for each in rest:
+        update = updates.pop(each.block, None) if each.stage is StepStage.FORWARD else None
+        found += [update, each] if update is not None else [each]
+    return [*found, *updates.values()]  # what no forward used
+
+
+def _use(
+    uses: dict[tuple[Kind, int], dict[int, Use]],
+    kind: Kind,
+    block: int,
+    place: int,
+    *,
+    changes: bool = False,
+    begins: bool = False,
+) -> None:
+    uses.setdefault((kind, block), {})[place] = Use(point=place, changes=changes, begins=begins)
+
+
+def _release(
+    saved: list[tuple[Arrival, int]],
+    name: str,
+    block: int,
+    place: int,
+    pieces: list[tuple[tuple[Kind, int], MemoryPiece]],
+    again: list[Recomputation],
+) -> None:
+    """What the block's last open forward saved: its backward is the end of it. Adds to `pieces` and `again`."""
+    number = next((n for n in reversed(range(len(saved))) if saved[n][0].block == block), None)
+    if number is None:
+        return
+    forward, born = saved.pop(number)
+    needed_bytes = min(forward.needed_bytes or 0, forward.saved_bytes)
+    uses = (Use(point=born, begins=True), Use(point=place))
+    if forward.saved_bytes > needed_bytes:
+        if forward.needed_bytes is not None:
+            again.append(
+                Recomputation(
+                    name=f"what {name} saved", pieces=(len(pieces),), after=born, again=place, seconds=forward.seconds
+                )
+            )
+        key, size_bytes = (Kind.ACTIVATION, born), forward.saved_bytes - needed_bytes
+        pieces.append(_piece(f"what {name} saved", key, size_bytes, uses))
+    if needed_bytes:
+        key = Kind.ACTIVATION, needed_at(born)
+        pieces.append(_piece(f"what {name} begins from", key, needed_bytes, uses))
+
+
+def _piece(
+    name: str, key: tuple[Kind, int], size_bytes: int, uses: tuple[Use, ...]
+) -> tuple[tuple[Kind, int], MemoryPiece]:
+    return key, MemoryPiece(name=name, kind=key[0], size_bytes=size_bytes, uses=uses)
+
+
+def _size(block: BlockSizes, kind: Kind) -> int:
+    sizes = {Kind.PARAMETER: block.parameter_bytes, Kind.GRADIENT: block.gradient_bytes, Kind.STATE: block.state_bytes}
+    return sizes[kind]

@@ -1,0 +1,96 @@
+"""The file that training within a limit leaves: a step as it was seen, its drives, and the plan that was made of it.
+
+`elastrain offload plan` makes other plans of it, without the model; `elastrain offload show` draws it. No torch here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from elastrain.base import line_files
+from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.planning.orders import UpdateOrder
+from elastrain.offload.planning.plan_search import SeenStep
+from elastrain.offload.planning.plan_values import Plan, Tier
+from elastrain.offload.planning.step_recording import Recording
+
+KIND = "lifetimes"
+"""What tells it from the profile of a run that moves activations only."""
+FORMAT = 1
+_BEGIN = msgspec.json.encode({"kind": KIND})[:-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProfile:
+    """What one process trained, on which tiers, within which limit, and by which plan.
+
+    `recording` is that of a step of it, operator by operator, if there was one.
+    """
+
+    limit_bytes: int
+    tiers: tuple[Tier, ...]
+    seen: SeenStep
+    order: UpdateOrder
+    plan: Plan
+    recording: Recording | None = None
+
+    def __post_init__(self) -> None:
+        pieces, tiers = len(self.plan.program.pieces), len(self.tiers)
+        if any(not 0 <= move.gap.piece < pieces for move in self.plan.moves):
+            raise ValueError("a move is of a piece that the plan does not have")
+        if any(not 0 <= share.tier < tiers for move in self.plan.moves for share in move.shares):
+            raise ValueError("a piece lies on a tier that is not named")
+        if len(self.plan.played.stalls_s) not in (0, len(self.plan.program.points)):
+            raise ValueError("the plan's stalls are not one for each of its points")
+
+
+class _StepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A profile as it lies in a file."""
+
+    kind: str
+    format: int
+    profile: StepProfile
+
+
+class _KindOfProfile(msgspec.Struct, frozen=True):
+    """What any profile says of itself; all else is passed over."""
+
+    kind: str = ""
+
+
+def encode(profile: StepProfile) -> bytes:
+    """One JSON object."""
+    return msgspec.json.encode(_StepFile(kind=KIND, format=FORMAT, profile=profile))
+
+
+def write(file: Path, profile: StepProfile) -> None:
+    """Replace the file, whole or not at all. Raises OSError."""
+    line_files.replace(file, encode(profile))
+
+
+def is_one(file: Path) -> bool:
+    """Whether a file says that it is such a profile, of whatever format, also one that was cut short."""
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return False
+    try:
+        return msgspec.json.decode(data, type=_KindOfProfile).kind == KIND
+    except (ValueError, RecursionError):
+        return data.startswith(_BEGIN)
+
+
+def read(file: Path) -> StepProfile:
+    """Raises OffloadConfigError, in one sentence, if there is no profile that can be read."""
+    try:
+        told = msgspec.json.decode(file.read_bytes(), type=_StepFile)
+        if (told.kind, told.format) != (KIND, FORMAT):
+            raise ValueError(f"it is no {KIND!r} of format {FORMAT}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise OffloadConfigError(
+            f"{file} holds no profile of a step that can be read ({error}): `training.save_profile(file)` writes one"
+        ) from None
+    return told.profile

@@ -1,0 +1,1 @@
+"""Reports and pictures of what offloading did, or would do."""

@@ -1,0 +1,139 @@
+"""Answers what-if questions about a step by plans and their replay: limits, drives, host memory, prices. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from elastrain.offload.planning.plan_search import SeenStep, choose
+from elastrain.offload.planning.plan_values import LimitBelowLeastError, Move, Plan, Tier, UnplayableError, ideal_s
+from elastrain.offload.planning.profile import size
+
+YEAR_S = 365.25 * 86_400
+HOUR_S = 3600.0
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """What an hour costs, in any currency: the machine with no memory of this kind, a GiB of it, a drive, a GiB of host
+    memory.
+    """
+
+    machine: float = 0.0
+    memory: float = 0.0
+    drive: float = 0.0
+    host: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of each memory limit with each number of equal drives.
+
+    `rating_bytes` is what one drive may be written in its life. `host` is a tier of host memory.
+    """
+
+    limits_bytes: tuple[int, ...]
+    counts: tuple[int, ...]
+    drive: Tier
+    host: Tier | None = None
+    rating_bytes: float | None = None
+    prices: Prices | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIf:
+    """One answer. Where `refused` says why there is no plan, the figures are zero.
+
+    `of_ideal` is the step time of unlimited memory over this one's, `years` how long the drive lasts that is written
+    most, where a rating is known, `steps_per_price` how many steps one unit of money buys.
+    """
+
+    limit_bytes: int
+    drives: int
+    refused: str = ""
+    step_s: float = 0.0
+    of_ideal: float = 0.0
+    stalled_s: float = 0.0
+    written_bytes: int = 0
+    read_bytes: int = 0
+    years: float | None = None
+    steps_per_price: float | None = None
+
+
+def what_if(step: SeenStep, question: Question) -> list[WhatIf]:
+    """The answer for each limit with each number of drives, in their order."""
+    return [_answer(step, question, limit, count) for limit in question.limits_bytes for count in question.counts]
+
+
+def _answer(step: SeenStep, question: Question, limit_bytes: int, count: int) -> WhatIf:
+    drives = [replace(question.drive, name=f"drive {number + 1}") for number in range(count)]
+    tiers = (*drives, *(() if question.host is None else (question.host,)))
+    try:
+        plan = choose(step, limit_bytes, tiers).plan
+    except (LimitBelowLeastError, UnplayableError) as error:
+        return WhatIf(limit_bytes=limit_bytes, drives=count, refused=str(error))
+    step_s = plan.played.step_s
+    return WhatIf(
+        limit_bytes=limit_bytes,
+        drives=count,
+        step_s=step_s,
+        of_ideal=ideal_s(plan.program.points) / step_s if step_s else 1.0,
+        stalled_s=sum(plan.played.stalls_s),
+        written_bytes=plan.played.written_bytes,
+        read_bytes=plan.played.read_bytes,
+        years=None if question.rating_bytes is None else years(plan, tiers, question.rating_bytes),
+        steps_per_price=None if question.prices is None else _steps_per_price(question, step_s, limit_bytes, count),
+    )
+
+
+def written_bytes(moves: Sequence[Move], count: int) -> list[int]:
+    """What a step writes to each of so many tiers."""
+    found = [0] * count
+    for move in moves:
+        for share in move.shares if move.write_after is not None else ():
+            found[share.tier] += share.size_bytes
+    return found
+
+
+def years(plan: Plan, tiers: Sequence[Tier], rating_bytes: float) -> float:
+    """How long the drive lasts that is written most, where one step follows another; infinite where none is written."""
+    written = written_bytes(plan.moves, len(tiers))
+    most = max((each for each, tier in zip(written, tiers, strict=True) if not tier.is_memory), default=0)
+    return lasts_years(most, plan.played.step_s, rating_bytes)
+
+
+def lasts_years(step_bytes: float, step_s: float, rating_bytes: float) -> float:
+    """How long a drive lasts of which so much is written in each step."""
+    return rating_bytes / step_bytes * step_s / YEAR_S if step_bytes else float("inf")
+
+
+def _steps_per_price(question: Question, step_s: float, limit_bytes: int, count: int) -> float | None:
+    prices = question.prices
+    if prices is None or not step_s:
+        return None
+    host_bytes = 0 if question.host is None else question.host.capacity_bytes or 0
+    memory = prices.memory * limit_bytes / GIB + prices.host * host_bytes / GIB
+    hour = prices.machine + memory + prices.drive * count
+    return HOUR_S / step_s / hour if hour else None
+
+
+COLUMNS = ("memory", "drives", "of ideal", "step", "stalls", "written", "read", "life", "steps per price")
+
+
+def row(found: WhatIf) -> tuple[str, ...]:
+    """One answer as a row of a table with the columns `COLUMNS`."""
+    head = (size(found.limit_bytes), str(found.drives))
+    if found.refused:
+        return (*head, found.refused, *[""] * (len(COLUMNS) - 3))
+    years = "-" if found.years is None else "no end" if found.years == float("inf") else f"{found.years:.3g} years"
+    return (
+        *head,
+        f"{found.of_ideal:.3f}",
+        f"{found.step_s:.4g} s",
+        f"{found.stalled_s:.3g} s",
+        size(found.written_bytes),
+        size(found.read_bytes),
+        years,
+        "-" if found.steps_per_price is None else f"{found.steps_per_price:.4g}",
+    )
