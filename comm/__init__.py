@@ -27,9 +27,9 @@ __all__ = ["Options", "handle", "monitored_barrier", "reconfigure", "surviving"]
 
 _HOMES = {
     "Options": "torch_backend.bootstrap",
-    "handle": "torch_backend.view",
-    "monitored_barrier": "torch_backend.view",
-    "reconfigure": "torch_backend.view",
+    "handle": "torch_backend.view_change",
+    "monitored_barrier": "torch_backend.view_change",
+    "reconfigure": "torch_backend.view_change",
     "surviving": "torch_backend.survival",
 }
 

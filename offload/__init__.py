@@ -68,6 +68,6 @@ _WITHIN = ("TrainingWithin", "within")
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'elastrain.offload' has no attribute {name!r}")
-    home = "errors" if name.endswith("Error") else "hooks" if name in _HOOKS else "stats"
+    home = "errors" if name.endswith("Error") else "activations.hooks" if name in _HOOKS else "planning.profile"
     home = "lifetimes.within" if name in _WITHIN else "lifetimes.recorder" if name == "StepRecorder" else home
     return getattr(import_module(f"elastrain.offload.{home}"), name)

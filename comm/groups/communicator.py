@@ -23,7 +23,7 @@ from elastrain.comm.groups.members import FrameKind, MemberList, Placement, only
 from elastrain.comm.groups.message_executor import MessageExecutor
 from elastrain.comm.groups.point_to_point import PointToPoint
 from elastrain.comm.groups.shared_executor import SharedMemoryExecutor
-from elastrain.comm.groups.waits import Fences
+from elastrain.comm.groups.waits import ReadValidation
 from elastrain.comm.groups.works import Work
 from elastrain.comm.shm.group_trails import GroupTrails
 from elastrain.comm.wire.addresses import Event, Frame, LossCause, Newer, Peer, PeerLost
@@ -53,7 +53,7 @@ class Executors:
     def __init__(self, mesh: Mesh, driver: Driver) -> None:
         self.placement = Placement(mesh.me, mesh.node, one_host=mesh.all_on_one_host)
         self.failures = GroupFailures(mesh, self._end)
-        self.fences = Fences(mesh)
+        self.fences = ReadValidation(mesh)
         self.host = HostMemory(mesh, driver, self.failures)
         self.shared = SharedMemoryExecutor(self.host, mesh.me)
         self.messages = MessageExecutor(self.failures, self.fences, self.placement, mesh)

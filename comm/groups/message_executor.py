@@ -19,7 +19,7 @@ from elastrain.comm.collectives.reducing import Operation, Participant
 from elastrain.comm.errors import Aborted, CommError, MemberLost, OutOfMemory, Timeout
 from elastrain.comm.groups.communicator_failure import GroupFailures
 from elastrain.comm.groups.members import FrameKind, MemberList, Placement, only_tensor, send, unpack
-from elastrain.comm.groups.waits import Fences
+from elastrain.comm.groups.waits import ReadValidation
 from elastrain.comm.groups.works import OperationRequest
 from elastrain.comm.wire.addresses import Frame
 from elastrain.comm.wire.mesh import Mesh
@@ -80,7 +80,7 @@ class _Staging:
 class MessageExecutor:
     """Used by the communicator's thread; `add` by any."""
 
-    def __init__(self, failures: GroupFailures, fences: Fences, placement: Placement, mesh: Mesh) -> None:
+    def __init__(self, failures: GroupFailures, fences: ReadValidation, placement: Placement, mesh: Mesh) -> None:
         self._failures, self._fences, self._placement, self._mesh = failures, fences, placement, mesh
         self._queues: dict[int, _GroupQueue] = {}
         # Parts of operations that have not come so far here, by (group, sequence, round) and member.

@@ -16,7 +16,7 @@ import torch
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
 from elastrain.comm.groups.communicator_failure import GroupFailures
 from elastrain.comm.groups.members import Address, FrameKind, Mailbox, only_tensor, send, unpack
-from elastrain.comm.groups.waits import Fences
+from elastrain.comm.groups.waits import ReadValidation
 from elastrain.comm.groups.works import Work
 from elastrain.comm.wire.addresses import Frame
 from elastrain.comm.wire.mesh import Mesh
@@ -44,7 +44,7 @@ class _TaggedMessage:
 class PointToPoint:
     """Used by the communicator's thread."""
 
-    def __init__(self, failures: GroupFailures, fences: Fences, mesh: Mesh) -> None:
+    def __init__(self, failures: GroupFailures, fences: ReadValidation, mesh: Mesh) -> None:
         self._failures, self._fences, self._mesh = failures, fences, mesh
         self._mailbox: Mailbox[_TaggedMessage, PendingReceive] = Mailbox()
 

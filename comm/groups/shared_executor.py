@@ -20,7 +20,7 @@ from elastrain.comm.groups.members import MemberList
 from elastrain.comm.groups.rings import SharedHost
 from elastrain.comm.groups.slot_ring import DOUBLE_BUFFER_BYTES, MEMBERS_MAX, DoubleBuffer
 from elastrain.comm.groups.waits import RingWaits
-from elastrain.comm.groups.works import Crew, OperationRequest
+from elastrain.comm.groups.works import OperationRequest, ThreadPool
 from elastrain.comm.shm.shared_memory import futex_wake_all
 
 
@@ -54,7 +54,7 @@ class SharedMemoryExecutor:
         self._tracks: dict[int, _Track] = {}
         self._rings: dict[int, dict[str, DoubleBuffer]] = {}  # by group and member
         self._waiting: set[RingWaits] = set()
-        self._crew = Crew("elastrain-collectives")
+        self._crew = ThreadPool("elastrain-collectives")
 
     def add(self, group: MemberList, *, in_memory: bool) -> None:
         """`in_memory`: all its members read each other's memory."""

@@ -4,7 +4,7 @@ An error of the communicator ends waiting, not work: an operation that has begun
 the rings ends well, whatever has failed and whichever views have come meanwhile. So what one member has completed, all
 complete that had begun it and are still there.
 
-Fences: how a member finds out that a tensor may have changed while it was read.
+ReadValidation: how a member finds out that a tensor may have changed while it was read.
 
 A member that fails may change its tensors while others still read them. So each member has a *fence*, a counter in
 shared memory that it raises before it reports a failure; whoever has read a member's tensor looks at the fence
@@ -110,7 +110,7 @@ class RingWaits:
         return None
 
 
-class Fences:
+class ReadValidation:
     """My fence, and those of others as far as they were shown. Used by the communicator's thread."""
 
     def __init__(self, mesh: Mesh) -> None:

@@ -94,7 +94,7 @@ def _copy(error: CommError | ValueError) -> CommError | ValueError:
 _JOIN_S = 5.0
 
 
-class Crew:
+class ThreadPool:
     """Its threads live until `close`. A call must not raise."""
 
     def __init__(self, name: str) -> None:

@@ -11,7 +11,7 @@ import struct
 import threading
 from enum import IntEnum
 
-from elastrain.base.thread_status import Spot, Station
+from elastrain.base.thread_status import Station, ThreadStatus
 from elastrain.comm.shm.shared_memory import Mapping
 
 STACKS_SIGNAL = signal.SIGRTMAX - 3
@@ -51,11 +51,11 @@ class Trail:
         _COUNT.pack_into(self._at, 0, self._count)
 
 
-def read(page: Mapping, lane: Lane) -> Spot:
+def read(page: Mapping, lane: Lane) -> ThreadStatus:
     """What the thread has said. What no thread writes there reads as OUTSIDE: the page belongs to another process."""
     count, place, thread, step, allowed_s, name = _SPOT.unpack(
         page.view(_FIRST_BYTES + lane * _EACH_BYTES, _SPOT.size).tobytes()
     )
     known = Station(place) if place in Station._value2member_map_ else Station.OUTSIDE
     text = name.rstrip(b"\0").decode(errors="replace")
-    return Spot(count=count, place=known, thread=thread, step=step, allowed_s=allowed_s, name=text)
+    return ThreadStatus(count=count, place=known, thread=thread, step=step, allowed_s=allowed_s, name=text)

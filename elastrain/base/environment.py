@@ -22,7 +22,7 @@ NAME = "ELASTRAIN_STATE_MEMORY"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatementWish:
+class EstimateWish:
     """`prepare` writes what each member will hold into `file`, as JSON, and ends the process."""
 
     file: str
@@ -205,10 +205,10 @@ def _is_same(one: str, other: str) -> bool:
     return one == other or ("://" not in one + other and os.path.realpath(one) == os.path.realpath(other))
 
 
-def statement_wish() -> StatementWish | None:
+def statement_wish() -> EstimateWish | None:
     """What `elastrain doctor` asks of this script; None in every job."""
     told = _told(NAME)
-    return StatementWish(**json.loads(told)) if told else None
+    return EstimateWish(**json.loads(told)) if told else None
 
 
 def stages() -> int | None:

@@ -24,7 +24,7 @@ class Station(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spot:
+class ThreadStatus:
     """What one thread has said last. `count` changes with each move; equal counts are one and the same moment."""
 
     count: int = 0

@@ -13,7 +13,7 @@ BEHIND_BYTES = 4 << 20
 Task = p.ApplyBehind | p.ComputeDigests | p.DigestParameters
 
 
-class WorkBehind:
+class BackgroundWork:
     """Owns the queue of tasks."""
 
     def __init__(self, arithmetic: Arithmetic, books: StateBooks) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from elastrain import protocol as p
-from elastrain.buffers.background import WorkBehind
+from elastrain.buffers.background import BackgroundWork
 from elastrain.buffers.captures import Boundaries, Captures
 from elastrain.buffers.folds import Folds
 from elastrain.buffers.port import Arithmetic, CaptureSink, NoSink, StateStore, Tensor
@@ -18,7 +18,7 @@ from elastrain.buffers.slots import Buffers, GradientSlots
 from elastrain.protocol.messages import Boundary, Gradient, Message, Partial, Publish, ShardCopy, Trial
 
 
-class Ledger:
+class BufferBook:
     """`runs` and `lanes` (their number, per shard) are the logical job's."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Ledger:
         self.boundaries = Boundaries()
         self._folds = Folds(runs, lanes, arithmetic, self._buffers)
         self._states = StateBooks(arithmetic, self._buffers, states, scratch)
-        self._behind = WorkBehind(arithmetic, self._states)
+        self._behind = BackgroundWork(arithmetic, self._states)
         self._captures = Captures(states, NoSink())
 
     def capture_into(self, sink: CaptureSink) -> None:

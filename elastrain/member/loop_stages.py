@@ -46,7 +46,7 @@ TABLE: dict[tuple[LoopStage, type], LoopStage] = {
 """(stage, event of the loop or command to it) -> stage. A pair that is missing is a defect of the driver."""
 
 
-class LoopFeed:
+class LoopStages:
     """Owns the loop's stage and step, and the state that newcomers' loops begin with."""
 
     def __init__(self, views: Views, commit: Commit, open_step: OpenStep, out: Commands) -> None:

@@ -22,7 +22,7 @@ from elastrain.member.recovering import Recovering
 from elastrain.protocol import messages as said
 
 
-class Lifecycle:
+class MemberMachine:
     """One member's part in the job."""
 
     def __init__(self, *, me: str, shape: Shape, checkpoints: CheckpointPlan | None = None) -> None:

@@ -9,11 +9,11 @@ from elastrain import protocol as p
 from elastrain.job.checkpoint_plan import CheckpointPlan
 from elastrain.job.values import Shape
 from elastrain.member.checkpointing import Checkpointing
-from elastrain.member.integrity.comparison import Announcements, Comparison, LoneStates
-from elastrain.member.integrity.mismatches import Doubts
+from elastrain.member.integrity.comparison import Comparison, DigestBroadcast, SoleCopies
+from elastrain.member.integrity.mismatches import Mismatches
 from elastrain.member.integrity.repair import Repair
 from elastrain.member.job_end import JobEnd
-from elastrain.member.loop_stages import LoopFeed
+from elastrain.member.loop_stages import LoopStages
 from elastrain.member.open_step import OpenStep
 from elastrain.member.pipeline.replicas import Replicas
 from elastrain.member.shards.backups import Backups
@@ -36,13 +36,13 @@ class Custody:
         self.initial = InitialState(me, shape.initial, commit, self.holdings, out)
         self.repair = Repair(views, commit, self.holdings, out)
         self.comparison = Comparison(me, views, commit, self.repair, out)
-        self.doubts = Doubts(views, commit, self.holdings, self.comparison, self.repair, out)
+        self.doubts = Mismatches(views, commit, self.holdings, self.comparison, self.repair, out)
         self.primaries = Primaries(commit, self.holdings, self.comparison, out)
         self.backups = Backups(commit, step.runs, self.holdings, self.primaries, self.doubts, out)
         self.given = CopiesGiven(shape.sizes, views, commit, self.holdings, step.reduction, out)
         self.taken = CopiesTaken(me, commit, self.holdings, self.repair, out)
-        self.lone = LoneStates(me, views, commit, self.holdings, self.comparison, shape)
-        self.announcements = Announcements(views, commit, self.holdings, self.comparison, self.repair, out)
+        self.lone = SoleCopies(me, views, commit, self.holdings, self.comparison, shape)
+        self.announcements = DigestBroadcast(views, commit, self.holdings, self.comparison, self.repair, out)
 
     def forget_view(self) -> None:
         """Whatever was asked, told or under way between members of the last view is void."""
@@ -81,7 +81,7 @@ class Custody:
 
 
 class Machine:
-    """One member's parts. Only `Lifecycle`, `Committing` and `Recovering` see them all."""
+    """One member's parts. Only `MemberMachine`, `Committing` and `Recovering` see them all."""
 
     def __init__(self, me: str, shape: Shape, checkpoints: CheckpointPlan) -> None:
         self.me = me
@@ -96,7 +96,7 @@ class Machine:
         self.checkpointing = Checkpointing(
             checkpoints, shape.sizes, self.views, self.commit, self.custody.holdings, self.out
         )
-        self.loop = LoopFeed(self.views, self.commit, self.step, self.out)
+        self.loop = LoopStages(self.views, self.commit, self.step, self.out)
         self.end = JobEnd(me, self.views, self.out)
 
     def held_elsewhere(self) -> dict[int, frozenset[str]] | None:

@@ -24,7 +24,7 @@ from elastrain.comm.wire.addresses import MeshConfig
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.job.layout import Layout
 from elastrain.job.values import Shape
-from elastrain.member.member_machine import Lifecycle
+from elastrain.member.member_machine import MemberMachine
 from elastrain.protocol import agent_messages as am
 from elastrain.runtime.durable.manifests import Described
 from elastrain.runtime.durable.member_checkpoints import Bearings, Checkpoints
@@ -35,12 +35,12 @@ from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.faults.broken_parts import altered
 from elastrain.runtime.faults.flips import MemberMemory, WrittenFiles
 from elastrain.runtime.io.agent_link import AgentLink, connect
-from elastrain.runtime.io.heartbeat import LoopWhereabouts, show_stacks_on_request
+from elastrain.runtime.io.heartbeat import LoopHeartbeat, show_stacks_on_request
 from elastrain.runtime.io.journal import Journal
-from elastrain.runtime.io.loop_channel import Handover
+from elastrain.runtime.io.loop_channel import LoopChannel
 from elastrain.runtime.loader.loader import DataLoader
 from elastrain.runtime.loop.computed_run import StepParts
-from elastrain.runtime.loop.mutation_guard import Untouched
+from elastrain.runtime.loop.mutation_guard import MutationGuard
 from elastrain.runtime.loop.pipelined import Pipelines, PipelineWish
 from elastrain.runtime.loop_state.layers import Layers
 from elastrain.runtime.loop_state.randomness import BlockRandomness
@@ -48,7 +48,7 @@ from elastrain.runtime.memory.memory_keeper import MemoryKeeper
 from elastrain.runtime.memory.process_memory import MemoryLimit
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.kernels import compute_device
-from elastrain.runtime.model.optimizer import Facade, PieceOptimizer
+from elastrain.runtime.model.optimizer import OptimizerProxy, PieceOptimizer
 from elastrain.runtime.settings import Settings
 from elastrain.runtime.tensors.executor import Executor
 
@@ -78,7 +78,7 @@ class Connections:
     beacon: Beacon
     agent: AgentLink
     faults: ArmedFaults
-    whereabouts: LoopWhereabouts
+    whereabouts: LoopHeartbeat
     stacks: TextIO | None
     """Where this process's stacks go at a signal: open as long as it lives."""
 
@@ -101,7 +101,7 @@ class Prepared:
     engine: Engine
     parts: StepParts
     optimizer: PieceOptimizer
-    facade: Facade
+    facade: OptimizerProxy
     model: nn.Module
     memory: MemoryKeeper | None
     checkpoints: Checkpoints | None
@@ -126,7 +126,7 @@ def open_connections(environment: Environment) -> Connections:
         beacon=beacon,
         agent=agent,
         faults=faults,
-        whereabouts=LoopWhereabouts(Trail(beacon.page, Lane.LOOP)),
+        whereabouts=LoopHeartbeat(Trail(beacon.page, Lane.LOOP)),
         stacks=show_stacks_on_request(environment.run_dir, environment.member),
     )
 
@@ -147,7 +147,7 @@ def assemble(
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
     state = ModelState(request.model, layout, mesh.memory.empty, apart=settings.stages > 1)
     shape = _shape(request, layout, chosen, state)
-    handover = Handover(mesh.wake, connections.whereabouts)
+    handover = LoopChannel(mesh.wake, connections.whereabouts)
     executor = Executor(
         layout=layout,
         runs=shape.runs,
@@ -163,14 +163,14 @@ def assemble(
     executor.warm_up()
     step_parts = _step_parts(request, layout, settings, state, parts, connections.whereabouts)
     me, plan = chosen.environment.member, None if checkpoints is None else checkpoints.plan
-    core = Lifecycle(me=me, shape=shape, checkpoints=plan)
+    core = MemberMachine(me=me, shape=shape, checkpoints=plan)
     connections.faults.tools.memory = MemberMemory(me=me, executor=executor, holders=lambda: core.holders)
     return Prepared(
         engine=Engine(core, parts),
         parts=step_parts,
         pipelines=_pipelines(request, settings, step_parts, parts),
         optimizer=pieces,
-        facade=Facade(request.optimizer),
+        facade=OptimizerProxy(request.optimizer),
         model=request.model,
         memory=parts.memory,
         checkpoints=checkpoints,
@@ -226,7 +226,7 @@ def _stored(
 
 
 def _checkpoints(
-    request: Request, layout: Layout, chosen: Chosen, connections: Connections, handover: Handover
+    request: Request, layout: Layout, chosen: Chosen, connections: Connections, handover: LoopChannel
 ) -> Checkpoints | None:
     """Raises ConfigError where the place is another job's."""
     if chosen.checkpoints is None:
@@ -256,7 +256,7 @@ def _engine_parts(
     mesh: Mesh,
     executor: Executor,
     report: Callable[[Exception], None],
-    handover: Handover,
+    handover: LoopChannel,
 ) -> EngineParts:
     environment, journal = chosen.environment, connections.journal
     memory, limit = None, chosen.limit
@@ -289,7 +289,7 @@ def _step_parts(
     settings: Settings,
     state: ModelState,
     engine: EngineParts,
-    whereabouts: LoopWhereabouts,
+    whereabouts: LoopHeartbeat,
 ) -> StepParts:
     model, memory, tools = request.model, engine.memory, engine.faults.tools
     frozen = [spec.name for spec in layout.parameters if not spec.trained]
@@ -299,7 +299,7 @@ def _step_parts(
         loader=request.loader,
         randomness=BlockRandomness(model, layout.blocks, settings.seed, compute_device(model)),
         layers=Layers(model),
-        untouched=Untouched(model, lambda: state.memory, frozen),
+        untouched=MutationGuard(model, lambda: state.memory, frozen),
         run_length=settings.run_length,
         reach=engine.faults.reach,
         log=engine.journal.write,

@@ -41,11 +41,11 @@ from elastrain.runtime.assembly import (
 )
 from elastrain.runtime.io.heartbeat import PHASE_TIMEOUT_S
 from elastrain.runtime.loader.loader import DataLoader
-from elastrain.runtime.loop.exit_report import LastWords, wrong_input_shown
+from elastrain.runtime.loop.exit_report import ExitReport, wrong_input_shown
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.loop_state import stateful
 from elastrain.runtime.memory.process_memory import MemoryLimit
-from elastrain.runtime.memory_answer import Statement
+from elastrain.runtime.memory_answer import MemoryEstimate
 from elastrain.runtime.model.kernels import import_compiler_late
 from elastrain.runtime.model.partition import check_given, describe
 from elastrain.runtime.settings import Settings, stages_of
@@ -142,10 +142,10 @@ class Job:
     def __init__(self, chosen: Chosen) -> None:
         self._chosen = chosen
         self._registered: dict[str, Any] = {}
-        self._open: tuple[Connections, LastWords] | None = None
+        self._open: tuple[Connections, ExitReport] | None = None
         self._prepared: Prepared | None = None
         self._has_loop = False
-        self._statement: Statement | None = None
+        self._statement: MemoryEstimate | None = None
         """Made in place of a job, where only its memory is asked for."""
 
     def open(self) -> None:
@@ -157,7 +157,7 @@ class Job:
         Job.has_entered = True
         if connections.agent.is_there:
             claim()
-        last_words = LastWords(connections.agent, self._leave)
+        last_words = ExitReport(connections.agent, self._leave)
         self._open = connections, last_words
         last_words.take_hook()
         import_compiler_late()
@@ -196,7 +196,7 @@ class Job:
             model=model, optimizer=optimizer, loader=loader, max_grad_norm=max_grad_norm, elementwise=elementwise
         )
         if (wish := statement_wish()) is not None:
-            self._state(Statement(wish, request, layout, self._chosen))
+            self._state(MemoryEstimate(wish, request, layout, self._chosen))
             return model, optimizer, loader
         connections, last_words = self._opened()
         self._prepared = assemble(request, layout, self._chosen, connections, last_words.report)
@@ -309,12 +309,12 @@ class Job:
         """Digest of the model's parameters: equal on every member, and equal to the undisturbed job's."""
         return self._ready().parts.model.parameters_digest()
 
-    def _opened(self) -> tuple[Connections, LastWords]:
+    def _opened(self) -> tuple[Connections, ExitReport]:
         if self._open is None:
             raise ConfigError("this job was never opened: elastrain.init() makes one that is")
         return self._open
 
-    def _state(self, statement: Statement) -> None:
+    def _state(self, statement: MemoryEstimate) -> None:
         """Answer, as soon as everything is known. Raises SystemExit."""
         if not statement.needs_steps:
             statement.answer()

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import torch
 
-from elastrain.base.environment import StatementWish
+from elastrain.base.environment import EstimateWish
 from elastrain.errors import ConfigError
 from elastrain.job.layout import Layout
 from elastrain.member.shards.copies import COPY_BUDGET_BYTES
@@ -21,9 +21,9 @@ from elastrain.memory.pipeline_memory import StagedScript
 from elastrain.pipeline.open_tasks import StepShape
 from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.runtime.assembly import Chosen, Request
-from elastrain.runtime.io.loop_channel import Handover
+from elastrain.runtime.io.loop_channel import LoopChannel
 from elastrain.runtime.loop.computed_run import StepParts
-from elastrain.runtime.loop.mutation_guard import Untouched
+from elastrain.runtime.loop.mutation_guard import MutationGuard
 from elastrain.runtime.loop.pipelined import Pipelines, PipelineWish
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.layers import Layers
@@ -37,10 +37,10 @@ from elastrain.runtime.model.kernels import compute_device
 from elastrain.runtime.model.optimizer import PieceOptimizer
 
 
-class Statement:
+class MemoryEstimate:
     """One script's answer. `prepare` makes it, and the model and its optimizer are taken over, as for a job."""
 
-    def __init__(self, wish: StatementWish, request: Request, layout: Layout, chosen: Chosen) -> None:
+    def __init__(self, wish: EstimateWish, request: Request, layout: Layout, chosen: Chosen) -> None:
         """Measures what the script prepares. Raises ConfigError as `prepare` does."""
         self._wish, self._request, self._chosen = wish, request, chosen
         pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
@@ -120,11 +120,11 @@ class Statement:
         model, state, settings = self._request.model, self._model, self._chosen.settings
         layout = state.layout
         return StepParts(
-            handover=Handover(lambda: None),
+            handover=LoopChannel(lambda: None),
             model=state,
             loader=self._request.loader,
             randomness=BlockRandomness(model, layout.blocks, settings.seed, compute_device(model)),
-            untouched=Untouched(model, lambda: state.memory, [s.name for s in layout.parameters if not s.trained]),
+            untouched=MutationGuard(model, lambda: state.memory, [s.name for s in layout.parameters if not s.trained]),
             layers=Layers(model),
             run_length=settings.run_length,
             reach=lambda step, phase: None,

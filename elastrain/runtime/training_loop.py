@@ -25,7 +25,7 @@ from elastrain.protocol import agent_messages as am
 from elastrain.runtime.assembly import Connections, Prepared
 from elastrain.runtime.io.agent_link import ChannelClosedError
 from elastrain.runtime.io.loop_channel import LoopOver, StepBegun
-from elastrain.runtime.loop.exit_report import NOT_THE_SCRIPTS_FAULT, LastWords
+from elastrain.runtime.loop.exit_report import NOT_THE_SCRIPTS_FAULT, ExitReport
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.loop_state import LoopSnapshot, LoopState
 from elastrain.runtime.loop_state.randomness import BEFORE
@@ -41,7 +41,7 @@ class TrainingLoop:
         prepared: Prepared,
         settings: Settings,
         connections: Connections,
-        last_words: LastWords,
+        last_words: ExitReport,
         registered: Mapping[str, Any],
     ) -> None:
         self._prepared = prepared

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from elastrain.job.batch import DataOrder
 from elastrain.snapshot.durable.places.port import place_at
+from elastrain.snapshot.durable.publishing import visible
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.durable.writing import visible
 from experiments.faults import train
 from experiments.faults.cells import START, Aim, Answer, Cell, Ground, next_job, ordered
 from experiments.faults.driver import (

@@ -8,7 +8,8 @@ from torch import nn
 
 from elastrain.snapshot.durable.manifest import Manifest, ParameterEntry, PieceEntry, ShardEntry, name_of
 from elastrain.snapshot.durable.places.port import CheckpointPlace
-from elastrain.snapshot.durable.writing import PartWriter, publish
+from elastrain.snapshot.durable.publishing import publish
+from elastrain.snapshot.durable.writing import PartWriter
 from elastrain.snapshot.shard_state import ShardState
 
 SHARD_NUMEL = 1 << 20

@@ -12,7 +12,7 @@ import random
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from experiments.storm.surroundings import PLAIN, Surroundings, draw_surroundings
+from experiments.storm.surroundings import PLAIN, Infrastructure, draw_surroundings
 
 SHAPES = ("vector", "image", "token")
 DTYPES = ("float32", "float64", "bfloat16")
@@ -126,7 +126,7 @@ class Case:
     model: Model
     training: Training
     faults: tuple[Fault, ...]
-    started: Surroundings = PLAIN
+    started: Infrastructure = PLAIN
 
     def __str__(self) -> str:
         parts = (f"{name}={value}" for part in (self.model, self.training) for name, value in asdict(part).items())
@@ -142,7 +142,7 @@ class Case:
         fields: dict[str, Any] = json.loads(text)
         faults = tuple(Fault(**fault) for fault in fields.pop("faults"))
         model, training = Model(**fields.pop("model")), Training(**fields.pop("training"))
-        started = Surroundings(**fields.pop("started"))
+        started = Infrastructure(**fields.pop("started"))
         return Case(model=model, training=training, faults=faults, started=started, **fields)
 
 

@@ -26,7 +26,7 @@ class Permission:
 
 
 @dataclass(kw_only=True)
-class Doubts:
+class Mismatches:
     """Members that a strike may have taken away, until a view says so, or until they were heard again."""
 
     struck: dict[str, float] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from experiments.storm.cases import LONG_S, LOSSES, ROOM_FOR_COMMITS, Case, Faul
 from experiments.storm.moments import at_moment
 from experiments.storm.permission import (
     COMMITS_BETWEEN,
-    Doubts,
+    Mismatches,
     Permission,
     Told,
     commits,
@@ -62,7 +62,7 @@ class Striker:
     struck: list[str] = field(default_factory=list)
     last_event_s: float = field(default_factory=time.monotonic)
     """When somebody was struck or let go on."""
-    _doubts: Doubts = field(default_factory=Doubts)
+    _doubts: Mismatches = field(default_factory=Mismatches)
     _stopped: dict[int, float] = field(default_factory=dict)
     """Process -> when it goes on."""
     _stopped_nodes: dict[str, float] = field(default_factory=dict)

@@ -24,7 +24,7 @@ NO_ROOM = "too small"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class Infrastructure:
     """Values of the command line."""
 
     stages: int = 1
@@ -54,13 +54,13 @@ class Surroundings:
         return f"{self.stages} stages, memory {memory}{spills}, checkpoints {checkpoints}"
 
 
-PLAIN = Surroundings()
+PLAIN = Infrastructure()
 
 
-def draw_surroundings(chance: random.Random, *, may_have_stages: bool) -> Surroundings:
+def draw_surroundings(chance: random.Random, *, may_have_stages: bool) -> Infrastructure:
     """`may_have_stages`: a pipeline's loop reads nothing of what it computes."""
     memory, checkpoints = chance.choice(MEMORY), chance.choice(CHECKPOINTS)
-    return Surroundings(
+    return Infrastructure(
         stages=2 if may_have_stages and chance.random() < 0.5 else 1,
         memory=memory,
         slack_bytes=chance.choice(SLACK_BYTES) if memory == "tight" else 0,
@@ -70,7 +70,7 @@ def draw_surroundings(chance: random.Random, *, may_have_stages: bool) -> Surrou
     )
 
 
-def limit_of(surroundings: Surroundings, peaks_bytes: Iterable[int], writing_bytes: int) -> int:
+def limit_of(surroundings: Infrastructure, peaks_bytes: Iterable[int], writing_bytes: int) -> int:
     """The tight limit, where members of a first run held so much; writing a checkpoint takes some besides."""
     return max(peaks_bytes) + surroundings.slack_bytes + (writing_bytes if surroundings.checkpoints != "none" else 0)
 

@@ -27,7 +27,7 @@ from elastrain.launcher.agent.guardian import Guardian, GuardianWatch
 from elastrain.launcher.agent.node_end import NodeEnd
 from elastrain.launcher.agent.run_state import StateFile, describe
 from elastrain.launcher.agent.strikes import Strikes
-from elastrain.launcher.agent.worker_monitor import Lookout
+from elastrain.launcher.agent.worker_monitor import WorkerMonitor
 from elastrain.launcher.agent.worker_processes import WorkerProcesses, WorkerSpec
 from elastrain.launcher.agent.worker_start import Logs, Script, WorkerEnvironment, WorkerWish
 from elastrain.launcher.core import Core
@@ -144,7 +144,7 @@ class Agent:
         strikes = Strikes(workers, self._log, self._guardian)
         self._open.callback(strikes.close)
         launcher = RunDir(path=config.run.whole) if config.run.whole is not None else None
-        lookout = Lookout(workers.seen, self._happen, config.run.stacks)
+        lookout = WorkerMonitor(workers.seen, self._happen, config.run.stacks)
         self._parts = NodeParts(
             workers=workers,
             lookout=lookout,

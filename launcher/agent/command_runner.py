@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from elastrain.launcher.agent.node_end import NodeEnd
 from elastrain.launcher.agent.run_state import StateFile
 from elastrain.launcher.agent.strikes import Strikes
-from elastrain.launcher.agent.worker_monitor import Lookout
+from elastrain.launcher.agent.worker_monitor import WorkerMonitor
 from elastrain.launcher.agent.worker_processes import WorkerProcesses
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import agent_events as ev
@@ -88,7 +88,7 @@ class NodeParts:
     """What an agent acts through. `peers`: None in a job of one node."""
 
     workers: WorkerProcesses
-    lookout: Lookout
+    lookout: WorkerMonitor
     peers: PeerAgents | None
     registry: Registry
     end: NodeEnd

@@ -29,7 +29,7 @@ class WatchedWorker:
     watcher: Watcher
 
 
-class Lookout:
+class WorkerMonitor:
     """`workers` are those that can be seen now; `happen` takes what was seen."""
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from elastrain.base.thread_status import Spot
+from elastrain.base.thread_status import ThreadStatus
 from elastrain.job.world import View
 from elastrain.launcher.shared.job_values import NodeRecord, Roster
 from elastrain.launcher.shared.notices import Notice, Over
@@ -70,7 +70,7 @@ class WorkerDied(Struct, frozen=True, kw_only=True):
 class SeenThread(Struct, frozen=True, kw_only=True):
     """Where a worker's thread is by its own words, and how long it has waited for a processor in its life."""
 
-    spot: Spot
+    spot: ThreadStatus
     starved_s: float
 
 

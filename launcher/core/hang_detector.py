@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from elastrain.base.thread_status import Spot, Station
+from elastrain.base.thread_status import Station, ThreadStatus
 from elastrain.launcher.core.agent_events import Looked, Seen, SeenThread
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, HangDue, KilledDue, SparedDue
@@ -79,7 +79,7 @@ _ENGINE_ROUND_S = 1.0
 class Standstill:
     """One thread's standstill. `for_s` counts only time in which it could have run and its agent looked."""
 
-    spot: Spot = field(default_factory=Spot)
+    spot: ThreadStatus = field(default_factory=ThreadStatus)
     for_s: float = 0.0
     starved_s: float = 0.0
     was_stopped: bool = False

@@ -14,7 +14,7 @@ from elastrain.launcher.core.deadlines import Deadlines, MeetDue, SilenceDue
 from elastrain.launcher.core.failures import ScriptFailures, death
 from elastrain.launcher.core.rendezvous import Parking
 from elastrain.launcher.core.shutdown import Shutdown
-from elastrain.launcher.core.suspicions import Testimony, Vouching
+from elastrain.launcher.core.suspicions import IndirectProbes, ProbeResult
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.shared.job_values import Command, Log, PutRecord, TellNodes, signature_of
@@ -45,7 +45,7 @@ class PeerChanges:
         self._cluster, self._config, self._peers = cluster, cluster.config, cluster.peers
         self._deadlines, self._shutdown, self._parking = deadlines, shutdown, parking
         self._script, self._view_changes = script, view_changes
-        self._vouching = Vouching(cluster.peers)
+        self._vouching = IndirectProbes(cluster.peers)
         self._looked_s: float | None = None
 
     def on_came(self, event: NodeCame, now: float) -> list[Command]:
@@ -93,7 +93,7 @@ class PeerChanges:
             )
             return []
         if due.node in self._vouching.nodes:
-            reached = self._vouching.word_on(due.node) is Testimony.REACHED
+            reached = self._vouching.word_on(due.node) is ProbeResult.REACHED
             return [] if reached else self._lose_missed({due.node: self._vouching.take(due.node)}, now)
         if peer is None:
             return self._doubt_absent(due.node, now)
@@ -112,7 +112,7 @@ class PeerChanges:
 
     def _doubt(self, name: str, signature: str, why: str, now: float) -> list[Command]:
         """Lose a silent node as soon as no other that has a lease reaches it: it may only have lost the store."""
-        if self._vouching.add(name, signature, why) is Testimony.OPEN:
+        if self._vouching.add(name, signature, why) is ProbeResult.OPEN:
             self._deadlines.set_first(MeetDue(name), now + _WORD_S)
         return self._weigh(now)
 

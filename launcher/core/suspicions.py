@@ -21,7 +21,7 @@ from elastrain.launcher.shared.notices import Suspected
 from elastrain.protocol.agent_messages import Suspect
 
 
-class Testimony(Enum):
+class ProbeResult(Enum):
     """What the nodes with leases say of one that has none and does not answer this one."""
 
     REACHED = auto()
@@ -40,7 +40,7 @@ class DoubtedNode:
     why: str
 
 
-class Vouching:
+class IndirectProbes:
     """Owns which nodes are doubted: they would be taken for dead if others did not still have a word to say."""
 
     def __init__(self, peers: Peers) -> None:
@@ -51,21 +51,21 @@ class Vouching:
     def nodes(self) -> set[str]:
         return set(self._open)
 
-    def add(self, node: str, signature: str, why: str) -> Testimony:
+    def add(self, node: str, signature: str, why: str) -> ProbeResult:
         """Doubt a silent node, from the first reason on. Returns what others have said of it."""
         self._open.setdefault(node, DoubtedNode(signature=signature, why=why))
         return self.word_on(node)
 
-    def word_on(self, node: str) -> Testimony:
+    def word_on(self, node: str) -> ProbeResult:
         """What others say of a node that is doubted."""
         signature = self._open[node].signature
         others = [peer.record for name, peer in self._peers.nodes.items() if peer.leased and name != node]
         if any(signature in record.reaches for record in others):
-            return Testimony.REACHED
+            return ProbeResult.REACHED
         return (
-            Testimony.MISSED
+            ProbeResult.MISSED
             if all(signature in (*record.misses, *record.asks) for record in others)
-            else Testimony.OPEN
+            else ProbeResult.OPEN
         )
 
     def take(self, node: str) -> str:
@@ -77,7 +77,7 @@ class Vouching:
         nodes = self._peers.nodes
         for node in [node for node in self._open if node in nodes and not nodes[node].is_silent]:
             self.take(node)
-        return {node: self.take(node) for node in list(self._open) if self.word_on(node) is Testimony.MISSED}
+        return {node: self.take(node) for node in list(self._open) if self.word_on(node) is ProbeResult.MISSED}
 
     def record(self) -> NodeRecord:
         """This node's record, with what it asks the others now, and what it answers them."""

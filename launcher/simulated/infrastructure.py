@@ -27,7 +27,7 @@ from elastrain.launcher.store.port import StoreError
 _ETCD_AGAIN_S = 0.5
 
 
-class Surroundings:
+class Infrastructure:
     """`switch`: None where all nodes share this machine's network. Every change is told to `log`."""
 
     def __init__(self, etcd: EmbeddedEtcd, switch: Switch | None, log: EventLog) -> None:

@@ -36,7 +36,7 @@ from elastrain.launcher.shared.process_environment import StopSignals
 from elastrain.launcher.shared.rundir import EventLog, RunDir
 from elastrain.launcher.shared.screen import keep_in
 from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
-from elastrain.launcher.simulated.infrastructure import Surroundings
+from elastrain.launcher.simulated.infrastructure import Infrastructure
 from elastrain.launcher.simulated.node_starts import (
     ALL_LOST,
     EndsOfNodes,
@@ -96,7 +96,7 @@ def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
         listener = rundir.listen(run)
         stack.callback(run.control.unlink, missing_ok=True)
         guardian.remove(run.control)  # the guardian knows a file by what is there now
-        return nodes.run(Surroundings(etcd, switch, log), signals, listener)
+        return nodes.run(Infrastructure(etcd, switch, log), signals, listener)
 
 
 @contextmanager
@@ -117,7 +117,7 @@ class _Nodes:
 
     def __init__(self, options: RunOptions, run: RunDir, forks: multiprocessing.context.ForkServerContext) -> None:
         self._options, self._run, self._forks = options, run, forks
-        self._around: Surroundings | None = None
+        self._around: Infrastructure | None = None
         self._running: dict[str, BaseProcess] = {}
         self._restarts = NodeRestarts(options.size.max_restarts)
         self._ends = EndsOfNodes()
@@ -132,7 +132,7 @@ class _Nodes:
     def guard(self, guardian: Guardian, log: EventLog) -> GuardianWatch:
         return GuardianWatch(self._loop, guardian, lambda say: log.write("guardian", reason=say))
 
-    def run(self, around: Surroundings, signals: StopSignals, listener: socket.socket) -> int:
+    def run(self, around: Infrastructure, signals: StopSignals, listener: socket.socket) -> int:
         """`listener`: where the operator's requests come in."""
         self._around = around
         self._loop.register(signals, lambda _events: self._stop(signals.take()[-1:]))
@@ -294,7 +294,7 @@ class _Nodes:
             signal_all(self._running.values(), number)
 
 
-def answer(options: RunOptions, around: Surroundings, request: Request) -> Answer:
+def answer(options: RunOptions, around: Infrastructure, request: Request) -> Answer:
     """The operator asks the launcher: for faults of what is around the nodes, or which of them it can carry out."""
     if not isinstance(request, AskFault):
         return Answer(ok=True, state={"carries": around.carries})

@@ -21,9 +21,9 @@ from elastrain.snapshot.durable.errors import CheckpointError, OtherFormatError,
 from elastrain.snapshot.durable.manifest import Manifest, place_in_time
 from elastrain.snapshot.durable.owner import Claim, claim, hold_for
 from elastrain.snapshot.durable.places.port import CheckpointPlace, checkpoint_at, place_at
+from elastrain.snapshot.durable.publishing import try_out, visible
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.retention import Choice, candidates, choose, left_behind, lives_before, quick, thorough
-from elastrain.snapshot.durable.writing import try_out, visible
 
 _OFFERS_MAX = 8
 _SIMULATED = re.compile(r"node\d+")

@@ -10,7 +10,7 @@ from torch import nn
 
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.blocks import ModelBlock, PieceView, places_of
-from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.piece_store import PieceStore
 from elastrain.offload.lifetimes.pieces import process_heap
 from elastrain.offload.lifetimes.pieces.piece_memory import HeldPiece
 from elastrain.offload.planning.orders import BlockSizes
@@ -25,7 +25,7 @@ class BlockStates:
     gradient that is the program's own tensor.
     """
 
-    def __init__(self, blocks: Sequence[ModelBlock], optimizer: torch.optim.Optimizer, custody: PieceCustody) -> None:
+    def __init__(self, blocks: Sequence[ModelBlock], optimizer: torch.optim.Optimizer, custody: PieceStore) -> None:
         self.pieces: dict[PieceKey, HeldPiece] = {}
         self.block_of = {each: number for number, block in enumerate(blocks) for each in block.parameters}
         self.given = set[nn.Parameter]()

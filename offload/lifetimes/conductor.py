@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from elastrain.offload.errors import LimitTooSmallError
 from elastrain.offload.lifetimes.measuring import KnownPoints, PointMeter, StandingWatch
-from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.piece_store import PieceStore
 from elastrain.offload.lifetimes.pieces import process_heap
 from elastrain.offload.lifetimes.pieces.piece_memory import HeldPiece
 from elastrain.offload.lifetimes.saved import SavedTensors
@@ -27,7 +27,7 @@ class Conductor:
 
     def __init__(
         self,
-        custody: PieceCustody,
+        custody: PieceStore,
         pieces: Mapping[PieceKey, HeldPiece],
         saved: SavedTensors,
         meter: PointMeter,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from elastrain.offload.drives import residency
 from elastrain.offload.drives.device import Device
-from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.piece_store import PieceStore
 from elastrain.offload.lifetimes.pieces.piece_memory import HeldPiece, MemoryMeter
 from elastrain.offload.lifetimes.saved import SavedTensors
 from elastrain.offload.planning.plan_values import Kind
@@ -85,7 +85,7 @@ class PointMeter:
     What the process held at first, before pieces and in all that follows, is nobody's business: `base_bytes`.
     """
 
-    def __init__(self, custody: PieceCustody, meter: MemoryMeter, base_bytes: int) -> None:
+    def __init__(self, custody: PieceStore, meter: MemoryMeter, base_bytes: int) -> None:
         self.is_cheap = not meter.runs_ahead  # to look closely, at each point of each step
         self.guard_bytes = int(GUARD_SHARE * custody.account.limit_bytes)
         self.saved_bytes = self.times_again = 0
@@ -161,7 +161,7 @@ class PointMeter:
 class StandingWatch:
     """Asked once at the end of each point, in the training thread."""
 
-    def __init__(self, custody: PieceCustody, saved: SavedTensors, devices: Sequence[Device]) -> None:
+    def __init__(self, custody: PieceStore, saved: SavedTensors, devices: Sequence[Device]) -> None:
         self._custody = custody
         self._saved = saved
         self._devices = devices

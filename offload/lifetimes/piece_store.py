@@ -29,7 +29,7 @@ USED_TOGETHER = 2
 """So many pieces stay while one is served that a thread outside touches, since one operator may need them together."""
 
 
-class PieceCustody:
+class PieceStore:
     """Holds pieces within an account's limit.
 
     `next_use` says how far away a piece's next use is: who is used last makes room first.

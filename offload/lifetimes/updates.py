@@ -17,7 +17,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.block_states import BlockStates
 from elastrain.offload.lifetimes.conductor import Conductor
-from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.piece_store import PieceStore
 from elastrain.offload.lifetimes.update_parts import cut
 from elastrain.offload.planning.orders import StepStage
 from elastrain.offload.planning.plan_values import Kind
@@ -30,7 +30,7 @@ class Updates:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, states: BlockStates, custody: PieceCustody, conductor: Conductor
+        self, optimizer: torch.optim.Optimizer, states: BlockStates, custody: PieceStore, conductor: Conductor
     ) -> None:
         self.due: dict[int, torch.Tensor | None] = {}
         self.shows_gradients = False

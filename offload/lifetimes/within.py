@@ -31,7 +31,7 @@ from elastrain.offload.lifetimes.block_states import BlockStates
 from elastrain.offload.lifetimes.blocks import blocks_of
 from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.measuring import PointMeter, StandingWatch
-from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.piece_store import PieceStore
 from elastrain.offload.lifetimes.pieces import page_faults, process_heap
 from elastrain.offload.lifetimes.pieces.cuda import cuda_memory
 from elastrain.offload.lifetimes.pieces.pages import PagePool
@@ -116,7 +116,7 @@ class TrainingWithin:
         self._blocks = blocks_of(model)
         pool, meter = memory_for(model, limit_bytes)
         base_bytes = meter.own_bytes()[0]
-        self._custody = PieceCustody(devices, RoomAccount(limit_bytes, saved), pool)
+        self._custody = PieceStore(devices, RoomAccount(limit_bytes, saved), pool)
         self._states = BlockStates(self._blocks, optimizer, self._custody)
         points = PointMeter(self._custody, meter, base_bytes - self._states.adopted_bytes)
         watch = StandingWatch(self._custody, saved, devices)

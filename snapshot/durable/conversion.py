@@ -24,7 +24,8 @@ from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, Tak
 from elastrain.snapshot.durable.manifest import MODEL, OPTIMIZER, GroupEntry, Manifest, ParameterEntry, Part, name_of
 from elastrain.snapshot.durable.places.port import CheckpointPlace
 from elastrain.snapshot.durable.plain import PlainState, optimizer_state_dict, pack_named
-from elastrain.snapshot.durable.writing import PartWriter, publish
+from elastrain.snapshot.durable.publishing import publish
+from elastrain.snapshot.durable.writing import PartWriter
 
 MODEL_FILE, OPTIMIZER_FILE, MASTERS_FILE = "model", "optimizer", "masters"
 GROUPS = "elastrain.groups"

@@ -13,7 +13,7 @@ import msgspec
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError
 from elastrain.snapshot.durable.manifest import place_in_time
 from elastrain.snapshot.durable.places.port import CheckpointPlace, FileHold
-from elastrain.snapshot.durable.writing import get, put, visible
+from elastrain.snapshot.durable.publishing import get, put, visible
 
 OWNER = "owner.json"
 _BYTES_MAX = 4096

@@ -18,7 +18,7 @@ from elastrain.snapshot.durable import state_file
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
 from elastrain.snapshot.durable.manifest import MANIFEST, Manifest, Part, ShardEntry, decode, merged
 from elastrain.snapshot.durable.places.port import ReadablePlace, Source
-from elastrain.snapshot.durable.writing import get
+from elastrain.snapshot.durable.publishing import get
 
 if TYPE_CHECKING:
     from torch import Tensor

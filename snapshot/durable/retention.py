@@ -14,8 +14,8 @@ from elastrain.snapshot.durable.errors import CheckpointError, OtherFormatError
 from elastrain.snapshot.durable.manifest import MANIFEST, VERIFIED, place_in_time
 from elastrain.snapshot.durable.places.local import TEMPORARY
 from elastrain.snapshot.durable.places.port import CheckpointPlace
+from elastrain.snapshot.durable.publishing import get, mark_verified, visible
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.durable.writing import get, mark_verified, visible
 
 
 @dataclass(frozen=True, kw_only=True)

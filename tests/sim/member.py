@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from elastrain import protocol as p
-from elastrain.buffers.buffer_book import Ledger
+from elastrain.buffers.buffer_book import BufferBook
 from elastrain.job.checkpoint_plan import LOOP, CheckpointPlan
 from elastrain.job.values import Check, Contribution, Shape
 from elastrain.job.world import View
-from elastrain.member.member_machine import Lifecycle
+from elastrain.member.member_machine import MemberMachine
 from elastrain.member.parts import Machine
 from elastrain.member.state.committed import Roles
 from elastrain.protocol.messages import Message
@@ -119,7 +119,7 @@ class SimMember:
     ) -> None:
         self.me = me
         self.shape = shape
-        self.core = Lifecycle(me=me, shape=shape, checkpoints=checkpoints)
+        self.core = MemberMachine(me=me, shape=shape, checkpoints=checkpoints)
         self.disk = SimDisk()
         self.reads: deque[tuple[int, ...]] = deque()
         """Shards whose initial state is being read."""
@@ -128,7 +128,7 @@ class SimMember:
         self.core.handle(p.CopyBudgetSet(parameters_bytes=copy_budget_bytes))
         self.symbols = Symbols(shape, frozen, self._flip)
         self.states: Shelf[int] = Shelf(self.symbols.model)
-        self.ledger = Ledger(
+        self.ledger = BufferBook(
             runs=shape.runs,
             lanes=[len(shard.lanes) for shard in shape.shards],
             arithmetic=self.symbols,

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from elastrain import protocol as p
-from elastrain.buffers.buffer_book import Ledger
+from elastrain.buffers.buffer_book import BufferBook
 from elastrain.buffers.folds import Folds
 from elastrain.buffers.port import Tensor
 from elastrain.buffers.slots import GradientSlots, UsedSlot
@@ -43,11 +43,11 @@ from elastrain.member.checkpointing import Checkpointing
 from elastrain.member.commit_rules import Committing
 from elastrain.member.integrity.comparison import Comparison
 from elastrain.member.integrity.cross_checks import Auditing, CrossCheck
-from elastrain.member.integrity.mismatches import Doubts
+from elastrain.member.integrity.mismatches import Mismatches
 from elastrain.member.integrity.repair import Repair
 from elastrain.member.job_end import JobEnd
-from elastrain.member.loop_stages import LoopFeed
-from elastrain.member.member_machine import Lifecycle
+from elastrain.member.loop_stages import LoopStages
+from elastrain.member.member_machine import MemberMachine
 from elastrain.member.recovering import Recovering
 from elastrain.member.shards.backups import Backups
 from elastrain.member.shards.copies import CopiesGiven
@@ -259,14 +259,14 @@ def skips_the_digest(rule: Rule, backups: Backups, shard: int, step: int) -> Non
 _OTHER_SIDE = {Side.MEMBER: Side.PRIMARY, Side.PRIMARY: Side.MEMBER}
 
 
-@_rule(100, Doubts, "_conclude", _FLIPS)
-def chooses_the_wrong_side(rule: Rule, doubts: Doubts, held: HeldShard, verdict: Verdict) -> bool:
+@_rule(100, Mismatches, "_conclude", _FLIPS)
+def chooses_the_wrong_side(rule: Rule, doubts: Mismatches, held: HeldShard, verdict: Verdict) -> bool:
     """Whoever lets go of its state because of a difference is the one that is wrong."""
     return bool(rule(doubts, held, replace(verdict, wrong=_OTHER_SIDE.get(verdict.wrong, verdict.wrong))))
 
 
-@_rule(100, Doubts, "ask", _FLIPS)
-def forgets_the_doubt(rule: Rule, doubts: Doubts, shard: int) -> bool:
+@_rule(100, Mismatches, "ask", _FLIPS)
+def forgets_the_doubt(rule: Rule, doubts: Mismatches, shard: int) -> bool:
     """A difference is followed until it is known which side is wrong."""
     held = doubts._holdings[shard]
     assert held.difference is not None
@@ -328,8 +328,8 @@ def votes_before_its_check(rule: Rule, check: CrossCheck) -> bool:
     return True
 
 
-@_rule(60, Lifecycle, "_take_in", lambda scenario: scenario.members > 1)
-def counts_what_it_checks(rule: Rule, core: Lifecycle, event: p.Event) -> None:
+@_rule(60, MemberMachine, "_take_in", lambda scenario: scenario.members > 1)
+def counts_what_it_checks(rule: Rule, core: MemberMachine, event: p.Event) -> None:
     """What a member computes to check another counts for nothing."""
     if isinstance(event, p.Checked) and event.check is not None:
         runs = core.machine.step.runs
@@ -449,8 +449,8 @@ def enters_without_loop_state(rule: Rule, out: Commands, command: p.Command) -> 
     rule(out, replace(command, state=None) if isinstance(command, p.Enter) else command)
 
 
-@_rule(200, LoopFeed, "hand_over", lambda scenario: scenario.joins > 0)
-def sends_the_loop_state_of_the_step_before(rule: Rule, loop: LoopFeed) -> None:
+@_rule(200, LoopStages, "hand_over", lambda scenario: scenario.joins > 0)
+def sends_the_loop_state_of_the_step_before(rule: Rule, loop: LoopStages) -> None:
     """What a newcomer gets is the loop state of the step that it enters."""
     if loop._newcomers and not loop._views.is_recovering and loop._state is not None:
         loop._out.send_all(loop._newcomers, LoopHandover(step=loop._commit.step + 1, state=loop._state[1]))
@@ -467,8 +467,8 @@ def leaves_alone(rule: Rule, end: JobEnd, *, whole: bool) -> None:
 # --------------------------------------------------------------------------------------------- publish and learning
 
 
-@_rule(60, Lifecycle, "_pass")
-def learns_without_passing(rule: Rule, core: Lifecycle, record: Record) -> None:
+@_rule(60, MemberMachine, "_pass")
+def learns_without_passing(rule: Rule, core: MemberMachine, record: Record) -> None:
     """Every publish carries the record: who receives it has passed, with all that this means for its own shards."""
     if core.machine.step.ballot.votes(core.machine.views.view.ids) is None:  # it learns it from another member
         core._committing.learn(record)
@@ -510,8 +510,8 @@ def _blank(shape: Shape) -> Report:
     )
 
 
-@_rule(60, Lifecycle, "_recover")
-def decides_without_a_report(rule: Rule, core: Lifecycle) -> None:
+@_rule(60, MemberMachine, "_recover")
+def decides_without_a_report(rule: Rule, core: MemberMachine) -> None:
     """Reports of all members of the view: a missing one means the next view, never a guess."""
     views = core.machine.views
     if views.is_recovering and views.current is not None and len(views.reports) == len(views.current.ids) - 1:
@@ -872,8 +872,8 @@ def reuses_a_slot_that_is_written(rule: Rule, slots: GradientSlots) -> Any:
 _CHECKPOINTS: Filter = lambda scenario: scenario.checkpoint_every > 0  # noqa: E731  a filter among filters
 
 
-@_rule(120, Ledger, "_settle", _CHECKPOINTS)
-def captures_after_the_next_update(rule: Rule, ledger: Ledger, command: p.Command) -> None:
+@_rule(120, BufferBook, "_settle", _CHECKPOINTS)
+def captures_after_the_next_update(rule: Rule, ledger: BufferBook, command: p.Command) -> None:
     """A checkpoint has the state of its step: what is not copied yet is copied before the next update."""
     if not isinstance(command, p.Apply):
         rule(ledger, command)

@@ -19,7 +19,7 @@ from elastrain.buffers.captures import Boundaries, KeptBoundary
 from elastrain.decisions import rerouting
 from elastrain.decisions.rerouting import Rerouting, reroute
 from elastrain.member.job_end import JobEnd
-from elastrain.member.member_machine import Lifecycle
+from elastrain.member.member_machine import MemberMachine
 from elastrain.member.pipeline.assignments import Tasks, Tracing
 from elastrain.member.pipeline.replicas import Replicas
 from elastrain.member.state.ballot import Commands
@@ -125,7 +125,7 @@ def early_tensors_are_dropped() -> AbstractContextManager[Any]:
 
 @_plant("What comes before this member knows the first step's plan is held until it does.")
 def tensors_before_the_first_plan_are_dropped() -> AbstractContextManager[Any]:
-    return patch.object(Lifecycle, "_is_early", lambda own, message: own.machine.commit.is_ahead(message))
+    return patch.object(MemberMachine, "_is_early", lambda own, message: own.machine.commit.is_ahead(message))
 
 
 @_plant("A member that knows the first step's plan brings it to the next view.")

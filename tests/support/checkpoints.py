@@ -21,7 +21,8 @@ from elastrain.snapshot.durable.manifest import (
     name_of,
 )
 from elastrain.snapshot.durable.places.port import CheckpointPlace
-from elastrain.snapshot.durable.writing import PartWriter, Written, publish
+from elastrain.snapshot.durable.publishing import publish
+from elastrain.snapshot.durable.writing import PartWriter, Written
 from elastrain.snapshot.shard_state import ShardState
 
 NUMEL = 192

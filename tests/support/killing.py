@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elastrain.snapshot.durable.places.port import place_at
-from elastrain.snapshot.durable.writing import visible
+from elastrain.snapshot.durable.publishing import visible
 from tests.support import warm
 from tests.support.training import TIMEOUT_S, environment
 

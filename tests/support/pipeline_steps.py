@@ -23,7 +23,7 @@ from elastrain.pipeline.open_tasks import StepShape, TaskDesk
 from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, PipelinePlan, routes
 from elastrain.runtime.io.loop_channel import Assignment, BoundaryMade, TaskAssignment
 from elastrain.runtime.loop.computed_run import StepParts
-from elastrain.runtime.loop.mutation_guard import Untouched
+from elastrain.runtime.loop.mutation_guard import MutationGuard
 from elastrain.runtime.loop.pipelined import Pipelines, PipelineWish
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.layers import Layers
@@ -156,7 +156,7 @@ def _parts(case: Case, model: nn.Module, handover_of: Any, run_length: int, *, a
     loader = elastrain.DataLoader(Texts(), **sizes, num_workers=0, collate_fn=case.collate)
     loader.bind(SEED)
     loader.start(0, lambda step: ())
-    untouched = Untouched(model, lambda: state.memory, [])
+    untouched = MutationGuard(model, lambda: state.memory, [])
     untouched.begin()
     return StepParts(
         handover=handover_of(state),

@@ -10,7 +10,8 @@ from elastrain.runtime.job import Job
 from elastrain.runtime.loop.step import Step
 from elastrain.snapshot.durable.manifest import LOOP, GroupEntry, Manifest, ParameterEntry, ShardEntry, name_of
 from elastrain.snapshot.durable.places.port import place_at
-from elastrain.snapshot.durable.writing import PartWriter, publish
+from elastrain.snapshot.durable.publishing import publish
+from elastrain.snapshot.durable.writing import PartWriter
 
 
 def save(job: Job, step: Step, folder: Path) -> Manifest:

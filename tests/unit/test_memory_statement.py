@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastrain.base import environment
-from elastrain.base.environment import StatementWish
+from elastrain.base.environment import EstimateWish
 from elastrain.memory.memory_budget import WRITING_BYTES
 from elastrain.memory.memory_estimate import MemberBytes, ScriptNeeds, WorkerLimit, state_memory
 from elastrain.memory.memory_moments import ADDING, CHECKING, COMPUTING, VERIFYING, HeldAt
@@ -24,7 +24,7 @@ SCRIPT = ScriptNeeds(
     base_bytes=200 * MIB,
     landing_bytes=0,
 )
-ON_TWO_NODES = StatementWish(file="", nodes=2, members_per_node=2).members
+ON_TWO_NODES = EstimateWish(file="", nodes=2, members_per_node=2).members
 
 
 def test_ranks_are_spread_over_the_nodes_in_order() -> None:
@@ -174,7 +174,7 @@ def test_a_limit_has_room_by_what_workers_assume_and_what_leaves_counts_as_it_is
 
 def test_the_wish_travels_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment.statement_wish() is None
-    wish = StatementWish(file="x", nodes=2, members_per_node=3, backups=0)
+    wish = EstimateWish(file="x", nodes=2, members_per_node=3, backups=0)
     for name, value in wish.environment().items():
         monkeypatch.setenv(name, value)
     assert environment.statement_wish() == wish

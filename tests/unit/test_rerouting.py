@@ -20,7 +20,7 @@ from elastrain.job.values import (
     TracedGraph,
 )
 from elastrain.job.world import Member, View
-from elastrain.member.member_machine import Lifecycle
+from elastrain.member.member_machine import MemberMachine
 from elastrain.pipeline.graph import BlockGraph, IllegalCut
 from elastrain.pipeline.open_tasks import TaskProgress
 from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, Pipeline, PipelinePlan, Task
@@ -153,7 +153,7 @@ def test_what_is_there_and_lies_on_the_way_counts_as_computed_again() -> None:
 
 def test_more_stages_than_cuts_end_with_one_sentence() -> None:
     shape = replace(SHAPE, pipelining=Pipelining(stages=3, micro_batches=2, run_length=1))
-    core = Lifecycle(me="a", shape=shape)
+    core = MemberMachine(me="a", shape=shape)
     graph = replace(GRAPH, illegal=(IllegalCut(cut=1, why="'mul' uses what 'first' made"),))
     failed = [c for c in core.handle(p.Traced(model=replace(TRACED, graph=graph))) if isinstance(c, p.Fail)]
     assert [each.kind for each in failed] == ["ConfigError"]

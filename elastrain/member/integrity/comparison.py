@@ -134,7 +134,7 @@ class Comparison:
     # --------------------------------------------------------------------------------------------- becoming a primary
 
     def look_at_own(self, shard: int) -> None:
-        """Digest a state that is new, or is about to work on the model's memory; `Doubts` looks at the answer."""
+        """Digest a state that is new, or is about to work on the model's memory; `Mismatches` looks at the answer."""
         self._looking.add(shard)
         self._out.do(p.DigestAgain(step=self._commit.step, shard=shard, parameters=False, asker=self._me))
 
@@ -160,7 +160,7 @@ class Comparison:
             self._repair.begin_anew(reason, {shard: ""})
 
 
-class Announcements:
+class DigestBroadcast:
     """Owns whether digests are being made."""
 
     def __init__(
@@ -237,7 +237,7 @@ class Announcements:
         self._holdings.drop_leaving()
 
 
-class LoneStates:
+class SoleCopies:
     """Owns whether the lone states of the open step were looked at.
 
     They are where audits are on, and else in a job with backups once this member has had others.
@@ -266,7 +266,7 @@ class LoneStates:
             self._comparison.look_at_own(shard)
 
     def look_again(self) -> None:
-        """Compare the lone states with what they were, once in each step; `Doubts` judges the answers."""
+        """Compare the lone states with what they were, once in each step; `Mismatches` judges the answers."""
         if not self._has_looked:
             self._has_looked = True
             self.note(self._commit.roles.mine)

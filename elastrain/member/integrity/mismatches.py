@@ -28,7 +28,7 @@ from elastrain.protocol.codec import BitMask
 from elastrain.protocol.messages import Doubt, Evidence, Trial
 
 
-class Doubts:
+class Mismatches:
     """The open questions lie with the states that they are about, in `Holdings`."""
 
     def __init__(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from elastrain import protocol as p
 from elastrain.job.values import Record
-from elastrain.member.integrity.mismatches import Doubts
+from elastrain.member.integrity.mismatches import Mismatches
 from elastrain.member.shards.primaries import Primaries
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
@@ -20,7 +20,7 @@ class Backups:
     """This member as a backup; the states lie in `Holdings`."""
 
     def __init__(
-        self, commit: Commit, runs: Runs, holdings: Holdings, primaries: Primaries, doubts: Doubts, out: Commands
+        self, commit: Commit, runs: Runs, holdings: Holdings, primaries: Primaries, doubts: Mismatches, out: Commands
     ) -> None:
         self._commit, self._runs, self._holdings = commit, runs, holdings
         self._primaries, self._doubts, self._out = primaries, doubts, out

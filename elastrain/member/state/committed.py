@@ -176,7 +176,7 @@ class Parameters:
         return not self._missing
 
 
-class Shortage:
+class UnderReplication:
     """Owns the shards that are short of holders. Every member counts alike: it may be their primary next."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class Commit:
         self.record: Record | None = None
         """The record of `step`; None while the initial state stands."""
         self.roles = Roles(me)
-        self.shortage = Shortage()
+        self.shortage = UnderReplication()
         self.parameters = Parameters(len(shape.shards), self.step)
         self._initial_step = self.step
         self._first_scaler = shape.initial.scaler or shape.loss_scale.start

@@ -31,9 +31,10 @@ from elastrain.snapshot.durable.manifest import (
 from elastrain.snapshot.durable.owner import Claim, claim, hold_for, owner_of
 from elastrain.snapshot.durable.places.port import CheckpointPlace, place_at
 from elastrain.snapshot.durable.plain import pack_named
+from elastrain.snapshot.durable.publishing import mark_verified, publish, visible
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.retention import clear, tidy
-from elastrain.snapshot.durable.writing import PartWriter, mark_verified, publish, visible
+from elastrain.snapshot.durable.writing import PartWriter
 
 Attachments = Mapping[str, tuple[Part, ...]]
 

@@ -29,7 +29,7 @@ from elastrain.runtime.durable.disk import CheckpointDisk, kept_text, told_by_ke
 from elastrain.runtime.durable.manifests import Begin, Described, hyper_of
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import Manifest, Part, name_of
-from elastrain.snapshot.durable.writing import Staged, stage
+from elastrain.snapshot.durable.publishing import Staged, stage
 
 GIVE_UP_S = 600.0
 """A disk, or a store, that has not answered by then gives the checkpoint up: the end of the job waits for it."""

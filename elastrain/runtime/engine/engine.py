@@ -23,18 +23,26 @@ from elastrain.comm.wire.addresses import Frame, LossCause, Newer, Peer, PeerLos
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.job.values import Record
 from elastrain.job.world import Member, View
-from elastrain.member.member_machine import Lifecycle
+from elastrain.member.member_machine import MemberMachine
 from elastrain.offload.drives.compression import IdleCores
 from elastrain.protocol import agent_messages as am
 from elastrain.protocol.messages import decode
 from elastrain.runtime.engine.copy_pace import Clock
 from elastrain.runtime.engine.pacing import BETWEEN_STEPS_S, HANDED_OVER_S, RECOVERY_DEADLINE_S, Departure, EnginePace
-from elastrain.runtime.engine.sender import Outgoing
-from elastrain.runtime.engine.slot_assignment import HandingOut
+from elastrain.runtime.engine.sender import Sender
+from elastrain.runtime.engine.slot_assignment import SlotAssignment
 from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.io.agent_link import AgentLink, journalled
 from elastrain.runtime.io.journal import Journal, Notes
-from elastrain.runtime.io.loop_channel import BoundaryMade, Handover, InitialUnread, LoopOver, StepBegun, Told, TryAgain
+from elastrain.runtime.io.loop_channel import (
+    BoundaryMade,
+    InitialUnread,
+    LoopChannel,
+    LoopOver,
+    StepBegun,
+    Told,
+    TryAgain,
+)
 from elastrain.runtime.memory.memory_keeper import MemoryKeeper
 from elastrain.runtime.tensors.executor import Executor
 
@@ -47,7 +55,7 @@ class EngineParts:
     beacon: Beacon
     agent: AgentLink
     executor: Executor
-    handover: Handover
+    handover: LoopChannel
     faults: ArmedFaults
     journal: Journal
     memory: MemoryKeeper | None
@@ -61,20 +69,20 @@ class EngineParts:
 
 
 class Engine:
-    """Construct, `start` and `close` it on the main thread; the training loop talks to it through `Handover`."""
+    """Construct, `start` and `close` it on the main thread; the training loop talks to it through `LoopChannel`."""
 
-    def __init__(self, core: Lifecycle, parts: EngineParts) -> None:
+    def __init__(self, core: MemberMachine, parts: EngineParts) -> None:
         self.view: View | None = None
         """The view that the mesh is in; read by the main thread for rank and world size."""
         self._core = core
         self._parts = parts
-        self._outgoing = Outgoing(parts.mesh, parts.executor.books.payload, parts.faults, parts.journal)
+        self._outgoing = Sender(parts.mesh, parts.executor.books.payload, parts.faults, parts.journal)
         self._events: deque[p.Event] = deque()
         self._pace = EnginePace(
             core.copying, parts.handover.whereabouts, clock=parts.clock, idle_cores=parts.idle_cores
         )
         self._notes = Notes(parts.journal, parts.agent)
-        self._handing = HandingOut(parts.executor, parts.handover, self._make_room)
+        self._handing = SlotAssignment(parts.executor, parts.handover, self._make_room)
         self._unreleased: p.Advance | p.Enter | None = None
         """Waits until it is sure that the loop gets what was committed, and no memory that others use again."""
         self._departure = Departure()

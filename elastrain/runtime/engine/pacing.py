@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from elastrain.runtime.engine.copy_pace import Clock, CopyTraffic, Giver
-from elastrain.runtime.io.heartbeat import LoopWhereabouts
+from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.io.loop_channel import LOOK_EVERY_S
 
 BETWEEN_STEPS_S = 0.05
@@ -25,7 +25,7 @@ RECOVERY_DEADLINE_S = 10.0
 class EnginePace:
     """Owns the three clocks of an engine, whose core gives copies as `giver`."""
 
-    def __init__(self, giver: Giver, loop: LoopWhereabouts, *, clock: Clock, idle_cores: Callable[[], float]) -> None:
+    def __init__(self, giver: Giver, loop: LoopHeartbeat, *, clock: Clock, idle_cores: Callable[[], float]) -> None:
         self.loop = LoopFirst(clock)
         self.recovery = RecoveryDeadline(clock)
         self.copies = CopyTraffic(giver, clock=clock, idle_cores=idle_cores, is_computing=lambda: loop.is_computing)

@@ -15,7 +15,7 @@ from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.io.journal import Journal
 
 
-class Outgoing:
+class Sender:
     """Sends for the core, in the engine's thread. `payload_of` gives the tensors that a message names."""
 
     def __init__(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from elastrain import protocol as p
 from elastrain.pipeline.pipeline_plan import BoundaryName, Direction
-from elastrain.runtime.io.loop_channel import Assignment, BoundaryMade, Handover, TaskAssignment, TryAgain
+from elastrain.runtime.io.loop_channel import Assignment, BoundaryMade, LoopChannel, TaskAssignment, TryAgain
 from elastrain.runtime.tensors.executor import Executor
 
 
@@ -17,10 +17,10 @@ def _nothing() -> None:
     """No memory limit."""
 
 
-class HandingOut:
+class SlotAssignment:
     """Between the books of a member and its loop."""
 
-    def __init__(self, executor: Executor, handover: Handover, make_room: Callable[[], None] = _nothing) -> None:
+    def __init__(self, executor: Executor, handover: LoopChannel, make_room: Callable[[], None] = _nothing) -> None:
         """`make_room`: called before each forward of a pipeline."""
         self._executor, self._handover, self._make_room = executor, handover, make_room
 

@@ -21,7 +21,7 @@ from elastrain.runtime.tensors.executor import Executor
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.places.port import place_at
-from elastrain.snapshot.durable.writing import visible
+from elastrain.snapshot.durable.publishing import visible
 from elastrain.snapshot.shard_state import ShardState
 
 _SETTLES_S = 2.0

@@ -32,7 +32,7 @@ _OF_OTHERS = (Station.WAITING, Station.OUTSIDE)
 """What is declared does not change that nothing is owed here."""
 
 
-class LoopWhereabouts:
+class LoopHeartbeat:
     """`trail` is None where nobody watches."""
 
     def __init__(self, trail: Trail | None = None) -> None:

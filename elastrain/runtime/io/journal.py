@@ -17,7 +17,7 @@ from elastrain.base.processes import say
 from elastrain.job.checkpoint_plan import Checkpointed
 from elastrain.job.values import Record
 from elastrain.job.world import View
-from elastrain.member.member_machine import Lifecycle
+from elastrain.member.member_machine import MemberMachine
 from elastrain.protocol import agent_messages as am
 from elastrain.runtime.io.agent_link import AgentLink
 
@@ -101,7 +101,7 @@ class Notes:
             say(f"warning: {record.findings.warning}")
         self._has_warned = True
 
-    def tell_window(self, core: Lifecycle) -> None:
+    def tell_window(self, core: MemberMachine) -> None:
         """Say it where the shards that are short of holders have changed, or have got more of them."""
         short = {str(shard): len(core.holders[shard].all) for shard in core.copying.short}
         if short == self._told_short:

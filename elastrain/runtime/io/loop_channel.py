@@ -20,7 +20,7 @@ from elastrain.base.thread_status import Station
 from elastrain.buffers.captures import KeptBoundary
 from elastrain.errors import StoppedError
 from elastrain.job.values import Record
-from elastrain.runtime.io.heartbeat import LoopWhereabouts
+from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.model.gradients import GradientSlot
 from elastrain.runtime.model.optimizer import Hyper
 
@@ -94,14 +94,14 @@ class BoundaryMade:
 Told: TypeAlias = p.Event | StepBegun | TryAgain | InitialUnread | BoundaryMade
 
 
-class Handover:
+class LoopChannel:
     """Safe for two threads: the methods of each half belong to one. `wake` interrupts the engine's waiting;
     `whereabouts` hears that the loop waits, and what for it goes on.
     """
 
-    def __init__(self, wake: Callable[[], None], whereabouts: LoopWhereabouts | None = None) -> None:
+    def __init__(self, wake: Callable[[], None], whereabouts: LoopHeartbeat | None = None) -> None:
         self.wake = wake
-        self.whereabouts = whereabouts or LoopWhereabouts()
+        self.whereabouts = whereabouts or LoopHeartbeat()
         self._told: deque[Told] = deque()
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         """None: nothing more will come, see `_failure`."""

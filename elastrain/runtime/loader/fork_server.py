@@ -37,11 +37,11 @@ class ProcessEnded:
     exit_code: int
 
 
-class NurseryEndedError(RuntimeError):
+class ForkServerEndedError(RuntimeError):
     """All its processes have ended with it, and none can be started again."""
 
 
-class Nursery:
+class ForkServer:
     """Runs `body(slot)` in a process of its own for each of `count` slots, and again where `start` asks for it.
 
     All end with the thread that makes the nursery, however that ends.
@@ -67,7 +67,7 @@ class Nursery:
         self._order(slot)
 
     def ended(self) -> list[ProcessEnded]:
-        """Who has, since the last call. Raises NurseryEndedError if the nursery itself has."""
+        """Who has, since the last call. Raises ForkServerEndedError if the nursery itself has."""
         found: list[ProcessEnded] = []
         while True:
             try:
@@ -78,7 +78,7 @@ class Nursery:
                 told = b""
             if not told:
                 self._process.join()
-                raise NurseryEndedError(
+                raise ForkServerEndedError(
                     f"the process from which loader processes are started (pid {self._process.pid}) "
                     f"{how_it_ended(self._process.exitcode or 0)}"
                 )

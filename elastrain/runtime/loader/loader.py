@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, default_collate
 from elastrain.errors import ConfigError
 from elastrain.job.batch import DataOrder, collate_key, sample_key
 from elastrain.runtime.loader import packing
-from elastrain.runtime.loader.fork_server import NurseryEndedError
+from elastrain.runtime.loader.fork_server import ForkServerEndedError
 from elastrain.runtime.loader.loading import NO_SAMPLE, Load, LoaderProcesses, LoadFailed, Packed, at_sample
 from elastrain.runtime.loader.packing import Plan, Request, Schedule
 
@@ -145,7 +145,7 @@ class _Ahead:
         if self._processes is not None:
             try:
                 return self._get(self._processes, request)
-            except NurseryEndedError as error:
+            except ForkServerEndedError as error:
                 self._tell(f"{error}; from now on the training process loads its micro-batches itself")
                 self.close()
         return self._here.get(request)

@@ -28,7 +28,7 @@ from torch._utils import ExceptionWrapper
 
 from elastrain.errors import ConfigError
 from elastrain.runtime.loader import packing
-from elastrain.runtime.loader.fork_server import Nursery, ProcessEnded, how_it_ended
+from elastrain.runtime.loader.fork_server import ForkServer, ProcessEnded, how_it_ended
 from elastrain.runtime.loader.packing import Request
 
 Load = Callable[[int, int], Any]
@@ -95,7 +95,7 @@ class LoaderProcesses:
         self._at_work = _AtWork(count)
         self._deaths = _Deaths(_DEATHS_IN_A_ROW * count)
         at_work, theirs = self._at_work, [theirs for _, theirs in pairs]
-        self._nursery = Nursery(lambda slot: _serve(load, slot, at_work, *theirs), count)
+        self._nursery = ForkServer(lambda slot: _serve(load, slot, at_work, *theirs), count)
         self._poll = select.poll()
         self._poll.register(self._results[0], select.POLLIN)
         self._poll.register(self._nursery.fileno(), select.POLLIN)
@@ -110,7 +110,7 @@ class LoaderProcesses:
     def receive(self, *, wait: bool) -> Iterator[tuple[Request, Packed]]:
         """What has come; `wait` until something happened.
 
-        Raises NurseryEndedError, and RuntimeError if processes die over and over.
+        Raises ForkServerEndedError, and RuntimeError if processes die over and over.
         """
         ready = {fd for fd, _ in self._poll.poll(None if wait and not self._came else 0)}
         while (result := _result(self._results[0])) is not None:

@@ -20,13 +20,13 @@ from elastrain.base.thread_status import Station
 from elastrain.errors import ConfigError, DriveFailedError
 from elastrain.job.values import Check, Contribution
 from elastrain.offload.errors import SpillReadError
-from elastrain.runtime.io.heartbeat import LOADING_TIMEOUT_S, LoopWhereabouts
+from elastrain.runtime.io.heartbeat import LOADING_TIMEOUT_S, LoopHeartbeat
 
 if TYPE_CHECKING:
     from elastrain.job.batch import DataOrder
-    from elastrain.runtime.io.loop_channel import Assignment, Handover
+    from elastrain.runtime.io.loop_channel import Assignment, LoopChannel
     from elastrain.runtime.loader.loader import DataLoader
-    from elastrain.runtime.loop.mutation_guard import Untouched
+    from elastrain.runtime.loop.mutation_guard import MutationGuard
     from elastrain.runtime.loop_state.layers import Layers
     from elastrain.runtime.loop_state.randomness import BlockRandomness
     from elastrain.runtime.model.flat_model import ModelState
@@ -41,11 +41,11 @@ READ_TRIES = 3
 class StepParts:
     """What a step works with; the same objects for the whole job."""
 
-    handover: Handover
+    handover: LoopChannel
     model: ModelState
     loader: DataLoader
     randomness: BlockRandomness
-    untouched: Untouched
+    untouched: MutationGuard
     layers: Layers
     run_length: int
     reach: Callable[[int, str], None]
@@ -55,7 +55,7 @@ class StepParts:
     """Around each micro-batch."""
     backward: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around each backward."""
-    whereabouts: LoopWhereabouts = field(default_factory=LoopWhereabouts)
+    whereabouts: LoopHeartbeat = field(default_factory=LoopHeartbeat)
     """Hears of each micro-batch, of each block of a backward, and of the loader's wait."""
 
 

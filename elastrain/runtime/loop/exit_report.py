@@ -79,7 +79,7 @@ def wrong_input_shown() -> Iterator[None]:
         raise
 
 
-class LastWords:
+class ExitReport:
     """`leave` closes what others wait for; it is called when the script ends before the job does."""
 
     def __init__(self, agent: AgentLink, leave: Callable[[], None]) -> None:

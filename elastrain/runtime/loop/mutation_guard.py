@@ -39,7 +39,7 @@ class _Sample:
         return self.whole() is whole
 
 
-class Untouched:
+class MutationGuard:
     """Watches the parameters of a prepared model. `memory`: the tensors that they are slices of now, by name.
 
     `begin` when the training loop starts: what was changed before goes to all members with the first parameters.

@@ -252,7 +252,7 @@ def _grouped(hyper: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()}
 
 
-class Facade:
+class OptimizerProxy:
     """Refuses by name what would do nothing. Raises ConfigError when the optimizer already carries hooks for steps."""
 
     def __init__(self, optimizer: Optimizer) -> None:

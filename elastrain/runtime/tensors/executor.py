@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from elastrain import protocol as p
-from elastrain.buffers.buffer_book import Ledger
+from elastrain.buffers.buffer_book import BufferBook
 from elastrain.job.layout import Layout
 from elastrain.job.world import View
 from elastrain.offload.drives.device import Device
@@ -53,7 +53,7 @@ class Executor:
         self._tensors = TensorArithmetic(
             layout=layout, model=model, optimizer=optimizer, allocate=allocate, max_grad_norm=max_grad_norm
         )
-        self.books = Ledger(
+        self.books = BufferBook(
             runs=runs,
             lanes=[len(blocks) for blocks in model.lanes()],
             arithmetic=self._tensors,

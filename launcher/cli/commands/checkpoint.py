@@ -18,9 +18,9 @@ from elastrain.launcher.shared.console import ProgressBar, print_table, say
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
 from elastrain.snapshot.durable.manifest import VERIFIED, Manifest
 from elastrain.snapshot.durable.places.port import CheckpointPlace, checkpoint_at, place_at
+from elastrain.snapshot.durable.publishing import try_out
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.retention import candidates
-from elastrain.snapshot.durable.writing import try_out
 
 Places = Annotated[
     list[str],

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elastrain.base.environment import StatementWish
+from elastrain.base.environment import EstimateWish
 from elastrain.base.held_folder import held_folder
 from elastrain.base.processes import die_with_parent
 from elastrain.errors import ConfigError, ElastrainError
@@ -71,8 +71,8 @@ class QuestionFlags:
                 "for more workers (--nproc-per-node), or for fewer stages"
             )
 
-    def wish(self, file: Path) -> StatementWish:
-        return StatementWish(
+    def wish(self, file: Path) -> EstimateWish:
+        return EstimateWish(
             file=str(file), nodes=self.nnodes, members_per_node=self.nproc_per_node, backups=self.backups
         )
 

@@ -15,9 +15,9 @@ from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.owner import claim
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.places.port import CheckpointPlace, place_at
+from elastrain.snapshot.durable.publishing import mark_verified, put, stage, visible
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.retention import choose, kept, prune, remove, thorough
-from elastrain.snapshot.durable.writing import mark_verified, put, stage, visible
 from tests.support.checkpoints import manifest, save, state
 from tests.support.crashing_files import CrashingFiles
 

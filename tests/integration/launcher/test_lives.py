@@ -12,8 +12,8 @@ import pytest
 from elastrain.launcher.start.restarts import BARREN_MAX
 from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.places.port import place_at
+from elastrain.snapshot.durable.publishing import visible
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.durable.writing import visible
 from tests.support.checkpoints import save
 from tests.support.nodes_harness import NodesJob, stub_job
 from tests.support.processes import in_sessions, kill_group

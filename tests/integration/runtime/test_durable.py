@@ -14,8 +14,8 @@ import pytest
 
 from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.places.port import place_at
+from elastrain.snapshot.durable.publishing import visible
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.durable.writing import visible
 from tests.support import warm
 from tests.support.training import SCRIPT, Run, assert_equal_to_undisturbed, environment, run_job, undisturbed
 from tests.support.waiting import until

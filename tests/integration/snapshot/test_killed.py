@@ -22,7 +22,7 @@ import torch
 from elastrain.snapshot.durable.retention import choose, thorough
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.retention import kept, prune, remove
-from elastrain.snapshot.durable.writing import mark_verified
+from elastrain.snapshot.durable.publishing import mark_verified
 from tests.support.checkpoints import save
 
 place, kills = LocalPlace(sys.argv[1]), int(sys.argv[2])

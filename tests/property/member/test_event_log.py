@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrain import protocol as p
-from elastrain.member.member_machine import Lifecycle
+from elastrain.member.member_machine import MemberMachine
 from tests.sim.member import Violation
 from tests.sim.scenarios import cluster_of
 from tests.support.sources import ROOT
@@ -18,18 +18,18 @@ from tests.support.sources import ROOT
 Log = list[tuple[p.Event, list[p.Command]]]
 
 
-def logs_of(seed: int) -> dict[str, tuple[Lifecycle, Log]]:
+def logs_of(seed: int) -> dict[str, tuple[MemberMachine, Log]]:
     """Every member's core in the schedule of this seed, with what it was told and what it commanded."""
-    logs: dict[str, tuple[Lifecycle, Log]] = {}
-    handle = Lifecycle.handle
+    logs: dict[str, tuple[MemberMachine, Log]] = {}
+    handle = MemberMachine.handle
 
-    def logged(core: Lifecycle, event: p.Event) -> list[p.Command]:
+    def logged(core: MemberMachine, event: p.Event) -> list[p.Command]:
         commands = handle(core, event)
         logs.setdefault(core.machine.me, (core, []))[1].append((event, list(commands)))
         return commands
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Lifecycle, "handle", logged)
+        patched.setattr(MemberMachine, "handle", logged)
         cluster = cluster_of(seed)
         logs.clear()  # of the undisturbed job that it is compared with
         cluster = cluster_of(seed)
@@ -46,7 +46,7 @@ def test_a_log_of_events_replays_a_members_commands_exactly(seed: int) -> None:
     except Violation:  # the schedules themselves are judged in tests/sim
         return
     for name, (core, log) in logs.items():
-        again = Lifecycle(me=name, shape=core.shape, checkpoints=core.machine.checkpointing._plan)
+        again = MemberMachine(me=name, shape=core.shape, checkpoints=core.machine.checkpointing._plan)
         for number, (event, commands) in enumerate(log):
             assert again.handle(event) == commands, f"seed {seed}: event {number} of {name}: {event}"
 

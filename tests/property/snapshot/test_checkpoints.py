@@ -20,9 +20,10 @@ from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import LOOP, VERIFIED, name_of, place_in_time
 from elastrain.snapshot.durable.owner import claim
 from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.publishing import mark_verified, visible
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.retention import Kept, choose, kept, prune, remove, thorough
-from elastrain.snapshot.durable.writing import PartWriter, mark_verified, visible
+from elastrain.snapshot.durable.writing import PartWriter
 from tests.support.checkpoints import manifest, save, state
 from tests.support.crashing_files import CrashingFiles, PowerCutError
 

@@ -1,6 +1,6 @@
 """Whole jobs in virtual time: the production cores of members *and* agents, with their shells, under one seed.
 
-A member is its `Lifecycle`, its ledger (over symbols) and the worker's own `Engine`; an agent is its `Core`, its
+A member is its `MemberMachine`, its ledger (over symbols) and the worker's own `Engine`; an agent is its `Core`, its
 `CommandRunner`, `PeerAgents`, `SharedRegistry`, `NodeEnd` and `JobKeys`. Modelled are processes and their deaths, the
 network, etcd, the clock, and the user's training loop. See README.md beside this file.
 """

@@ -19,7 +19,7 @@ from elastrain.job.scaling import Scaler
 from elastrain.launcher.shared.job_values import End, Life, Roster
 from elastrain.snapshot.durable import retention
 from elastrain.snapshot.durable.manifest import MANIFEST, VERIFIED, name_of, place_in_time
-from elastrain.snapshot.durable.writing import visible
+from elastrain.snapshot.durable.publishing import visible
 from tests.sim.member import Violation
 
 if TYPE_CHECKING:

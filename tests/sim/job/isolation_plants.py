@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elastrain.launcher.core.peer_changes import PeerChanges
-from elastrain.launcher.core.suspicions import Testimony, Vouching
+from elastrain.launcher.core.suspicions import IndirectProbes, ProbeResult
 from elastrain.launcher.shared.job_values import Command
 from tests.sim.job import schedule as sc
 from tests.sim.job.isolation_schedules import draw_isolations
@@ -17,10 +17,10 @@ _of_nodes = planter(PLANTS, draw=draw_isolations, kind="isolations", only=has(sc
 _of_losses = planter(PLANTS, draw=draw_isolations, kind="isolations", only=has(sc.Wipe))
 
 
-@_of_nodes(Vouching, "word_on")
-def takes_no_word_of_others(rule: Rule, vouching: Vouching, node: str) -> Testimony:
+@_of_nodes(IndirectProbes, "word_on")
+def takes_no_word_of_others(rule: Rule, vouching: IndirectProbes, node: str) -> ProbeResult:
     """A node without a lease lives while another with one reaches it."""
-    return Testimony.MISSED
+    return ProbeResult.MISSED
 
 
 @_of_losses(PeerChanges, "on_stands")

@@ -15,8 +15,8 @@ from elastrain.launcher.start.restarts import Following, LifeEnd
 from elastrain.launcher.store.life_keys import read_life
 from elastrain.member.checkpointing import Checkpointing
 from elastrain.snapshot.durable import retention
+from elastrain.snapshot.durable.publishing import visible
 from elastrain.snapshot.durable.retention import remove
-from elastrain.snapshot.durable.writing import visible
 from tests.sim.job import lives as sim_lives
 from tests.sim.job import schedule as sc
 from tests.sim.job.plants import Plant, Rule, planter

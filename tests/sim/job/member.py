@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from elastrain import protocol as p
-from elastrain.base.thread_status import Spot, Station
+from elastrain.base.thread_status import Station, ThreadStatus
 from elastrain.comm.errors import MemberLost
 from elastrain.comm.wire.addresses import Frame, LossCause, Peer, PeerLost
 from elastrain.errors import ElastrainError, StoppedError
@@ -24,10 +24,10 @@ from elastrain.runtime.engine.engine import Engine, EngineParts
 from elastrain.runtime.engine.pacing import LOOK_EVERY_S
 from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.io.agent_link import AgentLink
-from elastrain.runtime.io.heartbeat import LoopWhereabouts
+from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.io.journal import Journal
 from elastrain.runtime.io.loop_channel import Assignment, InitialUnread, LoopOver, StepBegun
-from elastrain.runtime.loop.exit_report import LastWords
+from elastrain.runtime.loop.exit_report import ExitReport
 from tests.sim.job.clock import Process
 from tests.sim.job.local_writer import LocalWriter
 from tests.sim.job.network import Stream
@@ -190,16 +190,16 @@ class SimChannel:
 
 
 class ComputeTimes(NoTools):
-    """`LoopWhereabouts`, as far as it keeps how long micro-batches took."""
+    """`LoopHeartbeat`, as far as it keeps how long micro-batches took."""
 
     def __init__(self) -> None:
         self._computed_s: deque[float] = deque()
 
-    computed, take_computed_s = LoopWhereabouts.computed, LoopWhereabouts.take_computed_s
+    computed, take_computed_s = LoopHeartbeat.computed, LoopHeartbeat.take_computed_s
 
 
 class SimHandover:
-    """`Handover`, without waiting: what the engine gives goes to the training loop."""
+    """`LoopChannel`, without waiting: what the engine gives goes to the training loop."""
 
     def __init__(self, process: MemberProcess) -> None:
         self._process = process
@@ -352,7 +352,7 @@ class MemberProcess(Process):
         )
         parts.mesh, parts.beacon, parts.agent, parts.executor = mesh, beacon, self.link, executor
         parts.handover, parts.faults, parts.journal = handover, faults, journal
-        parts.report = LastWords(self.link, lambda: None).report
+        parts.report = ExitReport(self.link, lambda: None).report
         parts.clock = self.clock.monotonic
         parts.idle_cores = lambda: self.clock.rng.choice((0.0, 0.3, 2.0))
         parts.trail = SimpleNamespace(move=lambda *_, **__: None, beat=lambda: None)
@@ -363,7 +363,7 @@ class MemberProcess(Process):
     def seen(self) -> ev.Seen:
         """What its page says, and the kernel: its engine comes round twice a second as long as the process runs."""
         turns = int(2 * (self.clock.now if self.runs else self._paused_since_s))
-        engine = ev.SeenThread(spot=Spot(count=turns, place=Station.TURNING), starved_s=0.0)
+        engine = ev.SeenThread(spot=ThreadStatus(count=turns, place=Station.TURNING), starved_s=0.0)
         loop = ev.SeenThread(spot=self.loop.spot(), starved_s=0.0)
         return ev.Seen(member=self.id, loop=loop, engine=engine, stopped=not self.runs)
 
@@ -488,12 +488,12 @@ class TrainingLoop:
 
         self._world.clock.at(for_s, end)
 
-    def spot(self) -> Spot:
+    def spot(self) -> ThreadStatus:
         """Where it is, as others care."""
         place = Station.OUTSIDE
         if self._has_entered and not self._is_over:
             place = Station.COMPUTING if self._parts else Station.WAITING
-        return Spot(count=self._done, place=place, step=self.step)
+        return ThreadStatus(count=self._done, place=place, step=self.step)
 
     def take(self, outcome: Any) -> None:
         """An outcome of the hand-over."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from elastrain.comm.groups.works import Crew
+from elastrain.comm.groups.works import ThreadPool
 from elastrain.comm.shm.shared_memory import Alarm, futex_wake_all, waits_available
 
 FAR_S = 20.0
@@ -82,7 +82,7 @@ def _threads(name: str) -> int:
 
 
 def test_calls_that_block_run_side_by_side_and_threads_are_given_back() -> None:
-    crew, gates = Crew("a crew of a test"), [_Gate() for _ in range(3)]
+    crew, gates = ThreadPool("a crew of a test"), [_Gate() for _ in range(3)]
     for gate in gates:
         crew.do(gate)
     assert all(gate.inside.wait(FAR_S) for gate in gates)  # none waits for another's end
@@ -95,7 +95,7 @@ def test_calls_that_block_run_side_by_side_and_threads_are_given_back() -> None:
 
 
 def test_a_call_and_what_it_holds_is_forgotten_when_it_is_done() -> None:
-    crew, done = Crew("another crew"), threading.Event()
+    crew, done = ThreadPool("another crew"), threading.Event()
     ended: list[Callable[[], None]] = []
 
     class Held:

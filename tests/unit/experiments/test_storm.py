@@ -18,10 +18,10 @@ from experiments.journals import Run, run_of
 from experiments.storm import cases, models, processes, surroundings
 from experiments.storm.cases import LOSSES, Case, draw
 from experiments.storm.oracle import difference, read_steps, unfinished
-from experiments.storm.permission import Doubts, may_lose, spare
+from experiments.storm.permission import Mismatches, may_lose, spare
 from experiments.storm.processes import Processes
 from experiments.storm.strikes import Striker
-from experiments.storm.surroundings import Surroundings
+from experiments.storm.surroundings import Infrastructure
 from tests.support.waiting import until
 
 MANY = [draw(seed) for seed in range(800)]
@@ -91,7 +91,7 @@ def test_all_are_killed_only_where_there_is_something_to_go_back_to() -> None:
 
 
 def test_a_tight_limit_is_what_was_held_and_a_little_more(tmp_path: Path) -> None:
-    started = Surroundings(memory="tight", slack_bytes=8, spills=True, checkpoints="local", every="1", stages=2)
+    started = Infrastructure(memory="tight", slack_bytes=8, spills=True, checkpoints="local", every="1", stages=2)
     peaks = surroundings.peaks_of([[{"event": "memory", "peak_bytes": n}, {"event": "room"}] for n in (100, 130)])
     assert surroundings.limit_of(started, peaks, writing_bytes=1000) == 1138
     assert surroundings.limit_of(replace(started, checkpoints="none"), peaks, writing_bytes=1000) == 138
@@ -172,7 +172,7 @@ def test_the_last_copy_is_never_taken() -> None:
 
 def test_who_was_struck_counts_until_a_view_is_without_it() -> None:
     run = run_with(generation=2, commits=9)
-    doubts = Doubts()
+    doubts = Mismatches()
     doubts.strike(["m0", "m9"], float("inf"))
     assert doubts.now(run, 100.0) == {"m0"}
     assert not may_lose(["m1"], run=run, spare=1, doubts=doubts.now(run, 100.0)).yes
@@ -181,7 +181,7 @@ def test_who_was_struck_counts_until_a_view_is_without_it() -> None:
 
 def test_who_was_only_stopped_counts_until_it_was_heard_again() -> None:
     run = run_with(generation=2, commits=9)
-    doubts = Doubts()
+    doubts = Mismatches()
     doubts.strike(["m0"], 10.0)
     assert doubts.now(run, 9.0) == {"m0"}
     assert doubts.now(run, 10.0) == set()

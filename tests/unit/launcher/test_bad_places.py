@@ -22,7 +22,7 @@ from elastrain.launcher.start.start_checkpoint import held_place
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.owner import OWNER, Owner, claim, owner_of
 from elastrain.snapshot.durable.places.local import LocalPlace
-from elastrain.snapshot.durable.writing import try_out
+from elastrain.snapshot.durable.publishing import try_out
 from tests.support.checkpoints import save
 from tests.support.crashing_files import CrashingFiles
 

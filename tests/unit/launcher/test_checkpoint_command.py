@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from elastrain.launcher.cli.command_line import app
 from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.places.local import LocalPlace
-from elastrain.snapshot.durable.writing import mark_verified
+from elastrain.snapshot.durable.publishing import mark_verified
 from tests.support.checkpoints import SHAPE, save, save_on_disks, state
 
 

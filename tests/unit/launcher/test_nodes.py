@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elastrain.base.thread_status import Spot, Station
+from elastrain.base.thread_status import Station, ThreadStatus
 from elastrain.decisions.membership import NOBODY_LEFT
 from elastrain.job.world import Member, View
 from elastrain.launcher.agent.run_state import describe
@@ -1736,7 +1736,7 @@ def test_a_node_whose_roster_was_not_put_leaves_the_store_to_those_who_know_the_
 
 def stand_stopped(cluster: Cluster, member: str, for_s: float) -> None:
     """The agent of this member's node sees it stopped, four times a second."""
-    thread = ev.SeenThread(spot=Spot(count=1, place=Station.COMPUTING, step=1), starved_s=0.0)
+    thread = ev.SeenThread(spot=ThreadStatus(count=1, place=Station.COMPUTING, step=1), starved_s=0.0)
     looked = ev.Looked(seen=(ev.Seen(member=member, loop=thread, engine=thread, stopped=True),))
     for _ in range(int(4 * for_s)):
         cluster.tick(0.25)

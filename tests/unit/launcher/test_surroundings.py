@@ -23,7 +23,7 @@ from elastrain.launcher.namespaces.impairments import (
     impairments,
 )
 from elastrain.launcher.shared.rundir import EventLog
-from elastrain.launcher.simulated.infrastructure import Surroundings
+from elastrain.launcher.simulated.infrastructure import Infrastructure
 
 NODES = ("node0", "node1", "node2")
 ALL = (*NODES, "switch")
@@ -78,9 +78,9 @@ class FakeEtcd:
         return lambda: self.done.append(name)
 
 
-def around(tmp_path: Path, switch: FakeSwitch | None) -> tuple[Surroundings, FakeEtcd]:
+def around(tmp_path: Path, switch: FakeSwitch | None) -> tuple[Infrastructure, FakeEtcd]:
     etcd = FakeEtcd()
-    return Surroundings(etcd, switch, EventLog(tmp_path / "events", "launcher")), etcd  # type: ignore[arg-type]
+    return Infrastructure(etcd, switch, EventLog(tmp_path / "events", "launcher")), etcd  # type: ignore[arg-type]
 
 
 def test_each_fault_is_undone_in_its_own_time_and_leaves_the_others_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrain.base.thread_status import Spot, Station
+from elastrain.base.thread_status import Station, ThreadStatus
 from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.shared.job_values import Command, Kill, TakeStacks, TellNodes
 from elastrain.launcher.shared.notices import Hangs, SomebodyWaits
@@ -41,8 +41,8 @@ class Acted:
         self.count += not (self.stands or self.stopped)
         self.engine_count += not (self.engine_stands or self.stopped)
         self.starved_s += passed_s * self.starves
-        loop = Spot(count=self.count, place=self.place, allowed_s=self.allowed_s, step=7, name="saving")
-        engine = Spot(count=self.engine_count, place=Station.TURNING)
+        loop = ThreadStatus(count=self.count, place=self.place, allowed_s=self.allowed_s, step=7, name="saving")
+        engine = ThreadStatus(count=self.engine_count, place=Station.TURNING)
         return ev.Seen(
             member=member,
             loop=ev.SeenThread(spot=loop, starved_s=self.starved_s),

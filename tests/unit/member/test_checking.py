@@ -8,7 +8,7 @@ import pytest
 
 from elastrain import protocol as p
 from elastrain.job.values import Check, Vote
-from elastrain.member.member_machine import Lifecycle
+from elastrain.member.member_machine import MemberMachine
 from elastrain.protocol.messages import Publish
 from tests.unit.member.test_lifecycle import SHAPE, TOLD, Pair, first_report, sent, view
 
@@ -70,9 +70,9 @@ def test_checks_are_made_in_the_first_step_and_on_request(every: int, steps: lis
     assert sorted({c.step for c in _recomputes(pair, "b")} - {3}) == steps
 
 
-def _waiting() -> Lifecycle:
+def _waiting() -> MemberMachine:
     """`b`, which has done its run of two and is asked to compute that of `a`."""
-    b = Lifecycle(me="b", shape=replace(SHAPE, runs=2, backups=0))
+    b = MemberMachine(me="b", shape=replace(SHAPE, runs=2, backups=0))
     b.handle(p.Viewed(view=view(1, "a", "b")))
     b.handle(p.Arrived(source="a", generation=1, message=first_report("a", b.shape)))
     b.handle(p.Arrived(source="a", generation=1, message=Publish(step=-1, record=None, shards=(0,))))

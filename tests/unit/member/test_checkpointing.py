@@ -13,7 +13,7 @@ from elastrain.job.values import Contribution, Shape, ShardShape
 from elastrain.job.world import Member, View
 from elastrain.member.checkpointing import NO_LOOP
 from elastrain.member.loop_stages import LoopStage
-from elastrain.member.member_machine import Lifecycle
+from elastrain.member.member_machine import MemberMachine
 from elastrain.protocol.messages import CheckpointOver, PartReport
 
 Kind = TypeVar("Kind")
@@ -25,7 +25,7 @@ class Alone:
     """A job of one, driven by hand; `done` is all that it was told to do."""
 
     def __init__(self, plan: CheckpointPlan, shape: Shape = SHAPE) -> None:
-        self.core = Lifecycle(me="a", shape=shape, checkpoints=plan)
+        self.core = MemberMachine(me="a", shape=shape, checkpoints=plan)
         self.done: list[p.Command] = []
         members = (Member(id="a", node="n", address="x"),)
         self.tell(p.Viewed(view=View(generation=1, members=members, reason="start")))

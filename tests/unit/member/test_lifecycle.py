@@ -14,7 +14,7 @@ from elastrain.job.values import Check, Contribution, Report, Shape, ShardShape,
 from elastrain.job.world import Member, View
 from elastrain.member.integrity.repair import TRIES_MAX
 from elastrain.member.job_end import job_ends
-from elastrain.member.member_machine import Lifecycle
+from elastrain.member.member_machine import MemberMachine
 from elastrain.member.state.runs import FinishedGradient
 from elastrain.protocol.messages import (
     Ack,
@@ -44,12 +44,12 @@ def sent(commands: list[p.Command], kind: type[Message]) -> list[p.SendMessage]:
 
 def first_report(name: str, shape: Shape) -> Report:
     """What a member reports that has nothing yet."""
-    (told,) = sent(Lifecycle(me=name, shape=shape).handle(p.Viewed(view=view(1, name, "other"))), Report)
+    (told,) = sent(MemberMachine(me=name, shape=shape).handle(p.Viewed(view=view(1, name, "other"))), Report)
     assert isinstance(told.message, Report)
     return told.message
 
 
-def has_parameters_of(core: Lifecycle, step: int) -> None:
+def has_parameters_of(core: MemberMachine, step: int) -> None:
     """As if they had been published to it."""
     parameters = core.machine.commit.parameters
     parameters.expect(step)
@@ -61,8 +61,8 @@ class Pair:
     """`a` is the primary of the only shard and does the only run; `b` is its backup. Both are driven by hand."""
 
     def __init__(self, shape: Shape = SHAPE) -> None:
-        self.a = Lifecycle(me="a", shape=shape)
-        self.b = Lifecycle(me="b", shape=shape)
+        self.a = MemberMachine(me="a", shape=shape)
+        self.b = MemberMachine(me="b", shape=shape)
         self.generation = 1
         self.done: dict[str, list[p.Command]] = {"a": [], "b": []}
         self.digests = {"a": 7, "b": 7}
@@ -149,7 +149,7 @@ def test_parameters_that_the_script_may_still_read_are_not_overwritten() -> None
     assert pair.a.record == pair.b.record is not None
 
 
-def doubting() -> tuple[Pair, Lifecycle]:
+def doubting() -> tuple[Pair, MemberMachine]:
     """A pair after its first step; the update of `b`, the backup, has come out as 2, that of `a` as 1."""
     pair = Pair()
     pair.start()
@@ -234,7 +234,7 @@ def test_two_that_differ_without_a_third_have_the_primary_make_the_update_again(
     assert trial == p.SendMessage(to="a", message=Trial(step=0, shard=0, touched=(1,)))
 
 
-def tried(made: int | None) -> tuple[Lifecycle, list[p.Command]]:
+def tried(made: int | None) -> tuple[MemberMachine, list[p.Command]]:
     """What `b` does when the primary has made `made` of what it was sent."""
     _, b = doubting()
     b.handle(again(2))
@@ -465,7 +465,7 @@ def test_a_removed_member_leaves() -> None:
 
 
 def test_a_newcomer_ignores_views_before_its_own() -> None:
-    newcomer = Lifecycle(me="n", shape=SHAPE)
+    newcomer = MemberMachine(me="n", shape=SHAPE)
     assert newcomer.handle(p.Viewed(view=view(1, "a"))) == []
     commands = newcomer.handle(p.Viewed(view=view(2, "a", "n")))
     assert [c.to for c in sent(commands, Report)] == ["a"]
@@ -478,7 +478,7 @@ def test_a_view_that_is_known_or_older_changes_nothing() -> None:
 
 
 def test_a_newcomer_waits_for_reports_however_long_the_others_step_takes_and_they_do_not_wait_for_its() -> None:
-    newcomer, member = Lifecycle(me="c", shape=SHAPE), Pair()
+    newcomer, member = MemberMachine(me="c", shape=SHAPE), Pair()
     newcomer.handle(p.Viewed(view=view(2, "a", "b", "c")))
     assert newcomer.machine.views.is_recovering
     assert newcomer.unreported() == (), "the others may not have committed yet"
@@ -489,7 +489,7 @@ def test_a_newcomer_waits_for_reports_however_long_the_others_step_takes_and_the
 
 
 def test_in_the_first_view_everybody_owes_a_report() -> None:
-    first = Lifecycle(me="c", shape=SHAPE)
+    first = MemberMachine(me="c", shape=SHAPE)
     first.handle(p.Viewed(view=view(1, "a", "b", "c")))
     assert first.unreported() == ("a", "b")
 
@@ -502,7 +502,7 @@ def test_a_frame_of_a_newer_generation_is_held_and_makes_it_read_the_view() -> N
 
 
 def test_a_frame_of_an_older_generation_is_void() -> None:
-    core = Lifecycle(me="a", shape=SHAPE)
+    core = MemberMachine(me="a", shape=SHAPE)
     core.handle(p.Viewed(view=view(4, "a", "b")))
     old = Vote(
         step=0,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from elastrain import protocol as p
 from elastrain.job.values import OpenWork, Pipelining
-from elastrain.member.member_machine import Lifecycle
+from elastrain.member.member_machine import MemberMachine
 from elastrain.member.pipeline.assignments import Tracing
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
@@ -86,7 +86,7 @@ def test_a_recovery_brings_what_reports_tell_and_a_plan_that_is_in_force() -> No
 
 
 def test_nothing_counts_as_computed_before_the_first_plan_is_known() -> None:
-    core = Lifecycle(me="a", shape=test_rerouting.SHAPE)
+    core = MemberMachine(me="a", shape=test_rerouting.SHAPE)
     assert not core.machine.step.are_computed()
     core.machine.step.tracing.plan = test_rerouting.PLAN
     assert core.machine.step.are_computed(), "no task is this member's"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from elastrain.comm.shm.segments import SharedMemory
 from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.placeholders import AbsentParameter
-from elastrain.runtime.loop.mutation_guard import Untouched
+from elastrain.runtime.loop.mutation_guard import MutationGuard
 from elastrain.runtime.loop_state.layers import Layers
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.partition import describe
@@ -267,7 +267,7 @@ def test_reads_of_all_parameters_end_in_a_sentence_and_the_runtime_may_read_buff
 
 def test_what_comes_and_goes_is_no_change_of_the_scripts_and_what_the_script_changes_is() -> None:
     model, state = _made()
-    untouched = Untouched(model, lambda: state.memory, [])
+    untouched = MutationGuard(model, lambda: state.memory, [])
     layers = Layers(model)
     untouched.begin()
     state.hold([SECOND])
@@ -285,7 +285,7 @@ def test_what_comes_and_goes_is_no_change_of_the_scripts_and_what_the_script_cha
 def test_values_that_come_after_a_step_has_ended_are_no_change_of_the_scripts() -> None:
     model, state = _made()
     kept = {shard.index: state.parameters_of(shard).clone() for shard in state.layout.shards}
-    untouched = Untouched(model, lambda: state.memory, [])
+    untouched = MutationGuard(model, lambda: state.memory, [])
     untouched.begin()
     state.hold([SECOND])
     gone = [shard.index for shard in state.layout.shards if not state.has(shard)]

@@ -18,7 +18,7 @@ from elastrain.errors import NoRoomError, RefusedError, StateLostError, StoppedE
 from elastrain.job.placement import Holders
 from elastrain.job.values import Contribution, Record, Recovery, Report, Shape, ShardShape
 from elastrain.job.world import Member, View
-from elastrain.member.member_machine import Lifecycle
+from elastrain.member.member_machine import MemberMachine
 from elastrain.memory.pipeline_memory import Load
 from elastrain.protocol import agent_messages as am
 from elastrain.protocol.messages import EndsBefore, LoopHandover, encode
@@ -27,7 +27,7 @@ from elastrain.runtime.engine.pacing import BETWEEN_STEPS_S, RECOVERY_DEADLINE_S
 from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.io.agent_link import AgentLink, ChannelClosedError
 from elastrain.runtime.io.journal import Journal
-from elastrain.runtime.io.loop_channel import Assignment, Handover, LoopOver, StepBegun, TryAgain
+from elastrain.runtime.io.loop_channel import Assignment, LoopChannel, LoopOver, StepBegun, TryAgain
 
 VIEW = View(generation=2, members=(Member(id="m0", node="a"), Member(id="m1", node="b")), reason="m2 was lost")
 RECORD = Record(
@@ -212,13 +212,15 @@ class NotedFaults(ArmedFaults):
 class Bench:
     """An engine among fakes; `turn` is what its thread does again and again."""
 
-    def __init__(self, *, alone: bool = False, memory: FakeMemory | None = None, core: Lifecycle | None = None) -> None:
+    def __init__(
+        self, *, alone: bool = False, memory: FakeMemory | None = None, core: MemberMachine | None = None
+    ) -> None:
         self.now_s = 100.0
         self.done: list[str] = []
         self.mesh, self.executor = FakeMesh(), FakeExecutor(self.done)
         self.core, self.channel = ScriptedCore(self.done), FakeChannel()
         self.agent = AgentLink("m0", None if alone else self.channel)  # type: ignore[arg-type]
-        self.handover = Handover(self.mesh.wake)
+        self.handover = LoopChannel(self.mesh.wake)
         self.reported: list[Exception] = []
         self.reported_by: list[str] = []
         self.faults = NotedFaults()
@@ -409,7 +411,7 @@ def test_a_view_is_taken_over_by_the_mesh_and_a_silent_recovery_is_told_once_per
     assert bench.channel.told == [am.Suspect(member="m1", reason="no report for generation 2 in 10 s", generation=2)]
 
 
-def a_report_of(core: Lifecycle, view: View) -> Frame:
+def a_report_of(core: MemberMachine, view: View) -> Frame:
     """What the member tells m0 when it goes on to the view."""
     told = [c for c in core.handle(p.Viewed(view=view)) if isinstance(c, p.SendMessage) and c.to == "m0"]
     (report,) = [each.message for each in told if isinstance(each.message, Report)]
@@ -422,8 +424,8 @@ def test_faults_meet_the_phases_of_a_recovery_in_their_order_also_where_they_com
     *, report_comes_first: bool
 ) -> None:
     shape = Shape(runs=2, blocks=1, shards=(ShardShape(size_bytes=8, lanes=(0,)),), backups=1)
-    bench = Bench(core=Lifecycle(me="m0", shape=shape))
-    other = Lifecycle(me="m1", shape=shape)
+    bench = Bench(core=MemberMachine(me="m0", shape=shape))
+    other = MemberMachine(me="m1", shape=shape)
     for view in (replace(VIEW, generation=1, members=(*VIEW.members, Member(id="m2", node="b"))), VIEW):
         assert bench.faults.reached == [], "nothing is recovered in the first view"
         frame = a_report_of(other, view)

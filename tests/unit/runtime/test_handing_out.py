@@ -11,18 +11,18 @@ from elastrain.buffers.slots import GradientSlots
 from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, Task
 from elastrain.protocol.messages import Boundary
-from elastrain.runtime.engine.slot_assignment import HandingOut
+from elastrain.runtime.engine.slot_assignment import SlotAssignment
 from elastrain.runtime.io.loop_channel import BoundaryMade, TaskAssignment
 
 TASK = Task(run=0, begin=0, end=2, member="m0")
 NAME = BoundaryName(3, 0, 2, Direction.ACTIVATION)
 
 
-def bench() -> tuple[HandingOut, Any, list[TaskAssignment]]:
+def bench() -> tuple[SlotAssignment, Any, list[TaskAssignment]]:
     given: list[TaskAssignment] = []
     slots = GradientSlots(SimpleNamespace(new_slot=lambda: SimpleNamespace(release=list)))  # type: ignore[arg-type]
     books = SimpleNamespace(slots=slots, boundaries=Boundaries())
-    handing = HandingOut(SimpleNamespace(books=books), SimpleNamespace(give=given.append))  # type: ignore[arg-type]
+    handing = SlotAssignment(SimpleNamespace(books=books), SimpleNamespace(give=given.append))  # type: ignore[arg-type]
     return handing, books, given
 
 

@@ -11,15 +11,15 @@ from elastrain.errors import DivergedError, StoppedError
 from elastrain.job.values import Contribution
 from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.pipeline_plan import Task
-from elastrain.runtime.io.loop_channel import Assignment, BoundaryMade, Handover, LoopOver, TryAgain
+from elastrain.runtime.io.loop_channel import Assignment, BoundaryMade, LoopChannel, LoopOver, TryAgain
 
 COMPUTE = p.Compute(step=0, run=1)
 WORK = Assignment(COMPUTE, "slot")  # type: ignore[arg-type]  # any slot
 
 
-def handover() -> tuple[Handover, list[str]]:
+def handover() -> tuple[LoopChannel, list[str]]:
     woken: list[str] = []
-    return Handover(lambda: woken.append("woken")), woken
+    return LoopChannel(lambda: woken.append("woken")), woken
 
 
 def test_what_is_told_wakes_the_engine_and_is_taken_in_order() -> None:

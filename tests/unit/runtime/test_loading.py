@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from elastrain.runtime.loader import loading, packing
-from elastrain.runtime.loader.fork_server import Nursery, NurseryEndedError
+from elastrain.runtime.loader.fork_server import ForkServer, ForkServerEndedError
 from elastrain.runtime.loader.loading import LoaderProcesses, LoadFailed
 from elastrain.runtime.loader.packing import Request
 from tests.support import warm
@@ -169,7 +169,7 @@ def test_the_end_of_the_nursery_itself_is_an_error_and_no_wait() -> None:
         pids = _pids(processes)
         processes._nursery.kill()
         with pytest.raises(
-            NurseryEndedError, match=r"from which loader processes are started .* was killed by SIGKILL"
+            ForkServerEndedError, match=r"from which loader processes are started .* was killed by SIGKILL"
         ):
             _came(processes)
         for pid in pids:
@@ -178,7 +178,7 @@ def test_the_end_of_the_nursery_itself_is_an_error_and_no_wait() -> None:
 
 def test_a_nursery_whose_owner_goes_without_hearing_of_the_dead_ends_in_silence(capfd: Any) -> None:
     """The kernel resets the socket then: a killed worker left Python's traceback on the screen."""
-    nursery = Nursery(lambda slot: None, 1)
+    nursery = ForkServer(lambda slot: None, 1)
     assert select.select([nursery], [], [], 20)[0]
     nursery._orders.close()
     nursery._process.join(20)

@@ -13,9 +13,10 @@ from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.runtime.durable.disk import CheckpointDisk, kept_text, newest_of_all, told_by_keepers
 from elastrain.snapshot.durable.manifest import LOOP, Manifest, name_of
 from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.publishing import publish, visible
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.retention import choose, thorough
-from elastrain.snapshot.durable.writing import PartWriter, publish, visible
+from elastrain.snapshot.durable.writing import PartWriter
 from tests.support.checkpoints import manifest, state
 
 

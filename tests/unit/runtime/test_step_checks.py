@@ -24,7 +24,7 @@ from elastrain.job.values import Check
 from elastrain.offload.errors import SpillReadError
 from elastrain.runtime.io.loop_channel import Assignment, LoopOver
 from elastrain.runtime.loop.computed_run import READ_TRIES, StepParts
-from elastrain.runtime.loop.mutation_guard import Untouched
+from elastrain.runtime.loop.mutation_guard import MutationGuard
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.layers import Layers
 from elastrain.runtime.loop_state.randomness import BlockRandomness
@@ -227,7 +227,7 @@ def member(case: Case, commands: list[p.Compute | p.Recompute]) -> tuple[FakeHan
         loader=loader,
         randomness=BlockRandomness(model, layout.blocks, 0, CPU),
         layers=Layers(model),
-        untouched=Untouched(model, lambda: state.memory, frozen),
+        untouched=MutationGuard(model, lambda: state.memory, frozen),
         run_length=case.run_length,
         reach=lambda step, phase: None,
         log=lambda *_, **__: None,

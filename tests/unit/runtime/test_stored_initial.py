@@ -27,8 +27,9 @@ from elastrain.runtime.model.optimizer import PieceOptimizer
 from elastrain.runtime.model.partition import describe
 from elastrain.snapshot.durable.manifest import Manifest, ParameterEntry, ShardEntry, name_of
 from elastrain.snapshot.durable.places.port import place_at
+from elastrain.snapshot.durable.publishing import publish
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.durable.writing import PartWriter, publish
+from elastrain.snapshot.durable.writing import PartWriter
 from elastrain.snapshot.shard_state import ShardState
 
 READER = Reader(member="m0", node="node0", scope="job", secret=None, source="")

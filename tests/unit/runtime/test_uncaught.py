@@ -9,7 +9,7 @@ import pytest
 from elastrain.errors import ConfigError, DivergedError, ElastrainError, NoRoomError, StateLostError, StoppedError
 from elastrain.protocol import agent_messages as am
 from elastrain.runtime.io.agent_link import AgentLink
-from elastrain.runtime.loop.exit_report import LastWords, wrong_input_shown
+from elastrain.runtime.loop.exit_report import ExitReport, wrong_input_shown
 from elastrain.runtime.settings import Settings, stages_of
 
 
@@ -31,7 +31,7 @@ def _end_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> tuple[li
     shown: list[str] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(str(error)))
     told, left = Told(), []
-    words = LastWords(AgentLink("m0", told), lambda: left.append(True))  # type: ignore[arg-type]  # a fake
+    words = ExitReport(AgentLink("m0", told), lambda: left.append(True))  # type: ignore[arg-type]  # a fake
     words.take_hook()
     sys.excepthook(type(error), error, None)
     assert words.has_left
@@ -81,7 +81,7 @@ def test_wrong_input_with_a_launcher_is_said_by_that_alone_with_the_scripts_line
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", lambda *_: pytest.fail("Python's traceback"))
     told = Told()
-    words = LastWords(AgentLink("m0", told), lambda: None)  # type: ignore[arg-type]  # a fake
+    words = ExitReport(AgentLink("m0", told), lambda: None)  # type: ignore[arg-type]  # a fake
     words.take_hook()
     with pytest.raises(ConfigError) as raised:
         stages_of(2, 3)
@@ -105,7 +105,7 @@ def test_what_still_leaves_the_loop_is_shown_and_told_to_nobody(
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", lambda *_: pytest.fail("Python's traceback"))
     told = Told()
-    words = LastWords(AgentLink("m0", told), lambda: None)  # type: ignore[arg-type]  # a fake
+    words = ExitReport(AgentLink("m0", told), lambda: None)  # type: ignore[arg-type]  # a fake
     words.take_hook()
     words.give_hook_back(raised=True)
     sys.excepthook(ConfigError, ConfigError("not now"), None)
@@ -118,7 +118,7 @@ def test_an_interrupt_is_shown_and_told_to_nobody(monkeypatch: pytest.MonkeyPatc
 
 def test_what_the_engine_has_reported_is_not_told_twice() -> None:
     told = Told()
-    words = LastWords(AgentLink("m0", told), lambda: None)  # type: ignore[arg-type]  # a fake
+    words = ExitReport(AgentLink("m0", told), lambda: None)  # type: ignore[arg-type]  # a fake
     error = ValueError("x" * 1_000_000)
     words.report(error)
     words.report(error)

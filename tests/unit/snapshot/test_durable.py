@@ -15,10 +15,11 @@ import torch
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, OtherFormatError, TakenError
 from elastrain.snapshot.durable.manifest import LOOP, MANIFEST, name_of, place_in_time
 from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.publishing import publish, visible
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.retention import choose, thorough
 from elastrain.snapshot.durable.state_file import FRAME_BYTES
-from elastrain.snapshot.durable.writing import PartWriter, publish, visible
+from elastrain.snapshot.durable.writing import PartWriter
 from elastrain.snapshot.shard_state import ShardState
 from tests.support.checkpoints import manifest, save, state, write_as_a_later_version
 

@@ -16,7 +16,7 @@ import pytest
 from elastrain.snapshot.durable.errors import DamagedError, TakenError
 from elastrain.snapshot.durable.owner import OWNER, Owner, claim, owner_of
 from elastrain.snapshot.durable.places.local import LocalHold, LocalPlace, SystemFiles
-from elastrain.snapshot.durable.writing import put
+from elastrain.snapshot.durable.publishing import put
 from tests.support.checkpoints import save
 
 

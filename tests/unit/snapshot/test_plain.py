@@ -26,8 +26,9 @@ from elastrain.snapshot.durable.manifest import (
 )
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.plain import PlainState, gather, pack_named
+from elastrain.snapshot.durable.publishing import publish
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.durable.writing import PartWriter, publish
+from elastrain.snapshot.durable.writing import PartWriter
 from elastrain.snapshot.shard_state import ShardState
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]

@@ -14,8 +14,8 @@ from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.owner import OWNER
 from elastrain.snapshot.durable.places.local import TEMPORARY, LocalPlace
 from elastrain.snapshot.durable.places.port import place_at
+from elastrain.snapshot.durable.publishing import mark_verified, put
 from elastrain.snapshot.durable.retention import Kept, Removal, clear, kept, prune, remove
-from elastrain.snapshot.durable.writing import mark_verified, put
 from tests.support.checkpoints import save
 
 

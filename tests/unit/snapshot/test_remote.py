@@ -9,7 +9,7 @@ import pytest
 
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.places.port import place_at
-from elastrain.snapshot.durable.writing import put, try_out, visible
+from elastrain.snapshot.durable.publishing import put, try_out, visible
 
 fsspec = pytest.importorskip("fsspec")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.offload.lifetimes.moving import PieceMover
-from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.piece_store import PieceStore
 from elastrain.offload.lifetimes.saved import SavedTensors
 from elastrain.offload.lifetimes.within import within
 from elastrain.offload.planning.orders import UpdateOrder
@@ -67,9 +67,9 @@ def train(folder: Path, policy: Policy, begin: Callable[[nn.Module], None]) -> t
 
 
 CALLS: list[tuple[Any, str]] = [
-    (PieceCustody, "acquire"),
-    (PieceCustody, "release"),
-    (PieceCustody, "change"),
+    (PieceStore, "acquire"),
+    (PieceStore, "release"),
+    (PieceStore, "change"),
     (PieceMover, "apply"),
     (SavedTensors, "pack"),
     (SavedTensors, "unpack"),

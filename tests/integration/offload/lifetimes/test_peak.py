@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elastrain.offload.lifetimes import within as module
-from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.piece_store import PieceStore
 from elastrain.offload.lifetimes.pieces.pages import PagePool
 from experiments.lifetimes.figures import SMALL, peak_of_plain
 from experiments.lifetimes.worker import Case, Worker
@@ -36,7 +36,7 @@ class GrowingProcess(NothingBesides):
     """A meter of a process that holds more and more besides: of the point that begins, and of all of them."""
 
     def __init__(self, model_bytes: int) -> None:
-        self.custody: PieceCustody | None = None
+        self.custody: PieceStore | None = None
         self.besides_bytes = self.most_bytes = 0
         self._model_bytes = model_bytes  # before pieces hold it
 

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from elastrain.offload.lifetimes.measuring import KnownPoints, PointFigures, PointMeter
-from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.piece_store import PieceStore
 from elastrain.offload.lifetimes.pieces.process_heap import KernelMeter
 
 
@@ -46,7 +46,7 @@ class Meter:
 @pytest.mark.parametrize(("runs_ahead", "seconds"), [(False, [2.75, 3.0]), (True, [2.0, 1.0])])
 def test_to_have_what_a_point_uses_takes_its_seconds_and_waits_do_not(runs_ahead: bool, seconds: list[float]) -> None:
     custody, meter = Custody(), Meter(runs_ahead=runs_ahead)
-    points, found = PointMeter(cast(PieceCustody, custody), meter, 0), []
+    points, found = PointMeter(cast(PieceStore, custody), meter, 0), []
     points.comes()
     meter.now_s, custody.waited_s = 101.0, 0.25
     points.begin(with_memory=True)
@@ -61,7 +61,7 @@ def test_to_have_what_a_point_uses_takes_its_seconds_and_waits_do_not(runs_ahead
 
 def test_what_is_done_between_steps_belongs_to_no_point() -> None:
     meter = Meter(runs_ahead=False)
-    points = PointMeter(cast(PieceCustody, Custody()), meter, 0)
+    points = PointMeter(cast(PieceStore, Custody()), meter, 0)
     points.begin(with_memory=True)
     points.end()
     meter.now_s += 50.0
@@ -73,7 +73,7 @@ def test_what_is_done_between_steps_belongs_to_no_point() -> None:
 
 def test_a_short_point_does_not_count_as_a_point_ahead() -> None:
     meter = Meter(runs_ahead=True)
-    points = PointMeter(cast(PieceCustody, Custody()), meter, 0)
+    points = PointMeter(cast(PieceStore, Custody()), meter, 0)
     for is_short in (False, True, True, False):
         points.begin(with_memory=False, is_short=is_short)
         points.end()
@@ -149,7 +149,7 @@ def test_a_point_takes_as_long_beside_other_programs_as_alone() -> None:
 def point_seconds(core: int) -> tuple[float, float]:
     """What a point is said to take that computes for `WORK_S` on this core, and what it took by the clock."""
     cores = os.sched_getaffinity(0)
-    points = PointMeter(cast(PieceCustody, Custody()), KernelMeter(), 0)
+    points = PointMeter(cast(PieceStore, Custody()), KernelMeter(), 0)
     os.sched_setaffinity(0, {core})
     try:
         wall_s = -time.perf_counter()
@@ -168,7 +168,7 @@ def point_seconds(core: int) -> tuple[float, float]:
 
 def test_what_another_thread_has_begun_has_no_seconds() -> None:
     """Each thread has a clock of its own: one that serves a touch may update a block, and leave the point behind."""
-    points = PointMeter(cast(PieceCustody, Custody()), Meter(runs_ahead=False), 0)
+    points = PointMeter(cast(PieceStore, Custody()), Meter(runs_ahead=False), 0)
 
     def other() -> None:
         points.comes()

@@ -9,7 +9,7 @@ import pytest
 from elastrain.offload.drives.port import PAGE_BYTES
 from elastrain.offload.drives.residency import State
 from elastrain.offload.errors import LimitTooSmallError
-from elastrain.offload.lifetimes.piece_store import PieceCustody
+from elastrain.offload.lifetimes.piece_store import PieceStore
 from elastrain.offload.lifetimes.pieces.pages import PagePool
 from elastrain.offload.lifetimes.pieces.piece_memory import HeldPiece, RoomAccount
 from elastrain.offload.planning.plan_values import Kind
@@ -33,7 +33,7 @@ class NothingSaved:
 def test_what_is_needed_is_refused_only_where_memory_itself_is_beyond_the_limit(expected: str) -> None:
     limit_bytes = 2 * PAGE_BYTES
     account = RoomAccount(limit_bytes, NothingSaved())
-    custody = PieceCustody([], account, PagePool(limit_bytes))
+    custody = PieceStore([], account, PagePool(limit_bytes))
     custody.adopt("first", Kind.STATE, PAGE_BYTES)
     setattr(account, expected, PAGE_BYTES)
     custody.adopt("second", Kind.STATE, PAGE_BYTES)
@@ -45,7 +45,7 @@ def test_what_is_needed_is_refused_only_where_memory_itself_is_beyond_the_limit(
 def test_what_is_expected_stays_so_where_there_is_no_room_for_it(needed_bytes: int) -> None:
     """Else what is read ahead would take the room, and the point itself would go beyond the limit."""
     account = RoomAccount(2 * PAGE_BYTES, NothingSaved())
-    custody = PieceCustody([], account, PagePool(2 * PAGE_BYTES))
+    custody = PieceStore([], account, PagePool(2 * PAGE_BYTES))
     custody.adopt("pinned", Kind.STATE, PAGE_BYTES)
     account.reserved_bytes = account.coming_bytes = PAGE_BYTES
     custody.make_room(needed_bytes)
@@ -67,7 +67,7 @@ class Leaves(NothingSaved):
 
 def test_to_make_room_is_a_wait_where_others_have_to_leave_first() -> None:
     account = RoomAccount(PAGE_BYTES, Leaves())
-    custody = PieceCustody([], account, PagePool(PAGE_BYTES))
+    custody = PieceStore([], account, PagePool(PAGE_BYTES))
     custody.make_room(0)
     assert not custody.waited_s
     custody.make_room(PAGE_BYTES)
@@ -80,7 +80,7 @@ def test_pages_that_are_kept_for_nobody_and_pieces_are_never_more_than_the_limit
         rng = random.Random(seed)
         limit_bytes = 24 << 20
         account = RoomAccount(limit_bytes, NothingSaved())
-        custody = PieceCustody([], account, PagePool(limit_bytes))
+        custody = PieceStore([], account, PagePool(limit_bytes))
         pieces: list[HeldPiece] = []
         for number in range(20):
             piece = rng.choice(pieces) if pieces and rng.random() < 0.6 else None
