@@ -7,7 +7,9 @@ a class with its superclasses of the product counted together: who reads it must
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,6 +45,48 @@ USED_OTHERWISE = {
     "mkdocstrings": "`make docs` builds with it",
 }
 """Distributions that nothing imports, and why they are declared all the same."""
+SHARED_NAMES = frozenset({"__init__", "errors", "port"})
+"""Files that may occur in several folders."""
+CAPABILITIES = {
+    "job": "step protocol",
+    "decisions": "step protocol",
+    "protocol": "step protocol",
+    "member": "step protocol",
+    "errors": "step protocol",
+    "version": "step protocol",
+    "__init__": "step protocol",
+    "integrity": "wrong results",
+    "member.integrity": "wrong results",
+    "buffers": "buffers of a member",
+    "base": "worker",
+    "runtime": "worker",
+    "runtime.loader": "loader",
+    "runtime.durable": "checkpoints",
+    "runtime.memory": "memory limit",
+    "runtime.memory_answer": "memory limit",
+    "runtime.faults": "faults on request",
+    "memory": "memory limit",
+    "pipeline": "pipelines",
+    "member.pipeline": "pipelines",
+    "comm": "collectives",
+    "comm.wire": "mesh",
+    "comm.shm": "mesh",
+    "comm.errors": "mesh",
+    "snapshot": "checkpoints",
+    "launcher": "agent",
+    "launcher.cli": "command line",
+    "launcher.store": "nodes",
+    "launcher.nodes": "nodes",
+    "launcher.faults": "faults on request",
+    "launcher.simulated": "simulated nodes",
+    "launcher.namespaces": "simulated nodes",
+    "offload": "activations to SSD",
+    "offload.lifetimes": "offload of any tensor",
+    "offload.planning": "offload of any tensor",
+    "offload.report": "offload of any tensor",
+}
+"""Module or folder below `elastrain` -> the capability that its lines are counted for."""
+_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 @dataclass(frozen=True)
@@ -74,7 +118,22 @@ class House:
     unread_wire_fields: Sizes
     unused_dependencies: Sizes
     comments_percent: Mapping[str, float]
-    product_lines: int
+    folder_files: Sizes
+    """Folder -> files in it, without `__init__.py`."""
+    double_files: Sizes
+    """File name -> how often it occurs, apart from `SHARED_NAMES`."""
+    code_lines: Sizes
+    """Capability -> lines with code: no blank lines, comments and docstrings."""
+
+    @property
+    def product_files(self) -> int:
+        """Number of files, without `__init__.py`."""
+        return sum(self.folder_files.values())
+
+    @property
+    def product_code(self) -> int:
+        """Lines of code of all capabilities."""
+        return sum(self.code_lines.values())
 
     @property
     def function_median(self) -> int:
@@ -107,8 +166,46 @@ def measure(root: Path = ROOT) -> House:
         unread_wire_fields=short(dict.fromkeys(unread_wire_fields(sources), 1)),
         unused_dependencies=dict.fromkeys(_unused_dependencies(root), 1),
         comments_percent=_comments(sources),
-        product_lines=sum(source.lines for source in sources),
+        folder_files=_folder_files(sources),
+        double_files=_double_files(sources),
+        code_lines=_code_lines(sources),
     )
+
+
+def _folder_files(sources: list[Source]) -> Sizes:
+    folders = [source.module.rpartition(".")[0] for source in sources if not source.module.endswith(".__init__")]
+    return dict(sorted(Counter(folders).items()))
+
+
+def _double_files(sources: list[Source]) -> Sizes:
+    counted = Counter(source.module.rpartition(".")[2] for source in sources)
+    return {name: count for name, count in sorted(counted.items()) if count > 1 and name not in SHARED_NAMES}
+
+
+def capability_of(module: str) -> str:
+    """Return the capability that a module belongs to: that of the longest name in `CAPABILITIES`, else the folder."""
+    parts = module.split(".")
+    names = (".".join(parts[1:length]) for length in range(len(parts), 1, -1))
+    return next((CAPABILITIES[name] for name in names if name in CAPABILITIES), parts[1])
+
+
+def _code_lines(sources: list[Source]) -> Sizes:
+    counted: Counter[str] = Counter()
+    for source in sources:
+        counted[capability_of(source.module)] += code_lines(source)
+    return dict(sorted(counted.items()))
+
+
+def code_lines(source: Source) -> int:
+    """Count the lines of a file that have a token of code on them; a docstring is none."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in source.nodes:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
 
 
 def _by_file(sizes: Sizes, modules: set[str]) -> Sizes:

@@ -39,6 +39,10 @@ def test_the_whole_gets_no_worse(today: House) -> None:
     assert table.worse_totals(today, table.read()["totals"]) == []
 
 
+def test_no_capability_has_more_code_than_its_budget(today: House) -> None:
+    assert table.worse_code(today, table.read()["code_lines"]) == []
+
+
 # The measure itself: what is planted in a small product is found.
 
 MIXED = '''
@@ -91,8 +95,8 @@ dev = ["mypy"]
 @pytest.fixture
 def small(tmp_path: Path) -> House:
     (tmp_path / "elastrain").mkdir()
-    for room in ROOMS:
-        (tmp_path / room).mkdir()
+    for folder in ("elastrain/protocol", *ROOMS):
+        (tmp_path / folder).mkdir()
     (tmp_path / "elastrain/mixed.py").write_text(MIXED)
     (tmp_path / "elastrain/protocol/messages.py").write_text(WIRE)
     (tmp_path / "comm/ring.py").write_text(READER)
@@ -125,8 +129,11 @@ def test_double_names_unread_fields_and_unused_dependencies_are_found(small: Hou
     assert small.unused_dependencies == {"safetensors": 1}
 
 
-def test_lines_and_comments_are_counted(small: House) -> None:
-    assert small.product_lines == sum(len(text.splitlines()) for text in (MIXED, WIRE, READER)) + 3
+def test_code_files_and_comments_are_counted(small: House) -> None:
+    assert small.code_lines == {"agent": 3, "collectives": 7, "mixed": 8, "step protocol": 6}
+    assert small.folder_files == {"elastrain": 1, "elastrain.comm": 1, "elastrain.launcher": 1, "elastrain.protocol": 1}
+    assert small.double_files == {"ring": 2}
+    assert small.product_files == 4 and small.product_code == 24
     assert small.comments_percent["pure"] == round(100 / (len(MIXED.splitlines()) + len(WIRE.splitlines())), 1)
 
 
@@ -165,7 +172,8 @@ def test_a_line_for_somebody_who_is_gone_is_to_be_struck() -> None:
 
 
 def test_lowering_strikes_and_lowers_but_lets_nobody_in(small: House) -> None:
-    listed = {"totals": {"function_median": 9, "function_p90": 20, "product_lines": 30_000, "comments_percent": 0.5}}
+    totals = {"function_median": 9, "function_p90": 20, "product_files": 500, "product_code": 60_000}
+    listed = {"totals": {**totals, "comments_percent": 0.5}}
     before = {**listed, "inherited_state": {"mixed.Upper": 5}}
     after = table.lowered(small, before)
     assert after["inherited_state"] == {"mixed.Upper": 2}, "ring.Third is not let in"

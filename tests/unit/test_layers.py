@@ -39,41 +39,26 @@ PURE_STANDARD = frozenset(
 PURE_LIBRARIES = frozenset({"msgspec"})
 # What every room may import, and of it what is plain arithmetic, which pure parts may import too.
 BASE = frozenset({"elastrain.base"})
-PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("free_ranges", "places", "resume", "splitmix", "tree"))
-# Torch-free: comm.errors, comm.shm.liveness, whereabouts and group_trails, comm.wire.acceptor, addresses, blocking,
-# handshake, secure and sealing; of offload, what `elastrain offload show` reads and prints, and what --offload-dir
-# must be. The durable tier imports torch only where tensors are read.
+PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("arithmetic", "resume", "thread_status"))
+# Torch-free parts: of comm, what finds peers and proves the secret; of offload, what `elastrain offload` reads and
+# prints, and what --offload-dir must be. The durable tier imports torch only where tensors are read.
 LAUNCHER_MAY_IMPORT = frozenset(
     {
         "elastrain.launcher",
-        "elastrain.protocol.agent_messages",
         "elastrain.base",
-        "elastrain.protocol.codec",
-        "elastrain.job.world",
         "elastrain.errors",
-        "elastrain.decisions.membership",
         "elastrain.version",
-        "elastrain.comm.wire.acceptor",
-        "elastrain.comm.wire.secure",
-        "elastrain.comm.wire.addresses",
-        "elastrain.comm.wire.handshake",
-        "elastrain.comm.wire.sealing",
-        "elastrain.comm.wire.secure",
+        "elastrain.decisions.membership",
+        "elastrain.job.world",
+        "elastrain.protocol.agent_messages",
+        "elastrain.protocol.codec",
         "elastrain.comm.errors",
-        "elastrain.comm.shm.group_trails",
-        "elastrain.comm.shm.liveness",
-        "elastrain.comm.shm.heartbeat_page",
-        "elastrain.offload.planning.profile",
-        "elastrain.offload.report.show",
-        "elastrain.offload.report.plot",
-        "elastrain.offload.drives.directories",
+        *(f"elastrain.comm.shm.{name}" for name in ("group_trails", "heartbeat_page", "liveness")),
+        *(f"elastrain.comm.wire.{name}" for name in ("acceptor", "addresses", "handshake", "sealing", "secure")),
         "elastrain.offload.errors",
-        "elastrain.offload.report.plan_report",
-        "elastrain.offload.report.plan_picture",
-        "elastrain.offload.report.recording_report",
-        "elastrain.offload.planning.step_profile",
-        "elastrain.offload.planning.plan_values",
-        "elastrain.offload.report.what_if",
+        "elastrain.offload.drives.directories",
+        "elastrain.offload.planning",
+        "elastrain.offload.report",
         "elastrain.snapshot.durable",
     }
 )
@@ -103,7 +88,8 @@ def _is_pure(path: Path) -> bool:
 
 PURE = [path for path in files(ROOT / "elastrain") if _is_pure(path)]
 AGENT_VALUES = frozenset(
-    f"elastrain.launcher.{name}" for name in ("core", "values", "times", "notices", "offers", "faults")
+    {"elastrain.launcher.core", "elastrain.launcher.faults"}
+    | {f"elastrain.launcher.shared.{name}" for name in ("checkpoint_inventory", "job_values", "notices", "times")}
 )
 """What the agent's core may import besides: its own parts, and values that it shares with the agent around it."""
 PURE_MODULES = frozenset(module_of(path).removesuffix(".__init__") for path in PURE)
@@ -153,20 +139,15 @@ def test_what_the_agent_decides_uses_only_values(path: Path) -> None:
     assert {name for name in beyond if not within(name, AGENT_VALUES)} == set()
 
 
-LIFETIMES_PURE = (
-    *("beside", "booking", "choice", "orders", "plan", "program", "recording", "renewal", "replay", "tiers"),
-    *("timeline", "values", "what_if"),
-)
-"""Parts of `offload/lifetimes/` that only compute: on values and on arrays of numbers."""
-ARRAYS_AND_WORDS = frozenset({"numpy", "elastrain.offload.planning.profile"})
+PLAN_FILES = dict.fromkeys(("profile", "step_profile"), frozenset({"pathlib", "elastrain.base.line_files"}))
+"""Profiles are read from files and written to them."""
+PLANS_MAY_IMPORT = frozenset({"numpy", "elastrain.offload.planning", "elastrain.offload.errors"})
 
 
-@pytest.mark.parametrize("name", LIFETIMES_PURE)
-def test_plans_of_lifetimes_are_made_of_values(name: str) -> None:
-    source = (ROOT / f"offload/lifetimes/{name}.py").read_text()
-    allowed = {f"elastrain.offload.lifetimes.{each}" for each in LIFETIMES_PURE} | ARRAYS_AND_WORDS
-    found = imports(source, f"elastrain.offload.lifetimes.{name}")
-    assert {each for each in found if not within(each, PURE_STANDARD | allowed)} <= {"elastrain.offload.lifetimes"}
+@pytest.mark.parametrize("path", files(ROOT / "offload/planning"), ids=lambda p: p.name)
+def test_plans_are_made_of_values(path: Path) -> None:
+    allowed = PURE_STANDARD | PURE_LIBRARIES | PLANS_MAY_IMPORT | PLAN_FILES.get(path.stem, frozenset())
+    assert {each for each in _imports(path) if not within(each, allowed)} == set()
 
 
 @pytest.mark.parametrize("path", PURE, ids=lambda p: p.name)
@@ -215,11 +196,11 @@ def test_launcher_imports_torch_late() -> None:
 
 PURE_PLANTS = {
     "a room by name": "from elastrain import comm",
-    "a room, relative": "from .comm import mesh",
-    "a room, relative and whole": "from . import comm",
+    "a room, relative": "from ..comm import mesh",
+    "a room, relative and whole": "from .. import comm",
     "a room under another name": "import elastrain.comm as x",
     "a room by a call": "import importlib\nmesh = importlib.import_module('elastrain.comm.wire.mesh')",
-    "a room by a call, in a function": "def late():\n    return import_module('.comm', 'elastrain')",
+    "a room by a call, in a function": "def late():\n    return import_module('..comm', 'elastrain.job')",
     "the runtime": "from elastrain.runtime import job",
     "what knows the machine": "import ctypes, pathlib, multiprocessing",
     "part of what knows the machine": "from os.path import join",
@@ -247,7 +228,7 @@ def test_an_import_by_a_call_is_found_by_the_name_of_its_module() -> None:
 
 def test_what_pure_parts_may_import_is_let_pass() -> None:
     standard = "from collections.abc import Sequence\nimport json\n"
-    source = standard + "from elastrain import fold\nfrom .plan import Plan\nfrom . import keys"
+    source = standard + "from elastrain.job import fold\nfrom .run_plan import Plan\nfrom . import batch"
     assert not_pure(source, "elastrain.job.layout") == set()
 
 
@@ -272,7 +253,7 @@ def test_what_is_planted_in_a_wing_or_in_the_runtime_is_found(source: str) -> No
     "source",
     [
         "from elastrain.offload import manager",
-        "from ..comm import mesh",
+        "from ...comm import mesh",
         "import elastrain.job.fold",
         "from elastrain import comm",
         "import elastrain.offload",

@@ -354,7 +354,7 @@ from itertools import pairwise
 from pathlib import Path
 from torch import nn
 from elastrain.offload import save_on_disk
-from elastrain.offload import mover
+from elastrain.offload.activations import mover
 from elastrain.offload.drives.residency import State
 
 state = State(sys.argv[2])

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from elastrain.launcher.agent.run_state import describe, problem_of
+from elastrain.launcher.agent.run_state import describe
 from elastrain.launcher.cli import command_line
 from elastrain.launcher.core import Core
 from elastrain.launcher.shared.job_values import JobConfig
+from elastrain.launcher.shared.operator_messages import problem_of
 from elastrain.launcher.shared.rundir import RunDir
 
 STATE = describe(Core(JobConfig(workers=1), (), choose=lambda members: members[0]), "job", 0.0)

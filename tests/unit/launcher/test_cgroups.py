@@ -62,13 +62,13 @@ def test_a_process_that_wants_more_memory_than_it_may_have_is_killed() -> None:
 
 OWNER = """
 import os, subprocess, sys, time
-from elastrain.launcher import cgroups
+from elastrain.launcher.agent import worker_limits
 from tests.support.waiting import until
 from elastrain.launcher.agent.guardian import Guardian
 guardian = Guardian("AGENT", dict(os.environ))
 worker = subprocess.Popen(["sleep", "100"], start_new_session=True)
 guardian.watch(worker.pid)
-limited = cgroups.throttled(worker.pid, f"elastrain-test-{worker.pid}", 0.5)
+limited = worker_limits.throttled(worker.pid, f"elastrain-test-{worker.pid}", 0.5)
 guardian.remove_group(limited.path)
 print(limited.path, flush=True)
 time.sleep(100)

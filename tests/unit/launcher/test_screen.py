@@ -21,10 +21,10 @@ JOB = """
 import os, subprocess, sys, time
 from pathlib import Path
 from elastrain.base.processes import open_missing
-from elastrain.launcher import cli
+from elastrain.launcher.cli import main
 from elastrain.launcher.shared.console import say
 from elastrain.launcher.shared.screen import keep_in, shared
-from elastrain.launcher import command_line
+from elastrain.launcher.cli import command_line
 
 def child(code):
     return subprocess.run([sys.executable, "-u", "-c", code], check=True)
@@ -36,7 +36,7 @@ def app(prog_name):
         open("done", "w").close()
 
 command_line.app = app
-cli.main()
+main.main()
 """
 LINES = 'child("for i in range(2000): print(i, 80 * chr(46))")'
 

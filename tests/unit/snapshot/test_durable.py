@@ -178,7 +178,7 @@ def test_a_bit_that_flips_in_the_number_of_the_format_is_damage(place: LocalPlac
 def test_a_checkpoint_is_chosen_without_torch(place: LocalPlace) -> None:
     save(place, 10)
     code = (
-        "import sys\nfrom elastrain.snapshot.durable import owner, pruning\n"
+        "import sys\nfrom elastrain.snapshot.durable import owner, retention\n"
         "from elastrain.snapshot.durable.retention import choose, thorough\n"
         "from elastrain.snapshot.durable.places.local import LocalPlace\n"
         "assert choose([LocalPlace(sys.argv[1])], thorough).checkpoint\nsys.exit('torch' in sys.modules)"
