@@ -48,6 +48,10 @@ ONLY_FALSE = {"shell", "allow_pickle"}
 LAST_NAMES = {call.rpartition(".")[2] for call in CALLS} | OBJECT_COLLECTIVES | PICKLING_PARTS | ONLY_FALSE
 
 EXCEPTIONS = {
+    (
+        "elastrain.runtime.loader.batch_codec",
+        "pickle",
+    ): "between a process and its own forks, over sockets without a name",
     ("elastrain.runtime.loader.fork_server", "Process"): "the `fork` context: nothing is pickled",
     (
         "elastrain.launcher.simulated.simulated_nodes",

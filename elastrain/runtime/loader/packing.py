@@ -1,13 +1,12 @@
-"""One thing as one piece of memory without a name: how a loader process hands a micro-batch to the training process.
+"""Micro-batches in a memfd, and the schedule of their loading.
 
-The piece is a memfd. It holds the description of the thing (`described`) and, beside it, the bytes of its tensors and
-arrays, which are not copied again when it is opened. No processes, no sockets.
+A loader process packs each micro-batch into one memfd, and the training process maps it. Layout:
 
-    number of buffers, bytes of the description, bytes of each buffer      (8 bytes each)
-    the description, in MessagePack
+    number of buffers, bytes of the description, of each buffer 2 · bytes + (1 if read-only): 8 bytes each
+    the description (`batch_codec`)
     the buffers, each at a multiple of 64 bytes
 
-What the loader processes are to load next, and what they have loaded. Values only: no processes, no tensors.
+`Schedule` says which micro-batches the loader processes load next. It has no processes and no tensors.
 """
 
 from __future__ import annotations
@@ -16,15 +15,12 @@ import ctypes
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
-import msgspec
 import torch
 
 from elastrain.comm.shm.shared_memory import Mapping
-from elastrain.errors import ConfigError
-from elastrain.runtime.loader.batch_codec import Describer, Restorer
+from elastrain.runtime.loader import batch_codec
 
 _READ_UP_TO_BYTES = 64 << 10
 """Up to here a copy costs less than a map and its page faults: 39 us and 64; at four times this size, 255 and 140."""
@@ -33,20 +29,18 @@ _ALIGNED_BYTES = 64
 
 
 def pack(thing: Any) -> int:
-    """A descriptor of a new memfd that holds the thing; the caller closes it.
+    """Return the descriptor of a new memfd that holds the thing; the caller closes it.
 
-    Of tensors the content travels, never the rest of their storage; strides stay where `Tensor.clone` keeps them.
-    Tensors that share memory do not share it any more. Raises OSError, and ConfigError for what is no data, which names
-    its place, such as `batch['x'][0]`.
+    Raises OSError, and ConfigError as `batch_codec.encode` does.
     """
-    describer = Describer()
-    try:
-        tree = describer.describe(thing)
-    except Exception as error:
-        raise ConfigError(f"{_place(describer.way())}: {error}") from error
-    description, buffers = msgspec.msgpack.encode(tree), describer.buffers
+    description, buffers = batch_codec.encode(thing)
     sizes = [buffer.nbytes for buffer in buffers]
-    head = array("Q", [len(buffers), len(description), *sizes]).tobytes() + description
+    head = (
+        array(
+            "Q", [len(buffers), len(description), *(buffer.nbytes << 1 | buffer.readonly for buffer in buffers)]
+        ).tobytes()
+        + description
+    )
     fd = os.memfd_create("elastrain-micro-batch", os.MFD_CLOEXEC)
     try:
         for piece, offset in zip([memoryview(head), *buffers], [0, *_offsets(len(head), sizes)], strict=True):
@@ -74,24 +68,14 @@ def unpack(memory: memoryview) -> Any:
     """The thing. Its tensors and arrays are views of `memory`, and keep it. Raises ValueError for what is none."""
     try:
         count, description_bytes = memory[:16].cast("Q")
-        sizes = memory[16 : 16 + 8 * count].cast("Q").tolist()
+        told = memory[16 : 16 + 8 * count].cast("Q").tolist()
         start = 16 + 8 * count
-        offsets = _offsets(start + description_bytes, sizes)
-        buffers = [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
-        tree = msgspec.msgpack.decode(memory[start : start + description_bytes])
-    except (TypeError, OverflowError, RecursionError) as error:
+        offsets = _offsets(start + description_bytes, [size >> 1 for size in told])
+        buffers = [memory[offset : offset + (size >> 1)] for offset, size in zip(offsets, told, strict=True)]
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"what a loader process has handed over cannot be read ({error})") from None
-    return Restorer(buffers).restore(tree)
-
-
-def _place(way: Sequence[Any]) -> str:
-    return "batch" + "".join(_key_of(*pair) for pair in pairwise(way))
-
-
-def _key_of(holder: Any, held: Any) -> str:
-    is_listed = isinstance(holder, list | tuple | set | frozenset)
-    named = holder.items() if isinstance(holder, dict) else enumerate(holder) if is_listed else ()
-    return next((f"[{key!r}]" for key, value in named if value is held), "")
+    buffers = [each.toreadonly() if size & 1 else each for each, size in zip(buffers, told, strict=True)]
+    return batch_codec.decode(memory[start : start + description_bytes], buffers)
 
 
 def _offsets(start: int, sizes: Sequence[int]) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict, UserDict, defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -151,10 +150,9 @@ class FlaggedBatch(_Batched):
 
 
 class NestedTensorBatch(_Batched):
-    """A nested tensor, which may be refused by its key."""
+    """A nested tensor."""
 
     reported = True
-    refused: Mapping[str, str] = {"job": "points"}
 
     @staticmethod
     def collate(samples: list[Any]) -> Any:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import enum
 import os
 import re
-import sys
 import threading
-from collections import OrderedDict, UserDict, defaultdict
+from collections import OrderedDict, UserDict, defaultdict, deque
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +22,6 @@ from hypothesis import strategies as st
 
 from elastrain.errors import ConfigError
 from elastrain.runtime.loader import packing
-from elastrain.runtime.loader.batch_codec import Restorer
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool),
@@ -134,9 +135,7 @@ def test_other_kinds_arrive_by_value() -> None:
 
 def test_what_is_no_data_is_refused_and_leaves_no_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(
-        ConfigError, match=r"a builtins\.function cannot be handed over by a loader process: return tensors"
-    ):
+    with pytest.raises(ConfigError, match=r"lambda.* cannot hand this over: return tensors"):
         packing.pack(lambda: None)
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -172,31 +171,19 @@ def test_combined_flags_arrive_as_they_were(flag: enum.Flag) -> None:
 
 
 def _refused() -> dict[str, tuple[Any, str]]:
-    nested = [torch.ones(2, 4), torch.ones(3, 4)]
     return {
-        "a nested tensor": (
-            {"x": [torch.nested.nested_tensor(nested)]},
-            r"\['x'\]\[0\]: a torch\.Tensor that is nested",
-        ),
-        "jagged": (
-            (torch.nested.nested_tensor(nested, layout=torch.jagged),),
-            r"\[0\]: a torch\.\S*NestedTensor cannot",
-        ),
-        "masked": ({"m": torch.masked.masked_tensor(torch.ones(2), torch.ones(2) > 0)}, r"\['m'\]: a torch\S+ cannot"),
-        "a factory": ({"d": defaultdict(lambda: 1)}, r"\['d'\]\['default_factory'\]: a builtins\.function cannot"),
-        "an attribute": ([1, _Sample(lambda: 1, [])], r"\[1\]\['x'\]: a builtins\.function cannot"),  # type: ignore[arg-type]
+        "a factory": ({"d": defaultdict(lambda: 1)}, r"\['d'\]\['default_factory'\]: .*lambda"),
+        "an attribute": ([1, _Sample(lambda: 1, [])], r"\[1\]\['x'\]: .*lambda"),  # type: ignore[arg-type]
         "history": (
             {"a": {2: torch.ones(1, requires_grad=True) * 2}},
             r"\['a'\]\[2\]: a tensor with autograd's history",
         ),
-        "an array": ([np.array([None])], r"\[0\]: a numpy\.ndarray of object cannot"),
+        "an array": ([np.array([threading.Lock()])], r"\[0\]: cannot pickle '_thread.lock'"),
     }
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    "name", ["a nested tensor", "jagged", "masked", "a factory", "an attribute", "history", "an array"]
-)
+@pytest.mark.parametrize("name", ["a factory", "an attribute", "history", "an array"])
 def test_what_is_refused_is_named_by_its_place(name: str) -> None:
     thing, words = _refused()[name]
     with pytest.raises(ConfigError, match="^batch" + words):
@@ -247,52 +234,59 @@ def test_objects_of_the_users_own_classes_arrive_with_their_attributes() -> None
     assert rest == sent[3:]
 
 
-class _Loud:
-    def __init__(self) -> None:
-        raise AssertionError("no code of a class is called")
+class _Rows:
+    """A class that says itself how it is pickled."""
 
-    __new__ = __setattr__ = __setstate__ = __reduce__ = __init__  # type: ignore[assignment]
+    def __init__(self, rows: list[int]) -> None:
+        self.rows, self.open = rows, threading.Lock()
 
-
-def test_nothing_that_a_class_defines_is_called() -> None:
-    loud = object.__new__(_Loud)
-    object.__setattr__(loud, "a", 1)
-    assert object.__getattribute__(_sent(loud), "a") == 1
+    def __reduce__(self) -> Any:
+        return _Rows, (self.rows,)
 
 
-@pytest.mark.parametrize(
-    "thing", [threading.Lock(), open, os, (n for n in "ab"), torch.Generator(), np.array([object()])]
-)
+def test_everything_that_can_be_pickled_arrives() -> None:
+    sent = [
+        deque([1, 2], maxlen=3),
+        datetime(2026, 1, 2, tzinfo=UTC),
+        Decimal("1.2"),
+        SimpleNamespace(a=[1]),
+        np.array([None, "x"], dtype=object),
+        np.zeros(2, dtype=[("a", "i4")]),
+        _Rows([1]),
+    ]
+    *plain, objects, fields, rows = _sent(sent)
+    assert plain == sent[:4]
+    assert objects.tolist() == [None, "x"] and fields.dtype.names == ("a",) and rows.rows == [1]
+    ring: list[object] = []
+    ring.append(ring)
+    came = _sent(ring)
+    assert came[0] is came
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_tensors_of_other_layouts_arrive() -> None:
+    parts = [torch.ones(2, 4), torch.ones(3, 4)]
+    nested, jagged, columns, masked = _sent(
+        [
+            torch.nested.nested_tensor(parts),
+            torch.nested.nested_tensor(parts, layout=torch.jagged),
+            torch.eye(3).to_sparse_csc(),
+            torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False])),
+        ]
+    )
+    for each in (nested, jagged):
+        assert [torch.equal(a, b) for a, b in zip(each.unbind(), parts, strict=True)] == [True, True]
+    assert torch.equal(columns.to_dense(), torch.eye(3))
+    assert masked.get_mask().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("thing", [threading.Lock(), lambda: 1, os, (n for n in "ab")])
 def test_what_has_a_state_of_its_own_is_refused(thing: object) -> None:
     with pytest.raises(ConfigError, match="num_workers=0"):
         packing.pack([thing])
 
 
-def test_what_refers_to_itself_is_refused() -> None:
-    ring: list[object] = []
-    ring.append(ring)
-    with pytest.raises(ConfigError, match="refers to itself"):
-        packing.pack(ring)
-
-
-@pytest.mark.parametrize(
-    "tree",
-    [
-        ["object", ["os", "system"], None, ["dict"]],
-        ["class", ["antigravity", "x"]],
-        ["object", ["subprocess", "Popen"], None, ["dict", "args", "x"], 1],
-        ["member", ["builtins", "int"], "real"],
-        ["subclass", ["builtins", "dict"], ["tensor", 0, "uint8", [1], [1], False], ["dict"]],
-        ["dtype", "load"],
-        ["tensor", 0, "float32", [1 << 40], [1], False],
-        ["array", 0, "O", [1], False, True],
-        ["again", 0],
-        ["list", ["again", 0]],
-        ["unheard of"],
-        [],
-    ],
-)
-def test_a_tree_that_names_code_or_too_much_is_refused(tree: list[object]) -> None:
-    with pytest.raises(ValueError):
-        Restorer([memoryview(bytearray(8))]).restore(tree)
-    assert "antigravity" not in sys.modules
+@pytest.mark.parametrize("size", [0, 7, 16, 100])
+def test_what_is_no_batch_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match="what a loader process has handed over cannot be read"):
+        packing.unpack(memoryview(bytearray(size)))
