@@ -60,7 +60,7 @@ class _Pickler(pickle.Pickler):
         flat = bare.as_strided((bare.numel(),), (1,)).view(torch.uint8).numpy()
         how = (bare.dtype, tuple(bare.shape), bare.stride(), thing.requires_grad)
         kind = () if type(thing) is Tensor and not thing.__dict__ else (type(thing), dict(thing.__dict__))
-        return _tensor, (pickle.PickleBuffer(flat), *how, *kind)
+        return _tensor, (pickle.PickleBuffer(flat.data), *how, *kind)
 
 
 def _pickled(thing: Any) -> tuple[bytes, list[memoryview]]:
