@@ -1,0 +1,113 @@
+"""Choose the test files that a change can reach, for `make test`.
+
+    python -m tests.support.choose [BASE]
+
+A file is changed if it differs from the commit BASE, or is not in it. BASE defaults to HEAD if the working tree has
+changes, else to the commit before HEAD. A test file is chosen if it imports a changed file, directly or through others;
+imports in functions and module names in embedded programs count. Tests that start jobs depend on all that a job
+imports. Files that are no Python choose the tests that name them; settings of the project choose everything.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from tests.support.imports import imports
+from tests.support.sources import ROOMS, ROOT, files, module_of
+
+FOLDERS = ("elastrain", *ROOMS, "tests", "experiments", "examples", "docs")
+CHOOSES_ALL = ("pyproject.toml", "constraints.txt", "Makefile", "tests/conftest.py", "tests/support/choose.py")
+JOB = frozenset({"elastrain.launcher.cli.commands.run", "elastrain.runtime.job", "elastrain.runtime.loader.loader"})
+"""Imports of every job: the command that starts it, and what a script uses."""
+COMMAND_LINE = "elastrain.launcher.cli.command_line"
+"""It imports all commands, and a job is started by one: who uses another one names it."""
+STARTS_JOBS = re.compile(
+    r"elastrain\.init\b|tests[./]integration[./]scripts|support\.(jobs|launching|warm)\b|\"elastrain\""
+)
+LAZY = {
+    "elastrain.comm": ("elastrain.comm.torch_backend",),
+    "elastrain.offload": ("elastrain.offload.activations.hooks", "elastrain.offload.lifetimes.within"),
+}
+"""Packages whose names are imported when they are first used."""
+LOOKS_AT_ALL = re.compile(
+    r"support import house|support\.(house|table) import|support\.sources import .*\b(files|product)\b"
+)
+"""Tests that read the sources themselves: they are always chosen."""
+NAMES_A_MODULE = re.compile(r"\b(?:elastrain|tests|experiments)(?:\.\w+)+")
+
+
+def changed(base: str | None) -> set[str]:
+    """Return the paths of files that differ from commit `base`. Raises CalledProcessError for what is no commit."""
+    if base is None:
+        base = "HEAD" if _git("status", "--porcelain") else "HEAD~1"
+    return {*_git("diff", "--name-only", base), *_git("ls-files", "--others", "--exclude-standard")}
+
+
+def _git(*arguments: str) -> list[str]:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def chosen(paths: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Return the test files that these changed files can reach, as paths from the root; ["tests"] for all."""
+    paths = set(paths)
+    if paths & set(CHOOSES_ALL):
+        return ["tests"]
+    graph = _graph(root)
+    modules = {module_of(root / path, root).removesuffix(".__init__") for path in paths if path.endswith(".py")}
+    others = [path for path in paths if not path.endswith(".py")]
+    tests = [path for path in files(root / "tests") if path.name.startswith("test_")]
+    found = []
+    for path in tests:
+        reached = _reached(module_of(path, root), graph)
+        text = path.read_text()
+        if reached & modules or LOOKS_AT_ALL.search(text) or any(Path(each).name in text for each in others):
+            found.append(str(path.relative_to(root)))
+    return found
+
+
+@cache
+def _graph(root: Path) -> Mapping[str, frozenset[str]]:
+    """Return the modules that each module imports or names."""
+    sources = {module_of(path, root): path for folder in FOLDERS for path in files(root / folder)}
+    known = {name.removesuffix(".__init__") for name in sources}
+    return {
+        name.removesuffix(".__init__"): frozenset(_imported(path.read_text(), name, known))
+        for name, path in sources.items()
+        if name != COMMAND_LINE
+    }
+
+
+def _imported(text: str, name: str, known: set[str]) -> Iterable[str]:
+    named = {*imports(text, name), *(NAMES_A_MODULE.findall(text) if name.startswith("tests") else ())}
+    for each in named:
+        module = next((part for part in _prefixes(each) if part in known), None)
+        if module is not None:
+            yield module
+            if name.startswith(("tests", "experiments", "examples")):
+                yield from LAZY.get(module, ())
+    if name.startswith("tests.") and STARTS_JOBS.search(text):
+        yield from JOB
+
+
+def _prefixes(name: str) -> Iterable[str]:
+    parts = name.split(".")
+    return (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+
+
+def _reached(start: str, graph: Mapping[str, frozenset[str]]) -> set[str]:
+    reached, pending = set[str](), [start]
+    while pending:
+        name = pending.pop()
+        if name not in reached:
+            reached.add(name)
+            pending += graph.get(name, ())
+    return reached - {"elastrain"}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(" ".join(chosen(changed(sys.argv[1] if len(sys.argv) > 1 else None))) + "\n")

@@ -1,0 +1,41 @@
+"""`make test` runs every test that a change can reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.choose import chosen
+from tests.support.sources import ROOT
+
+
+@pytest.mark.parametrize(
+    ("path", "reached", "not_reached"),
+    [
+        (
+            "offload/planning/booking.py",
+            "tests/unit/offload/lifetimes/test_plan.py",
+            "tests/integration/runtime/test_kills.py",
+        ),
+        ("elastrain/member/commit_rules.py", "tests/sim/test_schedules.py", "tests/unit/offload/test_policy.py"),
+        ("launcher/core/joins.py", "tests/integration/launcher/test_nodes.py", "tests/unit/comm/test_algorithms.py"),
+        (
+            "comm/torch_backend/survival.py",
+            "tests/integration/comm/test_surviving.py",
+            "tests/unit/offload/test_policy.py",
+        ),
+        ("README.md", "tests/unit/test_readme_figures.py", "tests/unit/test_fold.py"),
+    ],
+)
+def test_what_a_change_reaches(path: str, reached: str, not_reached: str) -> None:
+    assert all((ROOT / each).exists() for each in (path, reached, not_reached))
+    tests = chosen([path])
+    assert reached in tests and not_reached not in tests
+    assert "tests/unit/test_layers.py" in tests, "it reads all sources"
+
+
+def test_a_change_of_the_settings_reaches_everything() -> None:
+    assert chosen(["docs/index.md", "pyproject.toml"]) == ["tests"]
+
+
+def test_a_test_file_that_changed_is_chosen() -> None:
+    assert "tests/unit/test_fold.py" in chosen(["tests/unit/test_fold.py"])
