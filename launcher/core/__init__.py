@@ -1,7 +1,7 @@
-"""What the agent decides: events in, commands out. `machine.Core` is the door; each part is a file and owns its fields.
+"""The agent's decisions: events in, commands out. `Core` is the entry point, and each part owns its own fields.
 
-Values in, values out: no socket, process, file or clock may come in here. Reading order: `events`, `stages`,
-`cluster`, `view_changes`, `machine`.
+No socket, process, file or clock is allowed here. Reading order: `agent_events`, `worker_table`, `cluster`,
+`view_changes`, `agent_machine`.
 """
 
 from elastrain.launcher.core.agent_machine import Core

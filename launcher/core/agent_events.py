@@ -1,7 +1,7 @@
-"""What can happen to an agent: the events that `machine.Core` takes, each with the time at which it came.
+"""The events that `agent_machine.Core` takes, each handled together with the time at which it came.
 
-They come from three sides: this node's workers, the other nodes with the store, and the operator. A log of them replays
-an agent exactly.
+They come from this node's workers, from the other nodes and the store, and from the operator. Replaying a log of them
+reproduces every decision of an agent.
 """
 
 from __future__ import annotations
@@ -19,48 +19,51 @@ from elastrain.protocol.agent_messages import FromWorker
 
 
 class WorkerStarted(Struct, frozen=True, kw_only=True):
-    """A worker's process runs."""
+    """A worker process was started."""
 
     member: str
     pid: int
 
 
 class StartFailed(Struct, frozen=True, kw_only=True):
-    """A worker's process could not even be started."""
+    """A worker process could not be started."""
 
     member: str
     problem: str
 
 
 class WorkerSpoke(Struct, frozen=True, kw_only=True):
-    """A worker has said something; one that has died meanwhile is still heard."""
+    """A worker has sent a message. Messages of a worker that has died since are still handled."""
 
     member: str
     message: FromWorker
 
 
 class WorkerMisspoke(Struct, frozen=True, kw_only=True):
-    """A worker has sent what is no message of workers."""
+    """A worker has sent something that is not a valid message."""
 
     member: str
     problem: str
 
 
 class ChannelClosed(Struct, frozen=True, kw_only=True):
-    """The channel to a worker is closed: it can no longer be told anything."""
+    """The channel to a worker is closed: no message can reach the worker any more."""
 
     member: str
 
 
 class MutexBroke(Struct, frozen=True, kw_only=True):
-    """The kernel has marked its robust mutex, before it closes anything: the first sign of a death, seen at `at_s`."""
+    """The kernel has marked the worker's robust mutex as broken, at `at_s`. This is the first sign of a death."""
 
     member: str
     at_s: float
 
 
 class WorkerDied(Struct, frozen=True, kw_only=True):
-    """A worker's process is proven gone (`source`: mutex or pidfd), known at `at_s`. Its exit code may come later."""
+    """A worker process is proven dead since `at_s`; `source` is "mutex", "pidfd" or "sigkill".
+
+    Its exit code may come later.
+    """
 
     member: str
     source: str
@@ -68,14 +71,14 @@ class WorkerDied(Struct, frozen=True, kw_only=True):
 
 
 class SeenThread(Struct, frozen=True, kw_only=True):
-    """Where a worker's thread is by its own words, and how long it has waited for a processor in its life."""
+    """The reported status of one thread of a worker, and its total time spent waiting for a processor so far."""
 
     spot: ThreadStatus
     starved_s: float
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """One worker from outside. `stopped`: the kernel lets none of its threads run."""
+    """One worker as seen from outside. `stopped`: the kernel runs none of its threads (SIGSTOP, or a debugger)."""
 
     member: str
     loop: SeenThread
@@ -84,32 +87,35 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 class Looked(Struct, frozen=True, kw_only=True):
-    """The agent has looked at all workers that can be seen, as it does several times a second."""
+    """The agent has read the status of all its running workers. This happens several times a second."""
 
     seen: tuple[Seen, ...]
 
 
 class WorkerExited(Struct, frozen=True, kw_only=True):
-    """The process is reaped; `WorkerDied` came before. `exit_code` < 0 is minus the signal."""
+    """A worker process is reaped; `WorkerDied` came before. A negative `exit_code` is minus the signal number."""
 
     member: str
     exit_code: int
 
 
 class NodeCame(Struct, frozen=True, kw_only=True):
-    """A node has put a key under its lease, or says something new of itself in it."""
+    """A node has written its key under its lease, or has changed the record in it."""
 
     record: NodeRecord
 
 
 class LeaseEnded(Struct, frozen=True, kw_only=True):
-    """A node's key is gone from the store."""
+    """A node's key has disappeared from the store."""
 
     node: str
 
 
 class LinkChanged(Struct, frozen=True, kw_only=True):
-    """The agent of another node answers, or no longer does. `closed`: its machine says that the agent is gone."""
+    """The link to another node's agent went up or down.
+
+    `closed`: the other machine refuses the agent's port, so the agent is gone.
+    """
 
     node: str
     up: bool
@@ -125,64 +131,67 @@ class NoticeCame(Struct, frozen=True, kw_only=True):
 
 
 class NodeLeft(Struct, frozen=True, kw_only=True):
-    """A node has gone in good order: its notice says so, or the store, where it went before the agents had met."""
+    """A node has left in good order, by its notice or, if it left before the two agents met, by the store."""
 
     node: str
 
 
 class NodeRegistered(Struct, frozen=True, kw_only=True):
-    """This node is in the store, as `record` says: the agent begins."""
+    """The store holds this node's key, with this `record`. The agent's work starts with this event."""
 
     record: NodeRecord
     settle_s: float = 0.0
-    """How long a store without a history is left to those who may know of the job."""
+    """Seconds to wait, in a store without a history, for nodes that may know of a running job."""
 
 
 class RosterStands(Struct, frozen=True, kw_only=True):
-    """The store holds the roster: the nodes that begin the job are known."""
+    """The store holds the roster, the list of the nodes that begin the job."""
 
     roster: Roster | None
-    """None: nothing was put, because nodes have come and gone meanwhile, or the store has lost its data."""
+    """None if nothing was put, because nodes have come or gone meanwhile, or because the store has lost its data."""
     restored: bool = False
-    """It stood before in a store that has lost it: what else was in there is perhaps not put again yet."""
+    """True if the store had lost its data and the roster was put again. Other keys may still be missing."""
 
 
 class NumberTaken(Struct, frozen=True, kw_only=True):
-    """The store has given the number of a new member, which takes the place that waits longest."""
+    """The store has assigned the number of a new member. The vacancy that waits longest gets it."""
 
     number: int
 
 
 class SpecStands(Struct, frozen=True, kw_only=True):
-    """The store holds the spec: what all members must have in common."""
+    """The store holds the spec: the settings that all members must have in common."""
 
     spec: Mapping[str, Any]
 
 
 class ViewStands(Struct, frozen=True, kw_only=True):
-    """The store holds this view now: one of this agent's, or one that was faster."""
+    """The store holds this view now. This agent or another one proposed it."""
 
     view: View
 
 
 class ProposalAnswered(Struct, frozen=True, kw_only=True):
-    """What the store holds after a proposal of this agent: it, or another's. None: the store does not answer."""
+    """The view in the store after this agent's proposal: the proposal, or another agent's.
+
+    None if the store does not answer.
+    """
 
     view: View | None
 
 
 class ViewRemoved(Struct, frozen=True, kw_only=True):
-    """Somebody has taken the job's keys out of the store, as the last node of a job does."""
+    """Another node has removed the job's keys from the store, as the last node of a job does."""
 
 
 class StoreForgot(Struct, frozen=True, kw_only=True):
-    """The store has lost its data, and these other nodes have put their keys into it again."""
+    """The store has lost its data. `nodes` are the other nodes that have put their keys into it again."""
 
     nodes: frozenset[str]
 
 
 class CheckpointAnswered(Struct, frozen=True, kw_only=True):
-    """The store names this checkpoint of a member's as the newest; or it may not, for the problem."""
+    """The store names this checkpoint of a member as the newest one, or refuses to, with `problem` as the reason."""
 
     member: str
     step: int
@@ -190,20 +199,20 @@ class CheckpointAnswered(Struct, frozen=True, kw_only=True):
 
 
 class FirstCommitStands(Struct, frozen=True, kw_only=True):
-    """The store says that a step has been committed; or that one may have been, since it is due."""
+    """The store knows that a step has been committed, or that the first commit is due and may have been made."""
 
     is_made: bool = True
-    """False is told behind the view that stands beside it."""
+    """False if the first commit is only due. That event is sent after the `ViewStands` of the same news."""
 
 
 class EndStands(Struct, frozen=True, kw_only=True):
-    """The store says how the job ended, before or instead of the notice."""
+    """The store says how the job ended. This may come before the notice of another agent, or without one."""
 
     over: Over
 
 
 class StoreWentAway(Struct, frozen=True, kw_only=True):
-    """The store does not answer. Steps go on; whether a change waits for it shows when one is wanted."""
+    """The store does not answer. Steps go on; only a change of the view has to wait for the store."""
 
     problem: str
 
@@ -213,7 +222,7 @@ class StoreCameBack(Struct, frozen=True, kw_only=True):
 
 
 class StopAsked(Struct, frozen=True, kw_only=True):
-    """A signal, or a fault of the agent itself. Other nodes go on without this one."""
+    """A signal, or an error inside the agent, asks this node to stop. Other nodes go on without this one."""
 
     code: int
     sentence: str

@@ -1,7 +1,7 @@
-"""The agent's machine: it hands each event to the part that decides about it. Events in, commands out.
+"""The agent's state machine: it gives each event to the part that decides about it. Events in, commands out.
 
-The parts are made here, each given only those that it needs; none reaches upward. `now` is monotonic seconds; commands
-are to be carried out in order. A log of the events and ticks replays an agent exactly.
+All parts are created here, and each gets only the parts that it needs. `now` is in monotonic seconds. Commands must be
+carried out in order. Replaying a log of the events and ticks reproduces every decision of an agent.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from elastrain.protocol import agent_messages as am
 
 
 class Core:
-    """`handle` takes events, `on_tick` the passing of time, `inject` what the operator asks for; nothing else acts."""
+    """The entry point: `handle` takes events, `on_tick` the passing of time, `inject` the operator's faults.
+
+    Nothing else acts.
+    """
 
     def __init__(self, config: JobConfig, faults: Sequence[Fault], choose: Callable[[Sequence[str]], str]) -> None:
-        # In the order in which they build on one another: each knows those above it at most.
+        # In the order of their dependencies: each part knows only parts above it.
         self.cluster = cluster = Cluster(config)
         self.deadlines = deadlines = dl.Deadlines()
         self.shutdown = shutdown = Shutdown(cluster, deadlines)
@@ -54,6 +57,7 @@ class Core:
         )
 
     def handle(self, event: ev.Event, now: float) -> list[Command]:
+        """Decide about one event. Returns the commands to carry out, in order."""
         if isinstance(event, ev.StopAsked):
             return self._stopping.on_stop(event, now)
         if isinstance(event, ev.StoreEvent):
@@ -67,7 +71,10 @@ class Core:
         return [command for due in self.deadlines.take_passed(now) for command in self._on_due(due, now)]
 
     def inject(self, fault: Fault, careful_of: Collection[str] | None = None) -> FaultAnswer:
-        """The operator asks for a fault, here or elsewhere; with members, only if the state survives without these."""
+        """Inject a fault that the operator asks for, on this or another node.
+
+        If `careful_of` is given, the fault is refused if it could destroy state after the loss of these members.
+        """
         return self.faults.inject(fault, careful_of)
 
     def _on_worker_event(self, event: ev.WorkerEvent, now: float) -> list[Command]:
@@ -137,10 +144,10 @@ class Core:
                 return self.parking.on_store_back(event, now)
 
     def _on_message(self, worker: Worker, message: am.FromWorker, now: float) -> list[Command]:
-        """A worker spoke. Words of a worker that is gone are still heard where they tell why."""
+        """Handle a worker's message. Notes are logged, and after the job's end every other message is ignored."""
         if isinstance(message, am.Note):
             return [Log(event="note", fields={"member": worker.id, **message.fields})]
-        if self.shutdown.end is not None or isinstance(message, am.Reading):  # which is shown, and decides nothing
+        if self.shutdown.end is not None or isinstance(message, am.Reading):  # a Reading is only displayed
             return []
         match message:
             case am.Hello():
@@ -156,7 +163,8 @@ class Core:
             case am.Redone():
                 return self.cluster.progress.redo(message)
             case am.Suspect():
-                # Its watcher sees deaths of members elsewhere on this machine; its own node's this agent sees itself.
+                # A worker detects deaths of members on other simulated nodes of this machine. This agent detects its
+                # own workers' deaths itself.
                 proof = message.dead and message.member not in self.cluster.workers.by_id
                 part = self._peers.on_seen_dead if proof else self._failures.suspicions.on_suspect
                 return part(worker, message, now)
@@ -178,7 +186,7 @@ class Core:
                 return self.cluster.checkpoints.on_ended(message) + self._stopping.on_written(message)
 
     def _on_notice(self, node: str, notice: notices.Notice, now: float) -> list[Command]:
-        """Another agent spoke."""
+        """Handle a notice of another agent."""
         match notice:
             case notices.Beat():
                 return []
@@ -250,5 +258,5 @@ class Core:
             case dl.HangDue():
                 return self._failures.watch.on_stacks_taken(due, now)
             case dl.KilledDue():
-                # What SIGKILL waits for to end runs no instruction any more, however long the kernel keeps it.
+                # No thread of a process runs after SIGKILL, however long the kernel keeps the process.
                 return self._failures.on_death(ev.WorkerDied(member=due.member, source="sigkill", at_s=now), now)

@@ -1,7 +1,7 @@
-"""What is due when: a kind per purpose, so that no deadline can be taken for another.
+"""The deadlines of an agent: one class per purpose, so that no deadline can be confused with another.
 
-Times are monotonic seconds, given by the caller. What follows when one has passed is decided by the part that set it;
-`machine` knows which.
+Times are monotonic seconds, given by the caller. The part that set a deadline decides what follows when it has passed;
+`agent_machine` routes it there.
 """
 
 from __future__ import annotations
@@ -13,99 +13,102 @@ from msgspec import Struct
 
 
 class RendezvousDue(Struct, frozen=True):
-    """The least number of nodes should have come."""
+    """End of the wait for the least number of nodes."""
 
 
 class SettleDue(Struct, frozen=True):
-    """Nodes that know of the job should have put again what the store has lost."""
+    """End of the wait for nodes that may put lost data into the store again."""
 
 
 class LastCallDue(Struct, frozen=True):
-    """More nodes than the least are waited for no longer."""
+    """End of the wait for more nodes than the least number."""
 
 
 class JoinDue(Struct, frozen=True):
-    """The last of the first workers should be ready."""
+    """End of the wait for the last of the first workers to be ready."""
 
 
 class SilenceDue(Struct, frozen=True):
-    """Nodes that do not answer by now are suspected."""
+    """Time at which all nodes that do not answer become suspected."""
 
 
 class SuspicionDue(Struct, frozen=True):
-    """A suspected member that still lives has lost its links, not its life."""
+    """Time at which suspicions are judged. A suspected member that is still alive has lost its links, not its life."""
 
 
 class AskStoreDue(Struct, frozen=True):
-    """A store that did not answer is asked again."""
+    """Time of the next request to a store that did not answer."""
 
 
 class ParkedDue(Struct, frozen=True):
-    """A change of the view has waited for too long."""
+    """End of the longest wait of a change of the view."""
 
 
 class SparedDue(Struct, frozen=True):
-    """A node should have said again that members of its stand still and alone hold some state."""
+    """End of a node's last report that its members hang but hold the only copy of some state.
+
+    The node repeats the report.
+    """
 
     node: str
 
 
 class DigestsDue(Struct, frozen=True):
-    """The digests of the other members should have come."""
+    """End of the wait for the digests of the other members."""
 
 
 class MeetDue(Struct, frozen=True):
-    """A node without a key should have answered."""
+    """End of the wait for an answer of a node without a key."""
 
     node: str
 
 
 class HelloDue(Struct, frozen=True):
-    """A worker that came later should have said hello."""
+    """End of the wait for the hello of a worker that was started later."""
 
     member: str
 
 
 class WarmUpDue(Struct, frozen=True):
-    """A joiner gets full priority, ready or not."""
+    """Time at which a joining worker gets full priority, ready or not."""
 
     member: str
 
 
 class RestartDue(Struct, frozen=True):
-    """The restart of the member that was replaced no longer counts."""
+    """Time after which the restart that replaced this member no longer counts."""
 
     member: str
 
 
 class LeaveDue(Struct, frozen=True):
-    """A worker should have ended by itself."""
+    """End of the wait for a worker to exit by itself."""
 
     member: str
 
 
 class FaultDue(Struct, frozen=True):
-    """A fault on request has come to its time."""
+    """Time at which a timed fault strikes."""
 
     number: int
 
 
 class TogetherDue(Struct, frozen=True):
-    """Other nodes that were told to go at the same time have said so by now."""
+    """End of the wait for other nodes to say that they, too, were told to leave."""
 
 
 class HandOverDue(Struct, frozen=True):
-    """The members of a node that leaves should have come to the end of their step, or written the last checkpoint."""
+    """End of the wait of a leaving node for its members: for the end of their step, or for the last checkpoint."""
 
 
 class HangDue(Struct, frozen=True):
-    """The stacks have been taken: a member that still hangs is ended."""
+    """Time by which the stacks have been taken. A member that still hangs is then killed."""
 
     member: str
 
 
 class KilledDue(Struct, frozen=True):
-    """A process that was killed should be gone."""
+    """Time by which a killed process must be gone."""
 
     member: str
 
@@ -135,7 +138,7 @@ Due: TypeAlias = (
 
 
 class Deadlines:
-    """The times at which things are due: at most one per `Due`."""
+    """A table of deadlines: at most one time per `Due`."""
 
     def __init__(self) -> None:
         self._at_s: dict[Due, float] = {}
@@ -144,26 +147,29 @@ class Deadlines:
         return due in self._at_s
 
     def set(self, due: Due, at_s: float) -> None:
-        """Set the time of this `Due`, in the place of an earlier one."""
+        """Set the time of this `Due`, and replace an earlier one."""
         self._at_s[due] = at_s
 
     def set_first(self, due: Due, at_s: float) -> None:
-        """Set the time unless there is one already: what repeats itself must not put its own end off."""
+        """Set the time unless one is set already, so that repeated events cannot postpone the deadline."""
         self._at_s.setdefault(due, at_s)
 
     def drop(self, *dues: Due) -> None:
+        """Remove these deadlines."""
         for due in dues:
             self._at_s.pop(due, None)
 
     def clear(self) -> None:
+        """Remove all deadlines."""
         self._at_s.clear()
 
     def next_s(self) -> float | None:
+        """Return the earliest deadline, or None if there is none."""
         return min(self._at_s.values(), default=None)
 
     def take_passed(self, now: float) -> Iterator[Due]:
-        """Take those that have passed, in the order in which they were set."""
+        """Remove and yield the deadlines that have passed, in the order in which they were set."""
         for due in [due for due, at_s in self._at_s.items() if at_s <= now]:
-            # What followed from an earlier one may have dropped it.
+            # The handling of an earlier deadline may have dropped this one.
             if self._at_s.pop(due, None) is not None:
                 yield due

@@ -1,6 +1,6 @@
-"""How this node's workers are lost: deaths, exits, and whether another takes the place.
+"""Lost workers of this node: deaths, exits, restarts; and exceptions in the user's script on all nodes.
 
-Exceptions in the user's script, on all nodes: whether one is the script's fault or a machine's.
+An exception is blamed either on the script or on a machine. `Failures` decides whether a lost worker is replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRACEBACK_CHARS_MAX = 1 << 16
 
 
 class ScriptFailures:
-    """Owns what has been raised so far: the same at the same place on two members is the script's fault."""
+    """The exceptions raised so far. The same error at the same place on two members is blamed on the script."""
 
     def __init__(self, cluster: Cluster, deadlines: Deadlines, shutdown: Shutdown) -> None:
         self._cluster, self._config = cluster, cluster.config
@@ -32,34 +32,42 @@ class ScriptFailures:
 
     @property
     def blames_the_script(self) -> bool:
-        """Whether a worker's error would come again: nothing has been committed, as far as this node knows.
+        """True if a worker's error would happen again in a replacement, because nothing is committed yet.
 
-        A node that came late knows too little: its own fault must not end a job that runs.
+        Always False on a node that came late. Such a node knows too little, and its own fault must not end a running
+        job.
         """
         return not self._cluster.progress.begun and not self._cluster.late
 
     def place_of(self, member: str) -> str:
-        """The place of the newest failure, if it was that member's; else empty."""
+        """Return the place of the newest failure if it was this member's, else ""."""
         return self._known[-1].place if self._known and self._known[-1].member == member else ""
 
     def on_failed(self, worker: Worker, message: Failed, now: float) -> list[Command]:
+        """Handle an exception in the script on this node and tell the other agents.
+
+        The job ends if the script is at fault.
+        """
         failure = Failure(
             member=worker.id,
             step=message.step,
             micro_batch=message.micro_batch,
             signature=message.signature,
-            # Told to other agents, in one line of limited length.
+            # Other agents get it in one line of limited length.
             traceback=message.traceback[-_TRACEBACK_CHARS_MAX:],
         )
         self._begin_with(failure)
         commands: list[Command] = [] if self._config.alone else [TellNodes(message=_raised(failure))]
         commands += self._judge(failure)
-        if self._shutdown.end is None:  # it prints its traceback first
+        if self._shutdown.end is None:  # give the worker time to print its traceback
             self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
         return commands
 
     def on_raised(self, node: str, notice: Raised, now: float) -> list[Command]:
-        """Handle an exception: if a second member has raised the same, the job ends everywhere with its traceback."""
+        """Handle an exception on another node.
+
+        If a second member has raised the same one, the job ends with its traceback.
+        """
         failure = Failure(
             member=notice.member,
             step=notice.step,
@@ -73,13 +81,13 @@ class ScriptFailures:
         return self._judge(failure)
 
     def _begin_with(self, failure: Failure) -> None:
-        """Steps before it are committed, whether or not the store has said so here yet."""
+        """Mark the job as begun if the failure happened after the first step: the earlier steps are committed."""
         roster = self._cluster.roster
         first = roster.first_step if roster is not None else 0
         self._cluster.progress.begun = self._cluster.progress.begun or failure.step > first
 
     def notices_for(self, node: str) -> list[Command]:
-        """Notices of what this node's workers have raised, for an agent that may have missed them."""
+        """Return the notices of this node's exceptions, for an agent that may have missed them."""
         mine = [failure for failure in self._known if failure.member in self._cluster.workers.by_id]
         return [TellNodes(message=_raised(failure), node=node) for failure in mine]
 
@@ -89,7 +97,8 @@ class ScriptFailures:
         self._shutdown.last_traceback = failure.traceback
         self._shutdown.raised.add(failure.member)
         fields = {"member": failure.member, "place": failure.place, "signature": failure.signature}
-        # Its own node says it; only the end concerns every screen. A worker shows tracebacks, and no sentences.
+        # Only the failing worker's node prints this; the job's end is printed on every node. Workers print tracebacks,
+        # not sentences.
         sentence = f"\n{failure.traceback.rstrip()}" if failure.traceback.count("\n") == 1 else ""
         is_here = failure.member in self._cluster.workers.by_id
         say = verdict.reason + sentence if is_here and not verdict.yes else ""
@@ -116,7 +125,10 @@ _SIGNALS |= {11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}
 
 
 class Failures:
-    """Decides about losses. A death changes the view at once; the exit code comes later and says what it means."""
+    """Decisions about lost workers.
+
+    A death changes the view at once; the exit code, which comes later, tells the cause.
+    """
 
     def __init__(
         self,
@@ -135,36 +147,42 @@ class Failures:
         self.stragglers = Stragglers(cluster, shutdown, view_changes)
 
     def on_look(self, event: Looked, now: float) -> list[Command]:
-        """Have the watch judge; whoever has come while a member was waited for joins when that goes on."""
+        """Let the watch judge the threads. Once no hanging member is waited for any longer, ready newcomers join."""
         before = self._cluster.spared
         commands = self.watch.on_look(event, now)
         return commands + (self._view_changes.settle(now) if before and not self._cluster.spared else [])
 
     def on_spared_over(self, due: SparedDue, now: float) -> list[Command]:
+        """Stop waiting for another node's hanging members, because that node no longer reports them."""
         self._cluster.spared_by_node.pop(due.node, None)
         return self._view_changes.settle(now)
 
     def on_mutex(self, event: MutexBroke, now: float) -> list[Command]:
-        if self._cluster.workers.by_id[event.member].finished:  # it lets it go in peace, and its process ends later
+        """Handle a broken robust mutex as the member's death, unless the member has finished its work."""
+        # a worker that has finished releases the mutex, and its process ends later
+        if self._cluster.workers.by_id[event.member].finished:
             return []
         return self.on_death(WorkerDied(member=event.member, source="mutex", at_s=event.at_s), now)
 
     def on_death(self, event: WorkerDied, now: float) -> list[Command]:
+        """Handle the proof of a worker's death: tell the other agents and change the view."""
         worker = self._cluster.workers.by_id[event.member]
         if not worker.alive:
             return []
         worker.follow(Course.DIE)
-        # Whom it did not reach, or who did not reach it, no longer matters: it is out of the next view.
+        # Suspicions by or about this member no longer matter: it will not be in the next view.
         self.suspicions.forget(worker.id)
         self._deadlines.drop(*(due(worker.id) for due in _OF_A_LIVING_WORKER))
-        # The others hear of it before this agent proposes: several proposals at once are answered by one view.
+        # Other agents are told before this one proposes. The store takes one view if several agents propose.
         commands: list[Command] = [death(worker.id, event.source, event.at_s, now)]
-        if not self._config.alone and not worker.raised:  # else they would not wait for what its exit code means
+        if not self._config.alone and not worker.raised:  # else they would not wait until the exit code is known
             commands.append(TellNodes(message=Exited(member=worker.id)))
-        # Without others to go on, the exit code decides what this means. And once one has finished, nobody waits.
+        # Without other members, the exit code decides what the death means. After a member has finished, no view is
+        # needed.
         return commands + (self._view_changes.settle(now) if worker.id in self._cluster.ids else [])
 
     def on_exit(self, event: WorkerExited, now: float) -> list[Command]:
+        """Handle the exit code of a worker. It decides about a replacement, or about the end of the job or node."""
         worker = self._cluster.workers.by_id[event.member]
         worker.exit_code = event.exit_code
         fields = {"member": worker.id, "exit_code": event.exit_code}
@@ -177,14 +195,15 @@ class Failures:
             return [] if self._cluster.unfinished() else self._shutdown.leave()
         if worker.stage in (Stage.LEFT, Stage.DROPPED):
             return self._shutdown.on_peaceful_exit(worker, how, now)
-        # An error so early would repeat itself in each replacement: the user should read it at once. But a member
-        # that was left out of the view, or came when the work was done, ends with an error because it was told to.
+        # An error before the first commit would repeat itself in each replacement, so the user should read it at once.
+        # But a member that was left out of the view, or came when the work was done, exits with an error because it was
+        # told to.
         told_to = worker.stage is Stage.EVICTED or self._shutdown.finishing
         if exit_code > 0 and self._script.blames_the_script and not told_to:
             return self._shutdown.finish(1, f"{how} before the first commit", self._shutdown.last_traceback)
         cluster = self._cluster
         gone = cluster.view is not None and not cluster.alive_in_view() and not self._shutdown.finishing
-        # Before the first commit nothing is lost with the last member: a replacement begins the job anew.
+        # Before the first commit the last member takes no state along: a replacement starts the job again.
         if gone and (self._cluster.progress.begun or exit_code == 0):
             place = self._script.place_of(worker.id)
             how = f"the script raised on {worker.id} at {place}" if place else how
@@ -193,7 +212,7 @@ class Failures:
 
     def _replace(self, worker: Worker, exit_code: int, how: str, now: float) -> list[Command]:
         workers, spared = self._cluster.workers, self._cluster.spared
-        # Who has come to wait for a state that nobody can give just now has not failed.
+        # A newcomer that died while waiting for state that no member could give is not at fault.
         is_free = bool(spared) and worker.progress.step is None
         verdict = may_restart(
             exit_code=exit_code,
@@ -214,7 +233,10 @@ class Failures:
         return [Log(event="no_restart", fields=fields, say=say), *self._view_changes.settle(now)]
 
     def on_channel_closed(self, event: ChannelClosed, now: float) -> list[Command]:
-        """Expect the worker's end: usually it is just ending, and one that cannot be told of views is of no use."""
+        """Set a deadline for the worker's exit.
+
+        Usually the worker is just exiting; without a channel it cannot be used.
+        """
         worker = self._cluster.workers.by_id[event.member]
         if self._shutdown.end is None and worker.alive and not worker.finished:
             self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
@@ -222,11 +244,12 @@ class Failures:
 
 
 def death(member: str, source: str, at_s: float, now: float) -> Log:
+    """Return the log entry of a member's death. `source`: how it was detected."""
     return Log(event="death", fields={"member": member, "detected_by": source, "detected_s": at_s, "handled_s": now})
 
 
 def describe_exit(exit_code: int) -> str:
-    """How a process ended, in words: "with exit code 3", or "by SIGKILL"."""
+    """Return in words how a process ended: "with exit code 3", or "by SIGKILL"."""
     if exit_code >= 0:
         return f"with exit code {exit_code}"
     return f"by {_SIGNALS.get(-exit_code, f'signal {-exit_code}')}"

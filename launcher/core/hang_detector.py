@@ -1,11 +1,8 @@
-"""How fast this job goes, learned from its own committed steps: what a hang is judged by.
+"""Detection of hanging members: the job's pace, the standstill of each thread, and the judgement.
 
-How long each thread of a worker has shown no sign of life, as its agent saw it; and how long it may.
-
-Which of this node's members hang, and what follows: the stacks of all members, then the member's end.
-
-Each agent judges its own workers, from outside of their processes. A member is judged only while somebody waits for it
-who waits for nothing else: where all stand alike (an evaluation, a slow disk that all share) nobody is to blame.
+Each agent judges its own workers from outside of their processes. A member is judged only while another one waits for
+it and for nothing else. Where all stand still alike (an evaluation, a slow shared disk), no member is at fault. A
+hanging member is killed after the stacks of all members are taken.
 """
 
 from __future__ import annotations
@@ -25,9 +22,9 @@ from elastrain.launcher.shared.notices import Hangs, Notice, SomebodyWaits, Spar
 from elastrain.launcher.shared.times import HangTimes
 
 _STEPS_MOST, _STEPS_LEAST = 32, 3
-"""So many of the newest steps count; with fewer there is nothing to judge by."""
+"""The numbers of newest steps that count, at most and at least. With fewer steps the median is unknown."""
 _REMEMBERED_STEPS = 100
-"""How long a healthy standstill is remembered."""
+"""Number of steps for which a healthy standstill is remembered."""
 _WORTH_NOTING_S = 0.5
 
 
@@ -37,15 +34,15 @@ class Pace:
     def __init__(self) -> None:
         self._steps_s: deque[float] = deque(maxlen=_STEPS_MOST)
         self._newest: tuple[int, float] | None = None
-        """The newest committed step, and when this agent first heard of it."""
+        """The newest committed step, and the time when this agent first heard of it."""
         self._healthy: deque[tuple[int, Station, float]] = deque()
-        """(step, place, seconds)."""
+        """Healthy standstills: (step, place, seconds)."""
 
     def commit(self, step: int, now: float) -> None:
-        """Note that a member of this node has committed a step; the first one counts."""
+        """Record that a member of this node has committed a step. Only the first report of a step counts."""
         if self._newest is not None and step <= self._newest[0]:
             return
-        # A step that this agent has heard nothing of (no member of its was in the view) has no duration.
+        # No duration is known if this agent heard nothing of the step before (it had no member in the view then).
         if self._newest is not None and step == self._newest[0] + 1:
             self._steps_s.append(now - self._newest[1])
         self._newest = (step, now)
@@ -53,31 +50,34 @@ class Pace:
             self._healthy.popleft()
 
     def note(self, place: Station, stood_s: float) -> None:
-        """Note that a thread has stood there for so long, and went on by itself."""
+        """Record that a thread stood still at a place for this time, and went on by itself."""
         if stood_s >= _WORTH_NOTING_S and self._newest is not None:
             self._healthy.append((self._newest[0], place, stood_s))
 
     @property
     def step_s(self) -> float | None:
-        """The median step. Half of them may have had an evaluation in them and it would still be right."""
+        """Median duration of the newest steps, or None if there are too few.
+
+        An evaluation in less than half of them does not distort it.
+        """
         return median(self._steps_s) if len(self._steps_s) >= _STEPS_LEAST else None
 
     def longest_s(self, place: Station) -> float:
-        """The longest healthy standstill there: jobs whose micro-batches differ much have long ones."""
+        """Return the longest healthy standstill at a place. Jobs with very uneven micro-batches have long ones."""
         return max((stood_s for _, where, stood_s in self._healthy if where is place), default=0.0)
 
 
 _STEPS = 2.5
-"""So many median steps a member for whom others wait may stand still."""
+"""A member that others wait for may stand still for this number of median steps."""
 _STEPS_OF_A_JOINER = 20.0
 _BEYOND_THE_LONGEST = 1.5
 _ENGINE_ROUND_S = 1.0
-"""An engine in good health has come round by then, at least once."""
+"""A healthy engine thread moves at least once within this time."""
 
 
 @dataclass(kw_only=True)
 class Standstill:
-    """One thread's standstill. `for_s` counts only time in which it could have run and its agent looked."""
+    """Standstill of one thread. `for_s` counts only time in which the thread could run and its agent was looking."""
 
     spot: ThreadStatus = field(default_factory=ThreadStatus)
     for_s: float = 0.0
@@ -85,10 +85,10 @@ class Standstill:
     was_stopped: bool = False
 
     def see(self, seen: SeenThread, passed_s: float, *, stopped: bool) -> float:
-        """Look at a thread. Returns how long it had stood where it was, if it has moved by itself since; else 0."""
+        """Update from a new observation. Returns the length of the standstill that just ended by itself, else 0."""
         starved_s, self.starved_s = seen.starved_s - self.starved_s, seen.starved_s
         if seen.spot == self.spot:
-            # Where processors are scarce, a thread that waits for one stands still and is in good health.
+            # On a loaded machine a healthy thread may stand still because it waits for a processor.
             self.for_s += max(0.0, passed_s - max(0.0, starved_s))
             self.was_stopped |= stopped
             return 0.0
@@ -99,14 +99,15 @@ class Standstill:
 
 @dataclass(kw_only=True)
 class Stand:
-    """The standstills of one worker's threads."""
+    """Standstills of one worker's two threads: the training loop and the engine."""
 
     loop: Standstill = field(default_factory=Standstill)
     engine: Standstill = field(default_factory=Standstill)
     stopped: bool = False
-    """The kernel says that the process is stopped."""
+    """True if the kernel reports that the process is stopped."""
 
     def see(self, seen: Seen, passed_s: float, pace: Pace) -> None:
+        """Update both threads from a new observation, and record ended standstills in `pace`."""
         loop, engine = self.loop.spot, self.engine.spot
         self.stopped = seen.stopped
         stood_s = self.loop.see(seen.loop, passed_s, stopped=seen.stopped)
@@ -118,13 +119,13 @@ class Stand:
 
     @property
     def waits(self) -> bool:
-        """Whether it has nothing left to do and its engine turns."""
+        """True if the member has nothing left to do and its engine thread runs."""
         return self.loop.spot.place is Station.WAITING and not self.stopped and self.engine.for_s < _ENGINE_ROUND_S
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overdue:
-    """A thread has stood for longer than it may; `where` in words, for people."""
+    """A thread that stands still longer than its limit. `where`: the place in words, for people."""
 
     where: str
     for_s: float
@@ -133,8 +134,9 @@ class Overdue:
 
 
 def overdue(stand: Stand, *, pace: Pace, times: HangTimes, is_new: bool) -> Overdue | None:
-    """Whether one of the worker's threads stands for too long, were others waiting for it. `is_new`: it has not
-    committed a step yet.
+    """Return the thread of a worker that stands still for too long, or None. `is_new`: no step is committed yet.
+
+    The caller checks that other members wait for this worker.
     """
     short_s = max(times.hang_timeout_s, _STEPS * (pace.step_s or 0.0))
     loop, engine = stand.loop, stand.engine
@@ -148,7 +150,7 @@ def overdue(stand: Stand, *, pace: Pace, times: HangTimes, is_new: bool) -> Over
         Station.DECLARED: (f"in {loop.spot.name}", loop.spot.allowed_s),
     }
     where, limit_s = by_place.get(loop.spot.place, ("", 0.0))
-    # Whoever holds the interpreter for a declared stretch, or between steps, keeps the engine from turning, too.
+    # Code that holds the interpreter lock in a declared phase, or between steps, also stops the engine thread.
     turning_s = max(usual_s, limit_s, _BEYOND_THE_LONGEST * pace.longest_s(Station.TURNING))
     if engine.spot.place is Station.TURNING:
         held = _over(
@@ -166,22 +168,22 @@ def _over(where: str, thread: Standstill, limit_s: float) -> Overdue | None:
 
 
 def _early_s(pace: Pace, times: HangTimes, *, is_new: bool) -> float:
-    """Nothing is known of a first step, which compiles and warms up, but what the others' steps take."""
+    """Return the limit for a first step, which compiles and warms up. Only the duration of other steps can guide it."""
     if pace.step_s is None:
         return times.first_step_s if is_new else times.join_step_s
     return max(times.join_step_s, _STEPS_OF_A_JOINER * pace.step_s)
 
 
 _LOOKS_AT_MOST_S = 0.5
-"""A longer time between two looks was the agent's own standstill, which is nobody else's fault."""
+"""A longer time between two observations was the agent's own standstill, and does not count for the workers."""
 _WAITS_S = 1.0
-"""Who has nothing to do for so long waits for somebody; other agents are told as often."""
+"""A member with nothing to do for this time waits for another one. Other agents are told at this interval."""
 _WAITS_COUNT_S = 2.5
-"""How long the word of another agent counts."""
+"""Time for which another agent's report counts."""
 
 
 class HangWatch:
-    """Owns where this node's threads stand, and who was judged."""
+    """The standstills of this node's threads, and the members that were judged to hang."""
 
     def __init__(self, cluster: Cluster, deadlines: Deadlines, shutdown: Shutdown) -> None:
         self._cluster, self._times = cluster, cluster.config.hangs
@@ -191,14 +193,14 @@ class HangWatch:
         self._looked_s: float | None = None
         self._told_s = 0.0
         self._waits_until_s: dict[str, float] = {}
-        """By node: how long what it said of waiting counts."""
+        """Node -> time until which its report that one of its members waits counts."""
         self._judged: dict[str, tuple[Standstill, int]] = {}
-        """Member -> the thread that stands still, and its count then."""
+        """Member -> the thread that stands still, and the thread's count when it was judged."""
         self._spared: set[str] = set()
-        """Members that would have been ended, if the job could do without their state."""
+        """Members that would be killed if the job could do without their state."""
 
     def on_look(self, event: Looked, now: float) -> list[Command]:
-        """Judge by what the agent has seen on its workers' pages."""
+        """Judge the workers by what the agent has read in their status pages."""
         passed_s = 0.0 if self._looked_s is None else min(now - self._looked_s, _LOOKS_AT_MOST_S)
         self._looked_s = now
         self._stands = {seen.member: self._stands.get(seen.member, Stand()) for seen in event.seen}
@@ -211,15 +213,19 @@ class HangWatch:
         return commands + self._tell(now)
 
     def on_waits(self, node: str, notice: SomebodyWaits, now: float) -> list[Command]:
+        """Record that a member of another node waits."""
         self._waits_until_s[node] = now + _WAITS_COUNT_S
         return []
 
     def on_hangs(self, node: str, notice: Hangs, now: float) -> list[Command]:
-        """Have stacks taken: a member of another node is about to be ended, and all members' stacks may tell why."""
+        """Have stacks taken, because a member of another node is about to be killed.
+
+        All members' stacks may show the cause.
+        """
         return [TakeStacks(reason=notice.reason)]
 
     def on_spared(self, node: str, notice: Spared, now: float) -> list[Command]:
-        """Wait, as that node does, for its members: it says so again for as long as it holds."""
+        """Wait for another node's hanging members, as that node does. It repeats the notice as long as that is true."""
         self._deadlines.set(SparedDue(node), now + _WAITS_COUNT_S)
         is_known = self._cluster.spared_by_node.get(node) == notice.members
         self._cluster.spared_by_node[node] = notice.members
@@ -233,6 +239,7 @@ class HangWatch:
         return [Log(event="spared_there", fields={"node": node, "members": list(notice.members)}, say=say)]
 
     def on_stacks_taken(self, due: HangDue, now: float) -> list[Command]:
+        """Kill the member that was judged to hang, unless it has moved in the meantime."""
         thread, count = self._judged[due.member]
         if thread.spot.count != count:  # it was only slow
             del self._judged[due.member]
@@ -242,7 +249,10 @@ class HangWatch:
         return [Kill(member=due.member, reason=f"{due.member} is ended, because it hangs")]
 
     def _watched(self) -> list[Worker]:
-        """The members that are judged: those that compute. Who has finished, or is to end, has other deadlines."""
+        """Return the members to judge: those that compute.
+
+        Workers that have finished or must exit have other deadlines.
+        """
         mine = self._cluster.mine_in_view()
         return [w for w in mine if w.stage in (Stage.MEMBER, Stage.NEWCOMER) and w.id in self._stands]
 
@@ -256,7 +266,8 @@ class HangWatch:
         if found.for_s > max(found.limit_s, self._times.alike_s):
             return self._judge(worker, found, now)
         is_needed = self._cluster.is_needed(worker.id, besides=self._judged)
-        # Who alone has the state and is stopped may be all there is, so that nobody waits; yet nothing goes on.
+        # A stopped member with the only copy of some state may be all that is left of the view. Then no member waits
+        # for it, but the job stands still.
         if not self._somebody_waits(worker.id, now) and not (is_needed and self._stands[worker.id].stopped):
             return []
         return self._spare(worker, found) if is_needed else self._judge(worker, found, now)
@@ -270,14 +281,15 @@ class HangWatch:
         )
 
     def _is_member(self, member: str) -> bool:
-        # A newcomer waits for the end of the others' step, however long that takes.
+        # A newcomer always waits for the end of the others' step.
         return self._cluster.workers.by_id[member].stage is Stage.MEMBER
 
     def _judge(self, worker: Worker, found: Overdue, now: float) -> list[Command]:
         reason = self._sentence(worker, found)
         self._cluster.progress.explain(reason)
         self._judged[worker.id] = found.thread, found.thread.spot.count
-        # Together: who waits in a collective of the script would raise there when the one that never came is ended.
+        # All judged members are killed together. A member that waits in a collective of the script for one that was
+        # killed earlier would raise there.
         for member in self._judged:
             if member == worker.id or HangDue(member) in self._deadlines:
                 self._deadlines.set(HangDue(member), now + self._times.stacks_s)

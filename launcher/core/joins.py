@@ -1,4 +1,4 @@
-"""How workers come in: their start, their hello, their first commit."""
+"""Workers that join: their start, their hello, and their first commit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from elastrain.protocol.agent_messages import FirstCommitAllowed, Hello, Progres
 
 
 class Joins:
-    """Owns the spec that all members must have in common, and the workers whose hello waits for it."""
+    """The spec that all members must have in common, and the workers whose hello waits for it."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class Joins:
         self.spec: Mapping[str, Any] | None = None
         self._unchecked: list[tuple[Worker, Hello]] = []
         self._slowest_hello_s: float | None = None
-        """From its start, of any worker of this node."""
+        """Longest time from start to hello of any worker of this node so far."""
 
     def on_roster(self, event: RosterStands, now: float) -> list[Command]:
-        """Start this node's workers: the nodes that begin the job are known."""
+        """Start this node's workers, now that the store holds the roster."""
         if event.roster is None:
             return self._rendezvous.on_roster_refused(now)
         self._rendezvous.doubt(event.restored, now)
@@ -70,7 +70,7 @@ class Joins:
         return [*commands, *self._say_start(event.roster, first), *starts]
 
     def _on_another_roster(self, roster: Roster) -> list[Command]:
-        """Handle a roster of nodes that knew nothing of this job, in a store that had lost its data."""
+        """End this node if another job's roster is in the store, put after the store had lost its data."""
         if roster == self._cluster.roster:
             return []
         there = ", ".join(record.name for record in roster.nodes)
@@ -81,7 +81,7 @@ class Joins:
         return self._shutdown.finish(1, sentence, everywhere=False)
 
     def _say_start(self, roster: Roster, first: int) -> list[Command]:
-        """Say what the job starts from: the first node does, for all."""
+        """Return the line that says what the job starts from. Only the first node of the roster prints it."""
         if first or not roster.start:
             return []
         step = roster.resume.step if roster.resume is not None else None
@@ -89,7 +89,7 @@ class Joins:
 
     def _begin_late(self) -> list[Command]:
         present, most = self._cluster.peers.present(), self._config.nodes_max
-        if len(present) > most:  # it would be one node more than the operator has allowed for
+        if len(present) > most:  # the operator has not allowed this node
             there = ", ".join(record.name for record in present if record.name != self._config.node)
             sentence = f"the job has all its {most} nodes ({there}): raise MAX in --nnodes to add more"
             return self._shutdown.finish(1, sentence, everywhere=False)
@@ -97,6 +97,7 @@ class Joins:
         return [TakeNumber() for _ in range(self._config.workers)]
 
     def on_number(self, event: NumberTaken, now: float) -> list[Command]:
+        """Start the worker for which the store has assigned a number."""
         workers = self._cluster.workers
         if self._shutdown.end is not None or not workers.vacancies:
             return []
@@ -109,18 +110,18 @@ class Joins:
         return [start, *([log] if vacancy.of else [])]
 
     def _expected_rank(self, slot: int) -> int:
-        """Return the rank that a worker will have which takes this slot now. It is never 0 while a member lives."""
+        """Return the rank that a worker started in this slot will probably get. It is never 0 while a member lives."""
         cluster, roster, first = self._cluster, self._cluster.roster, self._cluster.first_rank
         assert roster is not None
         there = cluster.alive_in_view()
-        if not there:  # no member stands before it: the ranks are those of the roster, and late nodes come behind them
+        if not there:  # with no member before it, the ranks are those of the roster, and nodes that came late follow
             return (roster.workers if first is None else first) + slot
         return len(there) + sum(worker.id not in there for worker in cluster.workers.living)
 
     def _start(self, slot: int, *, number: int, rank: int, now: float, replaces: str = "") -> Start:
         cluster, roster = self._cluster, self._cluster.roster
         assert roster is not None
-        # The first workers wait for each other anyway; later ones warm up behind those that train.
+        # The first workers wait for each other anyway. Later ones warm up at low priority beside those that train.
         member, initial = f"m{number}", not cluster.late and cluster.view is None
         cluster.workers.by_id[member] = Worker(id=member, slot=slot, initial=initial, started_s=now, replaces=replaces)
         names = [record.name for record in roster.nodes]
@@ -138,11 +139,12 @@ class Joins:
         )
 
     def on_started(self, event: WorkerStarted, now: float) -> list[Command]:
+        """Record the process id of a started worker."""
         self._cluster.workers.by_id[event.member].pid = event.pid
         return []
 
     def on_start_failed(self, event: StartFailed, now: float) -> list[Command]:
-        """Handle a start that failed: the job goes on without the process, unless it is one of the first workers."""
+        """Handle a failed start. The job goes on without the worker, unless it is one of the first workers."""
         worker = self._cluster.workers.by_id[event.member]
         worker.follow(Course.DIE)
         self._deadlines.drop(WarmUpDue(worker.id), HelloDue(worker.id))
@@ -152,32 +154,36 @@ class Joins:
         return [Log(event="start_failed", fields={"member": worker.id, "reason": event.problem}, say=sentence)]
 
     def on_warm_up_over(self, due: WarmUpDue, now: float) -> list[Command]:
-        """Give a joiner full priority: until it is a member the state has fewer copies."""
+        """Give a joining worker full priority. Until it is a member, the state has fewer copies."""
         return [FullPriority(member=due.member)]
 
     def on_hello(self, worker: Worker, hello: Hello, now: float) -> list[Command]:
+        """Compare a worker's hello with the spec.
+
+        The first hello of the job becomes the spec, if the store accepts it.
+        """
         if worker.stage is not Stage.STARTING or hello.member != worker.id:
             return self.on_misspoke(worker.id, f"a hello of {hello.member} from {worker.id}, {worker.state}")
         self._deadlines.drop(HelloDue(worker.id))
         self._slowest_hello_s = max(self._slowest_hello_s or 0.0, now - worker.started_s)
         if self.spec is not None:
             return self._admit(worker, hello, self.spec, now)
-        # What the first hello says is put; the store decides whose was first among all nodes.
+        # Several nodes may put the spec of their first hello. The store keeps the one that came first.
         self._unchecked.append((worker, hello))
         return [PutSpec(spec=dict(hello.spec))] if len(self._unchecked) == 1 else []
 
     def _hello_within_s(self) -> float:
-        """How long a newcomer may take to its hello, by what earlier starts of the same script have taken."""
+        """Return the time that a newcomer has for its hello, based on earlier starts of the same script."""
         if self._slowest_hello_s is None:
             return self._config.hangs.first_step_s
         return max(self._config.times.join_timeout_s, 3 * self._slowest_hello_s)
 
     def on_hello_late(self, due: HelloDue, now: float) -> list[Command]:
-        """End a newcomer that has not said hello in time, such as one that hangs in its imports."""
+        """Kill a newcomer that has not said hello in time, for example because it hangs in its imports."""
         worker, within_s = self._cluster.workers.by_id[due.member], self._hello_within_s()
         if worker.stage is not Stage.STARTING or self._shutdown.end is not None:
             return []
-        if self._cluster.view is None:  # a plain script never says hello; and the first workers have a bound of theirs
+        if self._cluster.view is None:  # a plain script never says hello, and the first workers have their own deadline
             self._deadlines.set(due, now + within_s)
             return []
         reason = (
@@ -187,6 +193,7 @@ class Joins:
         return [Kill(member=worker.id, reason=reason)]
 
     def on_spec(self, event: SpecStands, now: float) -> list[Command]:
+        """Compare the waiting workers with the spec that the store holds."""
         if self.spec is not None or self._shutdown.end is not None:
             return []
         self.spec = event.spec
@@ -198,7 +205,7 @@ class Joins:
         return commands
 
     def _say_changes(self, spec: Mapping[str, Any]) -> list[Command]:
-        """Say what the job does otherwise than before, where that was asked for."""
+        """Return a line about changes of the spec since the checkpoint, if the operator has accepted changes."""
         roster = self._cluster.roster
         if roster is None or roster.resume is None or not roster.resume.accepts_changes:
             return []
@@ -207,6 +214,7 @@ class Joins:
         return [Log(event="changed", fields={"step": step, "changes": found}, say=f"accepted: {told}")] if found else []
 
     def on_misspoke(self, member: str, problem: str) -> list[Command]:
+        """Kill a worker that has sent what no worker sends."""
         return [Kill(member=member, reason=f"{member} sent what no worker sends: {problem}")]
 
     def _admit(self, worker: Worker, hello: Hello, spec: Mapping[str, Any], now: float) -> list[Command]:
@@ -226,10 +234,11 @@ class Joins:
     def _refuse(self, worker: Worker, difference: str, now: float) -> list[Command]:
         worker.follow(Course.UNFIT)
         sentence = f"{worker.id} is refused: {difference}"
-        ends = worker.initial  # the job cannot begin without it; a joiner's refusal costs only the joiner
+        # the job cannot begin without one of its first workers; a refused newcomer only fails to join
+        ends = worker.initial
         commands: list[Command] = [
             Tell(member=worker.id, message=Refused(reason=sentence)),
-            # What ends the job is said with its end.
+            # If the refusal ends the job, the end prints it.
             Log(event="refused", fields={"member": worker.id, "reason": difference}, say="" if ends else sentence),
         ]
         if ends:
@@ -238,16 +247,19 @@ class Joins:
         return commands
 
     def on_first_commit_due(self, worker: Worker, now: float) -> list[Command]:
-        """Let it commit once the store knows that: else others could take it for dead, and begin the job anew."""
+        """Let a member make the first commit once the store has recorded that it is due.
+
+        Otherwise other nodes could consider the member dead and start the job again.
+        """
         progress = self._cluster.progress
         progress.to_commit.add(worker.id)
-        # On one node nobody else could.
+        # A job on one node has no others.
         if self._config.alone or progress.due or progress.begun:
             return self.on_first_commit_allowed(now)
         return [PutDue(), *self._view_changes.settle(now)] if len(progress.to_commit) == 1 else []
 
     def on_first_commit_allowed(self, now: float) -> list[Command]:
-        """Tell the members that wait for it, unless the view that stands is without them."""
+        """Let the waiting members make the first commit, unless they are not in the current view."""
         progress = self._cluster.progress
         waiting = [worker.id for worker in self._cluster.mine_in_view() if worker.id in progress.to_commit]
         progress.due, progress.to_commit = True, set()
@@ -255,19 +267,22 @@ class Joins:
         return told + (self._view_changes.settle(now) if waiting else [])
 
     def on_progress(self, worker: Worker, message: Progress, now: float) -> list[Command]:
+        """Handle the report of a committed step. The first one of a worker completes its join."""
         first, ahead = worker.progress.step is None, worker.stage is Stage.NEWCOMER
         worker.progress.take(message)
         worker.follow(Course.COMMIT)
         self._cluster.progress.take(message)
-        # A replacement that dies before it has done anything counts for ever: else a crash loop had no end.
+        # The restart of a replacement that dies before its first commit counts forever. Otherwise a crash loop would
+        # not end.
         if first and worker.replaces and worker.replaces not in self._cluster.workers.uncounted:
             self._deadlines.set(RestartDue(worker.replaces), now + self._config.times.restart_counts_s)
         begins: list[Command] = [] if self._cluster.progress.begun else [PutBegun()]
         self._cluster.progress.begun = True
         slower: list[Command] = [FullPriority(member=worker.id)] if ahead else []
-        # From now on this agent knows who holds what: a loss may have waited for that.
+        # This agent now knows the holders of all shards. A view change after a loss may have waited for that.
         return begins + slower + (self._view_changes.settle(now) if first else [])
 
     def on_restart_forgotten(self, due: RestartDue, now: float) -> list[Command]:
+        """Stop counting an old restart against the limit."""
         self._cluster.workers.restarts_used -= 1
         return []

@@ -1,7 +1,7 @@
-"""How other nodes come, fall silent and die, and what this agent hears of their members.
+"""Changes of other nodes: how they come, fall silent and die, and what this agent hears of their members.
 
-Proof of a node's death: its lease is gone and its agent answers no node that has a lease, or its name has a successor.
-Everything else is silence. Whom a node reaches, it says in its own key, once another asks there.
+A node is proven dead if its lease is gone and its agent answers no node that has a lease, or if a newer node has its
+name. All other nodes are only silent. When one agent asks about a node in its key, the others answer in their keys.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from elastrain.launcher.shared.notices import Digested, Ended, Exited, Notice, S
 from elastrain.protocol.agent_messages import Suspect
 
 _REGROUP_S = 3.0
-"""From the first answer to a node that was cut off itself: the links to the others come again one by one, too."""
+"""Time for the other links to come back after the first one does, on a node that was cut off itself."""
 _WORD_S = 30.0
-"""An agent whose key is kept alive has said by then whether it reaches a node that another asks about."""
+"""Time within which an agent with a living key has answered a question about a node."""
 _SLEPT_S = 2.5
-"""An agent that has not looked at its workers for so long stood still itself, and others heard nothing of it."""
+"""An agent that has not looked at its workers for this time stood still itself, and sent no heartbeats."""
 
 
 class PeerChanges:
-    """Keeps `Cluster.peers` up to date, and says what follows."""
+    """The part that keeps `Cluster.peers` up to date and decides what follows."""
 
     def __init__(
         self,
@@ -49,32 +49,34 @@ class PeerChanges:
         self._looked_s: float | None = None
 
     def on_came(self, event: NodeCame, now: float) -> list[Command]:
+        """Handle a new or changed record of a node. A new incarnation proves that the earlier one is dead."""
         record = event.record
         known = self._peers.nodes.get(record.name)
         if self._shutdown.end is not None or record.name == self._config.node:
             return []
         if known is not None and known.record.incarnation == record.incarnation:
-            # Its lease may have lapsed with the store and be there again: the same start of the node, nothing is lost.
+            # The lease may have lapsed during a store outage and be renewed: it is the same start of the node, and
+            # nothing is lost.
             known.record, known.leased = record, True
             return self._weigh(now) + self._view_changes.settle(now)
         commands: list[Command] = [Log(event="node", fields={"node": record.name, "incarnation": record.incarnation})]
         if known is not None:  # no worker outlives its agent, and a name belongs to one agent at a time
             commands += self._lose_node(known, "its name is taken by its successor", now)
         self._peers.nodes[record.name] = PeerNode(record=record)
-        # Of the start that was taken for dead by its lease: who is still in the view may live, as its agent will say.
+        # Members that were considered dead with the lease may be alive. Their agent will report those that are not.
         self._peers.back_to_life(self._members_of(record.name))
         return commands + self._weigh(now) + self._view_changes.settle(now)
 
     def on_lease_ended(self, event: LeaseEnded, now: float) -> list[Command]:
-        """Take the end of a node's lease for its death, unless its agent answers: the store may have been away."""
+        """Handle the end of a node's lease. The node is dead unless its agent answers, or answers another node."""
         peer = self._peers.nodes.get(event.node)
         if self._shutdown.end is not None or peer is None:
             return []
         peer.leased = False
         log = Log(event="lease_gone", fields={"node": event.node, "linked": peer.linked})
-        if peer.linked:  # it lives: the store has lost the key, not the node
+        if peer.linked:  # the node lives: the store has lost only its key
             return [log, *self._weigh(now)]
-        if not peer.met:  # it may only have been slow
+        if not peer.met:  # the node may only be slow
             self._deadlines.set(MeetDue(event.node), now + self._config.times.meet_s)
             return [log]
         commands: list[Command] = [log]
@@ -83,11 +85,15 @@ class PeerChanges:
         return commands
 
     def on_not_met(self, due: MeetDue, now: float) -> list[Command]:
-        """Doubt a node that has no key and did not answer in time; the second time, lose it unless others reach it."""
+        """Doubt a node that has no key and did not answer in time.
+
+        At the second deadline it is lost, unless others reach it.
+        """
         peer, is_away = self._peers.nodes.get(due.node), self._parking.store_away_since_s is not None
-        if peer is not None and not peer.is_silent:  # it came back in time
+        if peer is not None and not peer.is_silent:  # the node came back in time
             return []
-        if is_away and (peer is None or due.node in self._vouching.nodes):  # no key can be read: neither is it missing
+        # the store is away, so a missing key proves nothing
+        if is_away and (peer is None or due.node in self._vouching.nodes):
             self._deadlines.set(
                 due, now + (_WORD_S if due.node in self._vouching.nodes else self._config.times.absent_s)
             )
@@ -101,23 +107,26 @@ class PeerChanges:
         return self._doubt_peer(peer, f"its lease is gone, and its agent {how}", now)
 
     def _doubt_absent(self, name: str, now: float) -> list[Command]:
-        """Doubt a node of the view that has no key and does not answer: it may have gone before this one came."""
+        """Doubt a node of the view that has no key and does not answer. It may have died before this node came."""
         starts = {member.incarnation for member in self._cluster.members if member.node == name}
         return self._doubt(name, signature_of(name, max(starts)), "no key, no answer", now) if starts else []
 
     def _doubt_peer(self, peer: PeerNode, why: str, now: float) -> list[Command]:
-        if self._cluster.view is None:  # the others begin without it
+        if self._cluster.view is None:  # the job begins without it
             return self._lose_node(peer, why, now)
         return self._doubt(peer.record.name, peer.record.signature, why, now)
 
     def _doubt(self, name: str, signature: str, why: str, now: float) -> list[Command]:
-        """Lose a silent node as soon as no other that has a lease reaches it: it may only have lost the store."""
+        """Doubt a silent node. It is lost as soon as no other node with a lease reaches it."""
         if self._vouching.add(name, signature, why) is ProbeResult.OPEN:
             self._deadlines.set_first(MeetDue(name), now + _WORD_S)
         return self._weigh(now)
 
     def _weigh(self, now: float) -> list[Command]:
-        """Lose the nodes that nobody reaches any more; say in this node's key what others are to know, or are asked."""
+        """Lose the nodes that no node reaches any more.
+
+        Update this node's key with its questions and answers about nodes.
+        """
         before = self._vouching.nodes
         missed = self._vouching.take_missed()
         self._deadlines.drop(*(MeetDue(node) for node in before - self._vouching.nodes))
@@ -141,9 +150,9 @@ class PeerChanges:
         return commands
 
     def _lose_node(self, peer: PeerNode, why: str, now: float) -> list[Command]:
-        """Lose a node that is proven dead, and all its members with it."""
+        """Lose a node that is proven dead, with all its members."""
         name = peer.record.name
-        # Forgotten whole: a node of that name that comes again is another one.
+        # A node that comes again under this name is a new one.
         self._peers.nodes.pop(name, None)
         if self._shutdown.end is not None:
             return []
@@ -157,18 +166,21 @@ class PeerChanges:
         return [member.id for member in self._cluster.members if member.node == name]
 
     def on_left(self, node: str) -> list[Command]:
+        """Record that a node has left in good order."""
         self._peers.leave(node)
         return self._shutdown.look_at_digests_again()
 
     def on_link(self, event: LinkChanged, now: float) -> list[Command]:
+        """Handle a link that went up or down."""
         peer = self._peers.nodes.get(event.node)
         if self._shutdown.end is not None or peer is None or peer.linked == event.up:
             return []
-        # A closed port is as good as a silence that has lasted: the machine itself says that the agent is gone.
+        # A closed port counts like a long silence: the machine itself reports that the agent is gone.
         peer.linked, peer.suspected = event.up, event.closed and not event.up
         peer.met, peer.tells_view = peer.met or event.up, False
         peer.times_up += event.up
-        # Who was linked until its port was closed has never missed this node: what it knew of the job is known here.
+        # A node that stayed linked until its port closed has always heard this one, so this agent knows all that it
+        # knew.
         peer.lost_touch = peer.lost_touch or not (event.up or event.closed)
         log = Log(event="link", fields={"node": event.node, "up": event.up, "reason": event.reason})
         if not event.up and not event.closed:
@@ -176,21 +188,24 @@ class PeerChanges:
         if event.up and self._parking.parked is not None:
             self._regroup(now)
         commands: list[Command] = [log, *(self._news_for(event.node) if event.up else [])]
-        # Neither sign of life is left. While its key stands, the lease decides: only the link may be broken.
+        # No sign of life is left. While the key exists the lease decides, because only the link may be broken.
         if peer.is_silent:
             commands += self._doubt_peer(peer, f"its lease is gone, and {event.reason}", now)
         return commands + self._weigh(now) + self._view_changes.settle(now)
 
     def _regroup(self, now: float) -> None:
-        """The first that answers again makes no majority with which others are removed: they are on their way, too."""
+        """Clear all suspicions for a while.
+
+        The first node that answers again must not form a majority that removes the others.
+        """
         for peer in self._peers.nodes.values():
             peer.suspected = False
         self._deadlines.set(SilenceDue(), now + _REGROUP_S)
 
     def _news_for(self, name: str) -> list[Command]:
-        """The notices that the agent there may have missed while it could not be reached."""
+        """Return the notices that the other agent may have missed while the link was down."""
         workers = self._cluster.workers.by_id
-        # Digests first: nobody waits for that of a member that is known to be gone.
+        # Digests come first, because no agent waits for the digest of a member that is known to be gone.
         done = [(worker.id, worker.digest) for worker in workers.values() if not worker.raised]
         told: list[Notice] = [Digested(member=m, digest=digest) for m, digest in done if digest is not None]
         told += [Exited(member=m) for m in self._cluster.ids if m in workers and not workers[m].alive]
@@ -201,15 +216,17 @@ class PeerChanges:
         return commands + ([TellNodes(message=Ended(), node=name)] if self._shutdown.finishing else [])
 
     def on_look(self, now: float) -> None:
-        """Note that this node itself stood still: each other one may have taken it for dead."""
+        """Detect that this agent itself stood still for a while: the other nodes may have considered it dead."""
         slept = self._looked_s is not None and now - self._looked_s > _SLEPT_S
         self._looked_s = now
         for peer in self._peers.nodes.values():
             peer.lost_touch = peer.lost_touch or slept
 
     def on_stands(self, node: str, notice: Stands, now: float) -> list[Command]:
-        """Another agent says which view stands: who takes that, or knows it, has missed nothing of what it did, where
-        it was asked since it answers again.
+        """Adopt the current view as another agent reports it, and answer with this agent's view if it asks.
+
+        If the report answers a question asked since the link came up, and this agent has that view too, the other agent
+        has not gone on without this node.
         """
         peer = self._peers.nodes.get(node)
         commands = self._view_changes.on_told(notice, now)
@@ -223,12 +240,13 @@ class PeerChanges:
         return commands
 
     def on_store_forgot(self, event: StoreForgot) -> list[Command]:
-        """End where others may have gone on without this node, and have ended since: no store tells of it any more."""
+        """End this node if others may have gone on without it and ended, because the store no longer knows of that."""
         cluster, nodes = self._cluster, self._peers.nodes
         first = [record.name for record in cluster.roster.nodes] if cluster.roster is not None else []
         names = {member.node for member in cluster.members} or set(first)
         away = {name for name in names - event.nodes - {self._config.node} if name in nodes and not nodes[name].linked}
-        # Where this node is in no view, and nobody of it is here, it knows no better how that went on.
+        # If no other node of the view or roster is present and this node is in no view, it cannot know how they went
+        # on.
         unknown = sorted(name for name in away if nodes[name].lost_touch or not nodes[name].met or names == away)
         if not unknown or 2 * (len(names) - len(away)) > len(names):
             return []
@@ -239,24 +257,30 @@ class PeerChanges:
         return self._shutdown.finish(1, sentence, everywhere=False)
 
     def on_silence(self, due: SilenceDue, now: float) -> list[Command]:
-        """Judge silent nodes together: a node that is cut off itself hears others fall silent one after the other."""
+        """Suspect all silent nodes together.
+
+        A node that is cut off itself hears the others fall silent one after the other.
+        """
         for peer in self._peers.nodes.values():
             peer.suspected = not peer.linked
         return self._view_changes.settle(now)
 
     def on_exited(self, node: str, notice: Exited, now: float) -> list[Command]:
-        """Handle the exit of a member elsewhere, which its own agent tells."""
+        """Handle the exit of a member on another node, as reported by its agent."""
         return self._lose_members([notice.member], f"notice of {node}", now)
 
     def on_seen_dead(self, by: Worker, message: Suspect, now: float) -> list[Command]:
-        """Handle a death that a member of this node has seen: another's robust mutex on the same machine broke."""
+        """Handle a death that a worker of this node has detected by a broken robust mutex on the same machine."""
         return self._lose_members([message.member], f"mutex, seen by {by.id}", now)
 
     def _lose_members(
         self, members: Sequence[str], source: str, now: float, *, missed_s: float | None = None
     ) -> list[Command]:
-        """Lose members of other nodes that are proven gone; `missed_s`: by the silence of their node, since when."""
-        # Of its own workers this agent has better proof; what is known already is not told twice.
+        """Lose members of other nodes that are proven dead.
+
+        `missed_s`: when they fell silent, if silence is the only evidence.
+        """
+        # This agent has better proof about its own workers, and reports no death twice.
         others = [m for m in members if m not in self._cluster.workers.by_id]
         new = [m for m in others if m not in self._peers.dead_members]
         self._peers.take_for_dead(others if missed_s is None else new, presumed_s=missed_s)

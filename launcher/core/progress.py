@@ -1,8 +1,6 @@
-"""What this agent knows of durable checkpoints: the newest one, and which may become visible.
+"""Progress of the job as this agent has heard: committed steps, durable checkpoints, and missing redundancy.
 
-How far the job is, by all that this agent has heard; and why things happened, in a few sentences for `status`.
-
-The window without redundancy, as this node's workers tell it: which shards are short of holders, and since when.
+`JobProgress` also keeps the newest reasons for what happened, which `status` shows.
 """
 
 from __future__ import annotations
@@ -25,40 +23,41 @@ _REASONS_MAX = 8
 
 
 class JobProgress:
-    """How far the job is: only committed steps count."""
+    """Progress of the job. Only committed steps count."""
 
     def __init__(self) -> None:
         self.due = False
-        """The first commit may have been made, on this node or another, also where nobody has told of it."""
+        """True if the first commit may have been made on any node, even if no report of it has come."""
         self.to_commit: set[str] = set()
-        """Members of this node that wait with the first commit until the store knows that it is due."""
+        """Members of this node that wait with the first commit until the store has recorded that it is due."""
         self.begun = False
-        """A step has been committed, on this node or another."""
+        """True if a step has been committed on any node."""
         self.step: int | None = None
         self.loss: float | None = None
         self.samples: int | None = None
         self.redone_pairs = 0
-        """How many (block, run) pairs pipelines have computed once more after losses."""
+        """Number of (block, run) pairs that pipelines have computed again after losses."""
         self._redone_in = 0
         self._step_at_new_links: int | None = None
         self.reasons: list[str] = []
-        """The newest last."""
+        """Newest reasons, the newest last."""
 
     def note_new_links(self) -> None:
-        """Note that members make the links between their nodes anew."""
+        """Record that the members are making all links between their nodes anew."""
         self._step_at_new_links = self.step
 
     @property
     def is_as_with_new_links(self) -> bool:
-        """Whether no step has been committed since the links were made anew."""
+        """True if no step has been committed since the links were made anew."""
         return self.step == self._step_at_new_links
 
     def take(self, message: Progress) -> None:
+        """Take over the report of a step if it is newer."""
         if self.step is None or message.step > self.step:
             self.step, self.loss, self.samples = message.step, message.loss, message.samples
 
     def redo(self, message: Redone) -> list[Command]:
-        """Count it once for the view, whichever of its members tells it first."""
+        """Count the pairs that are computed again. Each view counts once, although all its members report it."""
         if message.generation <= self._redone_in:
             return []
         self._redone_in = message.generation
@@ -66,26 +65,34 @@ class JobProgress:
         return [Log(event="redone", fields={"step": message.step, "pairs": message.pairs})]
 
     def explain(self, reason: str) -> None:
+        """Add a reason for `status`. The oldest ones are dropped."""
         self.reasons = [*self.reasons, reason][-_REASONS_MAX:]
 
 
 class CheckpointCare:
-    """Owns what is known of durable checkpoints: members write them, the store decides which one is visible."""
+    """Durable checkpoints, as far as this agent knows.
+
+    Members write them, and the store decides which one is visible.
+    """
 
     def __init__(self, life: int, progress: JobProgress) -> None:
         self._life, self._progress = life, progress
         self.newest: CheckpointEnded | None = None
-        """The newest that is complete, by all that this agent has heard."""
+        """Newest complete checkpoint that this agent has heard of."""
 
     def on_ready(self, worker: Worker, message: CheckpointReady) -> list[Command]:
-        """A member of this node has collected all parts of one. Whether its group is the job's, the store knows."""
+        """Ask the store to make a complete checkpoint visible.
+
+        The store knows whether the member still belongs to the job.
+        """
         return [PutCheckpoint(member=worker.id, step=message.step, name=message.name, life=self._life)]
 
     def on_answered(self, event: CheckpointAnswered) -> list[Command]:
+        """Give the store's answer about a checkpoint to the member that collected it."""
         return [Tell(member=event.member, message=CheckpointSettled(step=event.step, problem=event.problem))]
 
     def on_ended(self, message: CheckpointEnded) -> list[Command]:
-        """Handle the end of a checkpoint, which only the member that collected it tells."""
+        """Handle the end of a checkpoint, as reported by the member that collected it."""
         step = message.step
         if message.reason:
             say = f"the checkpoint of step {step} is given up, because {message.reason}"
@@ -98,7 +105,7 @@ class CheckpointCare:
 
 
 def _size(size_bytes: int) -> str:
-    """The size in words, with two digits at the least."""
+    """Return a size in words, with one decimal from 1 kB on."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.1f} {unit}"
@@ -106,19 +113,22 @@ def _size(size_bytes: int) -> str:
 
 
 class OpenWindow:
-    """Owns what was last told. All members tell the same of one moment, sooner or later."""
+    """The open window: shards with fewer living holders than they should have.
+
+    All members report it sooner or later.
+    """
 
     def __init__(self) -> None:
         self.short: Mapping[str, int] = {}
-        """Shard -> how many living holders it has."""
+        """Shard -> number of its living holders."""
         self.since_step: int | None = None
         self.since_s: float | None = None
-        """When this agent heard of it, in monotonic seconds; None while the window is closed."""
+        """Monotonic time when this agent heard of the window. None while the window is closed."""
         self._step = -1
 
     def take(self, member: str, message: Window, now: float) -> list[Command]:
-        """Returns a line for the event log where the window has opened or closed."""
-        # A slower member tells again what a faster one has told of a step that is over.
+        """Update from a member's report. Returns a line for the event log if the window has opened or closed."""
+        # A slow member may report an earlier step that another member has reported already.
         if message.step < self._step:
             return []
         was_open = self.since_s is not None
@@ -128,12 +138,12 @@ class OpenWindow:
             self.since_s = now if self.since_s is None else self.since_s
             return [] if was_open else [self._log(member, "opened", shards=len(message.short), step=message.step)]
         since_s, self.since_s = self.since_s, None
-        # Both are counted from the loss: the step that was open then is one of them.
+        # The count of steps starts at the loss and includes the step that was open then.
         steps = message.step - (self.since_step if self.since_step is not None else message.step)
         return [] if since_s is None else [self._log(member, "closed", after_s=now - since_s, after_steps=steps)]
 
     def described(self, now: float) -> dict[str, object] | None:
-        """The open window in words for `status`; None while every shard has its holders."""
+        """Return the open window for `status`, or None if every shard has all its holders."""
         if self.since_s is None:
             return None
         return {"shards": dict(self.short), "since_step": self.since_step, "since_s": now - self.since_s}

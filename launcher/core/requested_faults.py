@@ -1,8 +1,6 @@
-"""Whom a fault means: which of several for `random`, and on which node each one is.
+"""Faults that the operator asks for: their targets, whether they would destroy state, and when they strike.
 
-Whether a job would keep its state if a fault struck: for those who strike at random and want it to go on.
-
-What the operator asks for: faults, aimed at members or nodes, here or elsewhere, now or at a place.
+A fault is aimed at members or nodes, on this or another node, and strikes at once, at a time, or at a place of a step.
 """
 
 from __future__ import annotations
@@ -25,19 +23,19 @@ from elastrain.protocol.agent_messages import ArmFault, Struck
 
 @dataclass(frozen=True, kw_only=True)
 class Unknown:
-    """A target that means nobody; the sentence says why."""
+    """A target that does not exist. The sentence says why."""
 
     sentence: str
 
 
 class FaultTargets:
-    """Questions about the cluster. `choose` picks one of several for `random`."""
+    """The targets of faults, looked up in the cluster. `choose` picks one of several candidates for `random`."""
 
     def __init__(self, cluster: Cluster, choose: Callable[[Sequence[str]], str]) -> None:
         self._cluster, self._choose = cluster, choose
 
     def named(self, fault: Fault) -> Fault | Unknown:
-        """The fault with a name for each `random`, all of them different; everybody else must be there."""
+        """Return the fault with a different name for each `random`, or `Unknown` if a target does not exist."""
         targets: list[Target] = [target for target in fault.targets if not target.is_random]
         for target in targets:
             problem = self._problem(target)
@@ -53,13 +51,13 @@ class FaultTargets:
         return fault.aimed_at(targets)
 
     def node_of(self, target: Target) -> str:
-        """The node on which the target is struck: this one for what is here, or is not known elsewhere."""
+        """Return the node that has to strike this target. Targets that are not known elsewhere belong to this node."""
         if target.scheme is Scheme.NODE:
             return target.name
         return self._elsewhere(target.name) or self._cluster.config.node
 
     def is_first(self) -> bool:
-        """Whether this node acts for all: one agent carries out each line that stands in everybody's faults file."""
+        """Return True if this node acts for all, so that each line of the common faults file strikes only once."""
         cluster, me = self._cluster, self._cluster.config.node
         if cluster.view is not None:
             return cluster.first_answering_node() == me
@@ -88,7 +86,7 @@ class FaultTargets:
         return ", ".join([worker.id for worker in self._cluster.workers.living] + elsewhere)
 
     def _elsewhere(self, member: str) -> str | None:
-        """The other node where that living member is."""
+        """Return the other node on which this member lives, or None."""
         cluster = self._cluster
         node = cluster.view.nodes.get(member) if cluster.view else None
         there = node != cluster.config.node and node in cluster.peers.nodes
@@ -102,9 +100,9 @@ class FaultTargets:
 
 
 def would_cost_state(fault: Fault, cluster: Cluster, doubtful: Collection[str]) -> str:
-    """Why the fault, whose targets have names, may cost the state; empty: it may strike.
+    """Return the reason why the fault may destroy state, or "" if it may strike. All its targets must have names.
 
-    `doubtful`: members that may be lost already, by faults that struck before.
+    `doubtful`: members that earlier faults may already have destroyed.
     """
     struck = victims(fault, {member.id: member.node for member in cluster.members})
     if not struck:
@@ -117,19 +115,19 @@ def would_cost_state(fault: Fault, cluster: Cluster, doubtful: Collection[str]) 
     if bare or not left:
         what = f"all holders of shard {bare[0]}" if bare else "all members"
         return f"{fault} does not strike: {what} would be struck"
-    # The side that is cut off must be the smaller one, or the job parks.
+    # The side that is cut off must be the smaller one. Otherwise the job could not change its view.
     if CLASSES[fault.kind].by is Carrier.LAUNCHER and 2 * len(left) <= len(cluster.ids):
         return f"{fault} does not strike: no majority would be left"
     return ""
 
 
 FaultAnswer = tuple[str, bool, list[Command]]
-"""A sentence for the operator, whether the request was taken, and what to do."""
+"""A sentence for the operator, whether the request was accepted, and the commands to carry out."""
 _NOT_THERE_YET = (Stage.STARTING, Stage.REFUSED)
 
 
 class FaultRequests:
-    """Owns the faults that wait: for a worker to be ready, for a time, or for a worker to come to their place."""
+    """Faults that wait: for a worker to be ready, for a time, or for a worker to reach their place."""
 
     def __init__(
         self, cluster: Cluster, deadlines: Deadlines, faults: Sequence[Fault], choose: Callable[[Sequence[str]], str]
@@ -137,13 +135,13 @@ class FaultRequests:
         self._cluster, self._config, self._deadlines = cluster, cluster.config, deadlines
         self._targets = FaultTargets(cluster, choose)
         self._waiting: list[Fault] = []
-        """With one target each, but for those that wait for the first view."""
+        """Waiting faults with one target each, except for those that wait for the first view."""
         self._timed: dict[int, tuple[Fault, bool]] = {}
-        """By number; and whether this agent was asked for it, so that no other one strikes."""
+        """Number -> timed fault, and True if the operator asked this agent for it, so that no other agent strikes."""
         self._armed: dict[int, Fault] = {}
-        """By number: at their place, a worker tells."""
+        """Number -> fault for which a worker reports when it has reached the place."""
         self._wrong: dict[str, str] = {}
-        """Member -> what is to be wrong with its replacement."""
+        """Member -> the defect that its replacement is to have."""
         self._last_number = 0
         for fault in faults:
             if fault.place.t_s is not None:
@@ -154,7 +152,10 @@ class FaultRequests:
                 self._waiting += fault.singles()
 
     def inject(self, fault: Fault, careful_of: Collection[str] | None = None) -> FaultAnswer:
-        """The operator asks for a fault; with members, only if the job keeps its state even without these."""
+        """Inject a fault that the operator asks for. Returns a sentence, whether it is accepted, and commands.
+
+        If `careful_of` is given, the fault is refused if it could destroy state after the loss of these members.
+        """
         if not self._config.armed:
             return NOT_ARMED, False, []
         if fault.place.t_s is not None:
@@ -176,7 +177,7 @@ class FaultRequests:
         return "; ".join(sentence for sentence, _ in answers), True, [c for _, commands in answers for c in commands]
 
     def on_ask(self, node: str, notice: Ask, now: float) -> list[Command]:
-        """The operator has asked another agent."""
+        """Inject a fault that another agent, which the operator has asked, sends to this node."""
         try:
             fault = grammar.parse(notice.line)
         except ConfigError as error:
@@ -184,30 +185,33 @@ class FaultRequests:
         return self._inject_or_log(fault)
 
     def on_due(self, due: FaultDue, now: float) -> list[Command]:
-        """Strike: the fault's time has come."""
+        """Inject a fault whose time has come. Of a common faults file, only one agent does."""
         fault, asked = self._timed.pop(due.number)
         if not asked and not self._targets.is_first():
             return []
         return self._inject_or_log(fault.when_due())
 
     def hand_over(self, worker: Worker) -> list[Command]:
-        """Give a worker that is ready the faults that wait for it, or for any worker of this node."""
-        # Fault files name members that do not exist yet: a replacement takes what was meant for its number.
+        """Give a ready worker the faults that wait for it, or for any worker of this node."""
+        # Fault files may name members that do not exist yet: a replacement gets the faults for its number.
         here = [f for f in self._waiting if f.member == worker.id or f.node == self._config.node]
         mine = [f for f in here if not _is_for_first_view(f)]
         self._waiting = [f for f in self._waiting if f not in mine]
         return [command for fault in mine for command in (_log(fault), self._arm(fault, worker))]
 
     def choose_victims(self) -> list[Command]:
-        """Choose in the first view: `random` is one of all members, and the first one's agent chooses for everybody."""
+        """Inject the faults that wait for the first view. One agent chooses the `random` victims for all nodes."""
         mine = [fault for fault in self._waiting if _is_for_first_view(fault)]
         self._waiting = [fault for fault in self._waiting if fault not in mine]
-        if self._cluster.late or not self._targets.is_first():  # who came late has missed the first view
+        if self._cluster.late or not self._targets.is_first():  # a node that came late has missed the first view
             return []
         return [command for fault in mine for command in self._inject_or_log(fault)]
 
     def on_struck(self, worker: Worker, message: Struck, now: float) -> list[Command]:
-        """Act for a worker that has come to the place of a fault. Only in an armed run: a script could say so, too."""
+        """Strike, because a worker has reached the place of a fault.
+
+        Reports count only in armed runs: a script could forge them.
+        """
         fault = self._armed.pop(message.number, None)
         if fault is None or not self._config.armed:
             return []
@@ -216,7 +220,7 @@ class FaultRequests:
         return self._strike(fault, at=worker.id)
 
     def take_wrong(self, member: str) -> str:
-        """What is to be wrong with the worker that takes this one's place; empty: nothing."""
+        """Return and forget the defect that the replacement of this member is to have, or ""."""
         return self._wrong.pop(member, "")
 
     def _inject_or_log(self, fault: Fault) -> list[Command]:
@@ -224,7 +228,7 @@ class FaultRequests:
         return commands if taken else [_refused(sentence)]
 
     def _inject_one(self, fault: Fault) -> tuple[str, list[Command]]:
-        """Inject a fault of one target that is there."""
+        """Inject a fault with one target. Returns a sentence and commands."""
         node = self._targets.node_of(fault.target)
         if node != self._config.node:
             return f"{fault} is on its way", [TellNodes(message=Ask(line=str(fault)), node=node)]
@@ -234,12 +238,12 @@ class FaultRequests:
         worker = worker or self._first_ready()
         if worker is None or worker.stage in _NOT_THERE_YET:
             self._waiting.append(fault)
-            # The event log shows it when it is handed over.
+            # the event log shows the fault when the worker gets it
             return f"{fault} waits for {fault.member or 'a worker'} to be ready", []
         return f"{fault} is on its way", [_log(fault), self._arm(fault, worker)]
 
     def _inject_around(self, fault: Fault) -> FaultAnswer:
-        """Inject a fault of the network or of etcd at a step or phase; the launcher takes the others itself."""
+        """Inject a fault of the network or of etcd at its place. The launcher carries it out."""
         worker = self._first_ready()
         if fault.place.at_once:
             return f"{fault} is on its way", True, [_log(fault), AskLauncher(line=str(fault))]
@@ -248,7 +252,7 @@ class FaultRequests:
         return f"{fault} is on its way", True, [_log(fault), self._arm(fault, worker)]
 
     def _strike(self, fault: Fault, at: str = "") -> list[Command]:
-        """Carry the fault out here and now. `at`: the member that has come to its place."""
+        """Carry out the fault on this node now. `at`: the member that has reached its place."""
         member, whom = fault.member, str(fault.target).replace(":", " ")
         if fault.kind == "kill" and fault.node:
             return [KillNode(reason=f"{whom} is killed on request")]
@@ -280,17 +284,17 @@ class FaultRequests:
         self._deadlines.set(FaultDue(self._last_number), self._config.began_s + fault.place.t_s)
 
     def _first_ready(self) -> Worker | None:
-        """This node's first worker that is ready: it tells when it comes to the place of another's fault."""
+        """Return this node's first ready worker. It also reports when it reaches the place of a fault of others."""
         return next((w for w in self._cluster.workers.living if w.stage not in _NOT_THERE_YET), None)
 
 
 def _is_for_first_view(fault: Fault) -> bool:
-    """Whether the fault waits for the first view: who is meant, or who is to tell of it, is known only then."""
+    """Return True if the fault must wait for the first view, because its target or its reporter is not known yet."""
     return CLASSES[fault.kind].by is Carrier.LAUNCHER or any(target.is_random for target in fault.targets)
 
 
 def _needs_worker(fault: Fault) -> bool:
-    """Whether only the worker itself can carry the fault out: at the next place that it comes to."""
+    """Return True if only the worker itself can carry out the fault, at the next place that it reaches."""
     return (CLASSES[fault.kind].by is Carrier.WORKER and fault.kind != "kill") or fault.kind == "out-of-memory"
 
 

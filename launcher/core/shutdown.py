@@ -1,9 +1,4 @@
-"""The last net: the digests of the parameters with which members have passed the end, compared over all nodes.
-
-A signal says that this node, or the job, is to stop: members hand over, or write one last checkpoint, first.
-
-How a job ends, and how a node ends while others go on: everything that leads to `End`.
-"""
+"""The end of the job or of this node: comparison of final digests, the decision to end, and stops by a signal."""
 
 from __future__ import annotations
 
@@ -26,17 +21,14 @@ from elastrain.protocol.agent_messages import (
 
 
 class FinalDigests:
-    """Compares the digests of all members at the end: whatever has parted two of them, such a job has no result."""
+    """The final parameter digests of all members. A job whose members differ at the end has no valid result."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._by_member: dict[str, str] = {}
 
     def add(self, member: str, digest: str) -> str:
-        """Add a member's digest. Returns a sentence that names two members whose digests differ; empty if none do.
-
-        An empty one is told by a member that has a part of the parameters only.
-        """
+        """Add a digest ("": only a part of the parameters is there). Returns an error text if two differ, else ""."""
         known = self._by_member
         known[member] = digest
         other = next((m for m, its in known.items() if its != digest and its and digest), None)
@@ -49,16 +41,16 @@ class FinalDigests:
         )
 
     def to_come(self) -> list[str]:
-        """Living members of the view, on nodes that answer and have not left, whose digests are not known yet."""
+        """Return the living members, on nodes that answer and have not left, whose digests are not known yet."""
         cluster = self._cluster
         away, left = cluster.unlinked_nodes(), cluster.peers.left
-        # Whoever has left has told its digest before, over the same link; a silent node might never tell it.
+        # A node that has left sent its digests before, on the same link. A silent node might never send them.
         there = [m for m in cluster.members if m.node not in away and (m.node, m.incarnation) not in left]
         return [m.id for m in there if cluster.is_alive(m.id) and m.id not in self._by_member]
 
 
 class Shutdown:
-    """Owns the end, and what is known about how the work ended. Once there is an end, nothing else is decided."""
+    """The end, and how the work ended. After the end is set, nothing else is decided."""
 
     def __init__(self, cluster: Cluster, deadlines: Deadlines) -> None:
         self._cluster, self._config = cluster, cluster.config
@@ -66,15 +58,15 @@ class Shutdown:
         self._digests = FinalDigests(cluster)
         self.end: End | None = None
         self.leaving: StopAsked | None = None
-        """This node was told to go, and waits for something first: see `Stopping`."""
+        """The request to leave while this node still waits for something (see `Stopping`), else None."""
         self.finishing = False
-        """A member of this node or another has passed the end of the job: nobody waits for anybody any more."""
+        """True if a member of any node has passed the end of the job. Members then no longer wait for each other."""
         self.last_words = ""
-        """How the last member of the view ended, if it was one of this node's."""
+        """Description of the end of the view's last member, if that was on this node."""
         self.last_traceback = ""
-        """The newest that a script has ended with, on any node."""
+        """The newest traceback of a script's exception, on any node."""
         self.raised: set[str] = set()
-        """Members whose script has raised: what they had was not lost with a machine, and would be lost again."""
+        """Members whose script has raised an exception. A new start of the job would fail in the same way."""
 
     def finish(
         self,
@@ -86,18 +78,16 @@ class Shutdown:
         lost: bool = False,
         is_over: bool = False,
     ) -> list[Command]:
-        """End with this code and sentence. `everywhere`: the job is over on all nodes; else others may go on, unless
-        they have said themselves that it `is_over`.
-        """
+        """End this node, or the whole job (`everywhere`). `is_over`: another node has said that the job is over."""
         if self.end is not None:
             return []
-        # Nodes that come late must not wait for a job whose work is done, however this node came to its end.
+        # Nodes that come late must not wait for a job whose work is done.
         over = everywhere or is_over or (code == 0 and self.finishing)
         self.end = End(code=code, sentence=sentence, detail=detail, everywhere=everywhere, job_is_over=over, lost=lost)
-        if lost and self.leaving is not None:  # the next life is for those that stay
+        if lost and self.leaving is not None:  # the job goes on from a checkpoint without this node
             why = f"{self.leaving.sentence}; meanwhile the job has lost its state: {sentence}"
             self.end = End(code=self.leaving.code, sentence=why, everywhere=False, job_is_over=False)
-        # What was waited for must not act on a job that has ended.
+        # Passed deadlines must not act on a job that has ended.
         self._deadlines.clear()
         self._cluster.progress.explain(sentence)
         if self._config.alone or not (everywhere or code == 0):
@@ -106,44 +96,48 @@ class Shutdown:
         return [self.end, TellNodes(message=told)]
 
     def leave(self) -> list[Command]:
-        """End the wait: what it was for is done, or takes too long."""
+        """End this node: what it waited for is done, or has taken too long."""
         assert self.leaving is not None
         return self.finish(self.leaving.code, self.leaving.sentence, everywhere=False)
 
     def on_over(self, node: str, notice: Over, now: float) -> list[Command]:
-        # Who said so may be killed before anybody else hears of it: those that come back are not to wait for the job.
+        """End this node, because another node says that the job is over."""
+        # Stored again, because the other node may be killed before any node that comes back hears of it.
         return self.finish(
             notice.code, notice.sentence, notice.detail, everywhere=False, lost=notice.lost, is_over=True
         )
 
     def on_end(self, event: EndStands, now: float) -> list[Command]:
+        """Handle the end of the job as the store tells it."""
         over = event.over
         return self._free_and_end(now) if over.code == 0 else self.on_over("", over, now)
 
     def on_lost_state(self, worker: Worker, message: LostState, now: float) -> list[Command]:
-        if worker.id not in self._cluster.ids:  # it says so of a view that stands no more
+        """End the job, because no living member holds some state. Outdated reports are only logged."""
+        if worker.id not in self._cluster.ids:  # the report is about an old view
             return [Log(event="note", fields={"member": worker.id, "reason": message.sentence})]
         return self.finish(1, message.sentence, lost=True)
 
     def on_verdict(self, worker: Worker, message: Diverged | NoRoom, now: float) -> list[Command]:
-        # Where nobody knows which of two states is right, the last one that all agreed upon is on disk.
+        """End the job: two members differ (the last good state is on disk), or the plan does not fit into memory."""
         return self.finish(1, message.sentence, lost=isinstance(message, Diverged))
 
     def on_finished(self, worker: Worker, message: Finished, now: float) -> list[Command]:
+        """Handle a worker that has passed the end of the job. The first one frees all others."""
         first = not self.finishing
         self.finishing = True
         worker.follow(Course.FINISH)
         worker.digest, worker.raised = message.digest, message.raised
         fields = {"member": worker.id, "step": message.step, "digest": message.digest}
         commands: list[Command] = [Log(event="finished", fields=fields)]
-        if first:  # it leaves in peace, so all have the last step: nobody needs to wait for anybody any more
+        if first:  # it has the last step, so all members have it, and no member needs to wait for another
             commands += self._free_all()
             commands += [] if self._config.alone else [TellNodes(message=Ended())]
         commands += self._tell_digest(worker)
         commands += self._compare(worker.id, message.digest)
         if self.end is not None:
             return commands
-        # A process that hangs after its work must not keep the node, or the other nodes, from ending.
+        # A process that hangs after its work must not keep any node from ending.
         if self._cluster.view is not None and not self._cluster.unfinished():
             for other in self._cluster.mine_in_view():
                 self._deadlines.set_first(LeaveDue(other.id), now + self._config.times.exit_timeout_s)
@@ -167,18 +161,17 @@ class Shutdown:
         return commands
 
     def _free_all(self) -> list[Command]:
-        # Nobody is started any more, and the number that a place waits for may never come: the last node takes the
-        # keys of the job along.
+        # No more workers are started. The number for a vacancy may never come, because the last node removes the keys.
         self._cluster.workers.vacancies.clear()
         return [Tell(member=other.id, message=EndReached()) for other in self._cluster.workers.living]
 
     def on_overdue(self, due: LeaveDue, now: float) -> list[Command]:
+        """Kill a worker that has not exited in time."""
         self._cluster.workers.by_id[due.member].follow(Course.BE_LATE)
         return [Kill(member=due.member, reason=f"{due.member} should have ended by now")]
 
     def on_peaceful_exit(self, worker: Worker, how: str, now: float) -> list[Command]:
-        """Handle the exit of a worker that had finished, or was of no more use."""
-        # The script goes on after the job: what fails there is the user's to know, though no state is lost.
+        """Handle the exit of a finished or surplus worker. An error after its work still fails the job."""
         if worker.stage is Stage.LEFT and worker.exit_code != 0:
             after = "an exception in its loop" if worker.raised else "it had finished its work"
             return self.finish(1, f"{how} after {after}")
@@ -189,7 +182,7 @@ class Shutdown:
         return commands + self.end_if_all_left(now)
 
     def on_nobody_left(self, worker: Worker, how: str, now: float) -> list[Command]:
-        """Handle the end of the view's last living member before its work: the next look at the view ends the job."""
+        """Handle the exit of the last living member before the end of its work. The view's next edit ends the job."""
         if worker.exit_code == 0:
             return self._end_surplus() + self.end_if_all_left(now)
         self.last_words = f"{how}, and no other member was left: the state is gone"
@@ -197,7 +190,7 @@ class Shutdown:
 
     def _end_surplus(self) -> list[Command]:
         workers = self._cluster.workers
-        workers.vacancies.clear()  # numbers on their way start nobody any more
+        workers.vacancies.clear()  # no more workers are started
         commands: list[Command] = []
         for other in workers.living:
             if not other.finished and other.stage is not Stage.SURPLUS:
@@ -206,7 +199,7 @@ class Shutdown:
         return commands
 
     def end_if_all_left(self, now: float, how: str = "") -> list[Command]:
-        """`how` the last worker of this node ended."""
+        """End this node if no worker is left. `how`: how the last one ended."""
         workers, alive = self._cluster.workers, self._cluster.alive_in_view()
         if workers.living or workers.vacancies or self.end is not None:
             return []
@@ -217,19 +210,20 @@ class Shutdown:
             return self.finish(
                 1, f"{how} before the first commit, and no worker is left on this node", everywhere=False
             )
-        # Plain scripts say nothing of steps or ends: their exit codes are all there is.
+        # Plain scripts report no steps and no end. Only their exit codes are known.
         if not any(codes) or not alive:
             return self.finish(0, "every worker's script has ended", everywhere=False)
         return self.finish(1, f"no worker is left on this node; {len(alive)} elsewhere go on", everywhere=False)
 
     def end_if_nobody_is_left_to_join(self) -> list[Command]:
-        """A node that came late, and whose workers were not let in before all others had done the work."""
+        """End a node that came late if the other nodes finished the job before its workers could join."""
         cluster = self._cluster
         if cluster.view is None or self.end is not None or cluster.alive_in_view() or not cluster.late:
             return []
         return self.finish(0, "the job ended before this node had joined", everywhere=False)
 
     def on_digested(self, node: str, notice: Digested, now: float) -> list[Command]:
+        """Compare the final digest of a member on another node."""
         return self._compare(notice.member, notice.digest)
 
     def _compare(self, member: str, digest: str) -> list[Command]:
@@ -237,7 +231,7 @@ class Shutdown:
         return self.finish(1, difference) if difference else self.look_at_digests_again()
 
     def _end_with_all_digests(self, now: float) -> list[Command]:
-        """The work is done here. A slower node may still find another result: then this one must not have said 0."""
+        """End, or wait for the digests of slower nodes first: this node must not return 0 if a result differs."""
         to_come = self._digests.to_come()
         if not to_come:
             return self._end_well()
@@ -247,11 +241,12 @@ class Shutdown:
         return [Log(event="await_digests", fields={"members": to_come})]
 
     def look_at_digests_again(self) -> list[Command]:
-        """Whoever was waited for has told its digest, or can no longer tell it."""
+        """End if all digests that this node waits for have come, or can no longer come."""
         waits = DigestsDue() in self._deadlines and self.end is None
         return self._end_well() if waits and not self._digests.to_come() else []
 
     def on_digests_late(self, due: DigestsDue, now: float) -> list[Command]:
+        """End without the missing digests."""
         to_come, limit_s = self._digests.to_come(), self._config.times.exit_timeout_s
         say = (
             f"the parameters of {', '.join(to_come)} at the end are not known after {limit_s:g} s: "
@@ -260,18 +255,18 @@ class Shutdown:
         return [Log(event="digests_missing", fields={"members": to_come}, say=say), *self._end_well()]
 
     def _end_well(self) -> list[Command]:
-        # A node whose own workers were lost before does not know how far the others have come.
+        # A node whose own workers were lost earlier does not know the last step.
         knows = any(worker.finished for worker in self._cluster.workers.by_id.values())
         step = self._cluster.progress.step if knows else None
         return self.finish(0, "finished" if step is None else f"finished after step {step}", everywhere=False)
 
 
 PREEMPTED = 128 + 15
-"""The code of an agent that has got SIGTERM: a notice that its machine is wanted elsewhere, or a stop of the job."""
+"""Exit code of an agent after SIGTERM: its machine is needed elsewhere, or the job is to stop."""
 
 
 class Stopping:
-    """Owns whether the last checkpoint is being written; who leaves, and the end, are `Shutdown`'s."""
+    """Stops by a signal: members first hand over their state, or write one last checkpoint."""
 
     def __init__(self, cluster: Cluster, deadlines: Deadlines, shutdown: Shutdown) -> None:
         self._cluster, self._times = cluster, cluster.config.leave
@@ -279,7 +274,7 @@ class Stopping:
         self._writes_last = False
 
     def on_stop(self, event: StopAsked, now: float) -> list[Command]:
-        """Handle a signal to stop. Where others go on, this node leaves between two steps: no work is lost."""
+        """Handle a signal to stop. If others go on, this node leaves between two steps, and no work is lost."""
         shutdown = self._shutdown
         is_first = shutdown.end is None and shutdown.leaving is None and not shutdown.finishing
         may_wait = is_first and self._cluster.progress.begun and bool(self._cluster.unfinished())
@@ -289,12 +284,12 @@ class Stopping:
         if may_wait and event.code == PREEMPTED and self._cluster.others_stay():
             shutdown.leaving = event
             return [*self._hand_over(now), TellNodes(message=Leaving())]
-        # Others who were told the same need not wait for the end of a step that nobody goes on from.
+        # Other nodes with the same signal need not wait for the end of the step.
         told = [TellNodes(message=Leaving())] if event.code == PREEMPTED and shutdown.end is None else []
         return [*told, *shutdown.finish(event.code, event.sentence, everywhere=False)]
 
     def on_leaving(self, node: str, now: float) -> list[Command]:
-        """Handle a node that goes. Where all do, the whole job is stopped, and nobody is left to hand over to."""
+        """Handle a node that leaves. If all nodes leave, the job stops, and there is no node to hand over to."""
         if node in self._cluster.peers.nodes:
             self._cluster.peers.nodes[node].leaving = True
         if self._shutdown.leaving is None or self._writes_last:
@@ -303,27 +298,28 @@ class Stopping:
             return [] if self._cluster.others_go_on() else self._write_last(now)
         if self._cluster.others_stay():
             return []
-        # What is not handed over yet would go with this node, and the others' last checkpoint lack it.
+        # State that was not handed over would be missing from the last checkpoint of the others.
         is_awaited = self._times.last_checkpoint_s and self._cluster.unfinished()
         return self._write_last(now) if is_awaited else self._shutdown.leave()
 
     def on_due(self, due: TogetherDue | HandOverDue, now: float) -> list[Command]:
-        """Go on: whoever was told to go as this node was has said so by now, or what was waited for takes too long."""
+        """Go on after a wait: other nodes had time to report the same signal, or the members took too long."""
         assert self._shutdown.leaving is not None
         is_notice = self._shutdown.leaving.code == PREEMPTED
         return self._hand_over(now) if is_notice and isinstance(due, TogetherDue) else self._shutdown.leave()
 
     def on_written(self, message: CheckpointEnded) -> list[Command]:
-        """Handle the last checkpoint, which a member of this node has written."""
+        """End this node after one of its members has written the last checkpoint."""
         if not message.last or self._shutdown.leaving is None:
             return []
         return [TellNodes(message=LastWritten()), *self._shutdown.leave()]
 
     def on_others_written(self) -> list[Command]:
+        """End this node after a member of another node has written the last checkpoint."""
         return self._shutdown.leave() if self._writes_last and self._shutdown.leaving is not None else []
 
     def _look_around(self, now: float) -> list[Command]:
-        """Wait until it shows whether only this node is to go or all are: nodes told at the same time say so then."""
+        """Wait a moment for other nodes to report the same signal: all nodes may be about to stop."""
         if not self._cluster.others_go_on():
             return self._write_last(now)
         self._deadlines.set(TogetherDue(), now + self._times.together_s)

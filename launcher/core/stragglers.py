@@ -1,7 +1,7 @@
-"""Members that are slow for long, compared with their peers: a smaller quota first, then another in their place.
+"""Stragglers: members that are slow for a long time get a smaller quota first, and are replaced later.
 
-What is compared is the time of a micro-batch, which does not depend on how many a member has. Each agent judges its own
-workers; the others' times come from their agents, about once a second.
+The measure is the time of a micro-batch, which does not depend on how many a member computes. Each agent judges its own
+workers. Agents exchange the times about once a second.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from elastrain.launcher.shared.notices import Speeds
 from elastrain.protocol.agent_messages import Progress
 
 _STEPS, _STEPS_LEAST = 15, 8
-"""A member's own time is the median of so many of its newest steps."""
+"""A member's time is the median of its newest steps: at most the first number of them, at least the second."""
 _SLOW, _FAST = 1.75, 1.25
-"""So many times its peers' time is slow; below the lower number a member has recovered."""
+"""A member is slow from this multiple of its peers' time on; it has recovered below the second multiple."""
 _LEAST_S = 0.005
-"""Less than that is no difference, whatever the ratio."""
+"""A smaller difference in time does not count, whatever the ratio is."""
 _PERSISTS_S = 10.0
-"""How long a member must be slow, or as fast as the others again, before its quota changes; then before it is ended."""
+"""Time for which a member must be slow, or fast again, before its quota changes; and later before it is killed."""
 _TELL_EVERY_S = 1.0
 
 
@@ -36,30 +36,32 @@ class Speed:
 
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS))
     since_s: float | None = None
-    """Since when it deserves another quota than it has."""
+    """Time since which the member deserves another quota than it has, or None."""
     ended: bool = False
 
     @property
     def micro_batch_s(self) -> float | None:
+        """Median time of a micro-batch, or None with too few steps."""
         return median(self.times_s) if len(self.times_s) >= _STEPS_LEAST else None
 
 
 class Stragglers:
-    """Owns what is known of speeds. `HangWatch` is for those that stand still; here they go on, slowly."""
+    """The measured speeds. `HangWatch` handles members that stand still; these go on, but slowly."""
 
     def __init__(self, cluster: Cluster, shutdown: Shutdown, view_changes: ViewChanges) -> None:
         self._cluster, self._shutdown, self._view_changes = cluster, shutdown, view_changes
         self._mine: dict[str, Speed] = {}
         self._others_s: dict[str, float] = {}
-        """Members of other nodes, by the word of their agents."""
+        """Times of members of other nodes, as their agents report them."""
         self._told_s = 0.0
 
     def on_speeds(self, node: str, notice: Speeds, now: float) -> list[Command]:
+        """Record the micro-batch times of another node's members."""
         self._others_s.update(notice.micro_batch_s)
         return []
 
     def on_progress(self, worker: Worker, message: Progress, now: float) -> list[Command]:
-        """Note that a member has committed a step in which a micro-batch took it so long."""
+        """Record a committed step with the member's time for a micro-batch, and judge the member."""
         speed = self._mine.setdefault(worker.id, Speed())
         if worker.stage is not Stage.MEMBER or self._shutdown.finishing:
             return []
@@ -74,7 +76,7 @@ class Stragglers:
             return []
         ratio = mine_s / peers_s if mine_s - peers_s > _LEAST_S else 1.0
         deserves = deserved_quota(ratio, quota)
-        # So slow that nothing was left for it: it would never be measured again, and nobody needs it.
+        # A member so slow that it gets no more runs would never be measured again, and is not needed.
         lags = quota < FULL_QUOTA if is_idle else quota == 1 and ratio * quota / FULL_QUOTA >= _SLOW
         if deserves == quota and not lags:
             speed.since_s = None
@@ -97,7 +99,7 @@ class Stragglers:
         return [log, *self._view_changes.wish_quota(worker.id, quota, now)]
 
     def _end(self, worker: Worker, speed: Speed, how: str) -> list[Command]:
-        # What it holds must be elsewhere, and somebody must be left to do its work.
+        # The member's state must have another holder, and another member must be left to do its work.
         if self._cluster.is_needed(worker.id):
             return []
         speed.ended = True
@@ -106,7 +108,7 @@ class Stragglers:
         return [Log(event="straggler", fields={"member": worker.id}), Kill(member=worker.id, reason=say)]
 
     def _peers_s(self, member: str) -> float | None:
-        """The median of all others of the view whose times are known; half of them at least."""
+        """Return the median time of the other members of the view, or None if fewer than half are known."""
         mine = {other: speed.micro_batch_s for other, speed in self._mine.items()}
         others = [m for m in self._cluster.ids if m != member]
         known = [mine.get(m) or self._others_s.get(m) for m in others]
@@ -123,13 +125,14 @@ class Stragglers:
 
 
 def deserved_quota(ratio: float, quota: int) -> int:
-    """In quarters, for a member that takes `ratio` times as long as the others; its present one where that is about
-    right.
+    """Return the quota, in quarters, for a member that takes `ratio` times as long as its peers.
+
+    Keeps one that nearly fits.
     """
     fits = max(1, min(FULL_QUOTA, round(FULL_QUOTA / ratio)))
     if quota == FULL_QUOTA:
         return fits if ratio >= _SLOW else FULL_QUOTA
     if ratio < _FAST:
         return FULL_QUOTA
-    # Between two steps of the scale it would go to and fro.
+    # Otherwise the quota would alternate between two neighbouring values.
     return fits if ratio * quota / FULL_QUOTA >= _SLOW or fits > quota + 1 else quota

@@ -1,7 +1,6 @@
-"""Nodes that neither have a lease nor answer this one: others may reach them. They are asked, and answer, in the nodes'
-own keys (`NodeRecord.asks`, `reaches`, `misses`).
+"""Suspicions without proof: silent nodes that others may still reach, and members that do not reach one another.
 
-Members that do not reach one another, though no death is proven.
+Agents ask and answer about silent nodes in their own keys (`NodeRecord.asks`, `reaches`, `misses`).
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from elastrain.protocol.agent_messages import Suspect
 
 
 class ProbeResult(Enum):
-    """What the nodes with leases say of one that has none and does not answer this one."""
+    """The answers of the nodes with leases about a silent node without a lease."""
 
     REACHED = auto()
-    """It answers one of them: it lives, and has only lost the store."""
+    """One of them reaches the node: it lives, and has only lost the store."""
     MISSED = auto()
-    """It answers none of them."""
+    """None of them reaches the node."""
     OPEN = auto()
-    """Not all have said so yet."""
+    """Some of them have not answered yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoubtedNode:
-    """`signature`: of the start of the node. `why`: what would make it count as dead, were it asked alone."""
+    """A doubted node: its `signature` (name and incarnation), and the reason `why` it would otherwise count as dead."""
 
     signature: str
     why: str
 
 
 class IndirectProbes:
-    """Owns which nodes are doubted: they would be taken for dead if others did not still have a word to say."""
+    """The doubted nodes, which count as dead unless another node reaches them."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -49,15 +48,16 @@ class IndirectProbes:
 
     @property
     def nodes(self) -> set[str]:
+        """The names of the doubted nodes."""
         return set(self._open)
 
     def add(self, node: str, signature: str, why: str) -> ProbeResult:
-        """Doubt a silent node, from the first reason on. Returns what others have said of it."""
+        """Doubt a silent node; the first reason is kept. Returns what the other nodes have answered so far."""
         self._open.setdefault(node, DoubtedNode(signature=signature, why=why))
         return self.word_on(node)
 
     def word_on(self, node: str) -> ProbeResult:
-        """What others say of a node that is doubted."""
+        """Return what the other nodes have answered about a doubted node."""
         signature = self._open[node].signature
         others = [peer.record for name, peer in self._peers.nodes.items() if peer.leased and name != node]
         if any(signature in record.reaches for record in others):
@@ -69,18 +69,21 @@ class IndirectProbes:
         )
 
     def take(self, node: str) -> str:
-        """Doubt it no more. Returns why it was doubted."""
+        """Stop doubting a node. Returns the reason for the doubt."""
         return self._open.pop(node).why
 
     def take_missed(self) -> dict[str, str]:
-        """The nodes that nobody reaches, and why each was doubted. Who has answered meanwhile is doubted no more."""
+        """Remove the nodes that no node reaches from the doubted ones, and return them with the reasons.
+
+        Doubts about nodes that answer again are dropped.
+        """
         nodes = self._peers.nodes
         for node in [node for node in self._open if node in nodes and not nodes[node].is_silent]:
             self.take(node)
         return {node: self.take(node) for node in list(self._open) if self.word_on(node) is ProbeResult.MISSED}
 
     def record(self) -> NodeRecord:
-        """This node's record, with what it asks the others now, and what it answers them."""
+        """Return this node's record with its questions to the other nodes, and its answers to theirs."""
         asks = {doubt.signature for doubt in self._open.values()}
         peers = self._peers.nodes.values()
         asked = {name for peer in peers for name in peer.record.asks} - asks - {self._peers.record.signature}
@@ -94,7 +97,7 @@ class IndirectProbes:
 
 
 class Suspicions:
-    """Owns who is suspected by whom, until that is judged."""
+    """Suspicions between members: who suspects whom, until one agent judges."""
 
     def __init__(
         self, cluster: Cluster, deadlines: Deadlines, *, shutdown: Shutdown, view_changes: ViewChanges
@@ -104,7 +107,7 @@ class Suspicions:
         self._by_member: dict[str, dict[str, Suspected]] = {}
 
     def on_suspect(self, by: Worker, message: Suspect, now: float) -> list[Command]:
-        """Handle the word of a worker of this node that it does not reach another member."""
+        """Handle the report of this node's worker that it does not reach another member, and tell the other agents."""
         notice = Suspected(
             member=message.member,
             by=by.id,
@@ -118,15 +121,15 @@ class Suspicions:
         return commands
 
     def on_suspected(self, node: str, notice: Suspected, now: float) -> list[Command]:
-        """Handle the same word of a worker of another node."""
+        """Handle such a report of a worker of another node."""
         return self._note(notice, now)
 
     def forget(self, member: str) -> None:
-        """Drop what the dead member said, and what was said of it."""
+        """Drop all reports by and about a dead member."""
         self._keep({m for m in self._cluster.ids if m != member})
 
     def _keep(self, members: Collection[str]) -> None:
-        """Keep what these members have said of each other, but for links that were made anew since."""
+        """Keep only reports between these members, and none about links that were made anew since."""
         rest = {
             member: {b: word for b, word in by.items() if b in members and not self._is_of_old_links(word)}
             for member, by in self._by_member.items()
@@ -135,7 +138,10 @@ class Suspicions:
         self._by_member = {member: by for member, by in rest.items() if by}
 
     def _is_of_old_links(self, word: Suspected) -> bool:
-        """Whether a suspicion is about links from before the view's: both ends close these, each at its own time."""
+        """Return True if a report is about links older than the view's.
+
+        Both ends close such links, each at its own time.
+        """
         return self._cluster.view is not None and word.generation < self._cluster.view.links_since
 
     def _note(self, notice: Suspected, now: float) -> list[Command]:
@@ -150,12 +156,16 @@ class Suspicions:
         before = self._by_member.get(member, {}).get(by)
         known = before is not None and not self._is_of_old_links(before)
         self._by_member.setdefault(member, {})[by] = notice
-        # A death is proven within milliseconds; what is still alive after this time has lost its links, not its life.
+        # A death is proven within milliseconds. A member that is alive after this time has lost its links, not its
+        # life.
         self._deadlines.set_first(SuspicionDue(), now + self._config.times.suspicion_s)
         return [] if known else [Log(event="suspect", fields={"member": member, "by": by, "reason": notice.reason})]
 
     def on_due(self, due: SuspicionDue, now: float) -> list[Command]:
-        """One agent chooses, and the store takes one view of each generation: two members are never ended at once."""
+        """Judge the suspicions.
+
+        Only one agent does, and each generation has one view, so two members are never removed at once.
+        """
         cluster = self._cluster
         if cluster.view is None or self._shutdown.finishing:
             self._by_member = {}
@@ -163,15 +173,18 @@ class Suspicions:
         self._keep([m for m in cluster.ids if cluster.is_alive(m)])
         if self._by_member:
             self._deadlines.set(SuspicionDue(), now + self._config.times.suspicion_s)
-        # What stands next may already be without one of them. And silence has its own judgement: what is said by and of
-        # nodes that do not answer is out of date, or as good when they do again.
+        # The next view may already be without a suspect. And if nodes do not answer, silence is judged elsewhere:
+        # reports by and about their members are out of date, or hold again once they answer.
         if self._view_changes.proposing or cluster.unlinked_nodes():
             return self._tell_again()
         words, self._by_member = self._by_member, self._of_lost_links()
         return self._judge(words) if cluster.first_answering_node() == self._config.node else self._tell_again()
 
     def _of_lost_links(self) -> dict[str, dict[str, Suspected]]:
-        """Suspicions that hold until links are made anew or one end dies. Others are repeated while they hold."""
+        """Return the reports of lost links.
+
+        They hold until links are made anew or one end dies; others are repeated.
+        """
         return {
             member: lost
             for member, by in self._by_member.items()
@@ -179,7 +192,7 @@ class Suspicions:
         }
 
     def _tell_again(self) -> list[Command]:
-        """Tell again what members of this node have said of lost links: who chooses may not have been reached."""
+        """Send this node's reports of lost links again, because the judging agent may not have got them."""
         mine = self._cluster.workers.by_id
         words = [word for by in self._of_lost_links().values() for b, word in by.items() if b in mine]
         return [] if self._config.alone else [TellNodes(message=word) for word in words]
@@ -207,6 +220,6 @@ class Suspicions:
         return [log, *self._view_changes.propose(proposal.view)]
 
     def _tried_new_links(self) -> bool:
-        """Whether nothing has been committed since all links were made anew."""
+        """Return True if nothing has been committed since all links were made anew."""
         cluster = self._cluster
         return bool(cluster.view and cluster.view.links_since) and cluster.progress.is_as_with_new_links

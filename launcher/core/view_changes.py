@@ -1,7 +1,7 @@
-"""How views change: what this agent proposes, and what follows when one stands.
+"""Changes of the view: what this agent proposes, and what follows when a view is adopted.
 
-Any agent proposes; the store takes the first view of each generation, and the others adopt it. What is still wanted
-afterwards is proposed on top.
+Any agent may propose. The store takes the first proposal for each generation, and all agents adopt it. Changes that are
+still needed are proposed next.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from elastrain.launcher.shared.notices import Stands
 from elastrain.protocol.agent_messages import NewView, StepAnew
 
 _LAST_WAIT_S = 2.0
-"""Who is missed as the last one may be on its way back, since the network that it was cut off by is there again."""
+"""Time to wait for the last missing members. The network may be back, and they may be returning."""
 
 
 class ViewChanges:
-    """Changes views, from first to last. Owns `proposing`: this agent has asked the store, which has not answered."""
+    """The part that proposes and adopts views. `proposing`: this agent waits for the store's answer to a proposal."""
 
     def __init__(
         self,
@@ -41,19 +41,19 @@ class ViewChanges:
         self._rendezvous, self._faults = rendezvous, faults
         self.proposing = False
         self._mine: View | None = None
-        """The last one that this agent has proposed."""
+        """The view that this agent proposed last."""
         self._removed: ViewRemoved | None = None
-        """What the store said while a proposal was under way."""
+        """The removal of the keys that the store reported while a proposal was under way."""
         self._quotas: dict[str, int] = {}
-        """Of this node's members, where they are to have another than before."""
+        """Quotas wished for members of this node, by member."""
         self._anew: StepAnew | None = None
-        """A member of this node has found something wrong in the open step."""
+        """The newest report of this node's members that something in the open step is wrong."""
 
     def settle(self, now: float) -> list[Command]:
-        """Bring about what the job lacks by now: a roster, its first view, another view, its end."""
+        """Do what the job needs next: the roster, the first view, another view, or the end."""
         if self._shutdown.end is not None:
             return []
-        # In the order of a job's life: what comes later needs what comes first.
+        # In the order of a job's life: each step needs the one before.
         if self._cluster.roster is None:
             return self._rendezvous.try_roster(now)
         ended = self._shutdown.look_at_digests_again()
@@ -62,11 +62,12 @@ class ViewChanges:
         return self._try_first_view(now) if self._cluster.view is None else self._edit(self._cluster.view, now)
 
     def adopt(self, view: View, now: float) -> list[Command]:
+        """Adopt a newer view: note its effects, and tell the workers and the other agents."""
         cluster, before = self._cluster, self._cluster.view
-        # The store and links bring the same view several times, and an older one late.
+        # The store and the links deliver the same view several times, and may deliver an older one late.
         if self._shutdown.end is not None or (before is not None and view.generation <= before.generation):
             return []
-        if not view.members:  # how the end of a job that has lost its state is agreed upon
+        if not view.members:  # a view without members is the agreed end of a job that has lost its state
             lost = self._shutdown.raised.isdisjoint(self._cluster.ids)
             return self._shutdown.finish(1, view.reason, self._shutdown.last_traceback, lost=lost)
         cluster.view = view
@@ -75,7 +76,7 @@ class ViewChanges:
         if view.links_since > (before.links_since if before is not None else 0):
             cluster.progress.note_new_links()
         self._cluster.progress.begun = self._cluster.progress.begun or view.begun
-        # A node that was gone before this one came has no key that could end: nothing but a deadline tells of it.
+        # A node that died before this one came has no key that could disappear. Only a deadline detects that.
         for name in {member.node for member in view.members} - {self._config.node, *cluster.peers.nodes}:
             self._deadlines.set_first(MeetDue(name), now + self._config.times.absent_s)
         self._deadlines.drop(JoinDue())
@@ -86,13 +87,13 @@ class ViewChanges:
         commands.append(Log(event="view", fields=fields, say=f"{said}; members {' '.join(view.ids)}"))
         commands += [] if self._config.alone else [TellNodes(message=Stands(view=view))]
         commands += self._faults.choose_victims() if before is None else []
-        # More may have happened while this view was on its way: what is still wanted is proposed on top.
+        # More may have happened while this view was proposed. The next proposal contains it.
         return commands + self.settle(now)
 
     def on_told(self, notice: Stands, now: float) -> list[Command]:
-        """Take a view from another agent: whoever does not reach the store would miss it, and be missed in it."""
-        # The roster says whether this node came late, and comes from the store alone. And a job that the store does not
-        # know to have begun does not begin without it: if all died, others would take the initial state for the newest.
+        """Adopt a view that another agent reports. Without this, a node that does not reach the store would miss it."""
+        # The roster says whether this node came late, and comes from the store only. A view is refused if the job has
+        # not begun according to the store: if all members died, others would take the initial state for the newest.
         begun = self._cluster.progress.begun or notice.view.begun
         if not begun or self._cluster.roster is None:
             return []
@@ -100,18 +101,18 @@ class ViewChanges:
         return [Remember(view=notice.view), *commands] if commands else []
 
     def _enter_mine(self) -> list[Command]:
-        """Note this node's workers that the view has let in."""
+        """Let this node's ready workers that are in the view become members."""
         commands: list[Command] = []
         for worker in self._cluster.mine_in_view():
             if worker.stage is Stage.READY:
                 worker.follow(Course.ENTER_AT_FIRST if worker.initial else Course.ENTER_LATER)
                 self._deadlines.drop(WarmUpDue(worker.id))
-                if not worker.initial:  # the slowest of all in its first step, and the others wait for it
+                if not worker.initial:  # a newcomer is the slowest in its first step, and the others wait for it
                     commands.append(FullPriority(member=worker.id, ahead=True))
         return commands
 
     def _tell_workers(self, view: View, now: float) -> list[Command]:
-        """Tell workers of the view. Those that it leaves out hear of it too, and learn by it that they are to end."""
+        """Tell the workers about the view. A worker that is not in it learns from this that it must exit."""
         commands: list[Command] = []
         for worker in [w for w in self._cluster.workers.by_id.values() if w.stage in IN_A_VIEW]:
             commands.append(Tell(member=worker.id, message=NewView(view=view)))
@@ -121,34 +122,37 @@ class ViewChanges:
         return commands
 
     def on_removed(self, event: ViewRemoved, now: float) -> list[Command]:
-        """If most nodes of the job are still here, it was not the last one that took the keys away, and they are put
-        again; else the job was over while this node was away, even if no view of it had come here.
+        """Handle the removal of the job's keys. If most nodes are still here, put them again, else end this node.
+
+        Only the last node of a job should remove them: otherwise the job was over while this node was away.
         """
         cluster, view = self._cluster, self._cluster.view
         if self._shutdown.end is not None or self._shutdown.finishing:
             return []
-        self._removed = event if self.proposing else None  # the answer says whether the proposal came before or after
+        # the answer says whether the proposal came before or after the removal
+        self._removed = event if self.proposing else None
         if self.proposing:
             return []
-        # A successor of one of them may have come to begin the job anew: it does not count.
+        # A node that replaced one of them to begin the job again does not count.
         nodes = {(m.node, m.incarnation) for m in view.members} if view is not None else self._rendezvous.first_nodes()
         here = nodes & (cluster.peers.answering() | {(self._config.node, self._config.incarnation)})
-        # A node that leaves right after an outage may take the keys along although the others are there. But who is
-        # alone, and in no view yet, may have been away for as long as others needed for the whole job.
+        # A node that leaves right after an outage may remove the keys although other nodes are there. But a node that
+        # is alone, and in no view yet, may have been away while the others finished the whole job.
         if 2 * len(here) > len(nodes) and (view is not None or len(here) > 1):
-            if view is None:  # nothing else brings its proposal again
+            if view is None:  # no other event would bring its proposal again
                 self._deadlines.set(AskStoreDue(), now + self._config.times.ask_again_s)
             return self.propose(view) if view is not None else self._rendezvous.put_roster_again()
         return self._shutdown.finish(1, "the job has ended while this node could not be reached", everywhere=False)
 
     def on_answer(self, event: ProposalAnswered, now: float) -> list[Command]:
+        """Handle the store's answer to a proposal of this agent."""
         self.proposing = False
         removed, self._removed = self._removed, None
         if self._shutdown.end is not None:
             return []
         if event.view is None:
             return self._ask_later(now) if removed is None else self.on_removed(removed, now)
-        # Nothing new in the answer: another agent's view came by the watch before. The wish may still stand.
+        # If the answer is no newer view, the watch has brought it before. What was proposed may still be needed.
         return self.adopt(event.view, now) or self.settle(now)
 
     def _ask_later(self, now: float) -> list[Command]:
@@ -158,6 +162,7 @@ class ViewChanges:
         return self._parking.park(f"{what}the store does not answer: the view cannot change until it is back", now)
 
     def propose(self, view: View) -> list[Command]:
+        """Propose a view to the store."""
         self.proposing, self._mine = True, view
         return [Propose(view=view)]
 
@@ -168,11 +173,11 @@ class ViewChanges:
         return commands + (self.propose(view) if view is not None else [])
 
     def _edit(self, view: View, now: float) -> list[Command]:
-        if self.proposing:  # two proposals of one generation could only get in each other's way
+        if self.proposing:  # a second proposal for the same generation would only interfere
             return []
         if not self._cluster.alive_in_view():
             return self._on_nobody_alive(view, now)
-        if self._shutdown.finishing:  # nobody waits for anybody any more, so nobody needs another view
+        if self._shutdown.finishing:  # members no longer wait for each other, so no other view is needed
             return self._parking.unpark(now)
         return self._edit_among_the_living(view, now)
 
@@ -185,11 +190,11 @@ class ViewChanges:
             holders=cluster.holders,
             dead=cluster.gone_from_view(),
             suspected=[m.id for m in view.members if m.node in suspected and cluster.is_alive(m.id)],
-            # Nobody joins while a node does not answer: joiners must not turn a minority into a majority.
+            # No member joins while a node does not answer, because newcomers must not turn a minority into a majority.
             joining=[] if unlinked else self._joiners(),
             begun=self._cluster.progress.begun,
         )
-        # A wish for the step anew goes with whatever else is to change; it is refused with nothing but a wait.
+        # A repetition of the step goes together with any other change, but not with a change that has to wait.
         if proposal.outcome in (Outcome.KEEP, Outcome.CHANGE) and (reason := self._why_anew(view)):
             return self.propose(with_step_anew(view, proposal.view, reason))
         if proposal.view is not None:
@@ -204,39 +209,39 @@ class ViewChanges:
         return self._parking.unpark(now)
 
     def wish_anew(self, message: StepAnew, now: float) -> list[Command]:
-        """Wish for a view anew: a member of this node has found something wrong in the open step."""
+        """Ask for a new attempt at the open step, because a member of this node has found something wrong in it."""
         if self._anew is None or message.generation > self._anew.generation:
             self._anew = message
         log = Log(event="anew", fields={"generation": message.generation, "reason": message.reason})
         return [log, *self.settle(now)]
 
     def _why_anew(self, view: View) -> str:
-        """Why the step is to begin anew; empty where nobody wishes it, or the members have done so since."""
+        """Return the reason to repeat the step, or "" if no member asks, or the step was repeated since."""
         wish = self._anew
         return "" if wish is None or view.anew_since > wish.generation else wish.reason
 
     def wish_quota(self, member: str, quota: int, now: float) -> list[Command]:
-        """Wish for more or fewer runs for a member of this node, from the next view on."""
+        """Set another quota for a member of this node in the next view."""
         self._quotas[member] = quota
         return self.settle(now)
 
     def _joiners(self) -> list[Member]:
-        # Whoever came in while nobody can give it the state would not reach that member, and be taken for lost.
+        # A newcomer could not get state from a hanging member, and would be considered lost.
         if self._shutdown.leaving is not None or self._cluster.spared:
             return []
         return [self._cluster.as_member(worker) for worker in self._cluster.workers.joiners]
 
     def _on_nobody_alive(self, view: View, now: float) -> list[Command]:
-        """Every member of the view is proven dead or has left: the job is done, or its state is gone.
+        """Handle a view whose members all are dead or have left: the job is done, or its state is lost.
 
-        The end is put as a view without members: a view that stands in the store and is not known here comes first.
+        The loss is put as a view without members. If the store holds another newer view, that one comes first.
         """
         left = self._cluster.peers.left
-        # A node that has left in good order proves that the work was done: it goes only then.
+        # A node leaves in good order only after the work is done.
         if self._shutdown.finishing or any((m.node, m.incarnation) in left for m in view.members):
             return self._parking.unpark(now) + self._shutdown.end_if_nobody_is_left_to_join()
         progress, presumed_since_s = self._cluster.progress, self._cluster.peers.presumed_since_s(view.ids)
-        # The initial state is as good with anybody, unless some may have committed where nobody hears of it.
+        # Any node has the initial state. But members that are only silent may have made the first commit.
         if not progress.begun and (presumed_since_s is None or not progress.due):
             return self._parking.unpark(now) + self._begin_anew(view)
         if not self._speaks_for_the_dead(view):
@@ -248,15 +253,18 @@ class ViewChanges:
         return self.propose(View(generation=view.generation + 1, members=(), reason=reason, begun=True))
 
     def _begin_anew(self, view: View) -> list[Command]:
-        """Nothing was committed: whoever is ready begins the job from its initial state."""
+        """Begin the job again with the ready workers, because nothing was committed."""
         anew = propose(view, holders={}, dead=view.ids, joining=self._joiners(), begun=False).view
         return [] if anew is None else self.propose(anew)
 
     def _speaks_for_the_dead(self, view: View) -> bool:
-        """Their own agents know best how they ended; others speak only where none of those answers."""
+        """Return True if this agent may judge how the view's members ended.
+
+        Their own agents go first, while one answers.
+        """
         workers = self._cluster.workers.by_id
         mine = [workers[m] for m in view.ids if m in workers]
-        if mine:  # their exit codes say whether a script ended or a machine failed: wait for all of them
+        if mine:  # their exit codes tell a script's end from a machine's failure, so wait for all of them
             return None not in [w.exit_code for w in mine] and any(w.exit_code for w in mine)
         answering = self._cluster.peers.answering()
         return not any((m.node, m.incarnation) in answering for m in view.members)

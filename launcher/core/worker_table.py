@@ -1,8 +1,7 @@
-"""A worker's life as the agent sees it, as one table: (stage, what happens) -> stage.
+"""Workers of this node, living and gone, and the table of a worker's stages: (stage, course) -> next stage.
 
-What has no entry leaves the stage as it is: a worker that says things out of turn must not end its agent.
-
-This node's workers as its agent sees them, those that are gone too, and the places that wait for another.
+An event without an entry leaves the stage unchanged, because a worker with unexpected messages must not crash its
+agent.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ class Stage(StrEnum):
 
     STARTING = "starting"
     REFUSED = "refused"
-    """It does not fit the job, and a replacement with the same script would not fit either."""
+    """The worker does not fit the job, and a replacement with the same script would not fit either."""
     READY = "ready"
     NEWCOMER = "newcomer"
-    """A member that came later and has not committed a step yet: it computes at a higher priority than the others."""
+    """A member that joined later and has not committed a step yet. It computes at a higher priority than the others."""
     MEMBER = "member"
     LEFT_OUT = "left out"
-    """A member that a view has left out while it lived: it ends by itself, with an error, when it hears of that."""
+    """A living member that the newest view does not contain. It exits with an error when it hears of that."""
     OVERDUE = "overdue"
-    """A member that should have ended by itself: it is killed, its work unfinished."""
+    """A member that has not exited in time. It is killed with its work unfinished."""
     FINISHED = "finished"
     DISMISSED = "dismissed"
-    """It has finished, did not end by itself, and is killed: no harm is done."""
+    """A member that has finished but not exited in time. It is killed, which does no harm."""
     SURPLUS = "surplus"
-    """It is killed because the job is over and it has nothing left to join."""
-    # Those below are gone; what they were decides what their exit code means.
+    """A worker that is killed because the job is over and it cannot join any more."""
+    # The following stages are those of dead workers. They decide what the exit code means.
     GONE = "gone"
     EVICTED = "evicted"
     TURNED_AWAY = "turned away"
@@ -43,19 +42,19 @@ class Stage(StrEnum):
 
 
 class Course(Enum):
-    """What moves a worker on."""
+    """An event that moves a worker to another stage."""
 
     FIT = auto()
-    """Its hello is as the job wants it."""
+    """The worker's hello fits the job."""
     UNFIT = auto()
     ENTER_AT_FIRST = auto()
-    """It is in a view, and was started before there was one."""
+    """The worker is in a view, and was started before the first one."""
     ENTER_LATER = auto()
     COMMIT = auto()
     BE_LEFT_OUT = auto()
     FINISH = auto()
     BE_LATE = auto()
-    """It has not ended in time."""
+    """The worker has not exited in time."""
     BE_SURPLUS = auto()
     DIE = auto()
 
@@ -68,7 +67,7 @@ TABLE: Mapping[tuple[Stage, Course], Stage] = {
     (_S.READY, _C.ENTER_LATER): _S.NEWCOMER,
     (_S.NEWCOMER, _C.COMMIT): _S.MEMBER,
     **{(s, _C.FINISH): _S.FINISHED for s in (_S.STARTING, _S.REFUSED, _S.READY, _S.NEWCOMER, _S.MEMBER)},
-    # It was about to be killed when it said so: how its process ends means nothing any more.
+    # The worker reported this while it was about to be killed. Its exit code means nothing any more.
     (_S.OVERDUE, _C.FINISH): _S.DISMISSED,
     (_S.GONE, _C.FINISH): _S.LEFT,
     (_S.NEWCOMER, _C.BE_LEFT_OUT): _S.LEFT_OUT,
@@ -90,27 +89,29 @@ TABLE: Mapping[tuple[Stage, Course], Stage] = {
 }
 DEAD = frozenset({Stage.GONE, Stage.EVICTED, Stage.TURNED_AWAY, Stage.LEFT, Stage.DROPPED})
 DONE = frozenset({Stage.FINISHED, Stage.DISMISSED, Stage.LEFT})
-"""It has passed the end of the job."""
+"""Stages of workers that have passed the end of the job."""
 IN_A_VIEW = frozenset({Stage.NEWCOMER, Stage.MEMBER, Stage.LEFT_OUT, Stage.OVERDUE, Stage.FINISHED, Stage.DISMISSED})
-"""It has been told of a view, and is told of later ones."""
+"""Stages of workers that were told of a view. They are told of later ones too."""
 
 
 def follow(stage: Stage, course: Course) -> Stage:
+    """Return the next stage. Without an entry in the table it is the same one."""
     return TABLE.get((stage, course), stage)
 
 
 @dataclass(kw_only=True)
 class WorkerProgress:
-    """How far a worker is, by its own words."""
+    """Progress of a worker, by its own reports."""
 
     step: int | None = None
-    """The newest step that it has committed."""
+    """The newest step that the worker has committed."""
     holders: Mapping[str, Sequence[str]] | None = None
-    """Who holds what: it says so with its first commit, and whenever that changes."""
+    """Holders of each shard. Reported with the worker's first commit and after each change."""
     phase: str = ""
     redone_steps: int = 0
 
     def take(self, message: Progress) -> None:
+        """Update from a report. A step that was committed before counts as redone."""
         if self.step is not None and message.step <= self.step:
             self.redone_steps += self.step - message.step + 1
         self.step, self.phase = message.step, ""
@@ -119,85 +120,89 @@ class WorkerProgress:
 
 @dataclass(kw_only=True)
 class Worker:
-    """One worker process."""
+    """A worker process."""
 
     id: str
     slot: int
     initial: bool
-    """It was started before there was a view: the job cannot begin without it."""
+    """True if it was started before the first view. The job cannot begin without it."""
     started_s: float = 0.0
-    """When, monotonic."""
+    """Monotonic start time."""
     replaces: str = ""
-    """The member whose place it took."""
+    """The member that this worker replaces, or ""."""
     stage: Stage = Stage.STARTING
     address: str = ""
     pid: int | None = None
     progress: WorkerProgress = field(default_factory=WorkerProgress)
     exit_code: int | None = None
     digest: str | None = None
-    """Of the parameters with which it has passed the end of the job; empty where it has a part of them only."""
+    """Digest of the final parameters. Empty if the worker has only a part of them, None before the end."""
     raised: bool = False
-    """By an exception in its loop: other nodes wait for the digest, and are told it once the process has ended well."""
+    """True if the loop ended with an exception. Other nodes get the digest only after the process has exited well."""
 
     @property
     def alive(self) -> bool:
+        """True unless the process is known to be dead."""
         return self.stage not in DEAD
 
     @property
     def finished(self) -> bool:
+        """True if the worker has passed the end of the job."""
         return self.stage in DONE
 
     @property
     def state(self) -> str:
-        """The stage in words for people, to whom a newcomer is a member like the others."""
+        """The stage in words for people. A newcomer is shown as a member."""
         return "finished" if self.finished else "member" if self.stage is Stage.NEWCOMER else str(self.stage)
 
     def follow(self, course: Course) -> None:
+        """Move to the next stage."""
         self.stage = follow(self.stage, course)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vacancy:
-    """A place for which a number is on its way."""
+    """A slot that waits for the number of a new member."""
 
     slot: int
     of: str = ""
-    """The member that had it."""
+    """The member that had the slot, or ""."""
 
 
 class Workers:
-    """This node's workers, in the order in which they were started."""
+    """Workers of this node in the order of their start."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, Worker] = {}
         self.vacancies: deque[Vacancy] = deque()
         self.restarts = 0
         self.uncounted: set[str] = set()
-        """Members whose replacement uses up no restart."""
+        """Members whose replacements do not count against the restart limit."""
         self.restarts_used = 0
-        """Those that still count."""
+        """Restarts that count against the limit now."""
 
     @property
     def living(self) -> list[Worker]:
+        """The workers that are not dead."""
         return [worker for worker in self.by_id.values() if worker.alive]
 
     @property
     def joiners(self) -> list[Worker]:
-        """The workers that are ready and in no view."""
+        """The workers that are ready and not in a view."""
         return [worker for worker in self.by_id.values() if worker.stage is Stage.READY]
 
     @property
     def all_are_ready(self) -> bool:
-        """Whether all workers that this node has left are ready, for the first view."""
+        """True if all living workers are ready for the first view, and no vacancy is open."""
         return bool(self.living) and not self.vacancies and all(w.stage is Stage.READY for w in self.living)
 
     @property
     def steps_lost(self) -> int:
-        """How many committed steps some worker had to commit again."""
+        """Largest number of committed steps that one worker had to commit again."""
         return max((worker.progress.redone_steps for worker in self.by_id.values()), default=0)
 
     def restart(self, worker: Worker, *, counts: bool) -> None:
-        """Note that another worker is to take the place of this one."""
+        """Note that this worker is to be replaced. `counts`: against the restart limit."""
         self.restarts += 1
         self.restarts_used += counts
         if not counts:
