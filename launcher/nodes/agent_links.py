@@ -1,8 +1,7 @@
-"""Links between agents: one authenticated TCP connection to each other node, kept up, with heartbeats.
+"""Links between agents: one authenticated TCP connection to each other node, re-established when lost, with heartbeats.
 
-Of two agents the later one dials. Heartbeats are sent by a thread of their own, so that an agent that is busy (it
-starts a worker, say) is not taken for dead. Says who answers and who no longer does; what that means is decided in
-`core`.
+The agent with the later incarnation dials. A separate thread sends the heartbeats, so that a busy agent (it may start a
+worker) is not considered dead. Links report which agents answer; `core` decides what follows.
 """
 
 from __future__ import annotations
@@ -28,9 +27,12 @@ from elastrain.protocol.codec import BadMessageError
 
 BEAT_S = 0.5
 SILENCE_S = 2.5
-"""An agent that says nothing for so long is silent: five beats were lost."""
+"""Time without a message after which an agent is silent: five heartbeats were lost."""
 _UNACKED_S = 5.0
-"""A connection on which nothing arrives for so long is made anew: the kernel itself would try less and less often."""
+"""Time without acknowledgement after which a connection is replaced.
+
+The kernel itself would retry at growing intervals.
+"""
 _DIAL_S = 2.0
 _DIAL_AGAIN_S = 0.2
 _EARLY_MAX = 64
@@ -38,7 +40,7 @@ _EARLY_MAX = 64
 
 @dataclass(kw_only=True, eq=False)
 class _Link:
-    """The agent of another node. Sending is shared by two threads; all else belongs to the loop's."""
+    """The link to another node's agent. Two threads send on it; the loop's thread owns everything else."""
 
     record: NodeRecord
     channel: LineSocket | None = None
@@ -54,16 +56,19 @@ class _Link:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkEvents:
-    on_up: Callable[[str, str], None]  # node, why
-    on_down: Callable[[str, str, bool], None]  # node, why, whether its port is closed: its machine lives, the agent not
+    """Callbacks that report changes of links and received notices."""
+
+    on_up: Callable[[str, str], None]  # node, reason
+    on_down: Callable[[str, str, bool], None]  # node, reason, port closed: the machine lives, but not the agent
     on_notice: Callable[[str, Notice], None]
-    on_reader: Callable[[str, Connection], str | None]  # a worker that wants to read from this node's disk, or why not
+    # serve a worker that reads from this node's disk, or return the reason for a refusal
+    on_reader: Callable[[str, Connection], str | None]
     log_refusal: Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentPassport:
-    """By which agents of one job know each other. The record's endpoint is where this one listens."""
+    """The identity by which agents of one job authenticate each other. The agent listens at the record's endpoint."""
 
     secret: bytes
     job: str
@@ -71,11 +76,12 @@ class AgentPassport:
 
     @property
     def signature(self) -> str:
+        """Name of this node in handshakes: name and incarnation."""
         return self.record.signature
 
 
 class Links:
-    """To all nodes that `follow` names; `passport` is this node's."""
+    """Links to all nodes that `follow` names. `passport` is this node's identity."""
 
     def __init__(
         self, loop: EventLoop, inbox: Inbox, listener: socket.socket, passport: AgentPassport, events: LinkEvents
@@ -83,7 +89,7 @@ class Links:
         self._loop, self._inbox, self._passport, self._events = loop, inbox, passport, events
         self._links: dict[str, _Link] = {}
         self._early: dict[str, LineSocket] = {}
-        """Agents that dialled before the store's news of them: they hear beats, and what all are told."""
+        """Agents that dialled before the store's news of them. They get heartbeats, and notices that go to all."""
         self._early_lock = threading.Lock()
         self._closed = threading.Event()
         handshake = lambda: Handshake(  # noqa: E731
@@ -94,7 +100,7 @@ class Links:
         self._beats.start()
 
     def follow(self, records: Mapping[str, NodeRecord]) -> None:
-        """The nodes that are there, or were until now and still answer."""
+        """Link to these nodes: those with a key, and those whose key has just gone but that still answer."""
         for name, record in records.items():
             known = self._links.get(name)
             if known is not None and known.record.incarnation == record.incarnation:
@@ -111,18 +117,18 @@ class Links:
                 self._dial(link)
 
     def keep(self, nodes: Collection[str]) -> None:
-        """All others are dead: nobody is dialled there any more."""
+        """Close the links to all other nodes, which are dead."""
         for name in [name for name in self._links if name not in nodes]:
             self._hang_up(self._links.pop(name))
 
     def answering(self) -> dict[str, int]:
-        """The nodes whose agents answer, and their incarnations."""
+        """Return the nodes whose agents answer, and their incarnations."""
         return {name: link.record.incarnation for name, link in self._links.items() if link.up}
 
     def tell(self, notice: Notice, node: str | None = None) -> None:
-        """To one node, or to all, also those that have dialled before the store's news of them.
+        """Send a notice to one node, or to all, including agents that dialled before the store's news of them.
 
-        A node that does not answer misses it: the view will say what it needs to know.
+        A node that does not answer misses the notice. The next view contains what it needs to know.
         """
         for name, link in list(self._links.items()):
             if node in (None, name) and link.channel is not None and not self._send(link, notice):
@@ -131,26 +137,30 @@ class Links:
             self._tell_early(notice)
 
     def hear_all(self) -> None:
+        """Read all that has arrived on any link."""
         for link in list(self._links.values()):
             if link.channel is not None:
                 self._on_bytes(link)
 
     def next_deadline_s(self) -> float | None:
+        """Return the monotonic time of the next deadline, or None."""
         dues = [link.heard_s + SILENCE_S for link in self._links.values() if link.up]
         door = self._door.next_deadline_s()
         return min(dues + ([door] if door is not None else []), default=None)
 
     def on_tick(self, now: float) -> None:
+        """Report agents as silent if nothing was heard for `SILENCE_S`."""
         self._door.on_tick(now)
         overdue = [link for link in self._links.values() if link.up and link.heard_s + SILENCE_S <= now]
         for link in overdue:
-            # What came while this loop was busy counts.
+            # What arrived while this loop was busy counts.
             if link.channel is not None:
                 self._on_bytes(link)
             if link.up and link.heard_s + SILENCE_S <= now:
                 self._down(link, f"nothing was heard of it for {SILENCE_S:g} s")
 
     def close(self) -> None:
+        """Stop the heartbeats and close all connections."""
         self._closed.set()
         self._beats.join()
         for link in self._links.values():
@@ -165,7 +175,7 @@ class Links:
         link = next((link for link in self._links.values() if link.name == name), None)
         if link is not None:
             self._connect(link, _channel(sock))
-        elif name in self._early or len(self._early) < _EARLY_MAX:  # it is quicker than the store's news of it
+        elif name in self._early or len(self._early) < _EARLY_MAX:  # the agent dialled before the store's news of it
             self._keep_early(name, _channel(sock))
         else:
             return f"{name} is no node that this agent knows of"
@@ -184,10 +194,10 @@ class Links:
         if not link.up:
             link.up = True
             self._events.on_up(link.record.name, "its agent answers")
-        self._on_bytes(link)  # what came together with the end of the handshake
+        self._on_bytes(link)  # data may have arrived together with the end of the handshake
 
     def _dial(self, link: _Link) -> None:
-        """In a thread: whoever is cut off keeps a caller waiting."""
+        """Dial in a thread, because an unreachable node blocks the caller."""
         if link.dialling or self._closed.is_set():
             return
         link.dialling = True
@@ -229,7 +239,10 @@ class Links:
             self._down(link, "its agent's port is closed", closed=True)
 
     def _broken(self, link: _Link, why: str) -> None:
-        """The connection is gone. Whether the agent is, another attempt tells at once: a dead one's port is closed."""
+        """Reconnect after a broken connection.
+
+        The attempt also shows if the agent is dead, because its port is closed then.
+        """
         self._hang_up(link)
         if link.record.incarnation < self._passport.record.incarnation:
             self._dial(link)
@@ -297,7 +310,7 @@ def _channel(sock: Connection) -> LineSocket:
 
 
 def listen(host: str) -> socket.socket:
-    """Raises OSError if this host has no such address."""
+    """Open a TCP listener at a free port. Raises OSError if this host has no such address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:

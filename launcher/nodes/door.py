@@ -1,11 +1,8 @@
-"""Where workers and other agents come in. Nobody is heard before the handshake has proven the job's secret.
+"""The listener for workers and other agents, and the disk server for workers of other nodes.
 
-Hands proven connections on; what is then said is for `worker_processes` and `links`.
-
-Lets the workers of other nodes read the checkpoints that lie on this node's disk.
-
-They come through the agents' door, proven and encrypted. Each has a thread here, so that a slow disk, or a slow reader,
-keeps the agent from nothing. Only parts and manifests of checkpoints can be asked for.
+No message is read before the handshake has proven the job's secret. Proven connections go to `worker_processes` and
+`agent_links`. Each reader of this node's disk has a thread, so that a slow one does not block the agent. Readers can
+only get parts and manifests of checkpoints.
 """
 
 from __future__ import annotations
@@ -33,7 +30,10 @@ def open_door(
     admit: Callable[[str, Connection], str | None],
     log_refusal: Callable[[str], None],
 ) -> Acceptor:
-    """`admit(name, connection)` takes a proven connection, or returns why not; `log_refusal` hears of the others."""
+    """Accept connections.
+
+    `admit(name, connection)` takes a proven one or returns why not; `log_refusal` gets all refusals.
+    """
     events = AcceptorEvents(
         new_handshake=handshake, admit=lambda proven, sock: admit(proven.peer, sock), refused=log_refusal
     )
@@ -44,14 +44,17 @@ def open_door(
 def workers_handshake(
     secret: bytes, job: str, objection: Callable[[str], str | None] = lambda member: None
 ) -> Handshake:
-    """Make the agent's end of a handshake with a worker. `objection(member)` says why it is not let in, or None."""
+    """Return the agent's end of a handshake with a worker.
+
+    `objection(member)` returns the reason for a refusal, or None.
+    """
     made = Handshake(Role.ACCEPT, secret=secret, job=job, me="agent")
     made.objection = objection
     return made
 
 
 def listen_abstract(name: str) -> socket.socket:
-    """Raises ConfigError if the name is taken."""
+    """Open a listening abstract Unix socket. Raises ConfigError if the name is taken."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         listener.bind("\0" + name)
@@ -63,7 +66,7 @@ def listen_abstract(name: str) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """A new connection, non-blocking; None if it went away before it was served."""
+    """Return a new non-blocking connection, or None if it was closed before it was accepted."""
     try:
         sock, _ = listener.accept()
     except OSError:
@@ -74,11 +77,11 @@ def accept(listener: socket.socket) -> socket.socket | None:
 
 READERS_MAX = 256
 IDLE_S = 600.0
-"""A reader that asks for nothing for so long is gone."""
+"""Time in seconds after which a reader without requests is disconnected."""
 
 
 class DiskDoor:
-    """`admit` is for the agent's thread. `location`: of the checkpoints; None where no node has a disk of its own."""
+    """A server of this node's checkpoints. `location`: their place, or None if no node has a disk of its own."""
 
     def __init__(self, location: str | None, log: Callable[..., None]) -> None:
         self._location = location
@@ -87,7 +90,10 @@ class DiskDoor:
         self._lock = threading.Lock()
 
     def admit(self, name: str, connection: Connection) -> str | None:
-        """Serve a proven connection until its end, or say why not."""
+        """Serve a proven connection in a new thread, or return the reason for a refusal.
+
+        Called by the agent's thread.
+        """
         with self._lock:
             if self._location is None:
                 return f"{name} wants to read from a disk that is not this node's own"
@@ -99,7 +105,7 @@ class DiskDoor:
         return None
 
     def _serve(self, location: str, name: str, connection: Connection) -> None:
-        # Late: an agent of a job without checkpoints needs nothing of them.
+        # Imported here, because an agent of a job without checkpoints does not need it.
         from elastrain.snapshot.durable.places.node import ServedDisk
         from elastrain.snapshot.durable.places.port import place_at
 

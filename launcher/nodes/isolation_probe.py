@@ -1,7 +1,7 @@
-"""Whether a job whose nodes have no keys in the store lives all the same: it is asked at the addresses it was known by.
+"""A probe for a job whose nodes have no keys in the store: it dials their last known addresses.
 
-Nodes that are cut off from the store train on; their keys go with their leases. Whoever holds the job's secret and
-answers with the name of one of its members or agents is one of them.
+Nodes that are cut off from the store train on, although their keys go with their leases. An answer counts only with the
+job's secret and the name of the member or agent.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from elastrain.job.world import View
 from elastrain.launcher.shared.job_values import Roster
 
 _ANSWER_S = 2.0
-"""A host that is down keeps a caller waiting."""
+"""Time limit of one probe. A host that is down does not answer at all."""
 _AT_ONCE = 16
 
 
 def who_answers(roster: Roster, view: View | None, *, secret: bytes, scope: str) -> str | None:
-    """One that does: a member of the view, or before the first view an agent of the roster. None where nobody does."""
+    """Return the name of a member of the view that answers, or None.
+
+    Before the first view, agents of the roster are asked.
+    """
 
     def answers(where: tuple[str, str]) -> bool:
         name, address = where
         try:
             sock, _ = connect(choose_address(address, same_node=False))
-            with sock:  # the handshake waits until it is connected
+            with sock:  # the handshake blocks until the other end takes part
                 dial(sock, secret=secret, job=scope, me="a node that starts", timeout_s=_ANSWER_S, expect=name)
         except (OSError, ValueError, CommError):
             return False

@@ -1,4 +1,4 @@
-"""This agent among the others: its key, its links, and what store and links tell of them, handed to `core` in order.
+"""The agent's key, its links, and the events that store and links cause for `core`, in a fixed order.
 
 Nothing is decided here.
 """
@@ -27,10 +27,10 @@ from elastrain.launcher.store.store_thread import Inbox
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterAccess:
-    """Where the nodes of a job meet: its name and secret, the store, this node's address, its keys' time to live."""
+    """Settings for access to the other nodes: job, secret, store, this node's address, its keys' time to live."""
 
     job: str
-    """In this life."""
+    """Name of the job in its current life."""
     life: Life
     secret: bytes
     store: Store
@@ -40,19 +40,19 @@ class ClusterAccess:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentPort:
-    """What the agent that it belongs to does for it."""
+    """Callbacks to the agent that owns a `PeerAgents`."""
 
     happen: Callable[[ev.Event], None]
     hear_workers: Callable[[], None]
-    """Takes in what this node's members have said so far: who holds what decides about a loss."""
+    """Reads all that this node's workers have sent so far. Their reports about shard holders matter after a loss."""
     nodes: Callable[[], Collection[str]]
-    """The other nodes that are not dead."""
+    """Returns the other nodes that are not dead."""
     let_read: Callable[[str, Connection], str | None]
-    """Lets a worker of another node read from this node's disk, or says why not."""
+    """Lets a worker of another node read from this node's disk, or returns the reason for a refusal."""
 
 
 class PeerAgents:
-    """`record` is completed by where this agent listens."""
+    """Access of this agent to the other nodes. `record` gets the endpoint at which this agent listens."""
 
     def __init__(
         self, loop: EventLoop, log: EventLog, access: ClusterAccess, record: NodeRecord, port: AgentPort
@@ -66,7 +66,7 @@ class PeerAgents:
         listener = _listen(access.host)
         host = f"[{access.host}]" if ":" in access.host else access.host
         self.record = replace(record, endpoint=f"{host}:{listener.getsockname()[1]}")
-        """What this node says of itself, its endpoint included."""
+        """Record of this node's record, with its endpoint."""
         passport = AgentPassport(secret=access.secret, job=access.job, record=self.record)
         self._links = Links(loop, inbox, listener, passport, self._link_events())
         self._open.callback(self._links.close)
@@ -90,16 +90,19 @@ class PeerAgents:
         )
 
     def tell(self, notice: Notice, node: str | None) -> None:
+        """Send a notice to a node, or to all if `node` is None."""
         self._links.tell(notice, node)
 
     def next_deadline_s(self) -> float | None:
+        """Return the monotonic time of the links' next deadline, or None."""
         return self._links.next_deadline_s()
 
     def on_tick(self, now: float) -> None:
+        """Handle the deadlines of the links that have passed."""
         self._links.on_tick(now)
 
     def close(self) -> None:
-        """Leave the store, then the links: the others see that this node has gone, and need not guess."""
+        """Leave the store, then close the links. The other nodes see in the store that this node has left."""
         self._open.close()
 
     def _on_link(self, node: str, why: str, *, up: bool, closed: bool = False) -> None:
@@ -116,7 +119,7 @@ class PeerAgents:
         self._port.happen(ev.StoreCameBack() if error is None else ev.StoreWentAway(problem=str(error)))
 
     def _on_news(self, news: News) -> None:
-        """The store's whole content, after every change."""
+        """Turn the store's content into events. Called after every change."""
         name = self.record.name
         others = {other: record for other, record in news.nodes.items() if other != name}
         gone = [other for other in self._seen if other not in others] if news.absence_counts else []
@@ -133,7 +136,7 @@ class PeerAgents:
         if news.forgot:
             self._port.happen(ev.StoreForgot(nodes=frozenset(others)))
         if news.removed:
-            if news.end is not None:  # it was there before the keys were taken away
+            if news.end is not None:  # the end was in the store before the keys were removed
                 self._port.happen(ev.EndStands(over=news.end))
             self._port.happen(ev.ViewRemoved())
         if news.roster is not None:
@@ -144,7 +147,7 @@ class PeerAgents:
             self._port.happen(ev.NodeLeft(node=other))
         self._links.follow(others)
         for other in gone:
-            # What it said before its key went comes first.
+            # Messages that the node sent before its key went come first.
             self._links.hear_all()
             self._port.happen(ev.LeaseEnded(node=other))
         self._seen = {**({} if news.absence_counts else self._seen), **others}

@@ -1,1 +1,1 @@
-"""What a job agrees upon over etcd: the store port, what implements it, the job's keys, the agent's access to them."""
+"""The agreement of a job's nodes over etcd: the store port, its implementations, the job's keys, the agent's access."""

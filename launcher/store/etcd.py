@@ -1,11 +1,11 @@
-"""The store port on a real etcd v3. This file and `etcd_connection` alone know etcd's messages (`pyetcd`) and gRPC.
+"""The store port on a real etcd v3. Only this file and `etcd_connection` know etcd's messages (`pyetcd`) and gRPC.
 
-No decision about membership, no thread but those of watches. pyetcd's own client is not used: it gives up an endpoint
-for 300 s after one error, and its watches do not say why they ended.
+No decision about membership is made here, and the only threads are those of watches. pyetcd's own client is not used:
+it avoids an endpoint for 300 s after one error, and its watches do not report why they ended.
 
-Beside the keys that callers write, each store keeps one key `.elastrain/commits/<random>` under a short lease of its
-own: by it, a repeated commit sees that it was already carried out. A user limited by roles needs the prefixes
-`/elastrain/` and `.elastrain/`.
+Beside the keys that callers write, each store keeps one key `.elastrain/commits/<random>` (the mark) under a short
+lease of its own. It shows a repeated commit that the first attempt was already carried out. A user limited by roles
+needs the prefixes `/elastrain/` and `.elastrain/`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from elastrain.launcher.store.port import (
 )
 
 _MARK_TTL_S = 60
-"""Longer than any call's limit: a mark must be there as long as its commit may be repeated."""
+"""Longer than any call's limit: a mark must exist as long as its commit may be repeated."""
 _CLOSE_S = 0.5
 
 
 class EtcdStore:
-    """Blocks for up to `config.limit_s` per call; nothing is sent before the first call, `check` for instance."""
+    """A client of etcd. Each call blocks for up to `config.limit_s`; nothing is sent before the first call."""
 
     def __init__(self, config: EtcdConfig) -> None:
         self.limit_s = config.limit_s
         self._connection = Connection(config)
         self._watches: set[_EtcdWatch] = set()
         self._watches_lock = threading.Lock()
-        # One commit at a time: the mark says which one was the last.
+        # One commit at a time, because the mark identifies only the last one.
         self._commit_lock = threading.Lock()
         self._mark = f".elastrain/commits/{secrets.token_hex(8)}".encode()
         self._mark_lease: int | None = None
@@ -53,14 +53,16 @@ class EtcdStore:
         self._connection.on_silent = self._break_watches
 
     def check(self) -> None:
-        """Is etcd there, and does it let us in? Raises StoreUnavailableError or StoreRefusedError."""
+        """Test that etcd answers and admits this client. Raises StoreUnavailableError or StoreRefusedError."""
         self.get("/elastrain/")
 
     def get(self, key: str) -> Item | None:
+        """Return the item under this key, or None."""
         response = self._call(lambda e: e.kv.Range, rpc.RangeRequest(key=key.encode()), self._until())
         return _item(response.kvs[0]) if response.kvs else None
 
     def list(self, prefix: str) -> Listing:
+        """Return all items under the prefix, and the store's revision."""
         key, end = _range(prefix)
         response = self._call(lambda e: e.kv.Range, rpc.RangeRequest(key=key, range_end=end), self._until())
         return Listing(items=tuple(_item(kv) for kv in response.kvs), revision=response.header.revision)
@@ -73,6 +75,7 @@ class EtcdStore:
         delete: Sequence[str] = (),
         lease: int | None = None,
     ) -> int | None:
+        """Write if all keys in `expect` have the given revisions. Returns the new revision, or None if one differs."""
         until_s = self._until()
         if not self._commit_lock.acquire(timeout=self.limit_s):
             raise StoreUnavailableError("another commit of this store is still waiting for etcd: nothing was written")
@@ -84,7 +87,8 @@ class EtcdStore:
                 try:
                     return _outcome(self._call(lambda e: e.kv.Txn, request, until_s))
                 except LeaseLostError:
-                    # The caller's lease, or the mark's after etcd lost its data. Alive marks leave only the caller's.
+                    # The lost lease is the caller's, or the mark's after etcd has lost its data. If the mark's is
+                    # alive, it was the caller's.
                     if self._is_alive(mark_lease, until_s):
                         raise
                     self._mark_lease = None
@@ -92,6 +96,7 @@ class EtcdStore:
             self._commit_lock.release()
 
     def watch(self, prefix: str, after_revision: int, on_change: Callable[[Change | Broken], None]) -> _EtcdWatch:
+        """Report every change under the prefix after this revision. The callback runs in a thread of the watch."""
         watch = _EtcdWatch(self._connection, prefix, after_revision, on_change, self._forget_watch)
         with self._watches_lock:
             self._watches.add(watch)
@@ -99,32 +104,37 @@ class EtcdStore:
         return watch
 
     def grant(self, ttl_s: float) -> int:
-        # A number of our own: a repeated request then meets its own lease instead of leaving one behind.
+        """Create a lease and return its number."""
+        # The number is chosen here, so that a repeated request finds its own lease instead of leaving another one
+        # behind.
         lease = secrets.randbelow(2**62) + 1
         self._call(lambda e: e.lease.LeaseGrant, rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s), ID=lease), self._until())
         return lease
 
     def keep_alive(self, lease: int) -> None:
+        """Renew the lease. Raises LeaseLostError if it is gone."""
         answer = self._call(_keep_alive_once, rpc.LeaseKeepAliveRequest(ID=lease), self._until())
         if answer.TTL <= 0:
             raise LeaseLostError(f"lease {lease} has expired or was revoked: grant a new one and write its keys again")
 
     def revoke(self, lease: int) -> None:
-        with suppress(LeaseLostError):  # the end that was asked for
+        """End the lease, which deletes its keys. A lease that is gone is no error."""
+        with suppress(LeaseLostError):  # the lease is gone, as asked for
             self._call(lambda e: e.lease.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease), self._until())
 
     def compact(self) -> int:
-        """Have etcd forget all revisions but the newest, and say which that is. For tests of what follows from that."""
+        """Make etcd drop all revisions but the newest, and return that. Only tests use this."""
         revision = self.list("/elastrain/").revision
         request = rpc.CompactionRequest(revision=revision, physical=True)
         try:
             self._call(lambda e: e.kv.Compact, request, self._until())
         except StoreRefusedError as error:
-            if "has been compacted" not in str(error):  # nothing was written since the last time
+            if "has been compacted" not in str(error):  # nothing was written since the last compaction
                 raise
         return revision
 
     def close(self) -> None:
+        """Cancel all watches, give the mark's lease back, and close the connection."""
         with self._watches_lock:
             watches = tuple(self._watches)
         for watch in watches:
@@ -132,12 +142,16 @@ class EtcdStore:
         if self._mark_lease is not None:
             request, until_s = rpc.LeaseRevokeRequest(ID=self._mark_lease), time.monotonic() + _CLOSE_S
             self._mark_lease = None
-            with suppress(LeaseLostError, StoreUnavailableError, StoreRefusedError):  # it ends by itself
+            with suppress(LeaseLostError, StoreUnavailableError, StoreRefusedError):  # the lease expires by itself
                 self._call(lambda e: e.lease.LeaseRevoke, request, until_s)
         self._connection.close()
 
     def _marked(self, guarded: Any, token: bytes, lease: int) -> Any:
-        """IF the mark holds this token, the commit was done: read where. ELSE try it and set the mark with it."""
+        """Wrap a transaction so that it is carried out once.
+
+        If the mark holds the token, the commit was done, and the mark's revision is read. Otherwise the transaction is
+        tried, and sets the mark with it.
+        """
         done = rpc.Compare(
             result=rpc.Compare.EQUAL, target=rpc.Compare.VALUE, key=self._mark, value=token
         )  # never true for a key that does not exist
@@ -149,7 +163,7 @@ class EtcdStore:
         )
 
     def _renewed_mark_lease(self, until_s: float) -> int:
-        """A lease that lives longer than a commit may take."""
+        """Return the lease of the mark. It outlives any commit that starts now."""
         if self._mark_lease is None or time.monotonic() + self.limit_s > self._mark_lease_until_s:
             lease = secrets.randbelow(2**62) + 1
             self._mark_lease_until_s = time.monotonic() + _MARK_TTL_S
@@ -180,7 +194,7 @@ class EtcdStore:
 
 
 class _EtcdWatch:
-    """One stream, read by a thread of its own."""
+    """A watch: one stream, read by its own thread."""
 
     def __init__(
         self,
@@ -196,7 +210,7 @@ class _EtcdWatch:
         self._after_revision = after_revision
         self._on_change = on_change
         self._on_end = on_end
-        # Held while a callback runs; re-entrant, because the callback may cancel.
+        # Held while a callback runs. Re-entrant, because the callback may cancel the watch.
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._stream: Any = None
@@ -235,7 +249,7 @@ class _EtcdWatch:
         key, end = _range(self._prefix)
         create = rpc.WatchCreateRequest(key=key, range_end=end, start_revision=self._after_revision + 1)
         yield rpc.WatchRequest(create_request=create)
-        self._ended.wait()  # the stream lives as long as its requests
+        self._ended.wait()  # etcd ends the stream when its requests end
 
     def _take(self, response: Any) -> None:
         if response.compact_revision:
@@ -244,7 +258,7 @@ class _EtcdWatch:
         elif response.canceled:
             self._report(Broken(reason=f"etcd has cancelled the watch: {response.cancel_reason}"))
         elif response.header.revision < self._after_revision:
-            # It would be silent until the new store has come that far.
+            # Such a watch would be silent until the new store has reached the old revision.
             now, before = response.header.revision, self._after_revision
             self._report(
                 Broken(reason=f"etcd is at revision {now} and was at {before}: its data was lost, or lags behind")
@@ -269,7 +283,7 @@ class _EtcdWatch:
 
 
 def _keep_alive_once(endpoint: Endpoint) -> Callable[..., Any]:
-    """etcd has a stream for this; here it carries one request and one answer."""
+    """Return a function that renews a lease once. etcd offers only a stream for this; it carries one request here."""
 
     def call(request: Any, timeout: float, metadata: Any) -> Any:
         return next(endpoint.lease.LeaseKeepAlive(iter([request]), timeout=timeout, metadata=metadata))
@@ -295,7 +309,7 @@ def _outcome(answer: Any) -> int | None:
 
 
 def _range(prefix: str) -> tuple[bytes, bytes]:
-    """Key and end of a prefix, in etcd's form: all keys from the one up to, not including, the other."""
+    """Return a prefix as etcd's half-open range of keys [start, end)."""
     key = prefix.encode()
     return (key, key[:-1] + bytes([key[-1] + 1])) if key else (b"\0", b"\0")  # UTF-8 has no byte 255
 

@@ -1,8 +1,7 @@
-"""Where etcd is and how to be let in: endpoints, TLS files, user and password. Values and files only, no connection.
+"""Connections to etcd: configuration (endpoints, TLS files, user), channels, endpoint failover, and errors.
 
-Connections to etcd: channels, endpoints in turn, tokens, and what an error means. Nothing of a job is known here.
-
-A call is repeated here until its time is over. Whether that is harmless is its caller's affair (see `etcd`).
+A call is repeated here until its time is over. The caller makes sure that this is harmless (see `etcd`). Nothing about
+jobs is known here.
 """
 
 from __future__ import annotations
@@ -26,19 +25,22 @@ DEFAULT_PORT = 2379
 
 @dataclass(frozen=True, kw_only=True)
 class EtcdConfig:
-    """`ca` turns TLS on; `cert` and `key` show who we are. Raises ConfigError for files that cannot serve."""
+    """The configuration of the connection. `ca` turns TLS on; `cert` and `key` are the client's.
+
+    Raises ConfigError for options that contradict each other, and for files that cannot be used.
+    """
 
     endpoints: tuple[str, ...]
-    """HOST:PORT each; IPv6 addresses in brackets."""
+    """Endpoints in the form HOST:PORT, with IPv6 addresses in brackets."""
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
     user: str | None = None
     password: str | None = None
     limit_s: float = 4.0
-    """The longest that one call may take, over all endpoints."""
+    """Longest time that one call may take, over all endpoints."""
     attempt_s: float = 1.0
-    """The longest that one endpoint may keep silent before the next is asked."""
+    """Longest time that one endpoint may be silent before the next one is asked."""
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -62,7 +64,7 @@ class EtcdConfig:
                 raise ConfigError(f"{self.ca} is no file of CA certificates (PEM): {error}") from None
         if self.cert is not None and self.key is not None:
             try:
-                # A password is given so that an encrypted key is refused, and never asked about on the terminal.
+                # With a password an encrypted key is refused. Without one, OpenSSL would ask for it on the terminal.
                 context.load_cert_chain(self.cert, self.key, password="")
             except (OSError, ssl.SSLError) as error:
                 raise ConfigError(
@@ -71,12 +73,12 @@ class EtcdConfig:
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """`HOST[:PORT][,…]`, as torchrun's --rdzv-endpoint; the port is 2379 by default. Raises ConfigError."""
+    """Parse `HOST[:PORT][,…]`, as in torchrun's --rdzv-endpoint. The default port is 2379. Raises ConfigError."""
     return tuple(_endpoint(part.strip(), text) for part in text.split(","))
 
 
 def _endpoint(part: str, text: str) -> str:
-    # What follows the closing bracket of an IPv6 address, or the only colon.
+    # The port follows the closing bracket of an IPv6 address, or the only colon.
     host, colon, port = part.rpartition(":") if not part.endswith("]") and ":" in part else (part, "", "")
     host, port = (host, port) if colon else (part, str(DEFAULT_PORT))
     if not host or "/" in host or (":" in host and not host.startswith("[")):
@@ -87,18 +89,19 @@ def _endpoint(part: str, text: str) -> str:
 
 
 _PAUSE_S = 0.05
-"""Before the next try."""
+"""Pause before the next try."""
 _CHANNEL_OPTIONS = (
-    # An idle watch notices within 10 s that its endpoint has gone silent. More than every 5 s, etcd cuts the asker off.
+    # An idle watch detects within 10 s that its endpoint is silent. etcd closes connections that ping more often than
+    # every 5 s.
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 4000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # in truth the time that one attempt to connect may take
+    ("grpc.min_reconnect_backoff_ms", 2000),  # in fact the time limit of one connection attempt
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Else a proxy meant for web pages would be asked for etcd.
+    # Without this, gRPC would send etcd's traffic through an HTTP proxy.
     ("grpc.enable_http_proxy", 0),
-    # Else all stores of a process share one connection, and its fate.
+    # Without this, all stores of a process would share one connection and its failures.
     ("grpc.use_local_subchannel_pool", 1),
 )
 _TRANSIENT = {
@@ -113,6 +116,8 @@ _WRONG_TLS = ("CERTIFICATE", "Certificate", "certificate", "WRONG_VERSION_NUMBER
 
 
 class Endpoint:
+    """One etcd endpoint: its channel, its services, and the token of the user."""
+
     def __init__(self, address: str, config: EtcdConfig) -> None:
         self.address = address
         self._channel = _channel(address, config)
@@ -123,11 +128,12 @@ class Endpoint:
         self.token: str | None = None
 
     def close(self) -> None:
+        """Close the channel."""
         self._channel.close()
 
 
 class Connection:
-    """All endpoints, and the one in use. A call goes from one to the next until it is answered or its time is over."""
+    """All endpoints and the one in use. A call tries one after the other until it is answered or its time is over."""
 
     def __init__(self, config: EtcdConfig) -> None:
         self._config = config
@@ -140,11 +146,15 @@ class Connection:
 
     @property
     def endpoint(self) -> Endpoint:
+        """The endpoint that is in use."""
         with self._lock:
             return self._endpoints[self._current]
 
     def call(self, method: Callable[[Endpoint], Any], request: Any, until_s: float) -> Any:
-        """Raises StoreUnavailableError at `until_s` (monotonic), or what the answer means for the caller."""
+        """Call until an endpoint answers.
+
+        Raises StoreUnavailableError at `until_s` (monotonic), or what an error answer means.
+        """
         trouble = "no time was left"
         while (left_s := until_s - time.monotonic()) > 0 and not self._closed.is_set():
             endpoint = self.endpoint
@@ -160,7 +170,7 @@ class Connection:
         raise StoreUnavailableError(self._does_not_answer(trouble))
 
     def metadata(self, endpoint: Endpoint, timeout_s: float) -> tuple[tuple[str, str], ...]:
-        """What proves who we are. Raises grpc.RpcError."""
+        """Return the metadata that authenticates a call, and log in first if needed. Raises grpc.RpcError."""
         if self._config.user is None:
             return ()
         if endpoint.token is None:
@@ -169,6 +179,7 @@ class Connection:
         return (("token", endpoint.token),)
 
     def close(self) -> None:
+        """Close all channels. A call in progress ends at once."""
         self._closed.set()
         for endpoint in self._endpoints:
             endpoint.close()
@@ -181,12 +192,12 @@ class Connection:
         return f"{said}: is it running, is the address right, {tls}?"
 
     def _judge(self, endpoint: Endpoint, error: grpc.RpcError) -> str:
-        """What went wrong, where another try may help; raises where it does not."""
+        """Return a description of the error if another try may help. Raises the error for the caller if not."""
         code, details = error.code(), error.details() or ""
         if "lease not found" in details:
             raise LeaseLostError(f"etcd: {details}: grant a new lease and write its keys again") from None
         if code is grpc.StatusCode.UNAUTHENTICATED or "auth store is old" in details:
-            endpoint.token = None  # it has expired, or etcd was started anew: ask for another
+            endpoint.token = None  # the token has expired, or etcd was restarted: log in again
             return details
         if code not in _TRANSIENT or (not self._reached and any(word in details for word in _WRONG_TLS)):
             raise StoreRefusedError(f"etcd at {endpoint.address} refuses: {_advice(details)}") from None
@@ -229,7 +240,7 @@ def _advice(details: str) -> str:
 
 
 def _cause(details: str) -> str:
-    """gRPC tells of a connection by its whole story; the cause stands at its end."""
+    """Return the last part of gRPC's long description of a failed connection, which is the cause."""
     if not details.startswith("failed to connect"):
         return details
     return details.removesuffix(": OK").rpartition(": ")[2].rpartition("OPENSSL_internal:")[2]

@@ -1,4 +1,4 @@
-"""What a job's keys say of its first commit: from when on it may have been made where nobody hears of it."""
+"""The job's keys about its first commit. Once they exist, that commit may have been made on any node."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from elastrain.launcher.store.port import StoreUnavailableError
 
 
 class FirstCommit(IntEnum):
-    """As far as the store has been told."""
+    """Progress of the first commit, as far as the store knows."""
 
     NONE = 0
     DUE = 1
-    """It may have been made."""
+    """The first commit may have been made."""
     MADE = 2
 
     @property
     def key(self) -> str:
-        """Its name in the store."""
+        """The name of the key that records this stage."""
         return {FirstCommit.DUE: "due", FirstCommit.MADE: "begun"}[self]
 
 
 def first_commit_in(items: Container[str], keys: JobKeys) -> FirstCommit:
+    """Return the newest stage whose key is among these items."""
     there = [stage for stage in (FirstCommit.DUE, FirstCommit.MADE) if keys.prefix + stage.key in items]
     return max(there, default=FirstCommit.NONE)
 
 
 def put_due(keys: JobKeys, view: View | None) -> None:
-    """Say that it is due while `view` stands.
+    """Record that the first commit is due, while `view` is the newest one.
 
-    Raises StoreUnavailableError where another one does: whoever asks may have been taken for dead, and the job begun
-    anew, while there was nothing to lose.
+    Raises StoreUnavailableError if another view is newer. The caller may then have been considered dead, and the job
+    begun again, because there was no state to lose.
     """
     while True:
         revision, stands = keys.newest_view()

@@ -1,25 +1,24 @@
-"""A job's keys in the store: spec, roster, view, counters, nodes; encoded, and changed by guarded transactions only.
+"""A job's keys in the store (spec, roster, view, counters, nodes): encoding and guarded transactions.
 
-    /elastrain/<job>/nodes/<node>    leased: what the node says of itself
-    /elastrain/<job>/job             immutable: what the operator asked for, as far as all nodes must agree
+    /elastrain/<job>/nodes/<node>    leased: the node's record of itself
+    /elastrain/<job>/job             immutable: the operator's settings on which all nodes must agree
     /elastrain/<job>/roster          immutable: the nodes that began the job; `restored`: the store had lost it
-    /elastrain/<job>/spec            immutable: what every member must have in common
+    /elastrain/<job>/spec            immutable: settings that all members must have in common
     /elastrain/<job>/view            the newest view
-    /elastrain/<job>/due             the first commit is due: it may have been made
-    /elastrain/<job>/begun           a step has been committed: there is state to lose
-    /elastrain/<job>/checkpoint      the newest durable checkpoint that may be seen
+    /elastrain/<job>/due             the first commit is due and may have been made
+    /elastrain/<job>/begun           a step has been committed, so there is state to lose
+    /elastrain/<job>/checkpoint      the newest visible durable checkpoint
     /elastrain/<job>/end             how the job ended, until its last node has left
-    /elastrain/<job>/left/<start>    the node of this incarnation has gone in good order while others go on
-    /elastrain/<job>/members         how many member ids are used up; /incarnations likewise for starts of nodes
-    /elastrain/<job>/lease           the job's own lease, under which this and all of the above but `nodes` lie
-    /elastrain/.secrets/<job>        where the job's secret lies; a hint for people, the only value that is not sealed
-    /elastrain/.lives/<job>          the life that the job is in; absent in its first
+    /elastrain/<job>/left/<start>    the node of this incarnation has left in good order while others go on
+    /elastrain/<job>/members         number of member ids in use; /incarnations likewise for starts of nodes
+    /elastrain/<job>/lease           the job's own lease, which owns this and all keys above but `nodes`
+    /elastrain/.secrets/<job>        a hint for people where the job's secret lies; the only value without a seal
+    /elastrain/.lives/<job>          the job's current life; absent in the first one
     /elastrain/.ended/<job>          how it ended, for `ENDED_TTL_S` after its last node has left
 
-A later life has the same keys under a name of its own, `<job>~<life>`: what an older one still writes is not read.
-The job's lease lives for hours, kept alive by every agent: where all are killed, the store forgets the job in the end.
-
-Encoding and transactions; whether a view is wanted or allowed is decided before. All methods block as the store does.
+A later life (restart of all workers) has its own keys under `<job>~<life>`, so late writes of an older one do no harm.
+All agents keep the job's lease alive, for hours: if all are killed, the store removes the keys in the end.
+Other parts decide whether a view is wanted. All methods block as the store does.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _LOOK_AGAIN_S = 0.1
 class JobKeys:
     """One agent's access to its job's keys, for one thread at a time. `job`: the name of one of its lives.
 
-    `ttl_s`: how long they outlive their last agent; None: as long as the store.
+    `ttl_s`: time that the keys outlive the last agent. None: as long as the store exists.
     """
 
     def __init__(self, store: Store, job: str, ttl_s: float | None = None) -> None:
@@ -60,33 +59,33 @@ class JobKeys:
         self._ttl_s = ttl_s
         self._lease: int | None = None
         self.newest_revision = 0
-        """Of the store, by what calls have been answered: a watch may be behind it."""
+        """Newest revision of the store in any answer so far. A watch may be behind it."""
 
     def node(self, name: str) -> str:
+        """Return the key of a node."""
         return f"{self.prefix}nodes/{name}"
 
     def put_next_view(self, view: View, roster: Roster | None = None, seen: set[str] | None = None) -> View | None:
-        """`put_view`, but None where not even the roster is in the store: the job is over, or has to be put again.
+        """Put the view as `put_view`, but return None without the roster: the job is over, or must be put again.
 
-        roster: of the job that the view belongs to; None where another one is in the store.
+        roster: that of the view's job. None is also returned if the store holds another one.
         """
         upon, stands = self._roster()
         return None if stands is None or stands != (roster or stands) else self.put_view(view, seen, upon=upon)
 
     def put_view(self, view: View, seen: set[str] | None = None, *, upon: int | None = None) -> View | None:
-        """Put the view unless the store holds one as new. Returns the newest that it holds: this one, or another's.
+        """Put the view unless the store holds one as new. Returns the newest view: this one, or another agent's.
 
-        None: the store lacks the view before it, the job is over, the roster is no longer that of the revision `upon`
-        (None: it may be), or nobody of the view before it is in this one and what that rests upon is not all `seen`:
-        keys of its nodes, and that the first commit is due.
+        Returns None and puts nothing if the store lacks the preceding view, if the job is over, or if the roster's
+        revision is not `upon`. A view without any member of the preceding one is put only if `seen` contains all keys
+        that could contradict it: those of its nodes, and that the first commit is due.
         """
         end, due, begun = (self.prefix + key for key in ("end", "due", "begun"))
         while True:
             there, newest = self.newest_view()
             if newest is not None and newest.generation >= view.generation:
                 return newest
-            # A store without it has lost its data, or the job's last node has taken the keys along: whoever slept
-            # meanwhile must not go on alone from what it remembers.
+            # The preceding view is lost, or the last node has removed it. A node that slept must not go on alone.
             if (newest.generation if newest is not None else 0) != view.generation - 1:
                 return None
             gone = newest.members if newest is not None and set(newest.ids).isdisjoint(view.ids) else ()
@@ -94,11 +93,11 @@ class JobKeys:
             absent = [end, *(signs.difference(seen) if seen is not None else ())]
             if any(self._store.get(key) is not None for key in absent):
                 return None
-            # Who proposes may not have heard of the first commit yet: members that all come new must not begin again.
+            # The proposing agent may not know of the first commit, and new members must not begin the job again.
             has_begun = self._store.get(begun)
             view = view if has_begun is None or view.begun else replace(view, begun=True)
             expect = {self.view_key: there, begun: 0 if has_begun is None else has_begun.revision}
-            if upon is not None:  # between that look and this, the last node may have taken everything along
+            if upon is not None:  # the last node may have removed all keys after the check above
                 expect[self._roster_key] = upon
             if self.commit({**expect, **dict.fromkeys(absent, 0)}, {self.view_key: encode_view(view)}) is not None:
                 return view
@@ -106,9 +105,9 @@ class JobKeys:
                 return None
 
     def put_view_again(self, view: View, roster: Roster | None = None) -> View:
-        """Put the view that stood into a store that has lost it. Returns the newest that it holds, as `put_view`.
+        """Put the current view again after the store has lost it. Returns the newest view, as `put_view` does.
 
-        roster: of the job that it belongs to. Where another job has begun meanwhile, nothing is put.
+        roster: that of the view's job. Nothing is put if the store holds another job's roster.
         """
         while True:
             upon, stands = self._roster()
@@ -122,16 +121,17 @@ class JobKeys:
                 return view
 
     def newest_view(self) -> tuple[int, View | None]:
-        """Its revision, 0 for none, and the view that the store holds."""
+        """Return the revision of the newest view, and the view, or 0 and None."""
         there = self._get(self.view_key)
         return (0, None) if there is None else (there.revision, decode_view(there.value))
 
     def _roster(self) -> tuple[int, Roster | None]:
-        """Likewise."""
+        """Return the revision of the roster, and the roster, or 0 and None."""
         there = self._get(self._roster_key)
         return (0, None) if there is None else (there.revision, decode_roster(there.value))
 
     def has_roster(self) -> bool:
+        """Return True if the store holds a roster."""
         return self._roster()[1] is not None
 
     def put_spec(self, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,14 +141,12 @@ class JobKeys:
     def put_roster(
         self, roster: Roster, used: int = 0, life: Life | None = None, *, seen: Mapping[str, int] | None = None
     ) -> Roster | None:
-        """Likewise; the ids of the roster's workers are used up with it, and all below `used`. Raises OutlivedError.
+        """Put the roster if there is none. Returns the one that the store holds. Raises OutlivedError in an older life.
 
-        life: said with it, in case the store has lost that, too. seen: keys by which it was made, and their revisions;
-        None is returned, and nothing put, where they have changed: a store that has lost its data, say, may have
-        forgotten another roster.
-
-        An emptied store says to whoever comes that the job is in its first life, until the others have put again what
-        stood: who has read that must not begin the job beside them.
+        The member ids of its workers, and all below `used`, are in use from then on. life: put too, in case the store
+        has lost it. seen: keys that led to this roster, with revisions. If one has changed, nothing is put and None is
+        returned: the store may have lost its data, and with it another roster. A store without data looks like the
+        job's first life, so the life's key is checked too.
         """
         there, stands = read_life(self._store, self.life)
         if stands.number > life_of(self.life):
@@ -173,7 +171,10 @@ class JobKeys:
                 return self.read(there)
 
     def put_checkpoint(self, told: PutCheckpoint) -> str:
-        """Name it as the newest while the member is in the view that stands. Returns why not; empty: it is done."""
+        """Record a checkpoint as the newest one, if its member is in the newest view.
+
+        Returns the reason if not, else "".
+        """
         key = self.prefix + "checkpoint"
         while True:
             revision, view = self.newest_view()
@@ -181,7 +182,8 @@ class JobKeys:
                 return f"{told.member} is no longer a member of the job"
             there = self._get(key)
             value = {"life": told.life, "step": told.step, "name": told.name, "generation": view.generation}
-            # The same one again is right: who made it visible was lost before it could tell the others.
+            # A repetition is right: the member may be lost after the checkpoint is visible, before it has told the
+            # others.
             if there is not None and is_older(value, before := self.read(there)):
                 return f"the checkpoint of step {before['step']} is newer"
             expect = {self.view_key: revision, key: there.revision if there is not None else 0}
@@ -189,7 +191,7 @@ class JobKeys:
                 return ""
 
     def put_checkpoint_again(self, value: Mapping[str, Any]) -> None:
-        """Put what stood of the newest one into a store that has lost it, or holds an older one."""
+        """Put the newest checkpoint's record again after the store has lost it, unless the store's record is as new."""
         key = self.prefix + "checkpoint"
         while True:
             there = self._get(key)
@@ -200,7 +202,7 @@ class JobKeys:
                 return
 
     def raise_number(self, counter: str, at_least: int) -> None:
-        """So many are used up, should the store have forgotten."""
+        """Raise a counter to this number of used numbers, if the store has a smaller one."""
         key = self.prefix + counter
         while True:
             there = self._store.get(key)
@@ -211,9 +213,9 @@ class JobKeys:
                 return
 
     def take_number(self, counter: str, *, at_least: int = 0, look: Callable[[], Mapping[str, int]] = dict) -> int:
-        """The next number that nobody has taken. `at_least`: what is known to be used up, should the store forget.
+        """Return the next unused number of a counter, at least `at_least` (the store may have lost the count).
 
-        look: says before each try which keys have to stay as they are, and their revisions.
+        look: called before each try. Returns keys that must not change, and their revisions.
         """
         key = self.prefix + counter
         while True:
@@ -225,10 +227,10 @@ class JobKeys:
                 return number
 
     def take_member(self, *, at_least: int, roster: Roster | None = None) -> int:
-        """The number of a new member. Raises StoreUnavailableError while the job's roster is not there.
+        """Return the number of a new member. Raises StoreUnavailableError if another roster or none is there.
 
-        Without one the job is over, or its keys have to be put again first: a count from nothing would give numbers
-        twice. With another one the count is another job's. And whoever begins the next life has counted, too.
+        Without the roster the job is over, or its keys must be put again first: a new count would repeat numbers. The
+        same holds once the next life has begun.
         """
 
         def look() -> dict[str, int]:
@@ -241,7 +243,7 @@ class JobKeys:
         return self.take_number("members", at_least=at_least, look=look)
 
     def keep(self) -> None:
-        """Start the time of the job's lease anew. If it is gone, whoever writes next takes another."""
+        """Renew the job's lease. If it is gone, the next write creates another."""
         if self._lease is None and (there := self._store.get(self._lease_key)) is not None:
             self._lease = int(there.value)
         if self._lease is not None:
@@ -251,7 +253,7 @@ class JobKeys:
                 self._lease = None
 
     def lease(self) -> int | None:
-        """The job's lease; taken, if there is none."""
+        """Return the job's lease. It is created if there is none."""
         while self._lease is None and self._ttl_s is not None:
             there = self._store.get(self._lease_key)
             if there is not None:
@@ -265,12 +267,11 @@ class JobKeys:
         return self._lease
 
     def remove_all(self, answering: Mapping[str, int] | None = None, wait_s: float = 0.0) -> bool:
-        """Delete the job's keys, unless a node is there, or may come back. False if one does.
+        """Delete the job's keys, unless a node is there or may come back. Returns False then.
 
-        `answering`: nodes whose agents answer, and their incarnations. One of them that has no key, and has not said
-        that it goes, has lost its lease in an outage; one of the job's that does not answer may only sleep. Nodes with
-        a key outside of it (by default all count as answering) are waited for: a dead one's key goes with its lease,
-        after at most `wait_s`, and nobody comes after the last to take the others along.
+        `answering`: nodes whose agents answer, and their incarnations; None: all. One of them without a key has lost
+        its lease in an outage, and a silent node of the job may only be asleep. Keys of other nodes are waited for, for
+        up to `wait_s`: a dead node's key goes with its lease.
         """
         deadline_s = time.monotonic() + wait_s
         while True:
@@ -288,12 +289,12 @@ class JobKeys:
                 return True
 
     def remove(self, items: Sequence[Item]) -> bool:
-        """Delete these of the job's keys, and its lease, if all are still as they were."""
+        """Delete these of the job's keys, and its lease, if none has changed."""
         expect = {item.key: item.revision for item in items}
         there, life = read_life(self._store, self.life)
         put = epitaph(self.life, _values(self.prefix, items))
         lease = self._store.grant(ENDED_TTL_S) if put else None
-        # The keys of the job itself stay where it goes on in a later life.
+        # The keys common to all lives stay if the job goes on in a later one.
         last = [self._hint, life_key(self.life)] if scope(job_of(self.life), life.number) == self.life else []
         expect_all = {**expect, life_key(self.life): there}
         if self._store.commit(expect=expect_all, put=put, delete=[*expect, *last], lease=lease) is None:
@@ -304,7 +305,7 @@ class JobKeys:
         return True
 
     def commit(self, expect: Mapping[str, int], put: Mapping[str, bytes]) -> int | None:
-        """Under the job's lease. Where that was lost, its keys went with it, and another takes its place."""
+        """Commit under the job's lease. If the lease is lost, its keys went with it, and a new one is created."""
         while True:
             try:
                 revision = self._store.commit(expect=expect, put=put, lease=self.lease())
@@ -321,27 +322,27 @@ class JobKeys:
 
     @staticmethod
     def read(item: Item) -> dict[str, Any]:
-        """The value of a key that `put_once` wrote."""
+        """Return the value of a key that `put_once` wrote."""
         value: dict[str, Any] = json.loads(item.value)
         return value
 
     def records(self, items: Mapping[str, Item]) -> dict[str, NodeRecord]:
-        """Node name -> what it says of itself."""
+        """Return the records of all nodes by name."""
         found = [decode_record(item.value) for key, item in items.items() if key.startswith(self.node(""))]
         return {record.name: record for record in found}
 
     def left(self, items: Mapping[str, Item]) -> frozenset[int]:
-        """The incarnations that have gone in good order."""
+        """Return the incarnations of the nodes that have left in good order."""
         return incarnations("left", (key.removeprefix(self.prefix) for key in items))
 
 
 def _values(prefix: str, items: Sequence[Item]) -> dict[str, bytes]:
-    """Name within the life's keys -> value."""
+    """Return the values by key, without the prefix of the keys."""
     return {item.key.removeprefix(prefix): item.value for item in items}
 
 
 def is_older(checkpoint: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Of two records of durable checkpoints: by life, then by step."""
+    """Return True if a checkpoint's record is older than the other one, by life and then by step."""
     return bool((checkpoint["life"], checkpoint["step"]) < (other["life"], other["step"]))
 
 

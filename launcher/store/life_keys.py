@@ -1,6 +1,6 @@
-"""The key that says which life a job is in: one for all its lives, and so outside the prefix of each.
+"""The key of the life that a job is in. All lives share it, so it lies outside of the prefix of each.
 
-Encoding and transactions, as in `views`; whether a life begins is decided in `lives`.
+Encoding and transactions, as in `job_keys`. Another part decides whether a life begins.
 """
 
 from __future__ import annotations
@@ -19,32 +19,35 @@ _decode = decoder_of(Life)
 
 
 class OutlivedError(StoreError):
-    """The job is in a later life than the one whose keys these are."""
+    """Error for the keys of a life while the job is in a later one."""
 
 
 def life_key(job: str) -> str:
-    """`job`: the name of any of its lives."""
+    """Return the key of the job's current life. `job`: the name of any of its lives."""
     return f"/elastrain/.lives/{job_of(job)}"
 
 
 def read_life(store: Store, job: str) -> tuple[int, Life]:
-    """The revision of the key, 0 for none, and the life that the job is in. Raises ValueError for what is none."""
+    """Return the revision of the key (0: absent) and the life that the job is in.
+
+    Raises ValueError for an invalid value.
+    """
     there = store.get(life_key(job))
     return (0, Life()) if there is None else (there.revision, _decode(there.value))
 
 
 def as_stored(life: Life) -> Life:
-    """What all nodes have in common of it: without what one of them would start it from."""
+    """Return the part of a life that all nodes have in common, without what one node would start it from."""
     return Life(number=life.number, step=life.step, first_member=life.first_member, barren=life.barren)
 
 
 def begin_life(
     store: Store, job: str, life: Life, lease: int | None, counted: Mapping[str, int] = MappingProxyType({})
 ) -> Life | None:
-    """Say that the job goes on in `life`. Returns the life that stands: this one, or another's that is as late.
+    """Record that the job goes on in `life`. Returns the life in the store: this one, or another that is as late.
 
-    lease: of that life's own keys: the key goes with them. Raises LeaseLostError.
-    counted: keys and revisions from which this life was made; None is returned where one of them has changed.
+    lease: that of the new life's own keys, so that this key goes with them. Raises LeaseLostError. counted: keys and
+    revisions on which this life is based. None is returned if one of them has changed.
     """
     while True:
         there, stands = read_life(store, job)

@@ -1,11 +1,12 @@
-"""The store port, in the shape of etcd v3: where views, specs and requests are agreed upon. And its memory form.
+"""The store port, in the shape of etcd v3, where the nodes agree on views and specs; and its form in memory.
 
-One writing primitive (a transaction guarded by revisions), list, watch, leases. No decision about membership here.
+One primitive for writing (a transaction guarded by revisions), list, watch, and leases. No decision about membership is
+made here.
 
 StoreError
-├── StoreUnavailableError    nothing answered in time: go on without the store, try again later
-├── StoreRefusedError        it will not let us in (password, role, TLS): fix the input (is a ConfigError, too)
-├── LeaseLostError           the lease is gone: take a new one and write its keys again
+├── StoreUnavailableError    no answer in time: go on without the store, and try again later
+├── StoreRefusedError        access is refused (password, role, TLS): fix the input (also a ConfigError)
+├── LeaseLostError           the lease is gone: create another and write its keys again
 └── ForgedValueError         a stored value was not written with the job's secret: never parse it
 """
 
@@ -23,7 +24,7 @@ from elastrain.errors import ConfigError, ElastrainError
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A key as stored; `revision` is that of its last change."""
+    """A key as stored. `revision` is that of its last change."""
 
     key: str
     value: bytes
@@ -32,7 +33,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """All items under a prefix, by key, as of one `revision` of the whole store: the place to watch from."""
+    """All items under a prefix, sorted by key, at one `revision` of the whole store. A watch can start there."""
 
     items: tuple[Item, ...]
     revision: int
@@ -40,7 +41,7 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A key was put, or deleted (`value` None)."""
+    """A change of a key. `value` is None if the key was deleted."""
 
     key: str
     value: bytes | None
@@ -49,50 +50,56 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:
-    """The watch has ended (compaction, connection lost): list again and watch from there."""
+    """The end of a watch (compaction, lost connection). The caller lists again and starts another watch."""
 
     reason: str
 
 
 class StoreError(ElastrainError):
-    """Root of what a store raises."""
+    """Base class of the errors of a store."""
 
 
 class StoreUnavailableError(StoreError):
-    """No endpoint answered in time. What a `commit` would have written may be there or not: read before repeating."""
+    """No endpoint answered in time. A `commit` may or may not have been carried out: read before repeating it."""
 
 
 class StoreRefusedError(StoreError, ConfigError):
-    """The store answers and refuses us; waiting does not help."""
+    """The store answers and refuses access. Waiting does not help."""
 
 
 class LeaseLostError(StoreError):
-    """The lease has expired or was revoked: take a new one and write the keys again."""
+    """The lease has expired or was revoked. Create another and write the keys again."""
 
 
 class ForgedValueError(StoreError):
-    """A stored value does not verify with the job's secret: another job's, or tampered with."""
+    """A stored value fails verification with the job's secret: it belongs to another job, or was changed."""
 
 
 class Watch(Protocol):
+    """A watch on a prefix of the store."""
+
     def cancel(self) -> None:
-        """No callback begins after this returns."""
+        """Stop the watch. No callback begins after this returns."""
 
 
 class Store(Protocol):
-    """Revisions rise with each successful transaction and are never used twice. All methods are thread-safe.
+    """A key-value store. Revisions rise with each transaction and are never reused. All methods are thread-safe.
 
-    `watch` and `Watch.cancel` never wait for the network (`cancel` waits for a callback under way); nor does `close`
-    for more than a second. Every other method blocks for up to `limit_s`, and then raises StoreUnavailableError: a loop
-    that must not stand still calls them through `thread.StoreThread`. A store whose data was lost begins again
-    with small revisions: watches break, leases are lost, and the owners of keys write them again.
+    `watch` and `Watch.cancel` never wait for the network (`cancel` waits for a running callback), and `close` waits for
+    a second at most. Every other method blocks for up to `limit_s` and then raises StoreUnavailableError. An event loop
+    calls them through `store_thread.StoreThread`. A store that has lost its data begins again with small revisions:
+    watches break, leases are lost, and the owners of keys write them again.
     """
 
     limit_s: float
 
-    def get(self, key: str) -> Item | None: ...
+    def get(self, key: str) -> Item | None:
+        """Return the item under this key, or None."""
+        ...
 
-    def list(self, prefix: str) -> Listing: ...
+    def list(self, prefix: str) -> Listing:
+        """Return all items under the prefix, and the store's revision."""
+        ...
 
     def commit(
         self,
@@ -102,39 +109,41 @@ class Store(Protocol):
         delete: Sequence[str] = (),
         lease: int | None = None,
     ) -> int | None:
-        """All or nothing: writes if each key in `expect` still has that revision (0: does not exist).
+        """Write all or nothing, if each key in `expect` still has that revision (0: the key does not exist).
 
-        Returns the new revision, or None if an expectation failed. Keys put under a `lease` go when it goes.
-        Raises LeaseLostError if the lease is gone. Where the connection was lost meanwhile, the outcome is read back
-        before anything is repeated: it is carried out once, or the call raises StoreUnavailableError.
+        Returns the new revision, or None if an expectation failed. Keys put under a `lease` are deleted when it ends.
+        Raises LeaseLostError if the lease is gone. If the connection is lost, the outcome is read back before a
+        repetition, so the commit is carried out once, or the call raises StoreUnavailableError.
         """
 
     def watch(self, prefix: str, after_revision: int, on_change: Callable[[Change | Broken], None]) -> Watch:
-        """Calls `on_change` for every change under `prefix` later than `after_revision`, in order, each once.
+        """Call `on_change` for every change under `prefix` after `after_revision`, in order, each once.
 
-        It may be called from another thread. After a Broken nothing more comes.
+        The calls may come from another thread. Nothing follows a Broken.
         """
 
     def grant(self, ttl_s: float) -> int:
-        """A new lease, of `ttl_s` or a little longer: etcd counts whole seconds, and has a least value (about 2 s)."""
+        """Create a lease of `ttl_s` or a little longer: etcd counts whole seconds and has a minimum of about 2 s."""
 
     def keep_alive(self, lease: int) -> None:
-        """Starts the lease's time anew. Raises LeaseLostError if it is gone."""
+        """Renew the lease for its whole time. Raises LeaseLostError if it is gone."""
 
     def revoke(self, lease: int) -> None:
-        """Ends the lease and deletes its keys; no error if it is gone."""
+        """End the lease and delete its keys. A lease that is gone is no error."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the store's resources."""
+        ...
 
 
 class MemoryStore:
-    """The store of a job with one agent. Leases expire by `clock`, looked at whenever the store is used."""
+    """A store in memory, for a job with one agent. Leases expire by `clock`, checked whenever the store is used."""
 
     limit_s = 0.0
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, history: int = 1024) -> None:
         self._clock = clock
-        # Re-entrant: a watcher may use the store in its callback.
+        # Re-entrant, because a watcher may use the store in its callback.
         self._lock = threading.RLock()
         self._items: dict[str, Item] = {}
         self._revision = 1
@@ -147,11 +156,13 @@ class MemoryStore:
         self._next_lease = 1
 
     def get(self, key: str) -> Item | None:
+        """Return the item under this key, or None."""
         with self._lock:
             self._expire()
             return self._items.get(key)
 
     def list(self, prefix: str) -> Listing:
+        """Return all items under the prefix, and the store's revision."""
         with self._lock:
             self._expire()
             items = tuple(self._items[key] for key in sorted(self._items) if key.startswith(prefix))
@@ -165,6 +176,7 @@ class MemoryStore:
         delete: Sequence[str] = (),
         lease: int | None = None,
     ) -> int | None:
+        """Write all or nothing, as `Store.commit`."""
         with self._lock:
             self._expire()
             held = self._lease(lease) if lease is not None else None
@@ -180,6 +192,7 @@ class MemoryStore:
             return self._revision
 
     def watch(self, prefix: str, after_revision: int, on_change: Callable[[Change | Broken], None]) -> _MemoryWatch:
+        """Call `on_change` for every change under `prefix` after `after_revision`, as `Store.watch`."""
         with self._lock:
             self._expire()
             watch = _MemoryWatch(self, prefix, on_change)
@@ -192,24 +205,28 @@ class MemoryStore:
             return watch
 
     def grant(self, ttl_s: float) -> int:
+        """Create a lease and return its number."""
         with self._lock:
             lease, self._next_lease = self._next_lease, self._next_lease + 1
             self._leases[lease] = _Lease(ttl_s=ttl_s, ends_s=self._clock() + ttl_s, keys=set())
             return lease
 
     def keep_alive(self, lease: int) -> None:
+        """Renew the lease. Raises LeaseLostError if it is gone."""
         with self._lock:
             self._expire()
             held = self._lease(lease)
             held.ends_s = self._clock() + held.ttl_s
 
     def revoke(self, lease: int) -> None:
+        """End the lease and delete its keys."""
         with self._lock:
             held = self._leases.pop(lease, None)
             if held is not None:
                 self._write(dict.fromkeys(sorted(held.keys)))
 
     def close(self) -> None:
+        """End all watches."""
         with self._lock:
             self._watches.clear()
 
@@ -247,7 +264,8 @@ class MemoryStore:
         self._undelivered.append(change)
 
     def _deliver(self) -> None:
-        if self._delivering:  # a watcher writes in its callback: the outer call goes on, so that order is kept
+        # a watcher has written in its callback: the outer call delivers this change too, so that the order is kept
+        if self._delivering:
             return
         self._delivering = True
         try:

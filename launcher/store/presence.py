@@ -1,6 +1,6 @@
-"""A key that says "I am here" for as long as its owner lives: written under a lease, kept alive, written again if lost.
+"""A key that exists for as long as its owner lives: written under a lease, renewed, and written again if lost.
 
-What is in the value, and what others make of its absence, is not known here.
+The meaning of the value, and of a missing key, is not known here.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from elastrain.launcher.store.store_thread import Inbox
 
 @dataclass(frozen=True, kw_only=True)
 class Present:
-    """The newest value is in the store, as of this revision. Told again once the store answers after an outage."""
+    """The newest value is in the store since this revision. Reported again once the store answers after an outage."""
 
     revision: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lapsed:
-    """The lease was lost: for a while others saw us gone. It is being written again.
+    """The lease was lost, so the key was absent for a while. It is being written again.
 
-    Where an outage of the store outlasts the lease (or it came back without its data), everybody's lapses at once: a
-    key that is missing proves its owner's death only to those whose own presence has not lapsed meanwhile.
+    If an outage of the store outlasts the lease, or the store loses its data, all nodes' leases lapse at once. A
+    missing key therefore proves its owner's death only to a node whose own lease has not lapsed meanwhile.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """Somebody else's value is under the key: one like us that lives, or our own past that has not expired yet."""
+    """Another value is under the key: a living owner's, or that of an earlier start, which has not expired yet."""
 
     value: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unreachable:
-    """The last try failed; the next follows."""
+    """The last try failed, and another one follows."""
 
     error: StoreError
 
@@ -48,7 +48,7 @@ Report = Present | Lapsed | Taken | Unreachable
 
 
 class _Values:
-    """What is to be under the key: now, and where it was lost and is written again. Owner and thread both change it."""
+    """Values for the key: the one for now, and the one to write after a loss. Owner and thread both change them."""
 
     def __init__(self, value: bytes) -> None:
         self._lock = threading.Lock()
@@ -72,7 +72,10 @@ class _Values:
 
 
 class Presence:
-    """Reports are posted to the inbox. `value` must differ from that of any other owner: let it hold an incarnation."""
+    """A key kept alive by a thread, which posts reports to the inbox.
+
+    `value` must be unique to this start of the owner.
+    """
 
     def __init__(
         self, store: Store, inbox: Inbox, key: str, value: bytes, ttl_s: float, on_report: Callable[[Report], None]
@@ -84,7 +87,7 @@ class Presence:
         self._revision = 0
         self._lease: int | None = None
         self._ttl_s = ttl_s
-        # Reports go to the loop that the inbox belongs to, never straight to the owner.
+        # The inbox's loop calls the owner; the thread never does.
         self._report: Callable[[Report], None] = lambda report: inbox.post(lambda: on_report(report))
         self._is_unreachable = False
         self._closed = False
@@ -93,16 +96,16 @@ class Presence:
         self._thread.start()
 
     def update(self, value: bytes) -> None:
-        """Have this value there instead; a Present tells when it is."""
+        """Put this value under the key. A Present reports when it is there."""
         self._values.replace(value)
         self._wake.set()
 
     def after_loss(self, value: bytes) -> None:
-        """Have this value there where the key has been lost, and is written again."""
+        """Set the value to write if the key has been lost."""
         self._values.replace_after_loss(value)
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Take the key away, for `timeout_s` at most; else it goes with its lease."""
+        """Delete the key, for `timeout_s` at most. Otherwise it is deleted when its lease ends."""
         self._closed = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -115,7 +118,10 @@ class Presence:
         self.leave()
 
     def turn(self) -> bool:
-        """One sign of life. False: the lease was lost, and the next one is due at once."""
+        """Renew the lease, and write the value if it has changed.
+
+        Returns False if the lease was lost: call again at once.
+        """
         try:
             wrote = self._beat()
             if self._is_unreachable and not wrote:
@@ -133,7 +139,7 @@ class Presence:
         return True
 
     def _beat(self) -> bool:
-        """Whether anything was written, and reported."""
+        """Renew or create the lease. Returns True if the value was written and reported."""
         if self._lease is None:
             self._lease = self._store.grant(self._ttl_s)
         else:
@@ -147,7 +153,7 @@ class Presence:
     def _write(self, wanted: bytes, lease: int) -> None:
         revision = self._store.commit(expect={self.key: self._revision}, put={self.key: wanted}, lease=lease)
         if revision is None:
-            # Ours after all, if an earlier try was carried out and its answer lost.
+            # An earlier try may have been carried out although its answer was lost.
             there = self._store.get(self.key)
             if there is None or there.value != wanted:
                 self._revision = 0
@@ -159,7 +165,7 @@ class Presence:
         self._report(Present(revision=revision))
 
     def leave(self) -> None:
-        """Take the key away; if the store does not answer, it goes with its lease."""
+        """Delete the key. If the store does not answer, it is deleted when its lease ends."""
         if self._lease is not None:
             with suppress(StoreError):
                 self._store.revoke(self._lease)

@@ -1,6 +1,6 @@
-"""The agent's access to the store of a job of several nodes: through a thread, so that its loop never waits.
+"""The agent's access to the store of a job with several nodes: calls go through a thread, so that its loop never waits.
 
-Calls and answers only; what is asked for, and what follows from the answer, is decided in `core`.
+Only `core` decides what is asked for, and what follows from an answer.
 """
 
 from __future__ import annotations
@@ -30,65 +30,80 @@ from elastrain.launcher.store.tombstones import read_ended
 Answer = TypeVar("Answer", Roster | None, dict[str, Any])
 LEASE_S = 3.0
 _KEEP_EVERY_S = 60.0
-"""At the most: the job's lease is kept alive three times within its life."""
+"""Longest interval for renewals of the job's lease, which happen at least three times within its life."""
 _CLOSE_S = 3.0
 
 
 class Registry(Protocol):
-    """`then` is called with the answer, at once or later, in the agent's loop."""
+    """The agent's access to the store. `then` is called with the answer, at once or later, in the agent's loop."""
 
     def propose(self, view: View, then: Callable[[View | None], None]) -> None:
-        """Answers None where the store does not answer, or has not what the view follows upon; all other calls are
-        repeated until it does.
+        """Propose a view, once; other calls are repeated.
+
+        Answers None without the store or without the preceding view.
         """
 
     def remember(self, view: View) -> None:
-        """Another agent has told of it: it is put again where the store has lost it."""
+        """Remember a view that another agent reports. It is put again if the store has lost it."""
 
-    def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None: ...
+    def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
+        """Put the spec if there is none. Answers with the one that the store holds."""
+        ...
 
     def put_roster(self, roster: Roster, then: Callable[[Roster | None], None]) -> None:
-        """Answers with the one that stands; None: what it was made by has changed, and nothing was put."""
+        """Put the roster if there is none. Answers with the store's, or None if its basis has changed."""
 
-    def take_number(self, at_least: int, then: Callable[[int], None]) -> None: ...
+    def take_number(self, at_least: int, then: Callable[[int], None]) -> None:
+        """Take the number of a new member."""
+        ...
 
     def put_due(self) -> None:
-        """Say that the first commit of the job is due; that the store knows comes back with its news."""
+        """Record that the job's first commit is due. The confirmation comes with the store's news."""
 
-    def put_begun(self) -> None: ...
+    def put_begun(self) -> None:
+        """Record that a step has been committed."""
+        ...
 
     def put_record(self, record: NodeRecord, *, if_lost: bool = False) -> None:
-        """`if_lost`: this one where the key was lost, and is written again."""
+        """Put this node's record. `if_lost`: use it only if the key is lost and written again."""
 
     def put_checkpoint(self, command: PutCheckpoint, then: Callable[[str], None]) -> None:
-        """Answers with the problem where it may not be the newest; empty: it is."""
+        """Record a checkpoint as the newest one. Answers with the reason if that is refused, else ""."""
 
-    def put_end(self, over: Over) -> None: ...
+    def put_end(self, over: Over) -> None:
+        """Record how the job ended."""
+        ...
 
     def put_left(self, incarnation: int, *, is_done: bool) -> None:
-        """This node goes; `is_done`: in good order, as its work is done."""
+        """Record that this node leaves. `is_done`: in good order, because its work is done."""
 
-    def next_deadline_s(self) -> float | None: ...
+    def next_deadline_s(self) -> float | None:
+        """Return the monotonic time of the next repetition, or None."""
+        ...
 
-    def on_tick(self, now: float) -> None: ...
+    def on_tick(self, now: float) -> None:
+        """Repeat the calls that are due."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Leave the store."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryEvents:
-    """What the agent is told of the store."""
+    """Callbacks that tell the agent about the store."""
 
     on_news: Callable[[News], None]
-    """Its whole content, after every change."""
+    """Called with the store's whole content, after every change."""
     on_trouble: Callable[[StoreError], None]
-    """A call has failed."""
+    """Called when a call has failed."""
     on_away: Callable[[StoreError | None], None]
-    """It does not answer; None: it does again."""
+    """Called with an error when the store does not answer, and with None when it answers again."""
 
 
 class SharedRegistry:
-    """A job of several nodes."""
+    """The registry of a job with several nodes."""
 
     def __init__(
         self, store: Store, job: str, inbox: Inbox, events: RegistryEvents, *, life: Life, key_ttl_s: float
@@ -107,17 +122,18 @@ class SharedRegistry:
         self._calls.for_ever(min(_KEEP_EVERY_S, key_ttl_s / 3), self._keys.keep)
 
     def propose(self, view: View, then: Callable[[View | None], None]) -> None:
+        """Propose a view once. A view that stood before is put again if the store has lost it."""
+
         def answered(answer: View | StoreError | None) -> None:
             view = None if isinstance(answer, StoreError) else answer
             self._standing.learn(view)
             then(view)
 
-        if view == self._standing.view:  # most of its nodes are here, and its keys are gone
+        if view == self._standing.view:  # most nodes of this view are here, and its keys are gone
             self._standing.put_again()
             self._thread.call(lambda _: self._keys.put_view_again(view, self._standing.roster), answered)
             return
-        # A store that has lost its data holds whatever came back first: until all have put again what they know, an
-        # older view could be followed by another one than the newest was.
+        # A store that lost its data may hold an older view until all nodes have put again what they know.
         if self._trust.lost_data and self._trust.until_s is not None:
             self._thread.call(lambda _: None, answered)
         else:
@@ -125,7 +141,8 @@ class SharedRegistry:
             self._thread.call(lambda _: self._keys.put_next_view(view, self._standing.roster, seen), answered)
 
     def remember(self, view: View) -> None:
-        if self._standing.view is None:  # what the store has not yet shown of the first one is not lost
+        """Remember a view that another agent reports, and put it again if the store has lost it."""
+        if self._standing.view is None:  # before the first view has come from the store, it cannot be lost
             return
         self._standing.learn(view)
         if self._content is not None and self._keys.prefix + "restored" in self._content[0]:
@@ -136,10 +153,12 @@ class SharedRegistry:
             self._on_items(*self._content)
 
     def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
+        """Put the spec if there is none. Answers with the one that the store holds."""
         self._calls.until_answered(lambda: self._keys.put_spec(spec), self._learned(then))
 
     def put_roster(self, roster: Roster, then: Callable[[Roster | None], None]) -> None:
-        # The first one is made by what the store says; the one that stood is put again whatever it has forgotten.
+        """Put the roster. If a later life has begun, the agent gets the news that the keys are gone."""
+        # Only the first roster depends on the store's content. A later one is put again in any case.
         seen = self._seen_of(roster) if self._standing.roster is None else None
 
         def put() -> tuple[bool, Roster | None]:
@@ -149,7 +168,7 @@ class SharedRegistry:
 
         def answered(answer: tuple[bool, Roster | None]) -> None:
             is_outlived, stands = answer
-            if is_outlived:  # this life is over: the launcher asks for the one that stands
+            if is_outlived:  # this life is over: the launcher reads the current one
                 self._events.on_news(NOTHING)
             else:
                 self._learned(then)(stands)
@@ -157,7 +176,7 @@ class SharedRegistry:
         self._calls.until_answered(put, answered)
 
     def _seen_of(self, roster: Roster) -> dict[str, int]:
-        """The keys of its nodes, and their revisions."""
+        """Return the keys of the roster's nodes, and their revisions."""
         items = self._content[0] if self._content is not None else {}
         keys = [self._keys.node(record.name) for record in roster.nodes]
         return {key: items[key].revision for key in keys if key in items}
@@ -170,6 +189,7 @@ class SharedRegistry:
         return learn
 
     def take_number(self, at_least: int, then: Callable[[int], None]) -> None:
+        """Take the number of a new member, once everything lost is in the store again."""
         at_least = self._standing.unused_member(at_least)
 
         def taken(number: int) -> None:
@@ -177,25 +197,29 @@ class SharedRegistry:
             then(number)
 
         def take() -> int:
-            if self._trust.lost_data:  # others may know of higher numbers, and have not put them again yet
+            if self._trust.lost_data:  # other nodes may know higher numbers and have not put them again yet
                 raise StoreUnavailableError("what stood in the store is not all there again")
             return self._keys.take_member(at_least=at_least, roster=self._standing.roster)
 
         self._calls.until_answered(take, taken)
 
     def put_due(self) -> None:
-        # Until the view that this agent knows is the one that stands: where it is not, news of the other are coming.
+        """Record that the first commit is due, once this agent's view is the store's newest."""
+
+        # Repeated until this agent's view is the newest one. If it is not, news of the newer view are on their way.
         def known(_: None) -> None:
-            self._standing.learn(FirstCommit.DUE)  # a store that loses it before it has told of it is told again
+            self._standing.learn(FirstCommit.DUE)  # put again if the store loses it before its news
             self._look_again()
 
         self._calls.until_answered(lambda: put_due(self._keys, self._standing.view), known)
 
     def put_begun(self) -> None:
+        """Record that a step has been committed."""
         self._standing.first_commit = FirstCommit.MADE
         self._calls.until_answered(lambda: self._keys.put_once(FirstCommit.MADE.key, {}), lambda _: None)
 
     def put_record(self, record: NodeRecord, *, if_lost: bool = False) -> None:
+        """Put this node's record under its lease, or set the one to write after a loss."""
         value = encode_record(record)
         if self._presence is not None:
             (self._presence.after_loss if if_lost else self._presence.update)(value)
@@ -204,48 +228,53 @@ class SharedRegistry:
         self._presence = Presence(self._store, self._inbox, key, value, LEASE_S, self._on_presence)
 
     def put_checkpoint(self, command: PutCheckpoint, then: Callable[[str], None]) -> None:
+        """Record a checkpoint as the newest one. Answers with the reason if that is refused, else ""."""
         self._calls.until_answered(lambda: self._keys.put_checkpoint(command), then)
 
     def put_end(self, over: Over) -> None:
+        """Record how the job ended. If state was lost, another life may follow."""
         self._standing.may_follow = over.lost
         self._thread.call(lambda _: self._keys.put_once("end", asdict(over)), lambda _: None)
 
     def put_left(self, incarnation: int, *, is_done: bool) -> None:
+        """Record that this node leaves, in good order or not."""
         kind = "left" if is_done else "gone"
         self._thread.call(lambda _: self._keys.put_once(f"{kind}/{incarnation}", {}), lambda _: None)
 
     def next_deadline_s(self) -> float | None:
+        """Return the monotonic time of the next repetition or of the end of distrust, or None."""
         dues = (self._calls.next_deadline_s(), self._trust.until_s)
         return min((due_s for due_s in dues if due_s is not None), default=None)
 
     def on_tick(self, now: float) -> None:
+        """Repeat the calls that are due. When distrust ends, look at the store's content again."""
         self._calls.on_tick(now)
         if self._trust.until_s is not None and self._trust.until_s <= now:
             self._trust.until_s = None
             self._look_again()
 
     def close(self, answering: Mapping[str, int] = MappingProxyType({})) -> None:
-        """Leave the store; who is the last takes the job's keys along. `answering`: nodes whose agents live, and their
-        incarnations.
+        """Leave the store.
+
+        The last node removes the keys. `answering`: nodes whose agents live, and their incarnations.
         """
-        # How this node ended is there before its own key goes: else the others would take it for dead.
+        # The reason for leaving must be stored before this node's key goes, or other nodes would consider it dead.
         deadline_s = time.monotonic() + _CLOSE_S
         self._thread.settle(_CLOSE_S)
         if self._presence is not None:
             self._presence.close(max(deadline_s - time.monotonic(), 0.0))
         self._followed.close()
-        # After an outage the keys of the others may have lapsed with their leases: who answers is there nevertheless.
+        # After an outage the keys of other nodes may have lapsed with their leases, although their agents answer.
         if not self._standing.may_follow and (not answering or not (self._is_away or self._trust.until_s is not None)):
             self._thread.call(lambda _: self._keys.remove_all(answering, 2 * LEASE_S), lambda _: None)
         self._thread.close(_CLOSE_S + 2 * LEASE_S)
         self._store.close()
 
     def _on_presence(self, report: Report) -> None:
-        # The one call that is made again and again, whatever happens.
         self._is_away = isinstance(report, Unreachable)
         self._events.on_away(report.error if isinstance(report, Unreachable) else None)
         if isinstance(report, Lapsed):
-            # The store was away, or forgot: everybody's lease may have gone. Give the others time to come back.
+            # The store was away, or has lost its data, so all leases may be gone. Give other nodes time to come back.
             self._trust.lapse(time.monotonic() + 2 * LEASE_S)
 
     def _on_items(self, items: Mapping[str, Item], revision: int) -> None:
@@ -257,7 +286,7 @@ class SharedRegistry:
         view = decode_view(there.value) if there is not None else None
         spec, end, terms = (items.get(self._keys.prefix + key) for key in ("spec", "end", "job"))
         over = self._keys.read(end) if end is not None else None
-        # News may be older than an answer to a call: then what it lacks is only still to come.
+        # News may be older than the answer to a call. Then what they lack is still to come.
         is_removed = self._standing.are_removed(view, roster, items) and revision >= self._keys.newest_revision
         self._trust.settle(is_lacking=is_removed)
         if is_removed and self._trust.lost_data and self._trust.may_be_over:
@@ -285,7 +314,7 @@ class SharedRegistry:
         self._events.on_news(news)
 
     def _look_for_losses(self, items: Mapping[str, Item], revision: int) -> None:
-        """Note what makes an absent key prove nothing for a while."""
+        """Distrust missing keys for a while after a loss of data or a lapse."""
         if self._content is not None and is_another(*self._content, items, revision):
             self._trust.lose(time.monotonic() + 2 * LEASE_S)
             self._keys.newest_revision = 0
@@ -296,7 +325,7 @@ class SharedRegistry:
             self._trust.lapse(time.monotonic() + 2 * LEASE_S)
 
     def _ask_for_the_end(self) -> None:
-        """Whoever was cut off while the store lost its data may find a job that the others put again, and ended."""
+        """Ask whether the job ended: a node that was cut off during a loss of data may find an ended job's keys."""
         roster = self._standing.roster
 
         def answered(end: Over | None) -> None:
@@ -309,12 +338,12 @@ class SharedRegistry:
         self._calls.until_answered(lambda: read_ended(self._store, self._keys.life, roster), answered)
 
     def _has_lapsed(self, items: Mapping[str, Item]) -> bool:
-        """Whether this node's own key has just gone: an outage took it, and may have taken those of all others."""
-        # The call that keeps it alive may hear of that later: it can still be waiting for the store's answer.
+        """Return True if this node's own key has just gone. An outage may have removed the keys of all nodes."""
+        # The renewal may notice this later, because it may still wait for the store's answer.
         key, before = self._presence and self._presence.key, self._content
         return before is not None and key in before[0] and key not in items
 
     def _removed(self, news: News, end: Over | StoreError | None) -> None:
-        """Say that the job's keys were gone, and how it ended where that can be read."""
-        # Although newer news may have come meanwhile, in which this node's own key stands again: the job is over.
+        """Report that the job's keys are gone, and how the job ended if that can be read."""
+        # Newer news, with this node's own key in them, may have come meanwhile. The job is over nevertheless.
         self._events.on_news(replace(news, end=end if isinstance(end, Over) else news.end))

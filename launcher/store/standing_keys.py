@@ -1,4 +1,4 @@
-"""What a job's keys have said so far, for a store that comes back without its data."""
+"""The job's keys as they stood, remembered for a store that comes back without its data."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from elastrain.launcher.store.store_thread import StoreThread
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What the store holds now. `absence_counts`: a node that is not there has lost its lease, by all we know."""
+    """The content of the store now. `absence_counts`: a missing node has lost its lease, as far as can be known."""
 
     nodes: Mapping[str, NodeRecord]
     terms: Mapping[str, Any] | None
-    """What all nodes have agreed about before anything started."""
+    """The settings on which all nodes agreed before anything started."""
     roster: Roster | None
     restored: bool
-    """The roster had been lost, and was put again."""
+    """True if the roster had been lost and was put again."""
     spec: Mapping[str, Any] | None
     view: View | None
     end: Over | None
     first_commit: FirstCommit
     left: frozenset[int]
-    """The incarnations of nodes that have gone in good order."""
+    """Incarnations of nodes that have left in good order."""
     removed: bool
-    """Somebody has taken the job's keys away: a store that has merely lost its data begins anew."""
+    """True if another node has removed the job's keys. A store that has lost its data begins again instead."""
     absence_counts: bool
     forgot: bool
-    """The store has lost its data, and who lives has put again what stood: what else was in it nobody can read."""
+    """True once after a loss of data, when living nodes have put the keys again.
+
+    Keys of dead nodes are gone for good.
+    """
 
 
 NOTHING = News(
@@ -52,83 +55,93 @@ NOTHING = News(
     absence_counts=False,
     forgot=False,
 )
-"""What a store says whose keys somebody has taken away."""
+"""The news of a store from which the job's keys were removed."""
 
 
 class Trust:
-    """What the absence of a key proves: nothing for a while after this node's lease has lapsed, or data were lost."""
+    """Trust in missing keys. They prove nothing for a while after this node's lease has lapsed, or data were lost."""
 
     def __init__(self) -> None:
         self.until_s: float | None = None
-        """Nothing is proven before this time; None: absence counts."""
+        """Missing keys prove nothing before this monotonic time. None: they count."""
         self.lost_data = False
-        """The store is another one than it was, and what stood in it is not all there again."""
+        """True while the store has other data than before, and not all keys are there again."""
         self.may_be_over = False
-        """The job may have ended since data were lost: this node has not looked yet."""
+        """True while the job may have ended since the loss of data, because this node has not checked."""
         self._is_loss_new = False
 
     def lapse(self, until_s: float) -> None:
+        """Distrust missing keys until this time, because this node's lease has lapsed."""
         self.until_s = until_s
 
     def doubt(self, until_s: float) -> None:
-        """The store says that data were lost before this node came: others may not have put again all they know."""
+        """Distrust missing keys, because the store had lost data before this node came.
+
+        Other nodes may still put keys again.
+        """
         self.lost_data, self.may_be_over, self.until_s = True, True, until_s
 
     def lose(self, until_s: float) -> None:
-        """The store has lost its data."""
+        """Distrust missing keys, because the store has lost its data."""
         self.lost_data, self.may_be_over, self._is_loss_new, self.until_s = True, True, True, until_s
 
     def take_loss(self) -> bool:
-        """Whether data were lost, and who lives has had its time to come back: once for each loss."""
+        """Return True once per loss of data, when living nodes have had time to come back."""
         if not self._is_loss_new or self.until_s is not None:
             return False
         self._is_loss_new = False
         return True
 
     def settle(self, *, is_lacking: bool) -> None:
-        """What stood is there again, or not yet."""
+        """Update after news. `is_lacking`: some of the lost keys are still missing."""
         self.lost_data = self.lost_data and (is_lacking or self.until_s is not None)
 
 
 def is_another(known: Mapping[str, Item], last: int, items: Mapping[str, Item], revision: int) -> bool:
-    """Whether a store that says this at `revision` has another past than the one that said what is `known` at `last`.
+    """Return True if the store with `items` at `revision` has another past than the one with `known` at `last`.
 
-    Then it has lost its data, although others may have put so much since that it is no shorter.
+    Then it has lost its data. Its revision may be higher nevertheless, if other nodes have written a lot since.
     """
-    # What was changed by then would be known as it is now. Of one revision several changes come one by one.
+    # An item changed by revision `last` must be known in this form. Changes of one revision may come one by one.
     told = [item for item in items.values() if item.revision < last or item.revision == last < revision]
     return revision < last or any(known.get(item.key) != item for item in told)
 
 
 class StandingKeys:
-    """Remembers, and puts again what is missing. Calls go through `thread`; their answers are of no interest."""
+    """Remembers the job's keys, and puts them again if they are lost.
+
+    Calls go through `thread`, and answers are ignored.
+    """
 
     def __init__(self, keys: JobKeys, thread: StoreThread, life: Life) -> None:
         self._keys, self._thread, self._life = keys, thread, life
         self._terms: Mapping[str, Any] | None = None
         self.roster: Roster | None = None
-        """The first that this agent has heard of: any other is that of another job, under the same name."""
+        """The first roster that this agent has heard of. Any other one belongs to another job of the same name."""
         self._spec: Mapping[str, Any] | None = None
         self.view: View | None = None
         self.first_commit = FirstCommit.NONE
         self.may_follow = False
-        """Another life of the job, upon this one: whoever comes meanwhile is to see how this one has ended."""
+        """True if another life of the job may follow. The end of this one must then stay readable for late nodes."""
         self._checkpoint: Mapping[str, Any] = {}
-        """What stood of the newest durable checkpoint."""
+        """The record of the newest durable checkpoint."""
         self._used: dict[str, int] = {}
-        """Counter -> how many of its numbers are used up, by all that this agent has seen."""
+        """Counter -> used numbers, as far as this agent knows."""
 
     def unused_member(self, at_least: int) -> int:
+        """Return the lowest member number that is not used, at least `at_least`."""
         return max(at_least, self._used.get("members", 0))
 
     def member_used(self, number: int) -> None:
+        """Record that this member number is used."""
         self._used["members"] = max(self._used.get("members", 0), number + 1)
 
     def are_removed(self, view: View | None, roster: Roster | None, items: Mapping[str, Item]) -> bool:
-        """There was a view, a roster, or at least the count of starts, and somebody has taken it away, as a last node
-        does. Whoever comes afterwards counts starts again: only the roster says then that it is gone.
+        """Return True if the view, the roster, or the count of starts was there, and is gone.
+
+        The last node removes all keys. A node that comes later counts starts again, so that only the roster is missing.
         """
-        # Any one that is gone will do: another may have been put again by a call of ours that was on its way.
+        # One missing key is enough: this agent's own calls may have put others again meanwhile.
         has_counted = self._keys.prefix + "incarnations" in items
         return (
             (view is None and self.view is not None)
@@ -137,27 +150,27 @@ class StandingKeys:
         )
 
     def put_again(self) -> None:
-        """All that stood: it has been taken away, with the job's lease or by a node that took itself for the last."""
+        """Put all keys again, because another node or the end of the job's lease has removed them."""
         self.compare(NOTHING, {}, is_lost=True)
 
     def put_roster(self, roster: Roster, seen: Mapping[str, int] | None) -> Roster | None:
-        """Returns the one that the store holds, None where what was `seen` (None: it is put again) has changed."""
-        # With the count of members: a fresh node may take a number as soon as it sees a roster. With the life: who
-        # reads of none would begin the job's first.
-        # Before it: who reads the roster has to know that more may be lacking. Where one stands nothing was forgotten:
-        # this node has heard of it while its own proposal was on the way.
+        """Put the roster. Returns the store's, or None if a key in `seen` has changed. `seen` is None after a loss."""
+        # The count of members is put too, because a new node may take a number as soon as it sees a roster; and the
+        # life, because without it a node would begin the job's first one. "restored" comes before the roster, so that
+        # its readers know that keys may be missing. If there is a roster, nothing was lost: this node heard of it while
+        # its proposal was under way.
         if seen is None and not self._keys.has_roster():
             self._keys.put_once("restored", {})
         return self._keys.put_roster(roster, self.unused_member(0), self._life, seen=seen)
 
     def compare(self, news: News, items: Mapping[str, Item], *, is_lost: bool) -> None:
-        """A store that has lost its data is told again what stood. is_lost: the news are not merely old."""
+        """Put again the keys that the news lack. `is_lost`: the news are not merely older than this agent's calls."""
         keys, view, roster, spec, terms = self._keys, self.view, self.roster, self._spec, self._terms
         if roster is not None and news.roster is not None and news.roster != roster:
-            return  # another job has begun in an empty store: what stood in this one would mislead it
+            return  # another job has begun in an empty store, and the keys of this one would mislead it
         if view is not None and (news.view is None or news.view.generation < view.generation):
             self._call(lambda _: keys.put_view_again(view, roster))
-        if roster is not None and news.roster is None and is_lost:  # from old news it is only still to come
+        if roster is not None and news.roster is None and is_lost:  # after old news it may still come
             self._call(lambda _: self.put_roster(roster, None))
         if spec is not None and news.spec is None:
             self._call(lambda _: keys.put_spec(spec))
@@ -170,7 +183,7 @@ class StandingKeys:
         self._remember(news)
 
     def _compare_checkpoint(self, items: Mapping[str, Item]) -> None:
-        """Without it a member that was left behind could make an older one the newest."""
+        """Put the newest checkpoint's record again. Without it a member left behind could record an older one."""
         there = items.get(self._keys.prefix + "checkpoint")
         told = self._keys.read(there) if there is not None else {}
         if self._checkpoint and (not told or is_older(told, self._checkpoint)):
@@ -179,7 +192,7 @@ class StandingKeys:
             self._checkpoint = told
 
     def _compare_counters(self, items: Mapping[str, Item]) -> None:
-        """Numbers are never given twice, whatever the store forgets."""
+        """Raise the counters to the used numbers, so that no number is given twice."""
         for counter in ("members", "incarnations"):
             there = items.get(self._keys.prefix + counter)
             number, used = int(there.value) if there is not None else 0, self._used.get(counter, 0)
@@ -193,7 +206,7 @@ class StandingKeys:
             self.learn(stands)
 
     def learn(self, stands: Roster | View | FirstCommit | Mapping[str, Any] | None) -> None:
-        """The store has said so: in its news, or as the answer to a call, which may be all that comes here of it."""
+        """Remember a value that the store holds, from its news or from the answer to a call."""
         match stands:
             case Roster():
                 self.roster = self.roster or stands

@@ -1,16 +1,11 @@
-"""How a loop that must not stand still uses a store: calls go to a thread, answers come back through a descriptor.
+"""The use of a store by an event loop: calls go to a thread, and answers come back through a descriptor.
 
     inbox = Inbox();  loop.register(inbox.fd, lambda _events: inbox.deliver())
     calls = StoreThread(store, inbox)
-    calls.call(lambda store: store.get(key), on_answer)   # at once; later: on_answer(Item | None | StoreError)
+    calls.call(lambda store: store.get(key), on_answer)   # returns at once; later on_answer(Item | None | StoreError)
 
-Nothing is decided here, and nothing is repeated: an outage of the store arrives as a StoreError.
-
-Calls of a store that are made again: until it answers, or every so often.
-
-A prefix of the store, followed while the job lives: listed, watched, listed again whenever the watch breaks.
-
-What a key means is not known here.
+`RepeatedCalls` repeats calls, and `Followed` follows a prefix. Keys have no meaning here, and an outage of the store
+arrives as a StoreError.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ T = TypeVar("T")
 
 
 class Inbox:
-    """Calls posted by other threads, made by the one that serves `fd`. In the order in which they were posted."""
+    """Calls posted by other threads. The thread that serves `fd` makes them, in the order in which they were posted."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -38,14 +33,14 @@ class Inbox:
         self._closed = False
 
     def post(self, call: Callable[[], None]) -> None:
-        """From any thread. Dropped once the inbox is closed."""
+        """Add a call, from any thread. It is dropped once the inbox is closed."""
         with self._lock:
             if not self._closed:
                 self._calls.append(call)
                 os.eventfd_write(self.fd, 1)
 
     def deliver(self) -> None:
-        """Whenever `fd` is readable."""
+        """Make the posted calls. The loop calls this whenever `fd` is readable."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
@@ -54,6 +49,7 @@ class Inbox:
             self._calls.popleft()()
 
     def close(self) -> None:
+        """Drop the posted calls and close the descriptor."""
         with self._lock:
             self._closed = True
             self._calls.clear()
@@ -61,7 +57,7 @@ class Inbox:
 
 
 class StoreThread:
-    """Carries a store's blocking calls out, one after the other. Does not own the store."""
+    """A thread that makes a store's blocking calls, one after the other. The store has another owner."""
 
     def __init__(self, store: Store, inbox: Inbox) -> None:
         self._store = store
@@ -71,7 +67,10 @@ class StoreThread:
         self._thread.start()
 
     def call(self, work: Callable[[Store], T], then: Callable[[T | StoreError], None]) -> None:
-        """`work` may make several calls; what it returns, or the StoreError it ends with, is handed to `then`."""
+        """Run `work` in the thread, and then `then` in the loop, with the result or the StoreError.
+
+        `work` may make several calls.
+        """
 
         def carry_out() -> None:
             answer: T | StoreError
@@ -84,13 +83,13 @@ class StoreThread:
         self._work.put(carry_out)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until all that was asked for so far is carried out, for `timeout_s` at most. False if it is not."""
+        """Wait until all earlier calls are done, for `timeout_s` at most. Returns False if some are not."""
         settled = threading.Event()
         self._work.put(settled.set)
         return settled.wait(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Carry out what was asked for, for `timeout_s` at most. False if a call still waits: close the store then."""
+        """Finish the earlier calls, for `timeout_s` at most. Returns False if one still waits: close the store then."""
         self._work.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -104,13 +103,15 @@ _AGAIN_S = 0.5
 
 
 class RepeatedCalls:
-    """For one loop, which calls `on_tick`."""
+    """Calls that are repeated, until they are answered or for ever. The owner's loop calls `on_tick`."""
 
     def __init__(self, thread: StoreThread) -> None:
         self._thread = thread
         self._later: list[tuple[float, Callable[[], None]]] = []
 
     def until_answered(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Repeat `work` until it does not raise a StoreError, then pass its result to `then`."""
+
         def answered(answer: T | StoreError) -> None:
             if isinstance(answer, StoreError):
                 self._later.append((time.monotonic() + _AGAIN_S, lambda: self.until_answered(work, then)))
@@ -120,7 +121,7 @@ class RepeatedCalls:
         self._thread.call(lambda _: work(), answered)
 
     def for_ever(self, every_s: float, work: Callable[[], None]) -> None:
-        """The next time is counted from the answer, so that an outage leaves no row of such calls."""
+        """Repeat `work` for ever. The interval starts at each answer, so that calls do not pile up during an outage."""
 
         def answered(_: StoreError | None) -> None:
             self._later.append((time.monotonic() + every_s, lambda: self.for_ever(every_s, work)))
@@ -128,9 +129,11 @@ class RepeatedCalls:
         self._thread.call(lambda _: work(), answered)
 
     def next_deadline_s(self) -> float | None:
+        """Return the monotonic time of the next repetition, or None."""
         return min((due_s for due_s, _ in self._later), default=None)
 
     def on_tick(self, now: float) -> None:
+        """Make the calls that are due."""
         due = [call for due_s, call in self._later if due_s <= now]
         self._later = [(due_s, call) for due_s, call in self._later if due_s > now]
         for call in due:
@@ -138,13 +141,15 @@ class RepeatedCalls:
 
 
 _PAUSE_S = 0.25
-"""Before listing again, so that a store that breaks every watch is not asked without end."""
+"""Pause before listing again, so that a store that breaks every watch is not asked without end."""
 
 
 class Followed:
-    """Posts to the inbox: `on_items` with all items under the prefix and the store's revision, at first and after every
-    change, and `on_trouble` for each failed try to list. After trouble, the next `on_items` says that it is over; what
-    happened between is in it, but a key that came and went meanwhile is never seen.
+    """A prefix of the store that is followed: listed, watched, and listed again whenever the watch breaks.
+
+    `on_items` is posted to the inbox with all items and the revision, at first and after every change. `on_trouble` is
+    posted for each failed listing; the next `on_items` ends the trouble. A key that came and went in between is not
+    seen.
     """
 
     def __init__(
@@ -160,13 +165,13 @@ class Followed:
         self._items: dict[str, Item] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        # Set when the watch is broken, or nobody follows any more.
+        # Set when the watch is broken, or `close` was called.
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"elastrain-follow-{prefix}", daemon=True)
         self._thread.start()
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """A call under way is waited for up to `timeout_s`; closing the store ends it at once."""
+        """Stop following. Waits for a call under way for up to `timeout_s`; closing the store ends it at once."""
         self._closed.set()
         self._wake.set()
         self._thread.join(timeout_s)
@@ -181,7 +186,7 @@ class Followed:
             self._closed.wait(_PAUSE_S)
 
     def look(self) -> Watch | None:
-        """List, and watch from there. None where the store does not answer."""
+        """List the items, and watch from there. Returns None if the store does not answer."""
         try:
             listing = self._store.list(self._prefix)
         except StoreError as error:

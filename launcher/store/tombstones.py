@@ -1,7 +1,6 @@
-"""What becomes of a job's keys at its end: whether its last node takes them along, and the key that then says how it
-ended, for nodes that were cut off.
+"""Tombstones: whether a job's keys may be removed at its end, and the key that then says how it ended.
 
-That key is outside the prefix of the job's life, so that nothing under it is left; the store forgets it by itself.
+Nodes that were cut off read that key. It lies outside of the prefix of the job's life, and its lease ends by itself.
 """
 
 from __future__ import annotations
@@ -16,21 +15,20 @@ from elastrain.launcher.store.port import Store
 from elastrain.protocol.codec import decoder_of
 
 ENDED_TTL_S = 600.0
-"""So long it can be read."""
+"""Time to live of a tombstone, in seconds."""
 _decode_roster, _decode_view = decoder_of(Roster), decoder_of(View)
 
 
 def ended_key(life: str) -> str:
+    """Return the key of the tombstone of a life."""
     return f"/elastrain/.ended/{life}"
 
 
 def may_come_back(values: Mapping[str, bytes], answering: Collection[int]) -> bool:
-    """Whether a node that has no key, and has not said that it goes, may come back and need those of the job.
+    """Return True if a node without a key, which has not said that it leaves, may come back and need the job's keys.
 
-    One that answers has lost its lease in an outage; one that belongs to the job may only sleep. At the job's end all
-    go.
-
-    values: name within the keys of the life -> value. answering: incarnations.
+    A node that answers has lost its lease in an outage, and a node of the job may only be asleep. After the job's end
+    all nodes leave. values: name within the keys of the life -> value. answering: incarnations.
     """
     if "end" in values:
         return False
@@ -38,28 +36,31 @@ def may_come_back(values: Mapping[str, bytes], answering: Collection[int]) -> bo
 
 
 def _nodes(values: Mapping[str, bytes]) -> set[int]:
-    """The incarnations of the nodes of the newest view; before the first one, of those that begin the job."""
+    """Return the incarnations of the nodes in the newest view, or, before the first view, in the roster."""
     if "view" in values:
         return {member.incarnation for member in _decode_view(values["view"]).members}
     return {node.incarnation for node in _decode_roster(values["roster"]).nodes} if "roster" in values else set()
 
 
 def incarnations(kind: str, names: Iterable[str]) -> frozenset[int]:
-    """Of nodes that have gone: `kind` says how."""
+    """Return the incarnations of the nodes that left a key of this kind (`left` or `gone`)."""
     return frozenset(int(name.removeprefix(f"{kind}/")) for name in names if name.startswith(f"{kind}/"))
 
 
 def epitaph(life: str, values: Mapping[str, bytes]) -> dict[str, bytes]:
-    """What is put when the keys of a life go, whose last names and values these are; empty where none said its end."""
+    """Return the tombstone to put when a life's keys are removed, from their last values.
+
+    Empty if its end is not known.
+    """
     if "end" not in values or "roster" not in values:
         return {}
-    # With its roster: a later job may have the same name.
+    # The roster identifies the job, because a later one may have the same name.
     told = {"end": json.loads(values["end"]), "roster": values["roster"].decode()}
     return {ended_key(life): json.dumps(told).encode()}
 
 
 def read_ended(store: Store, life: str, roster: Roster | None) -> Over | None:
-    """How the life with this roster ended; None while it goes on, or where that is not known (any more)."""
+    """Return how the life with this roster ended. None while it goes on, or if that is not known (any more)."""
     there = store.get(ended_key(life))
     if there is None or roster is None:
         return None
