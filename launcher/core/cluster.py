@@ -84,10 +84,7 @@ class Peers:
                 self._presumed_s[member] = presumed_s
 
     def presumed_since_s(self, members: Collection[str]) -> float | None:
-        """Return the latest time since which a member presumed dead from silence is missed.
-
-        None if there is no such member.
-        """
+        """Return the time since which the last of these members presumed dead is missed. None without such members."""
         return max((at_s for member, at_s in self._presumed_s.items() if member in members), default=None)
 
     def back_to_life(self, members: Collection[str]) -> None:

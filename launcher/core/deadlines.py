@@ -41,7 +41,7 @@ class AskStoreDue(Struct, frozen=True):
 
 
 class ParkedDue(Struct, frozen=True):
-    """End of the longest wait of a change of the view."""
+    """Time at which this node ends if a change of the view still waits."""
 
 
 class SparedDue(Struct, frozen=True):

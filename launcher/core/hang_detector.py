@@ -63,7 +63,7 @@ class Pace:
         return median(self._steps_s) if len(self._steps_s) >= _STEPS_LEAST else None
 
     def longest_s(self, place: Station) -> float:
-        """Return the longest healthy standstill at a place. Jobs with very uneven micro-batches have long ones."""
+        """Return the longest healthy standstill at a place. Very uneven micro-batches cause long ones."""
         return max((stood_s for _, where, stood_s in self._healthy if where is place), default=0.0)
 
 

@@ -149,7 +149,7 @@ class Rendezvous:
         return [PutRoster(roster=self._roster_of(chosen, found))]
 
     def _wait(self, lacking: str, *, is_full: bool) -> list[Command]:
-        """Wait for nodes that may bring what is lacking (workers, or parts of a checkpoint).
+        """Wait for more nodes, which may bring the lacking workers or parts of a checkpoint.
 
         End the job if no more may come.
         """
@@ -190,7 +190,7 @@ class Rendezvous:
         return [] if roster is None else [PutRoster(roster=roster)]
 
     def doubt(self, restored: bool, now: float) -> None:
-        """Once give nodes that may know a first view, which the store has lost, time to put it again."""
+        """Give nodes that may know a lost first view time to put it again. Only the first call has an effect."""
         if restored and not self._doubts_until_s:
             self._doubts_until_s = now + self._config.times.absent_s
 

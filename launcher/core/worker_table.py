@@ -111,7 +111,7 @@ class WorkerProgress:
     redone_steps: int = 0
 
     def take(self, message: Progress) -> None:
-        """Update from a report. A step that was committed before counts as redone."""
+        """Update from a report. The steps from a repeated one to the newest count as redone."""
         if self.step is not None and message.step <= self.step:
             self.redone_steps += self.step - message.step + 1
         self.step, self.phase = message.step, ""

@@ -19,7 +19,7 @@ _decode = decoder_of(Life)
 
 
 class OutlivedError(StoreError):
-    """Error for the keys of a life while the job is in a later one."""
+    """The error for access to the keys of one life of the job while the job is in a later one."""
 
 
 def life_key(job: str) -> str:

@@ -60,7 +60,7 @@ def epitaph(life: str, values: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def read_ended(store: Store, life: str, roster: Roster | None) -> Over | None:
-    """Return how the life with this roster ended. None while it goes on, or if that is not known (any more)."""
+    """Return how the life with this roster ended. None if it goes on, or if its end is not known."""
     there = store.get(ended_key(life))
     if there is None or roster is None:
         return None
