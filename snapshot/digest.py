@@ -1,12 +1,12 @@
-"""Digests of tensors: position-dependent integer sums made of tensor operations, equal on every device.
+"""Digests of tensors: position-dependent integer sums, computed by tensor operations, and equal on every device.
 
-The elements' bits are read as integers x[i] and summed as `sum(x[i] * w[i]) mod 2**64` with odd pseudo-random weights:
-one changed element always changes the digest, any other difference passes with a probability of about 2**-32 at the
-worst (multilinear hashing, Lemire and Kaser, 2014). This finds corruption and divergence; it is no defence against
-somebody who chooses the data. No file I/O, and nothing that copies a tensor to the host.
+The bits of the elements are read as integers x[i] and summed as `sum(x[i] * w[i]) mod 2**64` with odd pseudo-random
+weights. One changed element always changes the digest. Any other difference stays undetected with a probability of at
+most about 2**-32 (multilinear hashing, Lemire and Kaser, 2014). Digests find corruption and divergence. They do not
+protect against an attacker who chooses the data. No file I/O, and no copy of a tensor to the host.
 
-A `digest` is for people and for files: it means the same everywhere and for ever. A `checksum` is for members that
-compare with each other what they have just made.
+A `digest` is stable: it may be stored in files and shown to users. A `checksum` is only for members that compare values
+they have just computed.
 """
 
 from __future__ import annotations
@@ -22,18 +22,22 @@ from torch import Tensor
 from elastrain.base.arithmetic import FACTORS, GOLDEN, MASK, scramble
 
 ROW = 16384
-"""Elements that share a multiplier. Part of the definition: changing it changes every digest."""
+"""Elements that share a multiplier. It belongs to the definition: changing it changes every digest."""
 _ROWS_AT_ONCE = {"cuda": 64}
-"""Rows per pass, elsewhere 8: scratch of at most 8 MiB."""
+"""Rows per pass for each device type; 8 for others, so that scratch memory stays within 8 MiB."""
 _AT_ONCE_BYTES = 4 << 20
-"""Of a checksum in host memory: a fraction of a millisecond."""
+"""Bytes that `checksum` hashes in one call on the host, which takes a fraction of a millisecond."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
 
 def digest(tensor: Tensor) -> int:
-    """Digest of a tensor's bits, in 0..2**64-1.
+    """Return the digest of a tensor's bits, in 0..2**64-1. Waits for the device.
 
-    Any dtype and device; contiguous, and taken as 1-D. Waits for the device. Raises ValueError if not contiguous.
+    Args:
+        tensor: A contiguous tensor of any dtype, shape and device. Its shape does not matter.
+
+    Raises:
+        ValueError: If the tensor is not contiguous.
     """
     if not tensor.is_contiguous():
         raise ValueError(f"digest needs a contiguous tensor; got strides {tensor.stride()} for {tuple(tensor.shape)}")
@@ -42,10 +46,16 @@ def digest(tensor: Tensor) -> int:
 
 
 def checksum(tensor: Tensor) -> int:
-    """Checksum of a tensor's bits, in 0..2**64-1: XXH3 of its bytes in host memory, eight times as fast as `digest`.
+    """Return a checksum of a tensor's bits, in 0..2**64-1. On the host it is eight times as fast as `digest`.
 
-    For what is compared within one job: on any other device it is the `digest`, so it agrees only between tensors on
-    devices of one kind, and nothing that is kept may hold it. As `digest` otherwise.
+    In host memory it is the XXH3 of the bytes; on any other device it is the `digest`. Checksums therefore agree only
+    between devices of one kind. Use them within one job, and do not store them.
+
+    Args:
+        tensor: A contiguous tensor of any dtype, shape and device. Its shape does not matter.
+
+    Raises:
+        ValueError: If the tensor is not contiguous.
     """
     if not tensor.is_contiguous():
         raise ValueError(f"checksum needs a contiguous tensor; got strides {tensor.stride()} for {tuple(tensor.shape)}")
@@ -55,14 +65,14 @@ def checksum(tensor: Tensor) -> int:
     if len(data) <= _AT_ONCE_BYTES:
         return xxhash.xxh3_64_intdigest(data)
     hasher = xxhash.xxh3_64()
-    # Other threads of this process, the training loop among them, get the interpreter in between.
+    # Between two calls, other threads (such as the training loop) get the interpreter lock.
     for start in range(0, len(data), _AT_ONCE_BYTES):
         hasher.update(data[start : start + _AT_ONCE_BYTES])
     return hasher.intdigest()
 
 
 def combine(digests: Iterable[int]) -> int:
-    """One digest of several, in their order."""
+    """Return one digest of several digests. Their order matters."""
     total = GOLDEN
     for value in digests:
         total = scramble((total ^ value) + GOLDEN)
@@ -70,7 +80,7 @@ def combine(digests: Iterable[int]) -> int:
 
 
 def _weighted_sum(flat: Tensor) -> int:
-    """The sum over all rows, mod 2**64. `flat`: 1-D integers."""
+    """Return the weighted sum over all rows, mod 2**64. `flat` holds 1-D integers."""
     weights = _weights(flat.device)
     full_rows, rest = divmod(flat.numel(), ROW)
     left = flat[full_rows * ROW :].to(torch.int64).mul_(weights[:rest]).sum()
@@ -82,9 +92,9 @@ def _weighted_sum(flat: Tensor) -> int:
 
 
 def _row_sums(table: Tensor, weights: Tensor) -> Tensor:
-    """int64 `(rows,)` of `(rows, ROW)` integers."""
+    """Return the weighted sum of each row as int64 `(rows,)`. `table` holds integers of shape `(rows, ROW)`."""
     if table.device.type == "cpu":
-        # Widened, multiplied and added up in one pass without scratch: two thirds of the time of three calls of torch.
+        # One pass without scratch memory. Separate torch calls to widen, multiply and add take 1.5 times as long.
         return torch.from_numpy(np.einsum("ij,j->i", table.numpy(), weights.numpy()))
     rows_at_once = _ROWS_AT_ONCE.get(table.device.type, 8)
     sums = torch.empty(table.shape[0], dtype=torch.int64, device=table.device)
@@ -97,7 +107,7 @@ def _row_sums(table: Tensor, weights: Tensor) -> Tensor:
 
 
 def _multipliers(device: torch.device, full_rows: int) -> Tensor:
-    """One per full row, and one for the rest."""
+    """Return one multiplier per full row, and one more for the incomplete row at the end."""
     size = 1 << full_rows.bit_length()
     return _cached_multipliers(device, size)[: full_rows + 1]
 
@@ -113,7 +123,7 @@ def _weights(device: torch.device) -> Tensor:
 
 
 def _odd_numbers(count: int, *, seed: int, device: torch.device) -> Tensor:
-    """`count` pseudo-random odd 64-bit numbers: `base.splitmix` of the position."""
+    """Return `count` pseudo-random odd 64-bit numbers: the SplitMix64 hash of each position."""
     z = torch.arange(count, dtype=torch.int64, device=device) + (seed << 40)
     z = z * _signed(GOLDEN)
     z = (z ^ _shift(z, 30)) * _signed(FACTORS[0])
@@ -122,7 +132,7 @@ def _odd_numbers(count: int, *, seed: int, device: torch.device) -> Tensor:
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right: torch's own carries the sign."""
+    """Shift logically to the right. The shift of torch would copy the sign bit."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -1,7 +1,7 @@
-"""The optimizer state of one shard as of a step: what holders keep, copy, compare and take over.
+"""The optimizer state of one shard after a step. Holders keep, copy and compare it, and continue from it.
 
-Plain tensors and scalars with names; knows nothing of models, members or files. Nothing executable is ever packed:
-scalars travel as JSON text (exactly), 1-D tensors beside it.
+It consists of plain tensors and scalars with names, and knows nothing of models, members or files. The packed form has
+nothing executable: scalars travel as exact JSON text, and 1-D tensors travel beside that text.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ _META_LIMIT_BYTES = 64 * 1024 * 1024
 
 @dataclass(kw_only=True)
 class ShardState:
-    """Parameters and optimizer state of one shard. Changed in place by the optimizer.
+    """Parameters and optimizer state of one shard. The optimizer changes them in place.
 
-    `pieces` has one dictionary per piece of the shard, as torch.optim keeps it per parameter; `{}` where never stepped.
+    `pieces` has one dictionary per piece of the shard: the state that torch.optim keeps for a parameter. The dictionary
+    is empty if the piece was never stepped.
     """
 
     shard: int
-    """Which shard: a number that means nothing here."""
+    """Number of the shard. This module does not interpret it."""
     version: int = -1
-    """The last step that was applied; -1 at the start."""
+    """The last step that was applied; -1 before the first step."""
     parameters: Tensor
-    """1-D."""
+    """The shard's parameters as a 1-D tensor."""
     pieces: list[dict[str, Value]] = field(default_factory=list)
 
     @property
@@ -54,7 +55,7 @@ class ShardState:
         return self.parameters.nbytes + sum(value.nbytes for value in values if isinstance(value, Tensor))
 
     def clone(self) -> ShardState:
-        """A copy that shares no memory with this one."""
+        """Return a copy that shares no memory with this state."""
         return ShardState(
             shard=self.shard,
             version=self.version,
@@ -66,18 +67,21 @@ class ShardState:
         )
 
     def digest(self) -> int:
-        """0..2**64-1 over shard, version, parameters and every entry with its name, equal on every device."""
+        """Return a digest, in 0..2**64-1, of all fields and entry names. It is equal on every device."""
         meta, tensors = self.pack()
         head = int.from_bytes(blake2b(meta, digest_size=8).digest(), "little")
         return combine([head, *(digest(tensor) for tensor in _joined(tensors))])
 
     def checksum(self) -> int:
-        """As `digest`, for holders that compare theirs within one job: see `elastrain.snapshot.digest.checksum`."""
+        """Return a faster digest, for holders that compare their states within one job.
+
+        Do not store it: `elastrain.snapshot.digest.checksum` says why.
+        """
         meta, tensors = self.pack()
         return combine([xxhash.xxh3_64_intdigest(meta), *(checksum(tensor) for tensor in tensors)])
 
     def pack(self) -> tuple[bytes, list[Tensor]]:
-        """`(meta, tensors)` for `unpack`: JSON text, and the 1-D tensors themselves (not copies)."""
+        """Return `(meta, tensors)` for `unpack`: JSON text, and the 1-D tensors themselves (not copies)."""
         tensors = [self.parameters]
         pieces = [{name: _encoded(value, tensors) for name, value in sorted(piece.items())} for piece in self.pieces]
         meta = {
@@ -91,7 +95,7 @@ class ShardState:
 
     @staticmethod
     def described(meta: bytes) -> int | None:
-        """Which shard's state `pack` described; None where it is no description."""
+        """Return the shard number in text that `pack` made, or None if the text does not come from `pack`."""
         try:
             found = json.loads(meta)
         except (ValueError, RecursionError):
@@ -101,7 +105,7 @@ class ShardState:
 
     @staticmethod
     def unpack(meta: bytes, tensors: Sequence[Tensor]) -> ShardState:
-        """The state that `pack` described. The tensors are taken over, not copied.
+        """Return the state that `pack` described. The state uses the given tensors themselves, not copies.
 
         Raises ValueError if meta and tensors do not fit together exactly.
         """
@@ -109,7 +113,10 @@ class ShardState:
 
 
 def _joined(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Small tensors of one dtype end to end: one digest instead of many. The meta tells where each begins."""
+    """Join small tensors of one dtype end to end, so that they need one digest instead of many.
+
+    The meta text is part of the digest too, and says where each tensor begins.
+    """
     small = [tensor for tensor in tensors if tensor.nbytes <= _JOIN_LIMIT_BYTES]
     joined = [tensor for tensor in tensors if tensor.nbytes > _JOIN_LIMIT_BYTES]
     dtypes = dict.fromkeys(tensor.dtype for tensor in small)
@@ -152,7 +159,10 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _encoded(value: Value, tensors: list[Tensor]) -> dict[str, Any]:
-    """One entry as JSON; 1-D tensors are appended to `tensors`. Floats are written in hexadecimal: exact, NaN too."""
+    """Return one entry as JSON, and append a 1-D tensor to `tensors`.
+
+    Floats are written in hexadecimal, which is exact and can express NaN.
+    """
     match value:
         case None:
             return {"none": True}
@@ -173,7 +183,7 @@ def _encoded(value: Value, tensors: list[Tensor]) -> dict[str, Any]:
 
 
 class _Taker:
-    """Hands out the given tensors, each once and in order, when they are as described."""
+    """An iterator over the given tensors. It gives each one once, in order, if its description is right."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors

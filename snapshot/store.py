@@ -1,7 +1,7 @@
-"""The in-memory copies of shard states by key: those that have to make room lie on disk. Decides nothing.
+"""The shard states of one member, by key. Chosen shards lie on disk, to save memory.
 
-A state on disk is read before it is used and written after it was changed, as a whole. What was taken from here and
-changed must therefore be put back.
+A state on disk is read whole before it is used. A caller that changes a state must put it back, so that the change
+reaches the disk. This module does not decide which shards lie on disk.
 """
 
 from __future__ import annotations
@@ -20,61 +20,63 @@ Other = TypeVar("Other", bound=Hashable)
 
 
 class Stored(Protocol):
-    """One state on disk."""
+    """A handle of one state on disk."""
 
     @property
-    def size_bytes(self) -> int: ...
+    def size_bytes(self) -> int:
+        """Bytes that the state uses on disk."""
+        ...
 
 
 class Disk(Protocol):
-    """Where states lie that leave memory, each in one piece. Raises what its owner raises where a device fails."""
+    """A store for states that leave memory. If a device fails, its methods raise errors of the implementation."""
 
     def write(self, shard: int, tensors: Sequence[Tensor]) -> Stored:
-        """Write the tensors of a state, one after the other."""
+        """Write the tensors of a state one after the other. Returns a handle for `read` and `free`."""
 
     def read(self, shard: int, stored: Stored) -> list[Tensor]:
-        """The tensors as they were written, in memory of their own; checked."""
+        """Return the tensors as they were written, in new memory, after a check."""
 
     def free(self, stored: Stored) -> None:
-        """Let the space be used again."""
+        """Release the space of a stored state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _OnDisk:
-    """`meta` describes the tensors of the state."""
+    """A state on disk, with all that is needed to read it. `meta` is the description that `ShardState.pack` made."""
 
     shard: int
     disk: Disk
     stored: Stored
     meta: bytes
     likes: tuple[tuple[torch.dtype, int], ...]
-    """dtype and number of elements of each tensor; the first are the parameters."""
+    """Dtype and number of elements of each tensor. The first entry describes the parameters."""
     is_bound: bool
-    """The parameters are the model's own: they are not on disk."""
+    """True if the parameters lie in the model's own memory, and are therefore not on disk."""
 
 
 class SnapshotStore(MutableMapping[Key, ShardState]):
-    """A member's states. `home(shard)` is the model's own memory of a shard's parameters. Used by one thread.
+    """The states of a member by key. One thread uses it.
 
-    Raises what its `Disk` raises.
+    `home(shard)` returns the model's own memory for the parameters of a shard. Methods raise what the `Disk` raises.
     """
 
     def __init__(self, home: Callable[[int], Tensor]) -> None:
         self.outside: frozenset[int] = frozenset()
-        """Shards whose states are to lie on disk."""
+        """Shards whose states lie on disk."""
         self._home = home
         self._disk: Disk | None = None
         self._states: dict[Key, ShardState | _OnDisk] = {}
 
     def use(self, disk: Disk, outside: frozenset[int]) -> None:
-        """From now on the states of the shards `outside` lie on this disk, all others in memory."""
+        """Keep the states of the shards `outside` on this disk, and all others in memory."""
         self._disk, self.outside = disk, outside
         for key, entry in list(self._states.items()):
             if isinstance(entry, _OnDisk) != (entry.shard in outside):
                 self[key] = self[key]
 
     def __getitem__(self, key: Key) -> ShardState:
-        """The state itself if it is in memory, else what is on disk, read into memory of its own."""
+        """Return the state itself if it is in memory. Else read it from disk into new memory."""
         entry = self._states[key]
         return entry if isinstance(entry, ShardState) else self._read(entry)
 
@@ -97,35 +99,35 @@ class SnapshotStore(MutableMapping[Key, ShardState]):
         return key in self._states
 
     def copy(self, key: Key) -> ShardState:
-        """A state that shares no memory with anything here."""
+        """Return a copy of the state that shares no memory with this store or with the model."""
         entry = self._states[key]
         if isinstance(entry, ShardState) or entry.is_bound:
             return self[key].clone()
         return self._read(entry)
 
     def adopt(self, key: Key, other: SnapshotStore[Other], theirs: Other) -> None:
-        """Move a state over from another store; nothing is read or written."""
+        """Move a state from another store into this one, without reading or writing it."""
         self._free(key)
         self._states[key] = other._states.pop(theirs)
 
     def size_bytes(self, key: Key) -> int:
-        """All tensors of a state, wherever they are."""
+        """Return the bytes of all tensors of a state, in memory or on disk."""
         entry = self._states[key]
         if isinstance(entry, ShardState):
             return entry.nbytes
         return sum(dtype.itemsize * numel for dtype, numel in entry.likes)
 
     def memory_bytes(self) -> int:
-        """What is kept in memory, the model's own parameters left out."""
+        """Return the bytes of all states in memory, without parameters that lie in the model's own memory."""
         inside = [entry for entry in list(self._states.values()) if isinstance(entry, ShardState)]
         return sum(state.nbytes - (state.parameters.nbytes if self._is_bound(state) else 0) for state in inside)
 
     def disk_bytes(self) -> int:
-        """What is kept on disk."""
+        """Return the bytes of all states on disk."""
         return sum(entry.stored.size_bytes for entry in list(self._states.values()) if isinstance(entry, _OnDisk))
 
     def moments(self) -> float | None:
-        """Bytes of optimizer state per byte of parameters; None before anything was updated."""
+        """Return the bytes of optimizer state per byte of parameters, or None before the first update."""
         sizes = [(self.size_bytes(key), self._parameters_bytes(key)) for key in list(self._states)]
         parameters_bytes = sum(parameters for _, parameters in sizes)
         more_bytes = sum(size for size, _ in sizes) - parameters_bytes

@@ -1,5 +1,7 @@
-"""The durable tier: checkpoints on disk or in a remote store. Values, files, and decisions; nothing of the runtime.
+"""Durable checkpoints on disk or in a remote store: values, files and decisions. Knows nothing of the runtime.
 
-`manifest` says what a checkpoint is, `places` where it lies, `writing` and `reading` move states, `choosing` and
-`pruning` decide, `plain`, `exporting` and `importing` meet plain PyTorch. See docs/checkpoints.md.
+`manifest` describes a checkpoint, and `places` reaches the media. `state_file` and `tensor_sections` define the file
+format; `writing`, `publishing` and `reading` use it. `owner` keeps two jobs apart. `retention` chooses which checkpoint
+to resume from, and which to remove. `plain` and `conversion` convert from and to plain PyTorch. See
+docs/checkpoints.md.
 """

@@ -1,8 +1,7 @@
-"""A checkpoint as files that plain PyTorch, `safetensors` alone, and `torch.distributed.checkpoint` load.
+"""Conversion between checkpoints and files of plain PyTorch, `safetensors`, and `torch.distributed.checkpoint`.
 
-A plain state dict as a checkpoint with which a job can begin: step -1, no shards, tensors by name.
-
-Read from safetensors alone: a torch file is a pickle, which can run code, and nothing here loads such a file.
+`export` writes a checkpoint as such files. `import_files` makes a checkpoint that a job can start from: step -1, no
+shards, tensors by name. It reads safetensors only, because a torch file is a pickle, which can run code when loaded.
 """
 
 from __future__ import annotations
@@ -29,16 +28,26 @@ from elastrain.snapshot.durable.writing import PartWriter
 
 MODEL_FILE, OPTIMIZER_FILE, MASTERS_FILE = "model", "optimizer", "masters"
 GROUPS = "elastrain.groups"
-"""Key in the metadata of an optimizer's safetensors file: its groups as JSON."""
+"""Key in the metadata of an optimizer's safetensors file. The value is its parameter groups as JSON."""
 _LOOK_S = 0.2
+"""Seconds between two looks at the size of the files that are being written."""
 
 
 def export(plain: PlainState, out: Path, form: str, on_bytes: Callable[[int], None] = lambda _: None) -> list[Path]:
-    """Write into the new folder `out`, whole or not at all; returns its files.
+    """Write a state into the new folder `out`, completely or not at all.
 
-    form: one of FORMS. on_bytes: told, by a thread, how many bytes are written so far.
+    Args:
+        plain: The state to write.
+        out: The folder to create.
+        form: A key of FORMS.
+        on_bytes: Called by another thread with the number of bytes written so far.
 
-    Raises TakenError if `out` is there, CheckpointError where it cannot be written.
+    Returns:
+        The files, sorted.
+
+    Raises:
+        TakenError: If `out` exists.
+        CheckpointError: If it cannot be written.
     """
     if os.path.lexists(out):
         raise TakenError(f"{out} is there already, and nothing is overwritten: name another folder")
@@ -58,13 +67,16 @@ def export(plain: PlainState, out: Path, form: str, on_bytes: Callable[[int], No
 
 @contextmanager
 def _watched(folder: Path, on_bytes: Callable[[int], None]) -> Iterator[None]:
-    """Of what the libraries write there, since none of them says how much it is."""
+    """Report the size of the folder to `on_bytes` while the block runs.
+
+    The libraries that write the files do not report their progress.
+    """
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(_LOOK_S):
-            with suppress(OSError):  # a file that has just been renamed
-                # A size may be set in advance: blocks are not.
+            with suppress(OSError):  # a file may have been renamed meanwhile
+                # Libraries may set the size of a file in advance. Allocated blocks show what is written.
                 on_bytes(sum(file.stat().st_blocks * 512 for file in folder.iterdir()))
 
     looking = threading.Thread(target=look, name="export")
@@ -79,7 +91,7 @@ def _watched(folder: Path, on_bytes: Callable[[int], None]) -> Iterator[None]:
 def _safetensors(plain: PlainState, folder: Path) -> None:
     from safetensors.torch import save_file
 
-    # A tied parameter has one memory and two names, which this format refuses: each name gets bytes of its own.
+    # Tied parameters share memory under two names, which safetensors refuses. Each name gets its own copy.
     save_file({n: t.contiguous().clone() for n, t in plain.model.items()}, folder / f"{MODEL_FILE}.safetensors")
     if plain.masters:
         save_file({n: t.contiguous() for n, t in plain.masters.items()}, folder / f"{MASTERS_FILE}.safetensors")
@@ -91,6 +103,7 @@ def _safetensors(plain: PlainState, folder: Path) -> None:
 
 
 def _tensor(value: object) -> Tensor:
+    """Return a value of the optimizer's state as a tensor. Raises CheckpointError for None."""
     if isinstance(value, Tensor):
         return value.contiguous()
     if value is None:
@@ -116,6 +129,7 @@ def _dcp(plain: PlainState, folder: Path) -> None:
 
 
 FORMS: dict[str, Callable[[PlainState, Path], None]] = {"safetensors": _safetensors, "torch": _torch, "dcp": _dcp}
+"""Format name -> function that writes a state into a folder."""
 
 
 def _sync(path: Path) -> None:
@@ -127,6 +141,7 @@ def _sync(path: Path) -> None:
 
 
 JOB = "imported"
+"""Job id of imported checkpoints."""
 
 
 def import_files(
@@ -135,10 +150,19 @@ def import_files(
     optimizer: Path | None = None,
     show: Callable[[int, int], None] = lambda _done_bytes, _size_bytes: None,
 ) -> Manifest:
-    """Make a checkpoint of step -1 of safetensors files: a model (in one file or several), and an optimizer's state.
+    """Make a checkpoint of step -1 from safetensors files.
 
-    The optimizer's file is one that `exporting` writes. `show` is told how many bytes are done, of how many. Raises
-    CheckpointError with one sentence.
+    Args:
+        place: The place to write to.
+        models: The files of one model. No tensor may be in two of them.
+        optimizer: The optimizer's state, in a file that `export` wrote.
+        show: Called with the bytes done, and with the bytes in total.
+
+    Returns:
+        The manifest of the new checkpoint.
+
+    Raises:
+        CheckpointError: If a file cannot be used or the checkpoint cannot be written. The text is one sentence.
     """
     model: dict[str, Tensor] = {}
     for path in models:
@@ -152,7 +176,7 @@ def import_files(
     groups = _groups(metadata, optimizer, model, state)
     name = name_of(0, -1)
     size_bytes = sum(tensor.nbytes for tensor in (*model.values(), *state.values()))
-    # A safetensors file is read when its numbers are written.
+    # Safetensors reads a file lazily, so the progress of writing is also the progress of reading.
     writer = PartWriter(place, name, writer=JOB, on_size=lambda done_bytes: show(done_bytes, size_bytes))
     try:
         parts: dict[str, tuple[Part, ...]] = {MODEL: (writer.attach(*pack_named(model)),)}
@@ -195,7 +219,7 @@ def _manifest(
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file."""
+    """Return tensors and metadata of a safetensors file."""
     from safetensors import SafetensorError, safe_open
 
     with told(f"reading {path}"):
@@ -216,6 +240,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _groups(
     metadata: Mapping[str, str], path: Path | None, model: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> tuple[GroupEntry, ...]:
+    """Return the parameter groups in the metadata of an optimizer's file; empty without such a file."""
     if path is None:
         return ()
     try:

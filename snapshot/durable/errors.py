@@ -1,4 +1,4 @@
-"""The errors of the durable tier, each one sentence for a user: what happened, to which file, what to do."""
+"""The errors of durable checkpoints. Each text is one sentence for users: what happened, to which file, what to do."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from contextlib import contextmanager
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be written, or another one has to be read. Nothing that was complete before is touched."""
+    """Base class: a checkpoint cannot be written or read. Complete checkpoints remain as they were."""
 
 
 class DamagedError(CheckpointError):
-    """What was read differs from what was written: file, frame and shard are named."""
+    """The bytes read differ from the bytes written. The text names the file, the frame and the shard."""
 
 
 class OtherFormatError(CheckpointError):
-    """Another version of elastrain has written it, and reads it: an older one in its place would lose steps."""
+    """The checkpoint has the format of another version of elastrain, which can read it.
+
+    It is not damaged. Using an older checkpoint instead would lose steps.
+    """
 
 
 class TakenError(CheckpointError):
-    """The place belongs to another job, or the name is taken: nothing was changed."""
+    """The place belongs to another job, or the name is already in use. Nothing was changed."""
 
 
 _ADVICE = {
@@ -37,12 +40,12 @@ _ADVICE = {
 
 @contextmanager
 def told(doing: str) -> Iterator[None]:
-    """Turns an OSError into a CheckpointError. `doing` is a sentence's begin, such as `writing /x/y`."""
+    """Turn an OSError into a CheckpointError. `doing` begins its sentence, for example `writing /x/y`."""
     try:
         yield
     except FileExistsError as error:
         raise TakenError(f"{doing} failed: it is there already, and nothing is overwritten") from error
-    except FileNotFoundError as error:  # not every library says so by its number
+    except FileNotFoundError as error:  # some libraries set no errno
         raise CheckpointError(f"{doing} failed: it does not exist") from error
     except OSError as error:
         raise CheckpointError(f"{doing} failed: {_ADVICE.get(error.errno or 0, error.strerror or error)}") from error

@@ -1,7 +1,7 @@
-"""What a checkpoint is: a manifest of plain values, read strictly. No torch, no files.
+"""The manifest of a checkpoint: plain values that describe all of it, decoded strictly. No torch, no files.
 
-Its text has two lines: a head with format version, length and checksum, and the values as JSON. A part of a file holds
-one shard's state, or one named attachment (such as the loop's state), as `sections` writes it.
+The text begins with one line: format version, length and checksum. The values follow as JSON. Each `Part` of a file
+holds one shard's state or one named attachment (such as the loop's state), in the format of `state_file`.
 """
 
 from __future__ import annotations
@@ -18,56 +18,66 @@ from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, Oth
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+"""Name of the manifest file in a checkpoint's folder."""
 VERIFIED = "verified"
+"""Name of the marker file of a checkpoint that was read back completely."""
 LOOP = "loop"
-"""The attachment with the training loop's state, as a newcomer gets it."""
+"""Name of the attachment with the training loop's state. New members of a job get the same state."""
 BUFFERS = "buffers"
-"""The attachment with the model's buffers that are no running statistics."""
+"""Name of the attachment with the model's buffers, without running statistics."""
 MODEL = "model"
 OPTIMIZER = "optimizer"
-"""The attachments of an imported checkpoint (step -1), which has no shards."""
+"""MODEL and OPTIMIZER are the attachments of an imported checkpoint (step -1), which has no shards."""
 _HEAD_BYTES_MAX = 256
 _NAME = re.compile(r"life-(\d{4,})-step-(-1|\d{10,})\Z")
 
 
 class PlainValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the values: has no fields; an unknown field is an error."""
+    """Base class of all values. Decoding refuses unknown fields."""
 
 
 class Part(PlainValue, frozen=True):
-    """Where a section lies: `size_bytes` from `offset_bytes` on, the last `tail_bytes` of which describe it."""
+    """A section of a file. It has `size_bytes` from `offset_bytes` on.
+
+    The last `tail_bytes` of it describe the rest.
+    """
 
     file: str
-    """Its name in the checkpoint's folder."""
+    """Name of the file in the checkpoint's folder."""
     offset_bytes: int
     size_bytes: int
     tail_bytes: int
     tail_checksum: int
     """xxh3 (64 bits) of the tail, which has the checksums of all frames."""
     plain_bytes: int
-    """Bytes of its tensors in memory."""
+    """Bytes of the tensors in memory."""
 
 
 class ParameterEntry(PlainValue, frozen=True):
-    """A parameter or running statistic of the model; `group`: as in `job.layout` (-1 frozen, -2 statistics)."""
+    """A parameter or running statistic of the model.
+
+    `group` is its parameter group; -1 means frozen, and -2 a running statistic (as in `job.layout`).
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """The model's, without `torch.`; a shard of half precision is kept in float32."""
+    """Dtype in the model, without `torch.`. A shard of a half-precision parameter keeps float32."""
     group: int
     also: tuple[str, ...] = ()
-    """Further names of it in the model's `state_dict`, where it is tied."""
+    """Further names in the model's `state_dict`, if the parameter is tied."""
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         return prod(self.shape)
 
 
 class PieceEntry(PlainValue, frozen=True):
-    """Elements `start..start + valid_numel` of a shard are those of a parameter from its element `offset` on.
+    """A run of elements of one parameter inside a shard.
 
-    `numel` counts the padding after them too.
+    Elements `start..start + valid_numel` of the shard are those of the parameter from its element `offset` on. `numel`
+    also counts the padding after them.
     """
 
     parameter: int
@@ -79,98 +89,104 @@ class PieceEntry(PlainValue, frozen=True):
 
 
 class ShardEntry(PlainValue, frozen=True):
-    """One shard: what lies in it, the digest of its state (`ShardState.digest`), and where copies of it lie.
+    """One shard: its pieces, the digest of its state (`ShardState.digest`), and its copies.
 
-    `pieces` covers everything in it, also of frozen parameters and running statistics, which have no optimizer state.
+    `pieces` also covers frozen parameters and running statistics, which have no optimizer state.
     """
 
     index: int
     block: str
     dtype: str
-    """Of the state's parameters."""
+    """Dtype of the parameters in the state."""
     numel: int
     pieces: tuple[PieceEntry, ...]
     digest: int
     parts: tuple[Part, ...]
-    """Each one a whole copy: one in a shared directory, one per holder on local disks."""
+    """The copies of the state, each complete: one in a shared directory, or one per holder on local disks."""
 
 
 class GroupEntry(PlainValue, frozen=True):
-    """A parameter group of the optimizer: names in its own order, hyperparameters after the step."""
+    """A parameter group of the optimizer: parameter names in its order, and hyperparameters after the step."""
 
     parameters: tuple[str, ...]
     hyper: dict[str, Any]
 
 
 class Manifest(PlainValue, frozen=True):
-    """All that a checkpoint is. Plain values, so that it can be shown, compared and read by any program."""
+    """The description of a whole checkpoint as plain values, so that any program can read and compare it."""
 
     job: str
     life: int
-    """Rises whenever the job begins anew from a checkpoint after losing everything."""
+    """Number of the job's life. It rises whenever the job resumes from a checkpoint after losing all members."""
     step: int
-    """The last committed step that is in it; -1 for an initial state."""
+    """The last committed step in the checkpoint; -1 for an initial state."""
     time_s: float
     """Unix time at which the step was committed."""
     spec: dict[str, Any]
-    """Name -> JSON value: what has to be equal on resume."""
+    """Name -> JSON value of everything that must be equal when a job resumes."""
     counters: dict[str, Any]
-    """Name -> JSON value: samples, loss, ...: what the job goes on counting."""
+    """Name -> JSON value that the job continues to count: samples, loss, …."""
     optimizer: str
-    """Name of the optimizer's class; empty where only a model was imported."""
+    """Name of the optimizer's class; empty if only a model was imported."""
     parameters: tuple[ParameterEntry, ...]
     groups: tuple[GroupEntry, ...]
     shards: tuple[ShardEntry, ...]
     attachments: dict[str, tuple[Part, ...]]
-    """Name -> copies of texts with tensors: LOOP, BUFFERS, or MODEL and OPTIMIZER."""
+    """Name -> copies of a text with tensors. Names are LOOP, BUFFERS, or MODEL and OPTIMIZER."""
     changes: tuple[str, ...] = ()
-    """What was changed on purpose on the way here, a sentence each: see `--accept-changes`."""
+    """Deliberate changes since the start of the job, one sentence each: see `--accept-changes`."""
 
     @property
     def is_spread(self) -> bool:
-        """Its parts lie on the local disks of several nodes, each of which has a copy of the loop's state."""
+        """True if the parts lie on the local disks of several nodes. Each such node has a copy of the loop's state."""
         return any(len(parts) > 1 for parts in self.attachments.values())
 
     @property
     def content(self) -> str:
-        """The same for all manifests of one checkpoint: on local disks two may name different copies of its parts."""
+        """A fingerprint of the contents, equal for all manifests of one checkpoint.
+
+        On local disks, two manifests of one checkpoint may name different copies of its parts.
+        """
         digests = [shard.digest for shard in self.shards]
         told = msgspec.json.encode([self.job, self.life, self.step, digests, sorted(self.attachments)])
         return f"{xxhash.xxh3_64_intdigest(told):016x}"
 
     @property
     def copies(self) -> tuple[tuple[Part, ...], ...]:
-        """Of each shard and attachment."""
+        """The copies of each shard and of each attachment."""
         return (*(shard.parts for shard in self.shards), *self.attachments.values())
 
     @property
     def needs(self) -> tuple[tuple[str, ...], ...]:
-        """For each shard and attachment the files that have a copy, of which one is needed; each set of files once."""
+        """Sets of files, of each of which one file is needed: the files with copies of a shard or attachment.
+
+        Equal sets appear once.
+        """
         return tuple(sorted({tuple(sorted(part.file for part in parts)) for parts in self.copies}))
 
     @property
     def name(self) -> str:
-        """The folder that it lies in."""
+        """Name of the checkpoint's folder."""
         return name_of(self.life, self.step)
 
     @property
     def plain_bytes(self) -> int:
-        """Bytes in memory of everything in it, each once."""
+        """Bytes in memory of all shards and attachments, with one copy of each."""
         return sum(parts[0].plain_bytes for parts in self.copies if parts)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes on disk of everything in it, each once."""
+        """Bytes on disk of all shards and attachments, with one copy of each."""
         return sum(parts[0].size_bytes for parts in self.copies if parts)
 
     @property
     def files(self) -> frozenset[str]:
-        """Names of the files that parts of it lie in."""
+        """Names of all files with parts of the checkpoint."""
         return frozenset(part.file for parts in self.copies for part in parts)
 
 
 def merged(manifests: Sequence[Manifest]) -> Manifest:
-    """One manifest with all copies that any of these names; they have one `content`."""
+    """Return one manifest with all copies that any of the given manifests names. All must have the same `content`."""
     first, *others = manifests
     if all(other == first for other in others):
         return first
@@ -187,18 +203,18 @@ def _all_copies(named: Iterable[tuple[Part, ...]]) -> tuple[Part, ...]:
 
 
 def name_of(life: int, step: int) -> str:
-    """Folder of a checkpoint. Names sort as checkpoints do, the newest last (step -1 apart)."""
+    """Return the folder name of a checkpoint. Names sort from oldest to newest, except for step -1."""
     return f"life-{life:04d}-step-{step:010d}" if step >= 0 else f"life-{life:04d}-step-{step}"
 
 
 def place_in_time(name: str) -> tuple[int, int] | None:
-    """`(life, step)` of a checkpoint's folder, by which newer ones are told; None for any other name."""
+    """Return `(life, step)` from a checkpoint's folder name, or None for any other name. Newer ones compare greater."""
     found = _NAME.match(name)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest's text. Raises CheckpointError for values that JSON does not have."""
+    """Return the text of a manifest. Raises CheckpointError if a value cannot be expressed in JSON."""
     try:
         body = msgspec.json.format(msgspec.json.encode(manifest), indent=0)
     except (TypeError, ValueError) as error:
@@ -208,7 +224,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """Read before anything else; a later format may have more fields."""
+    """The first line of a manifest. Later formats may add fields."""
 
     format: int
     bytes: int
@@ -219,7 +235,7 @@ _HEAD, _MANIFEST = msgspec.json.Decoder(_Head), msgspec.json.Decoder(Manifest)
 
 
 def decode(text: bytes, where: str) -> Manifest:
-    """The manifest that `text` is. Raises DamagedError or OtherFormatError; `where` names it."""
+    """Return the manifest from its text. `where` names it in the DamagedError or OtherFormatError that is raised."""
     line, _, body = text.partition(b"\n")
     if len(line) > _HEAD_BYTES_MAX:
         raise DamagedError(f"{where} is damaged: its first line is none of a manifest")
@@ -238,14 +254,14 @@ def decode(text: bytes, where: str) -> Manifest:
                 "wrote it"
             ) from None
         raise DamagedError(f"{where} is no manifest: {error}") from None
-    if head.format != FORMAT:  # the text under it is one of this format
+    if head.format != FORMAT:  # the body is valid in this format, so the format number is wrong
         raise DamagedError(f"{where} is damaged: its first line says format {head.format}, and its text is of {FORMAT}")
     _check(manifest, where)
     return manifest
 
 
 def _check(manifest: Manifest, where: str) -> None:
-    """Raises DamagedError for values that refer to what is not there."""
+    """Raise DamagedError if a value refers to something that does not exist."""
     for part in (part for parts in manifest.copies for part in parts):
         bad_name = not part.file or "/" in part.file or part.file.startswith(".")
         if bad_name or min(part.offset_bytes, part.tail_bytes, part.size_bytes - part.tail_bytes) < 0:

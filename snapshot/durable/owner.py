@@ -1,6 +1,6 @@
-"""Whose a place is: one job's at a time, by a file in it that the processes of that job hold. No torch.
+"""Ownership of a place: one job at a time owns it, by a file that all processes of the job lock. No torch.
 
-A job that resumes from another one's checkpoints takes the place over, when no process of the other one is alive.
+A job that resumes from another job's checkpoints takes the place over once no process of that other job is alive.
 """
 
 from __future__ import annotations
@@ -16,17 +16,24 @@ from elastrain.snapshot.durable.places.port import CheckpointPlace, FileHold
 from elastrain.snapshot.durable.publishing import get, put, visible
 
 OWNER = "owner.json"
+"""Name of the owner file."""
 _BYTES_MAX = 4096
 _TRIES, _APART_S = 100, 0.05
-"""While another process of the same job is taking the place over, this one looks again: a slow disk takes its time."""
+"""Attempts, and seconds between them, while another process of the same job takes the place over.
+
+A slow disk needs several of them.
+"""
 _SEEN_LIVING = 4
-"""So often a process of the owner is seen before it counts as alive: once may be one that was taking the place over."""
+"""Times that a lock of the owner must be seen before the owner counts as alive.
+
+A single sighting may be a process that was taking the place over.
+"""
 _ENDS_S = 5.0
-"""What is left of a job whose launcher was killed has ended by then, and holds the place no longer."""
+"""Seconds after which the processes of a job whose launcher was killed have ended and released their locks."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the file says. `claim` is another one each time a place changes hands."""
+    """The content of the owner file. `claim` is random and changes whenever the place gets a new owner."""
 
     format: int = 1
     job: str
@@ -37,24 +44,27 @@ _DECODER = msgspec.json.Decoder(Owner)
 
 
 class Claim:
-    """This process's part in its job's claim to a place; it ends with the process, or with `release`."""
+    """A lock of this process on the owner file of its job. It ends with the process, or with `release`."""
 
     def __init__(self, place: CheckpointPlace, owner: Owner, hold: FileHold) -> None:
         self._place, self._owner, self._hold = place, owner, hold
 
     def check(self) -> None:
-        """To be called before anything becomes visible. Raises TakenError if another job has taken the place over."""
+        """Raise TakenError if another job has taken the place over.
+
+        Call it before anything becomes visible.
+        """
         now = owner_of(self._place)
         if now != self._owner:
             whose = f"job {now.job}" if now else "nobody"
             raise TakenError(f"{self._place.location} belongs to {whose} now: job {self._owner.job} writes no more")
 
     def release(self) -> None:
-        """Let it go: when no process of the job holds it, another job may take the place over."""
+        """Release the lock. Once no process of the job holds one, another job may take the place over."""
         self._hold.release()
 
     def withdraw(self) -> None:
-        """Let it go; where nobody has written anything beside it and nobody else holds it, it was never claimed.
+        """Release the lock. Remove the owner file if the place has no other files and no other process holds a lock.
 
         Raises CheckpointError.
         """
@@ -66,7 +76,7 @@ class Claim:
         except TakenError:
             return
         try:
-            # Whoever has opened it before looks again whose it is.
+            # A process that opened the file before its removal reads the owner again after locking.
             if alone.keeps_others_out and owner_of(self._place) == self._owner:
                 self._place.remove(OWNER)
         finally:
@@ -74,10 +84,18 @@ class Claim:
 
 
 def claim(place: CheckpointPlace, job: str, *, take_over: bool = False) -> Claim:
-    """Claim the place for a job; each of its processes does so. `take_over`: the job resumes from what lies there.
+    """Claim the place for a job. Each process of the job calls it.
 
-    A place without a whole checkpoint is as good as new, once its owner is gone. Raises TakenError, with one sentence,
-    where it is another job's, or holds checkpoints of nobody; CheckpointError.
+    A place without a complete checkpoint may be taken once its owner is dead.
+
+    Args:
+        place: The place to claim.
+        job: Id of the job.
+        take_over: True if the job resumes from the checkpoints in this place, so that it may replace the old owner.
+
+    Raises:
+        TakenError: If the place belongs to another job, or holds checkpoints without an owner.
+        CheckpointError: If the place cannot be read or written.
     """
     for _ in range(_TRIES):
         owner = owner_of(place)
@@ -92,10 +110,10 @@ def claim(place: CheckpointPlace, job: str, *, take_over: bool = False) -> Claim
 
 
 def hold_for(place: CheckpointPlace, job: str) -> Claim | None:
-    """Refuse a place that a living process of another job holds; else hold it, as far as it holds no checkpoints yet.
+    """Refuse a place that another living job owns, and claim a place without checkpoints.
 
-    None where others' checkpoints lie there: a job that goes on from them takes the place over once nothing refuses
-    it any more. Raises TakenError, with one sentence; CheckpointError.
+    Returns None if another job's checkpoints lie there. A job that resumes from them calls `claim` with `take_over`
+    later, when nothing else stops it. Raises TakenError if another job is alive, and CheckpointError.
     """
     owner = owner_of(place)
     if owner is not None and owner.job != job:
@@ -105,7 +123,7 @@ def hold_for(place: CheckpointPlace, job: str) -> Claim | None:
 
 
 def owner_of(place: CheckpointPlace) -> Owner | None:
-    """Who owns the place; None if nobody does. Raises DamagedError, CheckpointError."""
+    """Return the owner of the place, or None. Raises DamagedError and CheckpointError."""
     if OWNER not in place.names():
         return None
     try:
@@ -120,7 +138,7 @@ def owner_of(place: CheckpointPlace) -> Owner | None:
 
 
 def _joined(place: CheckpointPlace, owner: Owner) -> Claim | None:
-    """None where the file changed hands meanwhile."""
+    """Return a shared claim, or None if the owner changed in the meantime."""
     try:
         hold = place.hold(OWNER, alone=False)
     except CheckpointError:
@@ -132,8 +150,8 @@ def _joined(place: CheckpointPlace, owner: Owner) -> Claim | None:
 
 
 def _may_become(place: CheckpointPlace, owner: Owner | None, job: str, *, take_over: bool) -> bool:
-    # Nothing is lost where nothing is visible: `_become` refuses while a process of the owner lives. Nor has the place
-    # an owner while another process of this job takes it over, and none ever where that one was killed meanwhile.
+    # Without visible checkpoints nothing can be lost, and `_become` refuses while the owner is alive. The place has no
+    # owner while another process of this job takes it over, or if that process was killed meanwhile.
     if take_over or not visible(place):
         return True
     if owner is not None:
@@ -148,9 +166,9 @@ def _may_become(place: CheckpointPlace, owner: Owner | None, job: str, *, take_o
 
 
 def _become(place: CheckpointPlace, owner: Owner | None, job: str) -> bool:
-    """Make the place this job's, unless somebody else is faster; False while another process has its hands on it.
+    """Make the place this job's. Returns False while another process is changing the owner.
 
-    Raises TakenError where a process of the owner is alive.
+    Another process may be faster; the caller then finds a different owner. Raises TakenError if the owner is alive.
     """
     hold = _alone_if_nobody_lives(place, owner) if owner is not None else None
     if owner is not None and hold is None:
@@ -160,7 +178,7 @@ def _become(place: CheckpointPlace, owner: Owner | None, job: str) -> bool:
             place.remove(OWNER)
             put(place, OWNER, msgspec.json.encode(Owner(job=job, claim=secrets.token_hex(8))))
     except TakenError:
-        pass  # somebody was faster: the caller looks whose it is now
+        pass  # another process was faster: the caller reads the owner again
     finally:
         if hold is not None:
             hold.release()
@@ -168,8 +186,11 @@ def _become(place: CheckpointPlace, owner: Owner | None, job: str) -> bool:
 
 
 def _alone_if_nobody_lives(place: CheckpointPlace, owner: Owner) -> FileHold | None:
-    """None where another process takes the place over, or was about to. Raises TakenError where the owner is alive."""
-    # Whoever owns the place shares it with the other processes of its job; whoever takes it over keeps all others out.
+    """Return an exclusive lock on the owner file, or None if another process is taking the place over.
+
+    Raises TakenError if the owner is alive.
+    """
+    # Processes of the owner hold shared locks. A process that takes the place over holds an exclusive one.
     for _ in range(_SEEN_LIVING):
         try:
             return _alone(place, owner)
@@ -181,15 +202,19 @@ def _alone_if_nobody_lives(place: CheckpointPlace, owner: Owner) -> FileHold | N
 
 
 def _is_shared(place: CheckpointPlace) -> bool:
+    """Return True if the owner file can be locked shared: no process holds it exclusively."""
     try:
         place.hold(OWNER, alone=False).release()
-    except CheckpointError:  # somebody keeps others out, or has just removed the file
+    except CheckpointError:  # a process holds an exclusive lock, or has just removed the file
         return False
     return True
 
 
 def _await_end(place: CheckpointPlace, owner: Owner) -> None:
-    """Raises TakenError where a process of the owner lives on: those of a job that was killed are about to end."""
+    """Wait for the processes of the owner to end. Raises TakenError if one is still alive after _ENDS_S.
+
+    After a job was killed, its processes end within that time.
+    """
     until_s = time.monotonic() + _ENDS_S
     while True:
         try:
@@ -203,7 +228,7 @@ def _await_end(place: CheckpointPlace, owner: Owner) -> None:
 
 
 def _alone(place: CheckpointPlace, owner: Owner) -> FileHold:
-    """Raises TakenError where a process of the owner is alive."""
+    """Lock the owner file exclusively. Raises TakenError if a process of the owner is alive."""
     try:
         return place.hold(OWNER, alone=True)
     except TakenError:

@@ -1,7 +1,7 @@
-"""A checkpoint as plain PyTorch knows it: tensors by the names of the model, whatever shards they lay in.
+"""A checkpoint in the terms of plain PyTorch: whole tensors by the model's names, without shards.
 
-The same value is made of a job's checkpoint and of an imported one; exports are made of it, and a job whose cutting is
-another one begins from it.
+Jobs' checkpoints and imported ones give the same value. Exports are made from it. A job that divides its parameters
+into other shards than the checkpoint also starts from it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from elastrain.snapshot.shard_state import ShardState, Value
 
 @dataclass(frozen=True, kw_only=True)
 class PlainState:
-    """A model's tensors, and its optimizer's, by name."""
+    """The tensors of a model and of its optimizer, by name."""
 
     model: dict[str, Tensor]
     """Parameters, running statistics and buffers, in the model's own shapes and dtypes."""
     masters: dict[str, Tensor]
-    """The float32 copies of parameters of half precision: what the optimizer really moved."""
+    """The float32 copies of half-precision parameters, which the optimizer updates."""
     state: dict[str, dict[str, Value]]
-    """Parameter -> what torch.optim keeps for it, in the parameter's shape; nothing for one that was never stepped."""
+    """Parameter -> state that torch.optim keeps for it, in the parameter's shape.
+
+    Parameters that were never stepped are missing.
+    """
     groups: tuple[GroupEntry, ...]
     optimizer: str
-    """Name of the optimizer's class; empty where nobody knows."""
+    """Name of the optimizer's class; empty if unknown."""
 
     @property
     def nbytes(self) -> int:
@@ -43,7 +46,10 @@ class PlainState:
 
 
 def gather(checkpoint: Checkpoint) -> PlainState:
-    """Everything, in memory of its own. Raises what reading raises; CheckpointError where pieces do not fit."""
+    """Return the whole state of a checkpoint, in new memory.
+
+    Raises what reading raises, and CheckpointError if pieces do not fit together.
+    """
     if MODEL in checkpoint.manifest.attachments:
         return _imported(checkpoint)
     gathering = _Gathering(checkpoint.manifest)
@@ -54,14 +60,14 @@ def gather(checkpoint: Checkpoint) -> PlainState:
 
 
 class _Gathering:
-    """Tensors of whole parameters, filled piece by piece."""
+    """A collection of whole parameters that is filled piece by piece."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._values: dict[int, Tensor] = {}
         self._state: dict[int, dict[str, Value]] = {}
         self._filled: dict[tuple[int, str], int] = {}
-        """(parameter, entry) -> elements that have come; the parameter's own values have the entry ``."""
+        """(parameter, entry) -> number of elements added. The entry of the parameter's own values is ""."""
 
     def add(self, state: ShardState) -> None:
         entry = self._manifest.shards[state.shard]
@@ -90,7 +96,7 @@ class _Gathering:
         self._filled[count] = self._filled.get(count, 0) + piece.valid_numel
 
     def whole(self, buffers: Mapping[str, Tensor]) -> PlainState:
-        """What has come, in the model's shapes. Raises CheckpointError where elements lack."""
+        """Return all tensors in the shapes of the model. Raises CheckpointError if elements are missing."""
         for (index, entry), filled in self._filled.items():
             if filled != self._manifest.parameters[index].numel:
                 raise CheckpointError(f"{entry or 'values'} of {self._name(index)}: only {filled} elements are there")
@@ -143,7 +149,7 @@ def _imported(checkpoint: Checkpoint) -> PlainState:
 
 
 def pack_named(tensors: Mapping[str, Tensor]) -> tuple[str, list[Tensor]]:
-    """Text and 1-D tensors of an attachment: names, shapes, and the bytes beside them."""
+    """Return named tensors as an attachment: a JSON text with names and shapes, and 1-D tensors."""
     return (
         json.dumps([{"name": name, "shape": list(tensor.shape)} for name, tensor in tensors.items()]),
         [tensor.detach().contiguous().view(-1) for tensor in tensors.values()],
@@ -151,7 +157,7 @@ def pack_named(tensors: Mapping[str, Tensor]) -> tuple[str, list[Tensor]]:
 
 
 def unpack_named(text: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-    """What was packed by `pack_named`. Raises DamagedError."""
+    """Return the tensors that `pack_named` packed. Raises DamagedError if text and tensors do not match."""
     try:
         return {each["name"]: value.view(each["shape"]) for each, value in zip(json.loads(text), tensors, strict=True)}
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
@@ -159,10 +165,13 @@ def unpack_named(text: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def optimizer_state_dict(plain: PlainState, *, by_name: bool = False) -> dict[str, Any]:
-    """As `torch.optim.Optimizer.state_dict` gives it; `by_name`: names for numbers, as `torch.distributed` has it."""
+    """Return the state in the form of `torch.optim.Optimizer.state_dict`.
+
+    With `by_name`, parameters are named instead of numbered, as `torch.distributed` does it.
+    """
     names = [name for group in plain.groups for name in group.parameters]
     keys: dict[str, Any] = {name: name if by_name else number for number, name in enumerate(names)}
-    # As torch.optim keeps them: pairs are tuples.
+    # JSON made lists of tuples such as betas; torch.optim has tuples.
     hypers = [{n: tuple(v) if isinstance(v, list) else v for n, v in g.hyper.items()} for g in plain.groups]
     groups = zip(plain.groups, hypers, strict=True)
     return {

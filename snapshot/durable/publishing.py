@@ -1,4 +1,7 @@
-"""What lets a checkpoint be seen: its manifest, put in its place whole, after all parts. No torch."""
+"""The last step of writing a checkpoint: its manifest gets its name after all parts are complete. No torch.
+
+Readers see a checkpoint only once it has a manifest.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,30 @@ from elastrain.snapshot.durable.places.port import CheckpointPlace, ReadablePlac
 
 
 class Staged:
-    """A manifest that is on the medium and cannot be seen yet. Ends with `publish` or `give_up`."""
+    """A manifest that is on the medium under a temporary name. Call `publish` or `give_up` at the end."""
 
     def __init__(self, place: CheckpointPlace, manifest: Manifest) -> None:
         self._place, self._name = place, manifest.name
         self._sink = _written(place, f"{manifest.name}/{MANIFEST}", encode(manifest))
 
     def publish(self) -> None:
-        """Let it be seen. Raises TakenError if a newer one, or it, is there by now; CheckpointError."""
+        """Give the manifest its name, so that readers see the checkpoint.
+
+        Raises TakenError if this checkpoint or a newer one is visible by now, and CheckpointError.
+        """
         _check_newest(self._place, self._name)
         _commit(self._sink)
 
     def give_up(self) -> None:
-        """Leave nothing of it. Nothing happens after `publish`."""
+        """Remove the manifest. Does nothing after `publish`."""
         self._sink.discard()
 
 
 def stage(place: CheckpointPlace, manifest: Manifest) -> Staged:
-    """Write the manifest under a temporary name. Every part in it must be finished, here or in another place.
+    """Write the manifest under a temporary name. All parts that it names must be finished, here or in another place.
 
-    Checkpoints become visible in rising order only, so that an older folder without a manifest is certainly nobody's.
-    Raises TakenError for one that is there already or older than one that is; CheckpointError.
+    Checkpoints become visible in rising order only. An older folder without a manifest is therefore certainly
+    abandoned. Raises TakenError if this checkpoint or a newer one is visible, and CheckpointError.
     """
     _check_newest(place, manifest.name)
     lacking = [shard.index for shard in manifest.shards if not shard.parts]
@@ -41,24 +47,24 @@ def stage(place: CheckpointPlace, manifest: Manifest) -> Staged:
 
 
 def publish(place: CheckpointPlace, manifest: Manifest) -> None:
-    """`stage`, and let it be seen at once."""
+    """Write the manifest under its name at once: `stage`, then `Staged.publish`."""
     stage(place, manifest).publish()
 
 
 def put(place: CheckpointPlace, name: str, data: bytes) -> None:
-    """A whole small file, or none. Raises TakenError if the name is taken; CheckpointError."""
+    """Write a small file atomically. Raises TakenError if the name is in use, and CheckpointError."""
     _commit(_written(place, name, data))
 
 
 def try_out(place: CheckpointPlace) -> None:
-    """Make the place, write a small file into it and remove it again. Raises CheckpointError where that fails."""
+    """Make the place, write a small file into it, and remove that file. Raises CheckpointError if that fails."""
     name = f"trial-{secrets.token_hex(8)}"
     put(place, name, b"a trial: it may be removed\n")
     place.remove(name)
 
 
 def get(place: ReadablePlace, name: str, *, at_most_bytes: int) -> bytes:
-    """A whole small file. Raises DamagedError if it is larger, CheckpointError if it is missing."""
+    """Return the content of a small file. Raises DamagedError if it is too large, CheckpointError if it is missing."""
     source = place.open(name)
     try:
         if source.size_bytes > at_most_bytes:
@@ -71,13 +77,13 @@ def get(place: ReadablePlace, name: str, *, at_most_bytes: int) -> bytes:
 
 
 def visible(place: ReadablePlace) -> list[str]:
-    """Names of the checkpoints that have a manifest, the newest last."""
+    """Return the names of the checkpoints that have a manifest, the newest last."""
     folders = [name for name in place.names() if place_in_time(name)]
     return sorted((name for name in folders if MANIFEST in place.names(name)), key=_when)
 
 
 def mark_verified(place: CheckpointPlace, checkpoint: str) -> None:
-    """Note that it was read back whole. Raises CheckpointError."""
+    """Mark a checkpoint as read back completely. Raises CheckpointError."""
     with contextlib.suppress(TakenError):
         put(place, f"{checkpoint}/{VERIFIED}", b"read back whole\n")
 

@@ -1,6 +1,6 @@
-"""Reading a checkpoint from one place or several, each byte checked; the copies of a part stand in for each other.
+"""Reading a checkpoint from one place or several. Every byte is checked.
 
-Torch is imported where tensors are read, and not before.
+If one copy of a part is damaged, another copy is read. Torch is imported only when tensors are read.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from elastrain.snapshot.shard_state import ShardState
 
 OnBytes = Callable[[int], None]
-"""Called with the number of further bytes of a file that were read, frame by frame, in any thread."""
+"""Called after each frame with the number of bytes that it added, in any thread."""
 T = TypeVar("T")
 Look = Callable[["_Item", Part, Source], T]
-"""Raises CheckpointError for a copy that is not as it should be."""
+"""A check of one copy. It raises CheckpointError if the copy is bad."""
 THREADS = min(8, 2 * (os.cpu_count() or 1))
 _MANIFEST_BYTES_MAX = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Item:
-    """A shard or an attachment: how sentences call it, its copies."""
+    """A shard or an attachment: its name in sentences, and its copies."""
 
     what: str
     parts: tuple[Part, ...]
@@ -45,7 +45,7 @@ class _Item:
 
 
 class _Counted:
-    """A source that tells how much was read of it."""
+    """A source that reports the number of bytes read."""
 
     def __init__(self, source: Source, on_bytes: OnBytes) -> None:
         self._source, self._on_bytes = source, on_bytes
@@ -58,7 +58,7 @@ class _Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint that can be seen. Safe for several threads."""
+    """A visible checkpoint that is open for reading. Several threads may use it."""
 
     manifest: Manifest
     places: tuple[ReadablePlace, ...]
@@ -66,9 +66,9 @@ class Checkpoint:
 
     @staticmethod
     def open(places: Sequence[ReadablePlace], name: str) -> Checkpoint:
-        """The checkpoint of this name, whose parts may be spread over the places.
+        """Open the checkpoint of this name. Its parts may be spread over the places.
 
-        Raises CheckpointError if none has its manifest, DamagedError where all are damaged or two differ.
+        Raises CheckpointError if no place has a readable manifest, and DamagedError if manifests differ.
         """
         found: list[Manifest] = []
         problems: list[CheckpointError] = []
@@ -84,20 +84,24 @@ class Checkpoint:
         return Checkpoint(manifest=merged(found), places=tuple(places))
 
     def read_shard(self, index: int) -> ShardState:
-        """The state of one shard, in memory of its own: its checksums and its digest are right.
+        """Return the state of one shard, in new memory. Its checksums and its digest were checked.
 
-        Raises DamagedError where every copy is damaged, CheckpointError where none is here; the sentence names each.
+        Raises DamagedError if every copy is damaged, and CheckpointError if these places have none. The text names each
+        copy.
         """
         from elastrain.snapshot.shard_state import ShardState
 
         return ShardState.unpack(*self._first_good(_shard(self.manifest.shards[index]), _content))
 
     def read_shards(self, indices: Iterable[int]) -> Iterator[ShardState]:
-        """Several shards in their order, read by several threads, a few ahead. Raises as `read_shard`."""
+        """Read several shards by several threads, and yield them in order. Raises as `read_shard`."""
         return _in_threads(partial(self.read_shard, index) for index in indices)
 
     def read_parameters(self, indices: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
-        """Of several shards the parameters alone, as `read_shards` reads them: checksums are right. Raises as that."""
+        """Yield index and parameters of several shards in order. Checksums are checked, digests are not.
+
+        Reads no optimizer state. Raises as `read_shard`.
+        """
         wanted = list(indices)
         yield from zip(wanted, _in_threads(partial(self._parameters, index) for index in wanted), strict=True)
 
@@ -105,42 +109,51 @@ class Checkpoint:
         return self._first_good(_shard(self.manifest.shards[index]), _parameters)
 
     def read_attachment(self, name: str) -> tuple[str, list[Tensor]]:
-        """Text and tensors of an attachment. Raises as `read_shard`."""
+        """Return text and tensors of an attachment. Raises as `read_shard`."""
         if name not in self.manifest.attachments:
             raise CheckpointError(f"{self.manifest.name} in {_named(self.places)} has no {name!r}")
         text, tensors = self._first_good(_Item(what=repr(name), parts=self.manifest.attachments[name]), _content)
         return text.decode(errors="replace"), tensors
 
     def damaged(self, *, is_thorough: bool) -> dict[str, str]:
-        """Files in these places with a part that cannot be read, each with a sentence; no torch."""
+        """Return each file in these places that has an unreadable part, with a sentence. No torch.
+
+        With `is_thorough`, all bytes are read; else only sizes and descriptions are checked.
+        """
         look: Look[object] = _sums if is_thorough else _glance
         copies = [(item, *copy) for item in self._all_items() for copy in self._copies_here(item)]
         told = _in_threads(partial(self._trouble, item, part, place, look) for item, part, place in copies)
         return {part.file: problem for (_, part, _), problem in zip(copies, told, strict=True) if problem}
 
     def lacking(self) -> list[str]:
-        """Shards and attachments of which no copy's file is in these places."""
+        """Return the names of shards and attachments without a copy in these places."""
         return [item.what for item in self._all_items() if not self._copies_here(item)]
 
     def look(self) -> list[str]:
-        """What stands against it at a quick look, as sentences: files, sizes, descriptions; no frame is read.
+        """Return problems that files, sizes and descriptions show, as sentences. No frame is read.
 
-        A bad copy counts only where no good one is. What lies on other nodes: `lacking`.
+        A bad copy is a problem only if no copy is good. `lacking` tells which parts lie only on other nodes.
         """
         return [problem for item in self._items() for problem in self._against(item, _glance)]
 
     def verify(self, *, every_copy: bool = True, digests: bool = True) -> list[str]:
-        """Reads everything back; what is damaged or missing, as sentences.
+        """Read the whole checkpoint, and return damaged or missing parts as sentences.
 
-        What lies on other nodes never counts, see `lacking`. With `every_copy` a damaged copy counts even where another
-        one is good. Without `digests` only what was written is compared with what is read, which needs no torch.
+        Parts that lie only on other nodes are no problem here; see `lacking`.
+
+        Args:
+            every_copy: Report a damaged copy even if another copy is good.
+            digests: Compare the digests of shards too, which needs torch. Without it, only checksums are compared.
         """
         look: Look[object] = _content if digests else _sums
         looks = (partial(self._problems if every_copy else self._against, item, look) for item in self._items())
         return [problem for found in _in_threads(looks) for problem in found]
 
     def size_of(self, shards: Collection[int], parameters_of: Iterable[int] = ()) -> int:
-        """Bytes that are read of some shards, and of others for their parameters alone; what packs has fewer."""
+        """Return the bytes to read for whole `shards`, and for the parameters alone of `parameters_of`.
+
+        Parameters are counted uncompressed, so their files may be smaller.
+        """
         entries = self.manifest.shards
         whole = sum(entries[index].parts[0].size_bytes for index in shards)
         return whole + sum(
@@ -149,7 +162,7 @@ class Checkpoint:
 
     @property
     def size_here_bytes(self) -> int:
-        """Of all copies in these places."""
+        """Bytes of all copies in these places."""
         return sum(part.size_bytes for item in self._all_items() for part, _ in self._copies_here(item))
 
     @cached_property
@@ -162,7 +175,11 @@ class Checkpoint:
         return found
 
     def _names_in(self, place: ReadablePlace) -> list[str]:
-        """Of several disks one may be gone: the others have copies, or what is missing is said by its name."""
+        """Return the files of the checkpoint in one place.
+
+        If one of several disks is gone, it counts as empty: other disks may have copies, and missing parts are reported
+        later.
+        """
         try:
             return place.names(self.manifest.name)
         except CheckpointError:
@@ -179,7 +196,7 @@ class Checkpoint:
         return [*map(_shard, self.manifest.shards), *others]
 
     def _copies(self, item: _Item) -> list[tuple[Part, ReadablePlace]]:
-        """Raises CheckpointError where there is none."""
+        """Return the copies of an item in these places. Raises CheckpointError if there are none."""
         found = self._copies_here(item)
         if not found:
             files = ", ".join(part.file for part in item.parts) or "no file"
@@ -209,6 +226,7 @@ class Checkpoint:
             source.close()
 
     def _against(self, item: _Item, look: Look[object]) -> list[str]:
+        """Return the problems of an item if all its copies are bad, else nothing."""
         problems = self._problems(item, look)
         copies = sum(len(self._where.get(part.file, ())) for part in item.parts)
         return problems if len(problems) >= copies else []
@@ -222,7 +240,7 @@ class Checkpoint:
         return [f"{self.manifest.name} in {place.location}: {problem}" for place, problem in told if problem]
 
     def _trouble(self, item: _Item, part: Part, place: ReadablePlace, look: Look[object]) -> str:
-        """Empty where this copy is as it should be."""
+        """Return the problem of this copy, or an empty text."""
         try:
             self._at(item, part, place, look)
         except CheckpointError as error:
@@ -243,7 +261,7 @@ def _sums(item: _Item, part: Part, source: Source) -> None:
 
 
 def _content(item: _Item, part: Part, source: Source) -> Content:
-    # Late, because the launcher looks at checkpoints without torch.
+    # Imported late, because the launcher checks checkpoints without torch.
     from elastrain.snapshot.durable import tensor_sections
 
     content = tensor_sections.read(source, part, item.what)
@@ -272,7 +290,10 @@ def _named(places: Sequence[ReadablePlace]) -> str:
 
 
 def _in_threads(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """Results in the tasks' order; a few tasks are begun ahead of who takes the results, so that memory is bounded."""
+    """Yield the results of tasks in their order.
+
+    Only a few tasks are started before their results are taken, so that memory stays bounded.
+    """
     rest = iter(tasks)
     with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint") as pool:
         begun: deque[Future[T]] = deque(_begin(pool, task) for task in islice(rest, THREADS + 2))
@@ -289,5 +310,5 @@ def _in_threads(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
 def _begin(pool: ThreadPoolExecutor, task: Callable[[], T]) -> Future[T]:
     try:
         return pool.submit(task)
-    except RuntimeError as error:  # Python begins nothing any more once the main thread has ended
+    except RuntimeError as error:  # Python starts no threads once the main thread has ended
         raise CheckpointError("the checkpoint is not read to its end, because this process ends") from error

@@ -1,6 +1,7 @@
-"""Which checkpoint a job begins from: the newest good one, and in words why newer ones are passed over.
+"""The choice of the checkpoint to resume from, and of the checkpoints to remove.
 
-What may go: old checkpoints by count and age, and what interrupted writes left. `prune` decides over values.
+`choose` finds the newest good checkpoint, and says why newer ones are passed over. `prune` decides over plain values
+which folders go: old checkpoints by count and age, and what interrupted writes left behind.
 """
 
 from __future__ import annotations
@@ -20,24 +21,30 @@ from elastrain.snapshot.durable.reading import Checkpoint
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """`checkpoint` is None where no good one is there; `reasons` has a sentence per newer one that was passed over."""
+    """The result of `choose`. `checkpoint` is None if there is no good one.
+
+    `reasons` has one sentence for each newer checkpoint that was passed over.
+    """
 
     checkpoint: Checkpoint | None
     reasons: tuple[str, ...]
 
 
 def quick(checkpoint: Checkpoint) -> list[str]:
-    """Manifest, files, sizes, descriptions; the bytes are checked by whoever reads them."""
+    """Return problems that manifest, files, sizes and descriptions show. Readers check the bytes later."""
     return [*checkpoint.look(), *_elsewhere(checkpoint)]
 
 
 def thorough(checkpoint: Checkpoint) -> list[str]:
-    """Everything is read; no torch. A damaged copy of a shard does not count where another one is good."""
+    """Return problems after reading every byte, without torch.
+
+    A damaged copy of a shard is no problem if another copy is good.
+    """
     return [*checkpoint.verify(every_copy=False, digests=False), *_elsewhere(checkpoint)]
 
 
 def _elsewhere(checkpoint: Checkpoint) -> list[str]:
-    """What lies on the disks of other nodes, and so cannot be read here."""
+    """Return a problem if parts lie only on the disks of other nodes, where this process cannot read them."""
     lacking = checkpoint.lacking() if checkpoint.manifest.is_spread else []
     return [f"{', '.join(lacking[:3])}{' …' * (len(lacking) > 3)}: on the disks of other nodes only"] if lacking else []
 
@@ -47,11 +54,17 @@ def choose(
     problems_of: Callable[[Checkpoint], list[str]] = quick,
     passed_over: Sequence[str] = (),
 ) -> Choice:
-    """The newest checkpoint without problems, looked for in all places together (each node's disk, say).
+    """Return the newest checkpoint without problems. All places together may hold its parts.
 
-    `passed_over` are names that are known to be bad (a shard was found damaged while it was read): not looked at again.
-    Raises CheckpointError where a place cannot be looked into, OtherFormatError where another version has written a
-    newer one: that is not damaged, and to pass it over would lose its steps.
+    Args:
+        places: The places to look in, for example the disk of each node.
+        problems_of: Returns the problems of a checkpoint as sentences.
+        passed_over: Names of checkpoints that are known to be bad. They are skipped.
+
+    Raises:
+        CheckpointError: If a place cannot be read.
+        OtherFormatError: If another version wrote a newer checkpoint. It is not damaged, so skipping it would lose
+            steps.
     """
     reasons: list[str] = []
     for name in candidates(places):
@@ -73,15 +86,20 @@ def choose(
 
 
 def candidates(places: Sequence[CheckpointPlace]) -> list[str]:
-    """Checkpoints that have a manifest anywhere, the newest first: by life, then by step."""
+    """Return the names of all checkpoints with a manifest in any place, the newest first (by life, then by step)."""
     names = {name for place in places for name in visible(place)}
     return sorted(names, key=lambda name: place_in_time(name) or (-1, -1), reverse=True)
 
 
 def left_behind(there: Sequence[str], since: str, is_ours: Callable[[str], bool]) -> list[str]:
-    """Of the checkpoints that are there, what others have written after `since`, to which the job was told to go back.
+    """Return checkpoints that are newer than `since` and were written by other processes.
 
-    `since`: a checkpoint's name; another text for none. Who is asked about is newer than that.
+    Their steps are lost if the job was told to resume from `since`.
+
+    Args:
+        there: Names of all checkpoints.
+        since: Name of a checkpoint. If it is another text, the result is empty.
+        is_ours: Returns True if this process wrote the checkpoint of that name.
     """
     told = place_in_time(since)
     newer = [name for name in there if (place_in_time(name) or (-1, -1)) > told] if told else []
@@ -89,10 +107,13 @@ def left_behind(there: Sequence[str], since: str, is_ours: Callable[[str], bool]
 
 
 def lives_before(there: Sequence[str], name: str, life: int) -> int:
-    """What lifts a job's lives above those that are there, where its life of this number goes on from `name`.
+    """Return the number to add to a job's life numbers, so that new lives follow those in `there`.
 
-    `there`: in the directory that it writes to, the newest last. A command that goes on from the newest one there goes
-    on in that one's life.
+    Args:
+        there: Checkpoints in the directory that the job writes to, the newest last.
+        name: The checkpoint that the job resumes from.
+        life: Number of the job's life within this command. The first life continues the life of the newest checkpoint
+            if it resumes from that one.
     """
     if not there:
         return 0
@@ -104,25 +125,26 @@ def lives_before(there: Sequence[str], name: str, life: int) -> int:
 Moment = tuple[int, int]
 """Life and step of a checkpoint."""
 NEVER: Moment = (-1, -2)
+"""A moment before all checkpoints."""
 _SMALL_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A checkpoint's folder as pruning sees it."""
+    """A checkpoint's folder, as `prune` needs it."""
 
     name: str
     is_visible: bool
-    """It has a manifest."""
+    """True if the folder has a manifest."""
     is_verified: bool
-    """It was read back whole."""
+    """True if the checkpoint was read back completely."""
     time_s: float
-    """Unix time of its commit; infinite where nobody knows: it is never too old."""
+    """Unix time of its commit. Infinite if unknown, so that the checkpoint is never too old."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """A folder that goes, and why."""
+    """A folder to remove, and the reason."""
 
     name: str
     reason: str
@@ -131,18 +153,28 @@ class Removal:
 def prune(
     entries: Sequence[Kept], *, keep: int, now_s: float, age_s: float | None = None, over: Moment = NEVER
 ) -> tuple[Removal, ...]:
-    """What goes, the oldest first: beyond the newest `keep`, or older than `age_s`; and what nobody writes any more.
+    """Return the folders to remove, the oldest first.
 
-    No checkpoint goes unless a newer one has been verified; the newest verified one and all that is newer stay.
-    `keep` >= 1. `over`: up to here nothing is being written any more.
+    A checkpoint may be removed only if a newer one was verified. The newest verified checkpoint and all newer ones
+    stay. Folders without a manifest are removed once no process can be writing to them.
+
+    Args:
+        entries: All folders.
+        keep: Number of checkpoints to keep, at least 1.
+        now_s: Present Unix time.
+        age_s: Age in seconds from which a checkpoint is removed; None for no limit.
+        over: Up to this moment no checkpoint is being written.
+
+    Raises:
+        ValueError: If `keep` is less than 1.
     """
     if keep < 1:
         raise ValueError(f"at least one checkpoint is kept; got {keep}")
     seen = [entry for entry in entries if entry.is_visible]
     verified = max((_when(entry) for entry in seen if entry.is_verified), default=NEVER)
     gone = []
-    # Checkpoints become visible in rising order, so a folder without a manifest that is older than a verified one stays
-    # invisible for ever: what lies in it is certainly nobody's.
+    # Checkpoints become visible in rising order. A folder without a manifest that is older than a verified checkpoint
+    # never becomes visible, so no process needs it.
     for entry in sorted(entries, key=_when):
         when = _when(entry)
         newer = sum(_when(other) > when for other in seen)
@@ -162,7 +194,10 @@ def _when(entry: Kept) -> Moment:
 
 
 def kept(place: CheckpointPlace, *, with_times: bool = False) -> list[Kept]:
-    """The folders of a place. A manifest that cannot be read says nothing of its time. Raises CheckpointError."""
+    """Return the folders of a place.
+
+    Without `with_times`, or if a manifest cannot be read, the time is infinite. Raises CheckpointError.
+    """
     entries = []
     for name in place.names():
         if place_in_time(name) is None:
@@ -187,9 +222,9 @@ def _time_s(place: CheckpointPlace, name: str) -> float:
 
 
 def remove(place: CheckpointPlace, name: str) -> None:
-    """Remove a checkpoint's folder: the manifest first, so that no half of it can ever be seen. Raises CheckpointError.
+    """Remove a checkpoint's folder. The manifest goes first, so that no incomplete checkpoint is ever visible.
 
-    Files that this package does not write are left, and the folder with them.
+    Files of other programs stay, and the folder with them. Raises CheckpointError.
     """
     place.remove(f"{name}/{MANIFEST}")
     for file in place.names(name):
@@ -200,10 +235,10 @@ def remove(place: CheckpointPlace, name: str) -> None:
 
 
 def tidy(place: CheckpointPlace, *, keep: int, age_s: float | None = None, over: Moment = NEVER) -> list[str]:
-    """Verify the newest one, and `clear`; what was done, or went wrong, as sentences."""
+    """Verify the newest checkpoint, then `clear`. Returns sentences about removals and problems."""
     try:
         there = visible(place)
-        if len(there) > (keep if age_s is None else 1):  # else none could go, so none is read
+        if len(there) > (keep if age_s is None else 1):  # else nothing can be removed, so verifying is not needed
             if problems := Checkpoint.open([place], there[-1]).verify(digests=False):
                 return [f"{there[-1]} is damaged, and nothing is removed: {problems[0]}"]
             mark_verified(place, there[-1])
@@ -213,7 +248,10 @@ def tidy(place: CheckpointPlace, *, keep: int, age_s: float | None = None, over:
 
 
 def clear(place: CheckpointPlace, *, keep: int, age_s: float | None, over: Moment = NEVER) -> list[str]:
-    """Remove what may go; a sentence for each. Ages are asked for only where they count. Raises CheckpointError."""
+    """Remove old checkpoints and abandoned files. Returns a sentence for each removed checkpoint.
+
+    Reads manifests only if `age_s` is given. Raises CheckpointError.
+    """
     there = kept(place, with_times=age_s is not None)
     gone = prune(there, keep=keep, now_s=time.time(), age_s=age_s, over=over)
     for removal in gone:
@@ -225,7 +263,10 @@ def clear(place: CheckpointPlace, *, keep: int, age_s: float | None, over: Momen
 
 
 def _is_abandoned(place: CheckpointPlace, temporary: str) -> bool:
-    """Whether who began the small file beside the checkpoints has been killed: else it is locked, or empty yet."""
+    """Return True if the process that began this temporary file beside the checkpoints is dead.
+
+    A living process holds a lock on the file, or has written nothing into it yet.
+    """
     try:
         hold = place.hold(temporary, alone=True)
         hold.release()

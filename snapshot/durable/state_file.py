@@ -1,8 +1,8 @@
-"""One state as bytes of a file: frames of its arrays, then a tail that describes them. No torch.
+"""The file format of one state: frames of its arrays, then a tail that describes them. No torch.
 
-A frame has at most FRAME_BYTES of one array; it is packed with zstd where a quick look says that this pays, else raw.
-What the quick look rests on was measured: docs/checkpoints.md, "What packs". Large arrays come first, in whole pages,
-so that they are read from the drive straight into their memory.
+A frame has at most FRAME_BYTES of one array. It is compressed with zstd if a sample shows that this pays, else stored
+raw. docs/checkpoints.md, "What packs", has the measurements behind this choice. Large arrays come first and fill whole
+pages, so that the drive can read them directly into their memory.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from elastrain.snapshot.durable.places.port import Sink, Source
 FRAME_BYTES = 4 << 20
 PAGE_BYTES = 4096
 PAGED_FROM_BYTES = 64 << 10
-"""Arrays from this size on fill whole pages of the file, with zeros after their end."""
+"""Size from which an array fills whole pages of the file. Zeros follow its end."""
 LEVEL = 1
 PAYS_BELOW = 0.75
-"""Packed bytes over plain bytes. Trained fp32 numbers pack to 0.9 at 1 GB/s: slower than a drive takes them raw."""
+"""Limit of packed bytes over plain bytes. Frames that do not get below it are stored raw.
+
+Trained fp32 numbers pack to 0.9 at 1 GB/s: a drive takes them faster when they are raw.
+"""
 _DTYPES = {
     16: "complex128",
     8: "float64 int64 uint64 complex64",
@@ -34,31 +37,31 @@ _DTYPES = {
     1: "int8 uint8 bool float8_e4m3fn float8_e5m2",
 }
 ITEM_BYTES = {dtype: size_bytes for size_bytes, dtypes in _DTYPES.items() for dtype in dtypes.split()}
-"""dtype, as torch names it without `torch.` -> bytes of an element."""
+"""Bytes of an element by dtype. Names are those of torch without `torch.`."""
 _LENGTH_BYTES = 8
 _SLICES, _SLICE_BYTES = 4, 8 << 10
 _TAIL_BYTES_MAX = 256 << 20
 
 
 class FrameEntry(msgspec.Struct, frozen=True, array_like=True):
-    """In the order of the file."""
+    """Description of one frame. Entries have the order of the file."""
 
     array: int
     plain_bytes: int
     stored_bytes: int
-    """With the zeros that fill the last page."""
+    """Bytes in the file, including the zeros that fill the last page."""
     packed: bool
     checksum: int
     """xxh3 (64 bits) of the stored bytes."""
 
     @property
     def memory_bytes(self) -> int:
-        """What has to be there to read it into."""
+        """Bytes of memory that are needed to read the frame into."""
         return self.plain_bytes if self.packed else self.stored_bytes
 
 
 class Tail(msgspec.Struct, frozen=True, array_like=True):
-    """`meta` as it was given; dtype and number of elements of each array."""
+    """The description at the end of a section. `arrays` has the dtype and element count of each array."""
 
     meta: bytes
     arrays: tuple[tuple[str, int], ...]
@@ -69,7 +72,10 @@ _TAIL = msgspec.msgpack.Decoder(Tail)
 
 
 def write(sink: Sink, file: str, meta: bytes, arrays: Sequence[tuple[str, memoryview]]) -> Part:
-    """Append one section; `arrays`: dtype and bytes. Raises what the sink raises, ValueError for an unknown dtype."""
+    """Append one section. `arrays` has the dtype and the bytes of each array.
+
+    Raises what the sink raises, and ValueError for an unknown dtype.
+    """
     unknown = [dtype for dtype, _ in arrays if dtype not in ITEM_BYTES]
     if unknown:
         raise ValueError(f"tensors of {unknown[0]} have no place in a checkpoint")
@@ -93,9 +99,9 @@ def write(sink: Sink, file: str, meta: bytes, arrays: Sequence[tuple[str, memory
 
 
 def read_tail(source: Source, part: Part, what: str) -> Tail:
-    """The description at a part's end, checked: frames fill the part and the arrays exactly. `what` names it.
+    """Return the description at the end of a part. It is checked: its frames fill the part and the arrays exactly.
 
-    Raises DamagedError, and what the source raises.
+    `what` names the part in error messages. Raises DamagedError, and what the source raises.
     """
     tail = _decoded(source, part, what)
     wanted = [ITEM_BYTES.get(dtype, 0) * numel for dtype, numel in tail.arrays]
@@ -113,9 +119,10 @@ def read_tail(source: Source, part: Part, what: str) -> Tail:
 def read_frames(
     source: Source, part: Part, tail: Tail, what: str, into: Callable[[FrameEntry], memoryview | None]
 ) -> None:
-    """Read and check frames. `into` says where the next one goes: `memory_bytes` of it; None: it is not wanted.
+    """Read and check the frames of a part.
 
-    Raises as `read_tail`.
+    `into` returns the memory for the next frame (`memory_bytes` of it), or None to skip the frame. Raises DamagedError,
+    and what the source raises.
     """
     offset = part.offset_bytes
     for number, frame in enumerate(tail.frames):
@@ -126,14 +133,14 @@ def read_frames(
 
 
 def check(source: Source, part: Part, what: str) -> None:
-    """Read all of it and keep nothing. Raises as `read_tail`."""
+    """Read and check the whole part, without keeping it. Raises DamagedError, and what the source raises."""
     tail = read_tail(source, part, what)
     scratch = memoryview(mmap.mmap(-1, max((frame.memory_bytes for frame in tail.frames), default=1)))
     read_frames(source, part, tail, what, lambda frame: scratch[: frame.memory_bytes])
 
 
 def is_paged(size_bytes: int) -> bool:
-    """Whether an array of this size fills whole pages of a file."""
+    """Return True if an array of this size fills whole pages of a file."""
     return size_bytes >= PAGED_FROM_BYTES
 
 
@@ -161,7 +168,7 @@ def _write(sink: Sink, array: int, plain: memoryview, array_bytes: int) -> Frame
 
 
 def _packed(plain: memoryview) -> memoryview | None:
-    """The frame as zstd makes it; None where that spares too little."""
+    """Return the frame compressed by zstd, or None if that saves too little."""
     if not _looks_packable(plain):
         return None
     packed = zstandard.ZstdCompressor(level=LEVEL).compress(plain)
@@ -169,7 +176,7 @@ def _packed(plain: memoryview) -> memoryview | None:
 
 
 def _looks_packable(plain: memoryview) -> bool:
-    """By some slices of it, so that a frame that does not pack costs next to nothing."""
+    """Return True if some slices of the frame compress well. Frames that do not compress cost little this way."""
     apart = max(1, -(-plain.nbytes // _SLICES))
     sample = b"".join(plain[start : start + _SLICE_BYTES] for start in range(0, plain.nbytes, apart))
     return len(zstandard.ZstdCompressor(level=LEVEL).compress(sample)) < PAYS_BELOW * len(sample)

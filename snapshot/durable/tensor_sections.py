@@ -1,4 +1,4 @@
-"""Tensors to sections of a file and back: `frames` with torch's types."""
+"""Torch tensors as sections of a file: `state_file` with torch's types."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ Content = tuple[bytes, list[Tensor]]
 
 
 def write(sink: Sink, file: str, meta: bytes, tensors: Sequence[Tensor]) -> Part:
-    """Append one section. `tensors`: 1-D and contiguous, on any device. Raises what the sink raises, ValueError."""
+    """Append one section. `tensors` are 1-D and contiguous, on any device.
+
+    Raises what the sink raises, and ValueError for an unknown dtype.
+    """
     here = [tensor.detach().cpu() for tensor in tensors]
     named = [(str(tensor.dtype).removeprefix("torch."), bytes_of(tensor)) for tensor in here]
     return state_file.write(sink, file, meta, named)
 
 
 def read(source: Source, part: Part, what: str) -> Content:
-    """Meta and tensors of a section, in memory of their own; every byte is checked. `what` names it in a sentence.
+    """Return meta and tensors of a section, in new memory. Every byte is checked.
 
-    Raises DamagedError, what the source raises, and MemoryError.
+    `what` names the section in error messages. Raises DamagedError, what the source raises, and MemoryError.
     """
     tail = state_file.read_tail(source, part, what)
     return tail.meta, _arrays(source, part, tail, what, len(tail.arrays))
 
 
 def read_first(source: Source, part: Part, what: str) -> Content:
-    """As `read`, of the first tensor alone: the other frames are left where they are. Raises as `read`."""
+    """Return meta and only the first tensor of a section; other frames are not read. Raises as `read`."""
     tail = state_file.read_tail(source, part, what)
     return tail.meta, _arrays(source, part, tail, what, 1)
 
@@ -57,19 +60,22 @@ def _arrays(source: Source, part: Part, tail: Tail, what: str, count: int) -> li
 
 
 def _fresh(numel: int, dtype: torch.dtype) -> tuple[Tensor, memoryview]:
-    """A tensor to read into, and its memory: whole pages for a large one, so that a drive can fill them."""
+    """Return a new tensor, and its memory to read into.
+
+    A large tensor gets whole pages, so that a drive can fill them directly.
+    """
     size_bytes = numel * dtype.itemsize
     if not state_file.is_paged(size_bytes):
         tensor = torch.empty(numel, dtype=dtype)
         return tensor, bytes_of(tensor)
     whole_bytes = -(-size_bytes // state_file.PAGE_BYTES) * state_file.PAGE_BYTES
     pages = mmap.mmap(-1, whole_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # No huge pages: in a virtual machine whose memory was never used they took ten times as long as small ones.
+    # No huge pages: in a virtual machine with untouched memory they took ten times as long as small pages.
     return torch.frombuffer(pages, dtype=dtype, count=numel), memoryview(pages)
 
 
 def check_state(entry: ShardEntry, part: Part, content: Content) -> ShardState:
-    """The state that a section holds. Raises DamagedError unless its digest is the manifest's."""
+    """Return the state that a section holds. Raises DamagedError unless its digest is that of the manifest."""
     try:
         state = ShardState.unpack(*content)
     except ValueError as error:
@@ -83,7 +89,10 @@ def check_state(entry: ShardEntry, part: Part, content: Content) -> ShardState:
 
 
 def check_parameters(entry: ShardEntry, part: Part, content: Content) -> Tensor:
-    """A shard's parameters. Raises DamagedError unless the section is that shard's: its digest is not looked at."""
+    """Return a shard's parameters. Does not check the digest.
+
+    Raises DamagedError unless the section belongs to that shard.
+    """
     meta, tensors = content
     described = ShardState.described(meta)
     if described != entry.index or len(tensors) != 1 or tensors[0].numel() != entry.numel:
@@ -92,7 +101,7 @@ def check_parameters(entry: ShardEntry, part: Part, content: Content) -> Tensor:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor in host memory: a view."""
+    """Return the bytes of a contiguous tensor in host memory, as a view."""
     if not tensor.numel():
         return memoryview(b"")
     raw: Any = tensor.view(-1).view(torch.uint8).numpy()

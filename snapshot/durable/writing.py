@@ -1,4 +1,4 @@
-"""Writing the parts of a checkpoint, by many writers."""
+"""A writer of the part files of a checkpoint. Each member of a job has its own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from elastrain.snapshot.durable.places.port import CheckpointPlace, Sink
 from elastrain.snapshot.shard_state import ShardState
 
 OnSize = Callable[[int], None]
+"""Called with the size of the file in bytes whenever it has grown."""
 
 
 class Written(PlainValue, frozen=True):
-    """One shard's state in a file: plain values, which travel as JSON. It counts after `PartWriter.finish`."""
+    """One shard's state in a part file, as plain values that travel as JSON. Valid only after `PartWriter.finish`."""
 
     shard: int
     version: int
@@ -26,7 +27,7 @@ class Written(PlainValue, frozen=True):
 
 
 class _Told:
-    """A sink that tells its size."""
+    """A sink that reports its size after each write."""
 
     def __init__(self, sink: Sink, on_size: OnSize) -> None:
         self._sink, self._on_size = sink, on_size
@@ -42,11 +43,16 @@ class _Told:
 
 
 class PartWriter:
-    """Writes sections into one file of a checkpoint's folder. Safe for several threads, which take turns.
+    """Writer of sections into one file of a checkpoint's folder. Several threads may use it; they take turns.
 
-    `checkpoint` is its name (`manifest.name_of`). The file's name is this writer's alone, so two holders that write the
-    same shard, also by mistake, never meet. Ends with `finish` or `give_up`; after an error only `give_up` is left.
-    `on_size` is told the file's size whenever it has grown.
+    The file has a random name. Two holders that write the same shard, even by mistake, never share a file. Call
+    `finish` or `give_up` at the end; after an error, call `give_up`.
+
+    Args:
+        place: The place to write to.
+        checkpoint: Name of the checkpoint (`manifest.name_of`).
+        writer: A part of the file name that tells writers apart.
+        on_size: Called with the size of the file in bytes whenever it has grown.
     """
 
     def __init__(self, place: CheckpointPlace, checkpoint: str, *, writer: str, on_size: OnSize | None = None) -> None:
@@ -56,24 +62,24 @@ class PartWriter:
         self._lock = threading.Lock()
 
     def write(self, state: ShardState) -> Written:
-        """Append the state as it is now: it must not change meanwhile. Raises CheckpointError."""
+        """Append a state, which must not change during the call. Raises CheckpointError."""
         meta, tensors = state.pack()
         digest = state.digest()
         return Written(shard=state.shard, version=state.version, digest=digest, part=self._append(meta, tensors))
 
     def attach(self, text: str, tensors: Sequence[Tensor] = ()) -> Part:
-        """Append a text with tensors (1-D, contiguous), such as the loop's state. Raises CheckpointError."""
+        """Append a text with 1-D contiguous tensors, such as the loop's state. Raises CheckpointError."""
         return self._append(text.encode(), tensors)
 
     def finish(self) -> None:
-        """All that was written is on the medium, under its name. Raises CheckpointError."""
+        """Force all written bytes to the medium, and give the file its name. Raises CheckpointError."""
         with self._lock:
             if self._sink is not None:
                 self._sink.commit()
                 self._sink = None
 
     def give_up(self) -> None:
-        """Leave nothing behind of what is not finished."""
+        """Remove the file unless it is finished."""
         with self._lock:
             if self._sink is not None:
                 self._sink.discard()

@@ -1,1 +1,1 @@
-"""Where checkpoints lie: a port (`port`) and its implementations."""
+"""Places where checkpoints lie: an interface (`port`), and implementations for disks, remote stores and other nodes."""

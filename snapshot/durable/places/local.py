@@ -1,6 +1,6 @@
-"""A folder of a local or shared file system: temporary names, sync of file and folder, then the real name.
+"""A place in a local or shared file system. Files get a temporary name, are synced, and then get their real name.
 
-All system calls go through `SystemFiles`, so that tests can cut them short.
+All system calls go through `SystemFiles`, so that tests can interrupt them at any point.
 """
 
 from __future__ import annotations
@@ -23,39 +23,52 @@ _WRITE_BYTES = 8 << 20
 
 
 class SystemFiles:
-    """The system calls that a place makes: the kernel's. All raise OSError."""
+    """The system calls that a local place makes. All raise OSError."""
 
     def create(self, path: str) -> int:
+        """Create a new file for writing. Returns its descriptor."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def open(self, path: str) -> int:
+        """Open a file for reading. Returns its descriptor."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def open_direct(self, path: str) -> int:
-        """For whole pages, past the kernel's cache: what is read is what is on the drive."""
+        """Open a file for reads of whole pages that bypass the kernel's cache. Returns its descriptor.
+
+        Such reads return the bytes that are really on the drive.
+        """
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
 
     def open_to_lock(self, path: str) -> int:
-        """NFS asks for a descriptor to read with for a shared lock, and for one to write with for a lock alone."""
+        """Open a file for locking. Returns its descriptor.
+
+        On NFS, a shared lock needs a readable descriptor, and an exclusive lock a writable one.
+        """
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def write(self, fd: int, data: memoryview) -> int:
+        """Write bytes. Returns the number of bytes written, which may be smaller than asked."""
         return os.write(fd, data)
 
     def read_into(self, fd: int, view: memoryview, offset: int) -> int:
+        """Read from an offset into `view`. Returns the number of bytes read; 0 at the end of the file."""
         return os.preadv(fd, [view], offset)
 
     def size(self, fd: int) -> int:
+        """Return the size of a file in bytes."""
         return os.fstat(fd).st_size
 
     def sync(self, fd: int) -> None:
+        """Force a file to the medium."""
         os.fsync(fd)
 
     def close(self, fd: int) -> None:
+        """Close a descriptor."""
         os.close(fd)
 
     def name_new(self, old: str, new: str) -> None:
-        """Rename, and never onto what is there."""
+        """Rename a file. Raises FileExistsError if the new name is in use."""
         try:
             os.link(old, new)
         except OSError as error:
@@ -68,18 +81,23 @@ class SystemFiles:
         os.unlink(old)
 
     def remove(self, path: str) -> None:
+        """Remove a file."""
         os.unlink(path)
 
     def remove_folder(self, path: str) -> None:
+        """Remove an empty folder."""
         os.rmdir(path)
 
     def make_folder(self, path: str) -> None:
+        """Make a folder and its parents. Does nothing if it exists."""
         os.makedirs(path, mode=0o700, exist_ok=True)
 
     def names(self, path: str) -> list[str]:
+        """Return the names in a folder, in any order."""
         return os.listdir(path)
 
     def sync_folder(self, path: str) -> None:
+        """Force the entries of a folder to the medium, where the file system supports that."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -90,11 +108,12 @@ class SystemFiles:
             os.close(fd)
 
     def lock(self, fd: int, *, alone: bool) -> None:
+        """Lock a file without waiting: with `alone` exclusively, else shared."""
         fcntl.flock(fd, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
 
 
 class LocalPlace:
-    """See `port.CheckpointPlace`. The folder is made when the first file is."""
+    """A `port.CheckpointPlace` in a folder. The folder is made together with its first file."""
 
     def __init__(self, path: str | os.PathLike[str], files: SystemFiles | None = None) -> None:
         self._root = str(path) if files else str(Path(path).absolute())
@@ -103,9 +122,11 @@ class LocalPlace:
 
     @property
     def location(self) -> str:
+        """The absolute path of the folder."""
         return self._root
 
     def create(self, name: str) -> _LocalSink:
+        """Begin a new file under a temporary name. See `port.CheckpointPlace.create`."""
         path = self._path(name)
         folder, _, _ = path.rpartition("/")
         with told(f"writing {path}"):
@@ -116,9 +137,11 @@ class LocalPlace:
             return _LocalSink(self._files, path)
 
     def open(self, name: str) -> _LocalSource:
+        """Open a file for reading. See `port.ReadablePlace.open`."""
         return _LocalSource(self._files, self._path(name))
 
     def exists(self) -> bool:
+        """Return True if the folder exists."""
         with told(f"looking into {self._root}"):
             try:
                 self._files.names(self._root)
@@ -127,6 +150,7 @@ class LocalPlace:
             return True
 
     def names(self, folder: str = "") -> list[str]:
+        """Return the sorted names in `folder`; empty if it does not exist."""
         path = self._path(folder)
         with told(f"looking into {path}"):
             try:
@@ -135,6 +159,7 @@ class LocalPlace:
                 return []
 
     def remove(self, name: str) -> None:
+        """Remove a file or an empty folder permanently. Does nothing if it is missing."""
         path = self._path(name)
         with told(f"removing {path}"):
             try:
@@ -144,6 +169,7 @@ class LocalPlace:
                 pass
 
     def hold(self, name: str, *, alone: bool) -> LocalHold:
+        """Lock a file. See `port.CheckpointPlace.hold`."""
         path = self._path(name)
         with told(f"opening {path}"):
             fd = self._files.open_to_lock(path)
@@ -158,7 +184,10 @@ class LocalPlace:
         return LocalHold(self._files, fd)
 
     def _make_root(self) -> None:
-        """The root's own entry has to outlast a power cut, and those of all folders above it, or all is nowhere."""
+        """Make the root folder, and sync the entries of all folders above it.
+
+        After a power cut, an entry that was not synced may be gone, and all checkpoints with it.
+        """
         if self._is_made:
             return
         with told(f"making the folder {self._root}"):
@@ -166,11 +195,11 @@ class LocalPlace:
                 self._files.make_folder(self._root)
             except (FileExistsError, NotADirectoryError, FileNotFoundError) as error:
                 raise CheckpointError(f"{_obstacle(self._root)}: name another directory") from error
-        # Every one of them, because who made them may have been stopped before it synced them.
+        # Sync all of them: the process that made them may have been killed before it synced them.
         above = self._root
         while above != "/":
             above = above.rpartition("/")[0] or "/"
-            with suppress(PermissionError):  # somebody else's, and made by somebody else
+            with suppress(PermissionError):  # it belongs to another user, who made it
                 self._files.sync_folder(above)
         self._is_made = True
 
@@ -185,7 +214,7 @@ class LocalPlace:
 
 
 def _obstacle(path: str) -> str:
-    """Why no folder can be made there, in a clause."""
+    """Return a clause that says why no folder can be made at this path."""
     there = next(each for each in (path, *map(str, Path(path).parents)) if os.path.lexists(each))
     if os.path.isdir(there):  # on a file system of the kernel's own, such as /proc
         return f"no folder can be made in {there}"
@@ -193,7 +222,7 @@ def _obstacle(path: str) -> str:
 
 
 class LocalHold:
-    """An open descriptor with a lock on it."""
+    """An open file descriptor with a lock on it."""
 
     keeps_others_out = True
 
@@ -201,18 +230,19 @@ class LocalHold:
         self._files, self._fd = files, fd
 
     def release(self) -> None:
+        """Close the descriptor, which releases the lock."""
         self._files.close(self._fd)
 
 
 class _LocalSink:
-    """A temporary file beside its name, locked from before its first byte until it has the name."""
+    """A file with a temporary name beside its final one. It is locked from its creation until it has the final name."""
 
     def __init__(self, files: SystemFiles, path: str) -> None:
         folder, _, name = path.rpartition("/")
         self._files, self._path, self._folder = files, path, folder
         self._temporary = f"{folder}/{TEMPORARY}{name}-{secrets.token_hex(4)}"
         self._fd: int | None = files.create(self._temporary)
-        with suppress(OSError):  # a medium without locks: nobody sweeps there
+        with suppress(OSError):  # on a medium without locks, no process removes abandoned files
             files.lock(self._fd, alone=True)
         self._size_bytes = 0
 
@@ -243,7 +273,7 @@ class _LocalSink:
 
     def discard(self) -> None:
         self._close()
-        with suppress(OSError):  # the disk is full or gone; what is left has a temporary name
+        with suppress(OSError):  # the disk is full or gone; the file that remains has a temporary name
             self._files.remove(self._temporary)
 
     def _close(self) -> None:
@@ -253,7 +283,10 @@ class _LocalSink:
 
 
 class _LocalSource:
-    """Whole pages are read past the kernel's cache where the file system can, all else through it."""
+    """A file that is open for reading.
+
+    Whole pages are read past the kernel's cache if the file system supports that. Other reads go through the cache.
+    """
 
     def __init__(self, files: SystemFiles, path: str) -> None:
         self._files, self._path = files, path
@@ -261,7 +294,7 @@ class _LocalSource:
             self._fd = files.open(path)
             self._size_bytes = files.size(self._fd)
         self._direct_fd: int | None = None
-        with suppress(OSError):  # a file system in memory, say
+        with suppress(OSError):  # not supported, for example by a file system in memory
             self._direct_fd = files.open_direct(path)
 
     @property
@@ -295,7 +328,7 @@ class _LocalSource:
 
 
 def _is_paged(view: memoryview, offset_bytes: int) -> bool:
-    """Whether memory, file and length are whole pages, as reading past the cache asks."""
+    """Return True if memory address, offset and length are whole pages, as reads past the cache require."""
     if (view.nbytes | offset_bytes) % _PAGE_BYTES or not view.nbytes:
         return False
     return ctypes.addressof(ctypes.c_char.from_buffer(view)) % _PAGE_BYTES == 0

@@ -1,4 +1,7 @@
-"""The disk of another node, as its checkpoints are read from here: `ServedDisk` there, `NodePlace` here. No network."""
+"""Checkpoints on the disk of another node. The other node runs `ServedDisk`, and this node uses `NodePlace`.
+
+The connection between them is behind `Asking`. No network here.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,32 @@ T = TypeVar("T")
 
 
 class Asking(Protocol):
-    """The way to the other node, for several threads."""
+    """A connection to the other node. Several threads may use it."""
 
     def ask(self, request: DiskRequest, into: memoryview | None = None) -> bytes:
-        """The answer's body, or nothing where it went into `into`, which it fills. Raises CheckpointError."""
+        """Send a request, and return the body of the answer. Raises CheckpointError.
+
+        With `into`, the body fills `into` instead, and an empty body is returned.
+        """
 
 
 class NodePlace:
-    """See `port.ReadablePlace`. `location`: how sentences call it."""
+    """A `port.ReadablePlace` on another node. `location` is its name in error messages."""
 
     def __init__(self, location: str, way: Asking) -> None:
         self._location, self._way = location, way
 
     @property
     def location(self) -> str:
+        """The name of the place in error messages."""
         return self._location
 
     def names(self, folder: str = "") -> list[str]:
+        """Ask the other node for the names in `folder`. Raises CheckpointError."""
         return _decoded(self._way.ask(Names(checkpoint=folder)), list[str], self._location)
 
     def open(self, name: str) -> Source:
+        """Open a file of the other node. Raises CheckpointError if it is missing."""
         checkpoint, _, file = name.partition("/")
         size_bytes = _decoded(self._way.ask(Size(checkpoint=checkpoint, file=file)), int, self._location)
         return _NodeSource(
@@ -46,7 +55,7 @@ class NodePlace:
 
 
 class _NodeSource:
-    """`first`: a request for any bytes of the file."""
+    """A file of another node. `first` is a request for any bytes of it, used as a template."""
 
     def __init__(self, way: Asking, name: str, first: Read, size_bytes: int) -> None:
         self._way, self._name, self._first, self._size_bytes = way, name, first, size_bytes
@@ -68,21 +77,25 @@ class _NodeSource:
 
 
 class ServedDisk:
-    """Answers what others ask of a place; for one thread. Nothing but manifests and parts of checkpoints is told."""
+    """The answering side: reads a place for other nodes, in one thread.
+
+    It gives out only manifests and parts of checkpoints.
+    """
 
     def __init__(self, place: ReadablePlace) -> None:
         self._place = place
         self._open: tuple[str, Source] | None = None
-        """What was asked for last: shards of one file are asked for one after the other."""
+        """The file of the last request. A reader asks for the shards of one file one after the other."""
 
     def answer(self, request: DiskRequest) -> tuple[bool, bytes | bytearray]:
-        """Whether it went well, and the answer's body: a sentence where it did not."""
+        """Return `(True, body)`, or `(False, sentence)` if the request failed."""
         try:
             return True, self._answer(request)
         except CheckpointError as error:
             return False, str(error).encode()
 
     def close(self) -> None:
+        """Close the file of the last request."""
         if self._open is not None:
             self._open[1].close()
             self._open = None

@@ -1,8 +1,7 @@
-"""The port of places. Names are `FOLDER/FILE` or, for a file of the place itself, `FILE`; nothing lies deeper.
+"""The interface of places that hold checkpoints, and the functions that turn a path or URL into a place.
 
-Everything raises CheckpointError with one sentence; what reads and lists is safe for several threads.
-
-From what a user names to a place: `--checkpoint-dir`.
+File names have the form `FOLDER/FILE`, or `FILE` for a file of the place itself. There are no deeper folders. All
+methods raise CheckpointError with one sentence. Several threads may read and list at once.
 """
 
 from __future__ import annotations
@@ -16,93 +15,103 @@ from elastrain.snapshot.durable.places.remote import RemotePlace
 
 
 class Sink(Protocol):
-    """A file that is being written, for one thread. Nobody sees it before `commit`."""
+    """A file that one thread writes. Readers do not see it before `commit`."""
 
     @property
     def size_bytes(self) -> int:
         """Bytes written so far."""
 
     def write(self, data: memoryview) -> None:
-        """Append all of it. `data` may be changed afterwards."""
+        """Append all of `data`. The caller may change `data` afterwards."""
 
     def sync(self) -> None:
-        """All bytes are on the medium, as far as it can say so before `commit`."""
+        """Force all bytes to the medium, as far as the medium supports that before `commit`."""
 
     def commit(self) -> None:
-        """Let it be seen under its name, once all bytes are on the medium. Raises TakenError if the name is taken."""
+        """Force all bytes to the medium, then give the file its name. Raises TakenError if the name is in use."""
 
     def discard(self) -> None:
-        """Leave nothing of it behind. Nothing happens after `commit`."""
+        """Remove the file. Does nothing after `commit`."""
 
 
 class Source(Protocol):
-    """A file that is read, by any thread."""
+    """A file that is open for reading, from any thread."""
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole file."""
+        """Bytes of the whole file."""
 
     def read_into(self, view: memoryview, offset_bytes: int) -> None:
-        """Fill `view`. Raises DamagedError where the file is too short."""
+        """Fill `view` from an offset. Raises DamagedError if the file is too short."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Close the file."""
 
 
 class FileHold(Protocol):
-    """A file that this process holds; the kernel lets it go when the process ends."""
+    """A lock of this process on a file. The kernel releases it when the process ends."""
 
     @property
     def keeps_others_out(self) -> bool:
-        """False on a medium without locks."""
+        """True if the medium supports locks."""
 
     def release(self) -> None:
-        """Let it go."""
+        """Release the lock."""
 
 
 class ReadablePlace(Protocol):
-    """A folder of folders of files that can be read, on whatever medium."""
+    """A place whose folders and files can be read."""
 
     @property
     def location(self) -> str:
-        """As users name it: a path or a URL."""
+        """The path or URL of the place, as users write it."""
 
     def open(self, name: str) -> Source:
-        """Raises CheckpointError where it is missing."""
+        """Open a file for reading. Raises CheckpointError if it is missing."""
 
     def names(self, folder: str = "") -> list[str]:
-        """Files and folders in it, sorted; empty for one that is not there. Unfinished files have a leading dot."""
+        """Return the names of files and folders in `folder`, sorted. The list is empty if `folder` does not exist.
+
+        Names of unfinished files begin with a dot.
+        """
 
 
 class CheckpointPlace(ReadablePlace, Protocol):
-    """One that can be written, too."""
+    """A place that can be read and written."""
 
     def exists(self) -> bool:
-        """Whether the folder is there; of a store without folders, whether anything lies in it."""
+        """Return True if the folder exists. In a store without folders: if it contains anything."""
 
     def create(self, name: str) -> Sink:
-        """Begin a new file; its folder is made."""
+        """Begin a new file, and make its folder if needed."""
 
     def remove(self, name: str) -> None:
-        """Remove a file for good, or an empty folder. Nothing happens where it is missing."""
+        """Remove a file or an empty folder permanently. Does nothing if it is missing."""
 
     def hold(self, name: str, *, alone: bool) -> FileHold:
-        """FileHold a file, shared or alone, until released. Raises TakenError while others' holds exclude it.
+        """Lock a file until the lock is released, with `alone` exclusively, else shared.
 
-        A medium without locks, such as a remote store, always grants it.
+        Raises TakenError if locks of other processes exclude it. A medium without locks, such as a remote store, always
+        grants it.
         """
 
 
 def place_at(location: str) -> CheckpointPlace:
-    """The place that a path or URL names; nothing is looked at or made. Raises CheckpointError for a URL of nowhere."""
-    # As a path it would be the working directory, which nobody means who has forgotten to set a variable.
+    """Return the place that a path or URL names. It is neither checked nor created.
+
+    Raises CheckpointError if `location` is empty or is a URL that cannot be used.
+    """
+    # An empty path would mean the working directory. More likely, the user forgot to set a shell variable.
     if not location:
         raise CheckpointError("a checkpoint's place is empty: name a folder or a URL")
     return RemotePlace(location) if "://" in location else LocalPlace(location)
 
 
 def checkpoint_at(location: str) -> tuple[CheckpointPlace, str | None]:
-    """The place, and the checkpoint's name where the path is that of its folder. Raises CheckpointError."""
+    """Return the place, and the checkpoint's name if `location` is the folder of a checkpoint (else None).
+
+    Raises CheckpointError as `place_at` does.
+    """
     parent, _, name = location.rstrip("/").rpartition("/")
     if place_in_time(name) is None:
         return place_at(location), None

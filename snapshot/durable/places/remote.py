@@ -1,6 +1,6 @@
-"""A folder of a remote store, or of any file system that `fsspec` knows (extra `remote`): `s3://…`, `memory://…`.
+"""A place in a remote store, or in any file system that `fsspec` supports: `s3://…`, `memory://…` (extra `remote`).
 
-A file of such a store is seen when it is closed, and is then whole. There are no syncs, and no locks.
+A file in such a store becomes visible when it is closed, and is then complete. There are no syncs and no locks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ _WORDS_MAX = 300
 
 
 class RemotePlace:
-    """See `port.CheckpointPlace`. Raises CheckpointError where the URL's store, or fsspec itself, is not installed."""
+    """A `port.CheckpointPlace` at a URL.
+
+    Raises CheckpointError if the library of the store, or fsspec itself, is not installed.
+    """
 
     def __init__(self, url: str) -> None:
         try:
@@ -33,29 +36,34 @@ class RemotePlace:
             raise CheckpointError(f"{url} needs {needs}") from None
         except ValueError as error:
             raise CheckpointError(f"{url} names no place: {error}") from None
-        except Exception as error:  # of the store's library, which may look for its server here already
+        except Exception as error:  # raised by the store's library, which may already contact its server here
             raise CheckpointError(f"{url} cannot be used: {_words(error)}") from error
         self._url = url
 
     @property
     def location(self) -> str:
+        """The URL of the place."""
         return self._url
 
     def create(self, name: str) -> _RemoteSink:
+        """Begin a new file. See `port.CheckpointPlace.create`."""
         path = self._path(name)
         with _asked(f"writing {path}"):
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         return _RemoteSink(self._files, path)
 
     def open(self, name: str) -> _RemoteSource:
+        """Open a file for reading. See `port.ReadablePlace.open`."""
         return _RemoteSource(self._files, self._path(name))
 
     def exists(self) -> bool:
+        """Return True if the folder exists, or, in a store without folders, if it contains anything."""
         with _asked(f"looking into {self._url}"):
             self._files.invalidate_cache()
             return bool(self._files.isdir(self._root))
 
     def names(self, folder: str = "") -> list[str]:
+        """Return the sorted names in `folder`; empty if it does not exist."""
         path = self._path(folder)
         with _asked(f"looking into {path}"):
             try:
@@ -66,6 +74,7 @@ class RemotePlace:
         return sorted(name for each in found if (name := str(each).rstrip("/").rpartition("/")[2]))
 
     def remove(self, name: str) -> None:
+        """Remove a file or an empty folder permanently. Does nothing if it is missing."""
         path = self._path(name)
         with _asked(f"removing {path}"):
             try:
@@ -77,6 +86,7 @@ class RemotePlace:
                 pass
 
     def hold(self, name: str, *, alone: bool) -> _NoHold:
+        """Return a lock that excludes nothing, because the store has no locks."""
         return _NoHold()
 
     def _path(self, name: str) -> str:
@@ -85,22 +95,24 @@ class RemotePlace:
 
 @contextmanager
 def _asked(doing: str) -> Iterator[None]:
-    """As `told`, for what asks a store."""
+    """Turn any error of a store's library into a CheckpointError, as `told` does for OSError."""
     try:
         with told(doing):
             yield
     except CheckpointError:
         raise
-    except Exception as error:  # libraries of stores have errors of their own, which share no class
+    except Exception as error:  # each store's library has its own errors, without a common base class
         raise CheckpointError(f"{doing} failed: {_words(error)}") from error
 
 
 def _words(error: Exception) -> str:
-    """On one line, and not a whole page."""
+    """Return the text and class of an error on one line, shortened."""
     return f"{' '.join(str(error).split())[:_WORDS_MAX]} ({type(error).__name__})".strip()
 
 
 class _NoHold:
+    """A lock that excludes nothing."""
+
     keeps_others_out = False
 
     def release(self) -> None:
@@ -108,7 +120,7 @@ class _NoHold:
 
 
 class _RemoteSink:
-    """Bytes go out as they come, in the store's own parts; `commit` makes a file of them."""
+    """A file that is uploaded in the store's own chunks as it is written. `commit` makes it visible."""
 
     def __init__(self, files: Any, path: str) -> None:
         self._files, self._path = files, path
@@ -118,7 +130,7 @@ class _RemoteSink:
             self._refuse_what_is_there()
             self._file: Any = files.open(path, "wb", autocommit=False)
             if files.exists(path):
-                # This store shows a file while it is being written: another name, until it is whole.
+                # This store shows files while they are written: use a temporary name until the file is complete.
                 self._file.close()
                 files.rm_file(path)
                 folder, _, name = path.rpartition("/")
@@ -165,6 +177,8 @@ class _RemoteSink:
 
 
 class _RemoteSource:
+    """A file of the store that is open for reading."""
+
     def __init__(self, files: Any, path: str) -> None:
         self._files, self._path = files, path
         with _asked(f"reading {path}"):
