@@ -1,4 +1,5 @@
-"""Faults on request: the words of `elastrain inject`, of faults files and of `elastrain chaos`, as values.
+"""Faults on request, as values: the language of `elastrain inject`, of faults files and of `elastrain chaos`.
 
-Reading order: `fault`, `table`, `grammar`, `chaos`. Who carries a fault out, and when, `core.fault_requests` decides.
+Reading order: `fault`, `table`, `grammar`, `random_faults`, `victims`. `core.fault_requests` decides which process
+carries a fault out, and when.
 """

@@ -1,4 +1,4 @@
-"""A fault on request as values: what it is, whom it strikes, where, and for how long. It prints as its own line."""
+"""A fault as a value: class, targets, moment, duration and options. `str(fault)` is the line a user would write."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from enum import StrEnum
 from typing import TypeAlias
 
 RANDOM = "random"
+"""Target name for a member or node that is chosen at random."""
 Value: TypeAlias = str | int | float
 
 
 class Scheme(StrEnum):
-    """What kind of thing a target names."""
+    """The kind of a target."""
 
     MEMBER = "member"
     NODE = "node"
@@ -23,18 +24,23 @@ class Scheme(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """`name` is a member's id, a node's name, "random", or A-B for two simulated nodes; etcd has none."""
+    """A target of a fault.
+
+    `name` is a member's id, a node's name, "random", or A-B for a link between two simulated nodes. It is empty for
+    etcd.
+    """
 
     scheme: Scheme
     name: str = ""
 
     @property
     def is_random(self) -> bool:
+        """True if the member or node is chosen at random."""
         return self.name == RANDOM
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Those that it names."""
+        """The nodes that the target names: one, the two ends of a link, or none."""
         ends = {Scheme.NODE: (self.name,), Scheme.LINK: tuple(self.name.split("-"))}
         return ends.get(self.scheme, ())
 
@@ -44,9 +50,10 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """Where a fault strikes: at a step, at a phase (of that step, or the first that comes), or at a time; or at once.
+    """The moment at which a fault strikes. An empty moment means at once.
 
-    `t_s` counts from the beginning of `elastrain run`; with a phase, the first that comes after that time.
+    A fault strikes at a step, at a phase, or at a time. A phase belongs to `step` if that is given; else it is the next
+    such phase, after `t_s` if that is given. `t_s` counts from the start of `elastrain run`.
     """
 
     step: int | None = None
@@ -55,6 +62,7 @@ class Moment:
 
     @property
     def at_once(self) -> bool:
+        """True if the fault strikes at once."""
         return self == Moment()
 
     def __str__(self) -> str:
@@ -64,7 +72,10 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """`options` are those that were given, in the order of the class; `table.settings` adds the defaults."""
+    """A fault. `kind` is the name of its class in `table.CLASSES`.
+
+    `options` has only the options that the user gave, in the order of the class. `table.settings` adds the defaults.
+    """
 
     kind: str
     targets: tuple[Target, ...]
@@ -74,39 +85,40 @@ class Fault:
 
     @property
     def target(self) -> Target:
-        """Of a fault that has one."""
+        """The only target of the fault. Raises ValueError if there are several."""
         [target] = self.targets
         return target
 
     @property
     def member(self) -> str:
-        """The id, where a member is its one target."""
+        """Id of the member if it is the only target, else empty."""
         return self.target.name if self.target.scheme is Scheme.MEMBER else ""
 
     @property
     def node(self) -> str:
-        """The name, where a node is its one target."""
+        """Name of the node if it is the only target, else empty."""
         return self.target.name if self.target.scheme is Scheme.NODE else ""
 
     @property
     def strikes_any_step_of_a_node(self) -> bool:
-        """Whether it waits for nothing but a node that comes to its phase."""
+        """True if the targets are nodes, and neither a step nor a time is given."""
         whole_nodes = any(target.scheme is Scheme.NODE for target in self.targets)
         return whole_nodes and self.place.step is None and self.place.t_s is None
 
     def aimed_at(self, targets: Sequence[Target]) -> Fault:
+        """Return the same fault with other targets."""
         return replace(self, targets=tuple(targets))
 
     def when_due(self) -> Fault:
-        """The same when its time has come."""
+        """Return the same fault without its time, once that time has come."""
         return replace(self, place=replace(self.place, t_s=None))
 
     def struck_at_once(self) -> Fault:
-        """The same without a place: it has come to it."""
+        """Return the same fault without its moment, once that moment has come."""
         return replace(self, place=Moment())
 
     def singles(self) -> list[Fault]:
-        """One fault for each target."""
+        """Return one fault for each target."""
         return [self.aimed_at([target]) for target in self.targets]
 
     def __str__(self) -> str:
@@ -119,5 +131,5 @@ class Fault:
 
 
 def number(value: float) -> str:
-    """The shortest text that reads back as the same number."""
+    """Return the shortest text that reads back as the same number."""
     return str(int(value)) if value == int(value) else repr(value)

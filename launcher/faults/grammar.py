@@ -1,8 +1,6 @@
-"""From words to faults: `CLASS --target … --at … --for … --OPTION …`, the same at the shell, in files and on the wire.
+"""A parser of faults: `CLASS --target … --at … --for … --OPTION …`, equal at the shell, in files and on the wire.
 
-Every error is one sentence that says what was expected. No I/O.
-
-A file of faults: a line each, as after `elastrain inject`.
+Every error is one sentence that says what was expected. Only `read_faults`, which reads a file of such lines, does I/O.
 """
 
 from __future__ import annotations
@@ -20,20 +18,21 @@ from elastrain.launcher.faults.table import CLASSES, DAY, FaultClass, Lasting, O
 
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 _LINK = re.compile(r"(?!(.*)-\1$)[A-Za-z0-9_.]+-[A-Za-z0-9_.]+")
-"""Simulated nodes' names have no hyphen."""
+"""Pattern of `A-B` with two different names. Names of simulated nodes have no hyphen."""
 SHAPES = (
     f"member:ID, such as member:m1, member:{RANDOM}, node:NAME, node:{RANDOM}, link:node0-node1, or etcd; several with "
     "commas"
 )
+"""Forms of targets, for error messages."""
 
 
 def parse(line: str) -> Fault:
-    """A fault from its line. Raises ConfigError."""
+    """Return the fault of a line. Raises ConfigError."""
     return from_words(split(line))
 
 
 def split(line: str) -> list[str]:
-    """The words of a line as a shell would split it; '#' begins a comment. Raises ConfigError."""
+    """Split a line into words as a shell does; '#' begins a comment. Raises ConfigError."""
     try:
         return shlex.split(line, comments=True)
     except ValueError as error:
@@ -41,7 +40,7 @@ def split(line: str) -> list[str]:
 
 
 def from_words(words: Sequence[str]) -> Fault:
-    """A fault from the words of a line. Raises ConfigError."""
+    """Return the fault of the words of a line. Raises ConfigError."""
     kind, *rest = words
     row = CLASSES.get(kind)
     if row is None:
@@ -55,7 +54,7 @@ def from_words(words: Sequence[str]) -> Fault:
 
 
 def _flags(row: FaultClass, words: list[str]) -> dict[str, str]:
-    """Name -> value of `--name value` and `--name=value`."""
+    """Return name -> value of each `--name value` and `--name=value`."""
     known = ["target", "at", *([] if row.lasting is Lasting.NO else ["for"]), *(each.name for each in row.options)]
     found: dict[str, str] = {}
     while words:
@@ -178,7 +177,10 @@ def _float(text: str) -> float | None:
 
 
 def read_faults(path: Path) -> tuple[Fault, ...]:
-    """One fault per line, as after `elastrain inject`; '#' begins a comment. Raises ConfigError (with line)."""
+    """Read a file with one fault per line, written as after `elastrain inject`. '#' begins a comment.
+
+    Raises ConfigError, which names the line.
+    """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

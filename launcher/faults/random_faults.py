@@ -1,7 +1,7 @@
-"""Which fault strikes whom and when, drawn from a seed: exponential times, classes and their options at random.
+"""Random faults for `elastrain chaos`, drawn from a seed: exponential gaps, random classes, random options.
 
-A draw depends on seed and number alone, so that a run is drawn again whatever its job does; whom it means depends on
-who lives when its time has come (`aim`). Pure.
+A draw depends only on the seed and its number, so a run can be repeated whatever its job does. `aim` chooses the target
+later, among the members that live at that moment. Pure.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from elastrain.launcher.faults.fault import Fault, Moment, Scheme, Target, Value
 from elastrain.launcher.faults.table import CLASSES, Carrier, FaultClass, Lasting, Option
 
 DEFAULT = ("kill", "segfault", "abort", "exception", "device-error", "memory-limit", "stop", "slow", "hang")
-"""What every job survives while it keeps its state and its restarts last."""
+"""Classes that every job survives, as long as its state and its restarts last."""
 STEP_PHASES = frozenset({"forward", "backward", "reduce", "commit", "apply", "publish"})
-"""Those of every step: at those of a recovery a fault would wait for another loss, and double it."""
+"""Phases that occur in every step. A fault in a recovery phase would wait for another loss, and add to it."""
 NODE_CLASSES = frozenset({"kill", "stop"})
-"""Those after which a simulated node comes back: one that ends by itself stays away."""
+"""Classes after which a simulated node comes back. A node that ends by itself stays away."""
 FLIPS = ("parameters", "taken", "moments", "backup", "gradient", "partial")
-"""Of the places of a flip, those that every job has."""
+"""Places of bit flips that exist in every job."""
 _LASTING_S: Mapping[str, tuple[float, float]] = {
     "stop": (0.2, 8.0),
     "slow": (2.0, 15.0),
@@ -37,6 +37,7 @@ _LASTING_S: Mapping[str, tuple[float, float]] = {
     "etcd-stop": (1.0, 6.0),
     "etcd-wipe": (1.0, 3.0),
 }
+"""Class -> shortest and longest duration in seconds."""
 _SPANS: Mapping[tuple[str, str], tuple[float, float]] = {
     ("slow", "factor"): (1.5, 5.0),
     ("throttle", "share"): (0.1, 0.5),
@@ -46,15 +47,16 @@ _SPANS: Mapping[tuple[str, str], tuple[float, float]] = {
     ("drive", "rate"): (10.0, 200.0),
     ("device-error", "after"): (1.0, 200.0),
 }
+"""(class, option) -> lowest and highest value."""
 _AT_A_PHASE, _AT_A_NODE = 0.5, 0.2
-"""Shares of the faults."""
+"""_AT_A_PHASE and _AT_A_NODE: fractions of faults that strike at a phase, and that strike a whole node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosPlan:
-    """What is drawn. `mean_s`: between two faults. `reckless`: also what may cost the state or the job.
+    """The settings of the draws. A class that is named n times is drawn n times as often.
 
-    A class that is named n times is drawn n times as often.
+    `mean_s` is the mean time between two faults. `reckless` allows faults that may cost the state or the job.
     """
 
     seed: int
@@ -71,9 +73,9 @@ class ChaosPlan:
 
 
 def possible(plan: ChaosPlan, around: Collection[str]) -> tuple[ChaosPlan, str]:
-    """The plan without what the job cannot carry out, and a sentence about that; `around`: what its launcher can.
+    """Return the plan without classes that the job cannot carry out, and a sentence about those.
 
-    Raises ConfigError where nothing is left to draw.
+    `around` has the classes that the job's launcher can carry out. Raises ConfigError if no class is left.
     """
     missing = [name for name in plan.classes if CLASSES[name].by is Carrier.LAUNCHER and name not in around]
     if not missing:
@@ -88,11 +90,11 @@ def possible(plan: ChaosPlan, around: Collection[str]) -> tuple[ChaosPlan, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """One fault before it is known who lives. `pick` and `pick_scheme`: from 0 to 1."""
+    """One random fault before its target is chosen. `pick` and `pick_scheme` are random numbers in 0..1."""
 
     number: int
     at_s: float
-    """Since the beginning of the chaos."""
+    """Seconds since the start of the chaos."""
     kind: str
     pick_scheme: float
     pick: float
@@ -103,38 +105,45 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """Who lives. `homes`: members of the view in order, and the node of each; `several`: the job has more nodes."""
+    """The living members and nodes.
+
+    `homes` maps the members of the view, in order, to their nodes. `several` is True if the job has more than one node.
+    """
 
     homes: Mapping[str, str]
     several: bool
 
     @property
     def members(self) -> tuple[str, ...]:
+        """Ids of the members, in the order of the view."""
         return tuple(self.homes)
 
     @property
     def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes with members, sorted."""
         return tuple(sorted(set(self.homes.values())))
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Situation:
-        """From what `elastrain status --json` shows."""
+        """Return the situation in the output of `elastrain status --json`."""
         inside = [each for each in state["members"] if each["rank"] is not None and each["state"] == "member"]
         return Situation(homes={each["id"]: each["node"] for each in inside}, several=len(state["nodes"]) > 1)
 
 
 def draws(plan: ChaosPlan) -> Iterator[Draw]:
-    """For ever, in order of time."""
+    """Yield draws without end, in order of time."""
     at_s, number = 0.0, 0
     while True:
         number += 1
-        chance = random.Random(f"{plan.seed} {number}")  # of its own, so that what one takes moves no other
+        chance = random.Random(
+            f"{plan.seed} {number}"
+        )  # one generator per draw, so that draws do not influence each other
         at_s += chance.expovariate(1.0 / plan.mean_s)
         yield _draw(plan, chance, number, at_s)
 
 
 def aim(draw: Draw, situation: Situation, plan: ChaosPlan) -> Fault | None:
-    """The fault with its target; None where there is nobody whom it could strike."""
+    """Return the fault with its target, or None if there is no possible target."""
     scheme = _scheme(draw, situation, plan)
     names = _names(scheme, situation) if scheme is not None else []
     if scheme is None or not names:
@@ -159,7 +168,7 @@ def _draw(plan: ChaosPlan, chance: random.Random, number: int, at_s: float) -> D
 
 
 def _phase(row: FaultClass, plan: ChaosPlan, chance: random.Random) -> str | None:
-    # The launcher has no phases of its own, and what lasts seconds gains nothing by one.
+    # The launcher has no phases, and for a fault that lasts seconds the phase does not matter.
     phases = [phase for phase in row.phases if plan.reckless or phase in STEP_PHASES]
     wanted = chance.random() < _AT_A_PHASE and row.by is not Carrier.LAUNCHER and row.lasting is not Lasting.MUST
     return chance.choice(phases) if wanted and phases else None
@@ -168,7 +177,7 @@ def _phase(row: FaultClass, plan: ChaosPlan, chance: random.Random) -> str | Non
 def _value(row: FaultClass, option: Option, plan: ChaosPlan, chance: random.Random, number: int) -> Value:
     if isinstance(option.default, str):
         if len(option.choices) == 1:
-            # Of its own: the same exception at the same place on a second member is the script's fault, and ends it.
+            # A unique text: the same exception on a second member counts as an error of the script, and ends the job.
             return f"injected by chaos, number {number}"
         return chance.choice(FLIPS if row.name == "flip" and not plan.reckless else option.choices)
     span = _SPANS.get((row.name, option.name))
@@ -179,7 +188,10 @@ def _value(row: FaultClass, option: Option, plan: ChaosPlan, chance: random.Rand
 
 
 def _drawn(chance: random.Random, least: float, most: float) -> float:
-    """Short ones are as likely as long ones: uniform in its logarithm. Three digits are enough to read."""
+    """Return a number whose logarithm is uniform, so that short and long durations are equally likely.
+
+    Three digits are kept, for readability.
+    """
     return float(f"{math.exp(chance.uniform(math.log(least), math.log(most))):.3g}")
 
 

@@ -1,8 +1,7 @@
-"""The classes of faults, as one table: whom each may strike, what can be said about it, and who carries it out.
+"""The classes of faults as one table: possible targets, options, and the process that carries each one out.
 
-`elastrain inject --list` prints it (`listing`), `grammar` checks against it, `chaos` draws from it. Values only.
-
-The table of fault classes as `elastrain inject --list` prints it, for people and for programs.
+`as_text` prints it for `elastrain inject --list`, and `as_data` for programs. `grammar` checks against it, and
+`random_faults` draws from it. Values only.
 """
 
 from __future__ import annotations
@@ -17,41 +16,42 @@ from elastrain.job.world import PHASES
 from elastrain.launcher.faults.fault import Fault, Scheme, Value
 
 LOOP_PHASES = ("forward", "backward", "shutdown")
-"""Those that the training loop's own thread comes to: what happens in user code can happen only there."""
+"""Phases that the training loop's thread passes. Faults in user code can strike only there."""
 MICRO_BATCH_PHASES = ("forward", "backward")
 MEMBERS = (Scheme.MEMBER,)
 NODES_OR_LINKS = (Scheme.NODE, Scheme.LINK)
 MEMBERS_OR_NODES = (Scheme.MEMBER, Scheme.NODE)
 WRONG = ("config", "threads", "torch", "secret")
-"""What may be wrong with a replacement."""
+"""Properties of a replacement worker that may be wrong."""
 NOT_ARMED = "this run is not armed: start it with --inject (or --faults FILE)"
+"""Answer of a job that accepts no faults."""
 DAY = 86_400.0
-"""Seconds: nothing lasts longer."""
+"""Seconds of a day: the longest duration of a fault."""
 
 
 class Carrier(StrEnum):
-    """Who carries a fault out."""
+    """The process that carries a fault out."""
 
     WORKER = "worker"
-    """The worker itself, from inside."""
+    """The struck worker itself."""
     AGENT = "agent"
     LAUNCHER = "launcher"
-    """The parent of simulated nodes (`--local-nodes`), which has the network and etcd."""
+    """The parent of simulated nodes (`--local-nodes`), which owns the network and etcd."""
 
 
 class Lasting(StrEnum):
-    """Whether a fault ends again, so that `--for` may be given."""
+    """A fault's kind of duration: it decides if `--for` may be given."""
 
     NO = "no"
     MAY = "may"
-    """Without `--for` it lasts for ever."""
+    """Without `--for`, the fault never ends."""
     MUST = "must"
-    """It has a default, because for ever would be another class."""
+    """The duration has a default. A fault without an end would be another class."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What can be said about a fault: one of `choices`, or a number from `least` to `most`."""
+    """An option of a class: a text, one of `choices`, or a number from `least` to `most`."""
 
     name: str
     help: str
@@ -62,12 +62,16 @@ class Option:
 
     @property
     def is_whole(self) -> bool:
+        """True if the value is a whole number."""
         return isinstance(self.default, int)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultClass:
-    """One row. `phases`: those that it can strike in; a fault that strikes outside of a process may name any."""
+    """One row of the table.
+
+    `phases` are those in which it can strike. A fault that strikes from outside the process can name any phase.
+    """
 
     name: str
     help: str
@@ -76,14 +80,15 @@ class FaultClass:
     phases: tuple[str, ...] = PHASES
     lasting: Lasting = Lasting.NO
     for_s: float | None = None
-    """How long it lasts unless `--for` says so."""
+    """Default duration in seconds; None if there is no default."""
     loses: bool = True
-    """It may cost the members that it strikes."""
+    """True if the fault may cost the members that it strikes."""
     heals: bool = False
-    """Whom it has not cost soon it costs no more, although it has no end of its own."""
+    """True for faults without an end: a member that survives the first moments survives the fault."""
     options: tuple[Option, ...] = ()
 
     def option(self, name: str) -> Option | None:
+        """Return the option of this name, or None."""
         return next((each for each in self.options if each.name == name), None)
 
 
@@ -260,18 +265,18 @@ CLASSES: Mapping[str, FaultClass] = {row.name: row for row in _ROWS}
 
 
 def settings(fault: Fault) -> dict[str, Value]:
-    """Every option of its class, with what the fault says or the default."""
+    """Return all options of the fault's class, with the given values or the defaults."""
     given = dict(fault.options)
     return {each.name: given.get(each.name, each.default) for each in CLASSES[fault.kind].options}
 
 
 def lasts_s(fault: Fault) -> float | None:
-    """How long it lasts; None: for ever, or no time at all."""
+    """Return the duration in seconds, or None if the fault has none (it is instantaneous, or it never ends)."""
     return fault.for_s if fault.for_s is not None else CLASSES[fault.kind].for_s
 
 
 def as_data() -> list[dict[str, Any]]:
-    """The table for programs."""
+    """Return the table for programs."""
     return [
         {
             "name": row.name,
@@ -295,7 +300,7 @@ def _option_data(option: Option) -> dict[str, Any]:
 
 
 def as_text() -> str:
-    """The table for people: a class and its options below one another."""
+    """Return the table for people: each class, with its options on the lines below."""
     return "\n".join(_line(left, right) for row in CLASSES.values() for left, right in _columns(row))
 
 

@@ -1,1 +1,1 @@
-"""Hosts on one machine: network namespaces, each plugged into one bridge, and what can go wrong between them."""
+"""Hosts simulated by network namespaces on one machine, connected to one bridge, and network faults between them."""

@@ -1,6 +1,7 @@
-"""What is wrong with a network for a while, and what several such things come to. Values and pure functions.
+"""Impairments of a simulated network, and the condition that several of them cause together. Pure.
 
-What a fault of the network comes to, in the words of `elastrain inject`: its impairments. Pure.
+`impairments` translates a network fault of `elastrain inject`. `condition` combines impairments, and `drop_rules` turns
+the result into commands for `nft`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from elastrain.launcher.faults.fault import Fault, Scheme, Target
 from elastrain.launcher.faults.table import settings
 
 Pair: TypeAlias = tuple[str, str]
-"""(from, to): packets of the one host to the other."""
+"""(sender, receiver): the packets from one host to another."""
 _BURST_BYTES = 1 << 16
-"""As much as one packet may hold before a card cuts it: less would let none through."""
+"""Bytes that may pass at once under a rate limit. A smaller value would stop all packets of that size."""
 Way: TypeAlias = Literal["both", "in", "out"]
-"""Which packets of a host: those that it sends, those that it gets, or both."""
+"""The affected packets of a host: received ("in"), sent ("out"), or both."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """Packets of these pairs are dropped at random, so many in a hundred; nobody is told."""
+    """Packets of these pairs are dropped at random, without a notice to the sender. `percent` is in 0..100."""
 
     pairs: frozenset[Pair]
     percent: float = 100.0
@@ -30,14 +31,14 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Unplugged:
-    """The host's cable is out: the kernel at both ends sees that."""
+    """The host's cable is unplugged. The kernels at both ends see that."""
 
     host: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """The host's cable carries so much at most, each way: what comes faster waits, and is late."""
+    """The host's cable has a limited rate in each direction. Faster packets are queued, and arrive late."""
 
     host: str
     bits_per_s: int
@@ -45,7 +46,10 @@ class Slow:
 
 @dataclass(frozen=True, kw_only=True)
 class Policed:
-    """What comes faster between these pairs is dropped: cables have queues, the way between two hosts has none."""
+    """Packets between these pairs beyond a rate are dropped.
+
+    They cannot be queued, because only cables have queues.
+    """
 
     pairs: frozenset[Pair]
     bits_per_s: int
@@ -56,30 +60,31 @@ Impairment: TypeAlias = Loss | Unplugged | Slow | Policed
 
 @dataclass(frozen=True, kw_only=True)
 class Hearing:
-    """How a host hears another one."""
+    """The quality of the path from one host to another."""
 
     percent_lost: float = 0.0
     bits_per_s: int | None = None
-    """None: as fast as the machine."""
+    """Rate limit; None for no limit."""
 
     def worse(self, *, percent_lost: float = 0.0, bits_per_s: int | None = None) -> Hearing:
+        """Return this quality, made worse by a further loss or rate limit."""
         rates = [rate for rate in (self.bits_per_s, bits_per_s) if rate is not None]
         return Hearing(percent_lost=max(self.percent_lost, percent_lost), bits_per_s=min(rates) if rates else None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A whole network, as it is to be."""
+    """The wanted condition of the whole network."""
 
     hearing: Mapping[str, Mapping[str, Hearing]] = field(default_factory=dict)
-    """Receiver -> sender -> how it hears that one; who is not named is heard well."""
+    """Receiver -> sender -> quality of the path. Missing pairs have no impairment."""
     unplugged: frozenset[str] = frozenset()
     rates: Mapping[str, int] = field(default_factory=dict)
-    """Host -> bits per second; who is not named is as fast as the machine."""
+    """Host -> bits per second of its cable. Missing hosts have no limit."""
 
 
 def between(hosts: Collection[str], others: Collection[str], way: Way = "both") -> frozenset[Pair]:
-    """The pairs between two sides; `way` is seen from `hosts`. Nobody is apart from himself."""
+    """Return the pairs between two groups of hosts. `way` is seen from `hosts`. A host is never paired with itself."""
     pairs = [(host, other) for host in hosts for other in others if host != other and other not in hosts]
     outward = pairs if way in ("both", "out") else []
     inward = [(other, host) for host, other in pairs] if way in ("both", "in") else []
@@ -87,7 +92,10 @@ def between(hosts: Collection[str], others: Collection[str], way: Way = "both") 
 
 
 def condition(impairments: Sequence[Impairment]) -> Condition:
-    """The worst of all holds for each pair and cable, so that the end of one does not mend what another has broken."""
+    """Return the combined condition. The worst impairment counts for each pair and cable.
+
+    Therefore the end of one impairment does not undo another one.
+    """
     hearing: dict[str, dict[str, Hearing]] = {}
     rates: dict[str, int] = {}
     for one in impairments:
@@ -104,12 +112,13 @@ def condition(impairments: Sequence[Impairment]) -> Condition:
 
 
 def drop_rules(hearing: Mapping[str, Hearing]) -> str:
-    """Source address -> how it is heard: nft's commands by which a host hears so, instead of what held before.
+    """Return nft commands that replace all earlier rules of a receiving host.
 
-    All drops are made where packets arrive: the sender must not notice.
+    `hearing` maps source addresses to the quality of their paths. Packets are dropped by the receiver, so that the
+    sender does not notice.
     """
     drops = "".join(_drops(source, heard) for source, heard in sorted(hearing.items()))
-    # nft deletes only what is there; so that the first time is like any other, the table is made before.
+    # nft fails to delete a missing table, so it is created first.
     return (
         "table inet elastrain {}\ndelete table inet elastrain\n"
         f"table inet elastrain {{\nchain input {{\ntype filter hook input priority 0; policy accept;\n{drops}}}\n}}\n"
@@ -128,7 +137,10 @@ def _drops(source: str, heard: Hearing) -> str:
 
 
 def impairments(fault: Fault, nodes: Sequence[str], etcd: str) -> list[Impairment]:
-    """Of all its targets together: nodes that are cut off in one fault still reach one another. `etcd`: its host."""
+    """Return the impairments of a fault, for all its targets together.
+
+    Nodes that one fault cuts off still reach each other. `etcd` is the host on which etcd runs.
+    """
     asked = settings(fault)
     links = [target for target in fault.targets if target.scheme is Scheme.LINK]
     cut_off = [target.name for target in fault.targets if target.scheme is Scheme.NODE]
@@ -154,11 +166,11 @@ def _lost(pairs: frozenset[Pair], percent: float) -> list[Impairment]:
 
 
 def _apart_from(nodes: Sequence[str], pairs: frozenset[Pair]) -> frozenset[Pair]:
-    """What happens to a node's cable happens to all its pairs at once."""
+    """Return the pairs without those of `nodes`. An impairment of a node's cable already covers these."""
     return frozenset(pair for pair in pairs if not set(pair) & set(nodes))
 
 
 def _ends(link: Target) -> tuple[list[str], list[str]]:
-    """Of A-B: each is a side of its own."""
+    """Return the two ends of a link, each as a group of one host."""
     one, _, other = link.name.partition("-")
     return [one], [other]

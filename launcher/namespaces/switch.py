@@ -1,8 +1,7 @@
-"""The programs that make and change networks, if they are there: `ip` and `tc` (iproute2), `nft` (nftables).
+"""Hosts made of network namespaces. Each has an address and a cable to one switch, and its processes see nothing else.
 
-Hosts made of network namespaces: each has an address and a cable to the one switch; processes see no other network.
-
-The switch is a bridge in a namespace of its own. What goes wrong between hosts is decided elsewhere (`impairments`).
+The switch is a bridge in a namespace of its own. `impairments` decides on faults between hosts. The programs `ip` and
+`tc` (iproute2) and `nft` (nftables) make and change the network. Linux only.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _CLONE_NEWNET = 0x40000000
 
 
 class NetworkError(ElastrainError):
-    """A network could not be made or changed: it says what was tried, and what the kernel answered."""
+    """A network could not be made or changed. The text has the command, and the answer of the kernel."""
 
 
 def lacking() -> str | None:
-    """Why there can be no hosts of network namespaces here, and what to do; None if there can."""
+    """Return why this machine cannot have network namespaces and what to do, or None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root: start it as root, or leave --netns out"
     missing = sorted({package for program, package in _PACKAGES.items() if shutil.which(program) is None})
@@ -43,24 +42,24 @@ def lacking() -> str | None:
 
 
 def ip(*words: str, namespace: str | None = None) -> None:
-    """Raises NetworkError."""
+    """Run the program ip. Raises NetworkError."""
     _run("ip", *(("-n", namespace) if namespace else ()), *words)
 
 
 def tc(*words: str, namespace: str) -> None:
-    """Raises NetworkError."""
+    """Run the program tc in a namespace. Raises NetworkError."""
     _run("tc", "-n", namespace, *words)
 
 
 def nft(commands: str, *, namespace: str) -> None:
-    """All of the commands, or none. Raises NetworkError."""
+    """Run nft commands in a namespace, all or none of them. Raises NetworkError."""
     _run("ip", "netns", "exec", namespace, "nft", "-f", "-", given=commands)
 
 
 def enter(namespace: str) -> None:
-    """Move the calling thread there, and all that it starts from now on. Sockets stay where they were made.
+    """Move the calling thread to a namespace. Threads and processes that it starts later are there too.
 
-    Raises NetworkError.
+    Open sockets stay in their namespace. Raises NetworkError.
     """
     try:
         descriptor = os.open(f"/run/netns/{namespace}", os.O_RDONLY | os.O_CLOEXEC)
@@ -86,17 +85,18 @@ def _run(*command: str, given: str = "") -> None:
 
 _NETWORK = "10.77.0"
 SWITCH = "switch"
-"""The host that the switch itself is: what belongs to the network (an etcd, say) runs there."""
+"""Name of the switch's own host. Services of the network, such as etcd, run there."""
 SWITCH_ADDRESS = f"{_NETWORK}.1"
 _QUEUE = ("burst", "32kb", "latency", "400ms")
-"""Of a slow cable: what waits for longer is dropped."""
+"""Queue of a slow cable. Packets that wait longer than its latency are dropped."""
 
 
 class Switch:
-    """Hosts by name, plugged in. All of it is gone when the block is left.
+    """A switch with hosts plugged in. All namespaces are removed when the `with` block ends.
 
-    `name` is that of the job: namespaces are called `elastrain-NAME-HOST`. `on_made` hears each of these names before
-    it exists, to remove it should this process be killed. What changes anything raises NetworkError.
+    `name` is the name of the job; namespaces are called `elastrain-NAME-HOST`. `on_made` is called with the name of
+    each namespace before it exists, so that it can be removed if this process is killed. Methods that change the
+    network raise NetworkError.
     """
 
     def __init__(self, name: str, hosts: Sequence[str], on_made: Callable[[str], None] = lambda _: None) -> None:
@@ -123,21 +123,26 @@ class Switch:
         self._open.close()
 
     def address(self, host: str) -> str:
+        """Return the IP address of a host."""
         return SWITCH_ADDRESS if host == SWITCH else f"{_NETWORK}.{11 + self.hosts.index(host)}"
 
     def namespace(self, host: str) -> str:
+        """Return the name of a host's network namespace."""
         return self._prefix + host
 
     def inside(self, host: str) -> tuple[str, ...]:
-        """What to write before a command that is to run there; it becomes that command, with the same process id."""
+        """Return the words to write before a command, so that it runs on a host.
+
+        The command gets the process id of the prefix.
+        """
         return ("ip", "netns", "exec", self.namespace(host))
 
     def move_to(self, host: str) -> None:
-        """The calling thread, and all that it starts from now on."""
+        """Move the calling thread to a host. Threads and processes that it starts later are there too."""
         enter(self.namespace(host))
 
     def apply(self, wanted: Condition) -> None:
-        """Make the network so, wherever it is different. Connections that live long enough go on where they were."""
+        """Change the network to the wanted condition. TCP connections survive, unless an impairment lasts too long."""
         now, self._condition = self._condition, wanted
         for host in (SWITCH, *self.hosts):
             hearing = wanted.hearing.get(host, {})

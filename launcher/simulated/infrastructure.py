@@ -1,7 +1,7 @@
-"""What simulated nodes live in (their etcd, their network), and what goes wrong with it for a while on request.
+"""The etcd and the network of simulated nodes, and the faults that strike them on request.
 
-Faults are carried out here, and undone when their time is over. An etcd that ends by itself is started again: it is the
-launcher's, and nobody else would.
+Faults are carried out here, and undone when their time is over. An etcd that ends by itself is restarted, because no
+other process would do it.
 """
 
 from __future__ import annotations
@@ -28,33 +28,41 @@ _ETCD_AGAIN_S = 0.5
 
 
 class Infrastructure:
-    """`switch`: None where all nodes share this machine's network. Every change is told to `log`."""
+    """The etcd and the network. Every change is written to `log`.
+
+    `switch` is None if all nodes share this machine's network.
+    """
 
     def __init__(self, etcd: EmbeddedEtcd, switch: Switch | None, log: EventLog) -> None:
         self._etcd, self._switch, self._log = etcd, switch, log
         self._impairments: list[Impairment] = []
         self._due: list[tuple[float, Callable[[], None]]] = []
-        """What is carried out or undone later, in the order in which it was asked for."""
+        """Calls for later, with their times, that carry out or undo faults. They have the order of the requests."""
 
     @property
     def endpoint(self) -> str:
+        """Address of etcd."""
         return self._etcd.endpoint
 
     def address(self, node: str) -> str | None:
-        """None where the nodes share this machine's network."""
+        """Return the address of a node, or None if the nodes share this machine's network."""
         return self._switch.address(node) if self._switch is not None else None
 
     def namespace(self, node: str) -> str | None:
+        """Return the network namespace of a node, or None if the nodes share this machine's network."""
         return self._switch.namespace(node) if self._switch is not None else None
 
     @property
     def carries(self) -> tuple[str, ...]:
-        """The classes of faults that can be carried out here: those of the network need nodes that have one each."""
+        """Fault classes that can be carried out here. Those of the network need nodes with networks of their own."""
         mine = [row for row in CLASSES.values() if row.by is Carrier.LAUNCHER]
         return tuple(row.name for row in mine if self._switch is not None or Scheme.ETCD in row.targets)
 
     def carry_out(self, fault: Fault, now: float) -> None:
-        """At once, whatever place it names. Raises ConfigError where it cannot be, NetworkError, StoreError."""
+        """Carry out a fault now; its moment is ignored.
+
+        Raises ConfigError if that is not possible, NetworkError and StoreError.
+        """
         lasts = lasts_s(fault)
         until_s = math.inf if lasts is None else now + lasts
         match fault.kind:
@@ -68,7 +76,7 @@ class Infrastructure:
                 self._impair(fault, until_s)
 
     def carry_out_later(self, fault: Fault, at_s: float) -> None:
-        """What cannot be is told then."""
+        """Carry out a fault at a later time. An error is written to the log then."""
         self._due.append((at_s, partial(self.carry_out, fault, at_s)))
 
     def _impair(self, fault: Fault, until_s: float) -> None:
@@ -90,16 +98,17 @@ class Infrastructure:
         self._log.write(event, impairments=[str(impairment) for impairment in found])
 
     def watch_etcd(self, loop: EventLoop) -> None:
+        """Restart etcd from this loop whenever it ends by itself."""
         self._etcd.watch(loop, self._on_etcd_end)
 
     def _on_etcd_end(self) -> None:
-        """Nobody has asked for it: the kernel was short of memory, say."""
+        """Plan a restart after etcd ended by itself, for example because the machine is short of memory."""
         self._log.write("etcd_ended")
         say("etcd has ended: it is started again, with its data")
         self._due.append((time.monotonic() + _ETCD_AGAIN_S, self._start_etcd_again))
 
     def _stop_etcd(self, until_s: float) -> None:
-        """Stopped, with all its threads: connections stand, and nothing answers."""
+        """Suspend etcd with all its threads: connections stay open, and it does not answer."""
         self._etcd.stop()
         self._log.write("etcd_stopped")
         self._due.append((until_s, self._let_etcd_go_on))
@@ -109,7 +118,7 @@ class Infrastructure:
         self._log.write("etcd_goes_on")
 
     def _kill_etcd(self, until_s: float, *, data_too: bool) -> None:
-        """SIGKILL; it is started again with its data, or, `data_too`, without."""
+        """Kill etcd by SIGKILL. It is restarted later; with `data_too`, without its data."""
         self._etcd.kill()
         if data_too:
             self._etcd.forget()
@@ -121,10 +130,12 @@ class Infrastructure:
         self._log.write("etcd_started_again")
 
     def next_deadline_s(self) -> float | None:
+        """Return the time of the next planned call, or None."""
         due_s = min((due_s for due_s, _ in self._due), default=math.inf)
         return due_s if due_s < math.inf else None
 
     def on_tick(self, now: float) -> None:
+        """Make the planned calls whose time has come."""
         due = [call for due_s, call in self._due if due_s <= now]
         self._due = [(due_s, call) for due_s, call in self._due if due_s > now]
         for call in due:
@@ -135,7 +146,7 @@ class Infrastructure:
 
 
 def _named(fault: Fault, switch: Switch) -> Fault:
-    """With a node for each `random`. Raises ConfigError for a node that is not there."""
+    """Return the fault with a node in place of each `random`. Raises ConfigError for an unknown node."""
     left = [host for host in switch.hosts if host not in {target.name for target in fault.targets}]
     random.shuffle(left)
     targets = []

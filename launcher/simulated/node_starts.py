@@ -1,6 +1,6 @@
-"""How the nodes simulated on one machine have ended: what the screen they share says, and the command's exit code.
+"""Starts and ends of simulated nodes: the fork server, restarts of lost nodes, and the exit code of the command.
 
-Starts of simulated nodes: what they are forked from, and how often one that was lost is started again.
+`EndsOfNodes` also prints each node's last sentence on the shared screen, without repetitions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _TOLD_TO_GO = 128 + signal.SIGTERM
 
 
 class EndsOfNodes:
-    """What ends the job is said once, what ends only a node with its name."""
+    """The ends of all nodes. A sentence about the whole job is printed once.
+
+    A sentence about one node is printed with the node's name.
+    """
 
     def __init__(self) -> None:
         self.codes: list[int] = []
@@ -37,9 +40,10 @@ class EndsOfNodes:
         self._told: set[tuple[str, str]] = set()
 
     def add(self, code: int, name: str, run: RunDir) -> None:
+        """Record the exit code of a node, and print its last sentence."""
         try:
             end = rundir.of_node(run, name).read_state()["end"]
-        except ConfigError:  # it has said itself why it could not begin; others may bring the job to a good end
+        except ConfigError:  # the node has printed why it could not start; other nodes may still finish the job
             self._refused.append(code)
             return
         self.codes.append(code)
@@ -50,23 +54,27 @@ class EndsOfNodes:
         self.say_once(end["sentence"] if end["job_is_over"] else f"{name}: {end['sentence']}", end["detail"])
 
     def lose_all(self) -> None:
-        """No node is left that knows how the job has ended."""
+        """Record that all nodes were lost, so that none knows how the job ended."""
         self.codes.append(1)
         self.job_is_over = True
         self.say_once(ALL_LOST)
 
     def say_once(self, sentence: str, detail: str = "") -> None:
+        """Print a sentence, unless it was printed before."""
         if (sentence, detail) not in self._told:
             self._told.add((sentence, detail))
             say_last(sentence, detail)
 
     def say_if_nothing_was(self, sentence: str) -> None:
-        """The nodes may have been told to go before they could say so."""
+        """Print a sentence if no node has said anything, for example because all were stopped early."""
         if not self._told:
             self.say_once(sentence)
 
     def code(self) -> int:
-        """The highest; who was told to go, or could not begin, says nothing about a job that others have ended."""
+        """Return the highest exit code.
+
+        If the job ended otherwise, nodes that were asked to leave or could not start do not count.
+        """
         codes = sorted(self.codes or self._refused)
         if self.job_is_over and self._told_to_go < len(codes):
             for _ in range(self._told_to_go):
@@ -75,11 +83,11 @@ class EndsOfNodes:
 
 
 RESTART_COUNTS_S = 3600.0
-"""How long a node's restart counts."""
+"""Seconds for which the restart of a node counts against the limit."""
 
 
 class NodeRestarts:
-    """Which nodes were started again, and whether one more may be."""
+    """The nodes that were restarted, and the limit on restarts."""
 
     def __init__(self, allowed: int) -> None:
         self._allowed = allowed
@@ -87,7 +95,7 @@ class NodeRestarts:
         self.names: set[str] = set()
 
     def take(self, name: str) -> bool:
-        """Says so, either way."""
+        """Return True if a lost node may be restarted, and count the restart. Prints the decision."""
         now_s = time.monotonic()
         self._at_s = [at_s for at_s in self._at_s if at_s + RESTART_COUNTS_S > now_s]
         if len(self._at_s) >= self._allowed:
@@ -100,11 +108,11 @@ class NodeRestarts:
 
 
 def start_fork_server() -> None:
-    """Signals that stop the command pass it by: they wait in it, and in what is forked from it until `hear_signals`.
+    """Start the fork server with stop signals blocked. Its children inherit that until `hear_signals`.
 
-    Else Ctrl-C in a terminal, or at a node in its first moments, would write a traceback or be lost.
+    Otherwise, Ctrl-C would print a traceback in the fork server, or be lost by a node in its first moments.
     """
-    multiprocessing.resource_tracker.ensure_running()  # it would let the signals through again
+    multiprocessing.resource_tracker.ensure_running()  # started later, it would unblock the signals
     former = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
     try:
         multiprocessing.forkserver.ensure_running()
@@ -113,20 +121,23 @@ def start_fork_server() -> None:
 
 
 def hear_signals() -> None:
-    """The first deed of what the fork server has forked: a signal ends it from now on, also one that has waited."""
+    """Let stop signals end this process, including signals that already wait. Call it first in a forked process."""
     for number in NUMBERS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as the command was started
+        if signal.getsignal(number) != signal.SIG_IGN:  # keep signals ignored if the command was started so
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
 
 
 def signal_to_go() -> signal.Signals:
-    """Return what ends a node: SIGKILL if SIGTERM is ignored (then the node's guardian ends its workers)."""
+    """Return the signal that ends a node: SIGKILL if SIGTERM is ignored (then the node's guardian ends its workers)."""
     return signal.SIGKILL if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN else signal.SIGTERM
 
 
 def begin(process: BaseProcess) -> None:
-    """Raises ElastrainError where the fork server ends just then; one that is gone already is started again."""
+    """Start a process from the fork server.
+
+    A fork server that is gone is restarted. Raises ElastrainError if it ends during the start.
+    """
     try:
         process.start()
     except (EOFError, ConnectionError):
@@ -135,7 +146,10 @@ def begin(process: BaseProcess) -> None:
 
 
 def signal_all(processes: Iterable[BaseProcess], number: int) -> None:
-    """Who has just ended hears nothing: the fork server lets go of its process id before anybody here knows of it."""
+    """Send a signal to all running processes.
+
+    A process may have ended without notice, because the fork server reaps it first. It is skipped.
+    """
     for process in processes:
         if process.pid is not None:
             with suppress(ProcessLookupError):
@@ -143,10 +157,10 @@ def signal_all(processes: Iterable[BaseProcess], number: int) -> None:
 
 
 def end_fork_server() -> None:
-    """With torch in it the interpreter would end by itself a second or more after this command."""
+    """Kill the fork server. With torch loaded, it would outlive this command by more than a second."""
     pid = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # there is no public way
     if pid is None:
         return  # it was never started
-    with suppress(ProcessLookupError, ChildProcessError):  # somebody has killed it
+    with suppress(ProcessLookupError, ChildProcessError):  # it was killed
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -1,8 +1,7 @@
-"""Several nodes simulated on this machine: an agent process each, in a session of its own, and an etcd for them.
+"""Several nodes simulated on this machine: one agent process each, in its own session, and an etcd for them.
 
-With `netns` each has a network of its own, too, and members talk over TCP as those of separate hosts do. A node is lost
-whole when its workers' process groups and its agent are killed; it is then started again, as somebody would start a
-machine again, and joins as a new node. Nothing is decided about the job.
+With `netns`, each node also has its own network, and members use TCP as on separate hosts. The launcher restarts a lost
+node, which joins as a new one, as if an operator had rebooted a machine. It makes no decisions about the job itself.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ from elastrain.launcher.store.port import StoreError, StoreUnavailableError
 
 _STOP_AGAIN_S = 20.0
 _UNKNOWN = 255
-"""What `multiprocessing` takes for the exit code of all whose fork server has gone."""
+"""The exit code that `multiprocessing` reports for a process whose fork server is dead."""
 
 
 def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
-    """Run the `nodes_max` nodes here; the exit code. Raises ConfigError, NetworkError."""
+    """Run `nodes_max` nodes on this machine. Returns the exit code. Raises ConfigError and NetworkError."""
     if netns and (reason := lacking()) is not None:
         raise ConfigError(f"--netns: {reason}")
     with ExitStack() as stack:
@@ -95,13 +94,13 @@ def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
         stack.callback(signals.close)
         listener = rundir.listen(run)
         stack.callback(run.control.unlink, missing_ok=True)
-        guardian.remove(run.control)  # the guardian knows a file by what is there now
+        guardian.remove(run.control)  # the guardian identifies a file by its present inode
         return nodes.run(Infrastructure(etcd, switch, log), signals, listener)
 
 
 @contextmanager
 def _switch(options: RunOptions, guardian: Guardian) -> Iterator[Switch]:
-    """This process is at the switch from then on, and what it starts."""
+    """Make the network. This process, and all that it starts later, run on the switch's host."""
     names = [_name(index) for index in range(options.size.nodes_max)]
     with Switch(options.job, names, guardian.remove_namespace) as switch:
         switch.move_to(SWITCH)
@@ -113,7 +112,7 @@ def _name(index: int) -> str:
 
 
 class _Nodes:
-    """The node processes, until the last has ended."""
+    """The node processes, until the last one has ended."""
 
     def __init__(self, options: RunOptions, run: RunDir, forks: multiprocessing.context.ForkServerContext) -> None:
         self._options, self._run, self._forks = options, run, forks
@@ -123,17 +122,18 @@ class _Nodes:
         self._ends = EndsOfNodes()
         self._dismissed: set[str] = set()
         self._lost: list[str] = []
-        """Nodes that were killed and are not there again."""
+        """Nodes that were killed and not restarted yet."""
         self._to_start: set[str] = set()
-        """Those that were ended to be started again."""
+        """Nodes that were ended in order to be restarted."""
         self._stopped_by = 0
         self._loop = EventLoop()
 
     def guard(self, guardian: Guardian, log: EventLog) -> GuardianWatch:
+        """Watch the guardian from this loop. Its messages are written to the log."""
         return GuardianWatch(self._loop, guardian, lambda say: log.write("guardian", reason=say))
 
     def run(self, around: Infrastructure, signals: StopSignals, listener: socket.socket) -> int:
-        """`listener`: where the operator's requests come in."""
+        """Run all nodes to their end. Returns the exit code. Operators' requests arrive at `listener`."""
         self._around = around
         self._loop.register(signals, lambda _events: self._stop(signals.take()[-1:]))
         around.watch_etcd(self._loop)
@@ -151,7 +151,7 @@ class _Nodes:
         return 128 + self._stopped_by if self._stopped_by else self._ends.code()
 
     def close(self) -> None:
-        """Only if something failed here is there anything left to end."""
+        """End all nodes that still run, which happens only after an error here, and the fork server."""
         signal_all(self._running.values(), signal_to_go())
         for process in self._running.values():
             process.join(_STOP_AGAIN_S)
@@ -164,7 +164,7 @@ class _Nodes:
         self._lost = [lost for lost in self._lost if lost != name]
         etcd, host = EtcdConfig(endpoints=(self._around.endpoint,)), self._around.address(name)
         run = rundir.of_node(self._run, name)
-        for left in (run.control, run.state):  # by an earlier start of this node, which is asked about no more
+        for left in (run.control, run.state):  # left by an earlier start of this node
             left.unlink(missing_ok=True)
         is_first = name not in self._restarts.names
         node = NodeOptions(name=name, etcd=etcd, secret_file=self._run.secret, host=host, has_own_store=is_first)
@@ -186,7 +186,7 @@ class _Nodes:
             self._on_exit(name, process.exitcode if process.exitcode is not None else 1)
 
     def _wait_without_fork_server(self, name: str, pid: int) -> None:
-        """The kernel has told the node to go (`_node`): it ends in order, which its sentinel does not show."""
+        """Wait for a node whose fork server is dead. Its sentinel does not show the end, but its pidfd does."""
         self._ends.say_once("the process that nodes are started from was killed: all nodes end")
         ended = os.pidfd_open(pid)
 
@@ -221,15 +221,15 @@ class _Nodes:
         if not self._running or (self._nobody_is_inside() and self._has_begun()):
             self._ends.lose_all()
             self._dismiss_those_who_come_back()
-        elif self._restarts.take(name):  # others go on
+        elif self._restarts.take(name):  # other nodes continue
             self._start(name)
 
     def _nobody_is_inside(self) -> bool:
-        """All that run were started again, and have not been let into a view: with the others the state was lost."""
+        """Return True if no running node is in a view: all were restarted, so the state is lost."""
         return all(name in self._restarts.names and self._is_outside(name) for name in self._running)
 
     def _begin_next_life(self) -> bool:
-        """The launcher does it, because no node is left to. False where none follows."""
+        """Begin the job's next life, because no node is left to do it. Returns False if there is none."""
         end = End(code=1, sentence=ALL_LOST, lost=True)
         following = None if self._stopped_by else self._next_life(end)
         if following is None or following.life is None:
@@ -237,14 +237,14 @@ class _Nodes:
         say(f"{end.sentence}. {following.reason}")
         for process in [self._running[name] for name in self._running]:
             self._to_start.add(process.name)
-            process.kill()  # it waits for the leases of the dead
+            process.kill()  # it would wait for the leases of dead nodes
         lost, self._lost = self._lost, []
         for name in [name for name in lost if self._restarts.take(name)]:
             self._start(name)
         return bool(self._running)
 
     def _next_life(self, end: End) -> Following | None:
-        """None where the job has no checkpoints, or etcd cannot be asked."""
+        """Return the next life, or None if the job has no checkpoints or etcd does not answer."""
         if self._options.checkpoints is None:
             return None
         names = [_name(index) for index in range(self._options.size.nodes_max)]
@@ -254,7 +254,7 @@ class _Nodes:
         return None
 
     def _has_begun(self) -> bool:
-        """Before the first commit nothing is lost: those that were started again begin anew. Else they must not."""
+        """Return True if a step may have been committed. Before that, restarted nodes may start the job over."""
         with suppress(StoreError):
             return self._lives().has_begun()
         return False
@@ -264,9 +264,10 @@ class _Nodes:
         return shared_lives(self._options, EtcdConfig(endpoints=(self._around.endpoint,)), self._run)
 
     def _dismiss_those_who_come_back(self) -> None:
-        """End the nodes on their way into a job that is over: they would wait for others that never come.
+        """End restarted nodes if the job is over: they would wait for other nodes in vain.
 
-        Where it ended well, a node that is in its view ends by itself, when its workers have left their scripts.
+        If the job ended well, only nodes outside the view are ended. The others end when their workers leave their
+        scripts.
         """
         if not self._ends.job_is_over:
             return
@@ -276,13 +277,13 @@ class _Nodes:
             signal_all([self._running[name]], signal_to_go())
 
     def _end_the_stopped(self) -> None:
-        """When the job is over: a node that a fault has stopped for ever hears nothing of that."""
+        """End nodes that a fault has suspended, once the job is over. They would never learn about its end."""
         for process in self._running.values() if self._ends.job_is_over else ():
             if process.pid is not None and is_stopped(process.pid):
                 process.kill()  # its guardian ends its workers
 
     def _is_outside(self, name: str) -> bool:
-        """Whether the node has not been let into a view since it was started again."""
+        """Return True if the node has not joined a view since its restart."""
         try:
             return bool(rundir.of_node(self._run, name).read_state()["state"] == "starting")
         except ConfigError:
@@ -295,7 +296,7 @@ class _Nodes:
 
 
 def answer(options: RunOptions, around: Infrastructure, request: Request) -> Answer:
-    """The operator asks the launcher: for faults of what is around the nodes, or which of them it can carry out."""
+    """Answer an operator: carry out a fault of etcd or the network, or list the classes that can be carried out."""
     if not isinstance(request, AskFault):
         return Answer(ok=True, state={"carries": around.carries})
     if not options.armed:
@@ -315,12 +316,12 @@ def answer(options: RunOptions, around: Infrastructure, request: Request) -> Ans
 
 
 def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str | None, *, again: bool) -> None:
-    """The body of a node's process. `again`: it has run before."""
+    """Run one node in its own process. `again` is True for a restart."""
     hear_signals()
     os.setsid()
     if namespace is not None:
         enter(namespace)
-    # Should the fork server end alone. The end of the launcher is its guardian's affair.
+    # The node ends with the fork server. If the launcher ends, its guardian ends the nodes.
     die_with_parent(signal_to_go())
     sys.stdout.flush()
     run = rundir.of_node(whole, node.name)
@@ -334,7 +335,7 @@ def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str 
 
 
 def _run(options: RunOptions, node: NodeOptions, run: RunDir, *, patient: bool) -> int:
-    """`patient`: started again, it waits for a store that others have reached before. Raises as `run_node`."""
+    """Run the node, and return its exit code. With `patient`, wait for a store that cannot be reached at first."""
     waits_s, waits = (options.waits.park_timeout_s if patient else 0.0), False
     deadline_s = time.monotonic() + waits_s
     while True:

@@ -1,4 +1,4 @@
-"""Shards of this model from a checkpoint that was cut otherwise, or never: found by the names of parameters."""
+"""Conversion of a checkpoint with other shards, or without shards, into shards of this model, by parameter names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elastrain.snapshot.shard_state import ShardState, Value
 
 @dataclass(frozen=True)
 class _Overlap:
-    """Elements `start..start + numel` of a shard are those of a parameter from its element `offset` on."""
+    """The part of a parameter in a shard: `numel` elements, from `start` in the shard and `offset` in the parameter."""
 
     spec: ParameterSpec
     start: int
@@ -26,7 +26,11 @@ class _Overlap:
 
 
 def check(entries: Mapping[str, ParameterEntry], layout: Layout, source: str) -> None:
-    """Raises ConfigError where a parameter or running statistic of this model is missing, or is something else."""
+    """Raise ConfigError if a parameter or running statistic of this model is missing in `entries` or does not match.
+
+    A shape must be equal. A dtype must be of the same kind (floating-point, complex or other). `source` names the
+    checkpoint in the error message.
+    """
     for spec in layout.parameters:
         entry = entries.get(spec.name)
         if entry is None:
@@ -42,14 +46,20 @@ def check(entries: Mapping[str, ParameterEntry], layout: Layout, source: str) ->
 
 
 def homes(model: nn.Module, layout: Layout) -> dict[str, str]:
-    """Return each name of the model's state_dict with the one that the layout has for its memory, or with itself."""
+    """Map each name in the model's state_dict to the name that the layout uses for the same memory.
+
+    A name that the layout does not know maps to itself.
+    """
     state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
     found = {(state[spec.name].data_ptr(), spec.shape): spec.name for spec in layout.parameters if spec.numel}
     return {name: found.get((value.data_ptr(), tuple(value.shape)), name) for name, value in state.items()}
 
 
 def untied(plain: PlainState, homes: Mapping[str, str], source: str) -> PlainState:
-    """Return the state by the layout's names. Raises ConfigError where two names of one weight have other values."""
+    """Return the state under the layout's names.
+
+    Raises ConfigError if two names of one tied weight have different values in the checkpoint.
+    """
     model, first = dict[str, Tensor](), dict[str, str]()
     for name, value in plain.model.items():
         home = homes.get(name, name)
@@ -63,7 +73,7 @@ def untied(plain: PlainState, homes: Mapping[str, str], source: str) -> PlainSta
 
 
 def shard_state(plain: PlainState, layout: Layout, shard: Shard, step: int) -> ShardState:
-    """The state of one shard after `step`. What lies between parameters is zero, as in a new model."""
+    """Return the state of one shard after `step`. Gaps between parameters are zero, as in a new model."""
     parameters = torch.zeros(shard.numel, dtype=getattr(torch, shard.master_dtype))
     overlaps = list(_overlaps(layout, shard))
     for part in overlaps:
@@ -84,12 +94,12 @@ def _overlaps(layout: Layout, shard: Shard) -> Iterator[_Overlap]:
 
 
 def _piece(plain: PlainState, part: _Overlap, numel: int) -> dict[str, Value]:
-    """What the optimizer keeps for this part of the parameter; nothing where it was never stepped."""
+    """Return the optimizer's state for this part of a parameter; empty if it was never stepped."""
     return {name: _entry(name, value, part, numel) for name, value in plain.state.get(part.spec.name, {}).items()}
 
 
 def _entry(name: str, value: Value, part: _Overlap, numel: int) -> Value:
-    # A counter of steps has no dimension, nor have moments of a parameter without any.
+    # Step counters are scalars and are not cut. A scalar parameter has scalar moments, so the name decides.
     if not isinstance(value, Tensor) or tuple(value.shape) != part.spec.shape or name == "step":
         return value.clone() if isinstance(value, Tensor) else value
     whole = torch.zeros(numel, dtype=value.dtype)

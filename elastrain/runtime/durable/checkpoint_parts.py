@@ -1,6 +1,7 @@
-"""Captured states on their way to the thread that writes them, and the parts of checkpoints that they belong to.
+"""The part of a checkpoint that one member writes. Captured states wait for a thread that writes them.
 
-The part of a checkpoint that one member writes: captured states wait here for the thread that writes them.
+`WriterThread` runs the tasks, `Room` limits the memory of waiting states, `PartInWriting` is one part, and `Captured`
+connects them for the engine.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ from elastrain.snapshot.durable.writing import PartWriter
 from elastrain.snapshot.shard_state import ShardState
 
 NICE = 10
-"""Added to the writer's niceness: two threads that compute have the processors, it has what they leave."""
+"""Added to the niceness of the writer thread, so that it uses only idle processor time."""
 Task = Callable[[], None]
+"""Work for the writer thread."""
 Tell = Callable[[p.PartWritten], None]
+"""Reports the outcome of a part to the engine."""
 Apart = Callable[[Task], None]
-"""Does a task for which no checkpoint waits: where it fails, that is said."""
+"""Runs a task that no checkpoint waits for. An error of the task is only logged."""
 
 
 class WriterThread:
-    """Does one task after the other. Daemon: a disk that hangs must not keep the process.
+    """A daemon thread that runs tasks one after the other. A disk that hangs does not keep the process alive.
 
-    `failed` is told what nobody has thought of, in the thread: the next task follows.
+    `failed` is called in the thread if a task raises. The thread then goes on with the next task.
     """
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
@@ -40,33 +43,35 @@ class WriterThread:
         self._thread = threading.Thread(target=self._run, name="elastrain-checkpoints", daemon=True)
         self._lock = threading.Lock()
         self._waiting = 0
-        """How many wait for it: a step for room, the loop for its end."""
+        """Number of waits for the thread: a step that needs room, or a loop that has ended."""
 
     def start(self) -> None:
+        """Start the thread, unless it runs."""
         if not self._thread.is_alive():
             self._thread.start()
 
     def do(self, task: Task) -> None:
+        """Queue a task."""
         self._tasks.put(task)
 
     def close(self, wait_s: float) -> None:
-        """What was asked for before is done, if that does not take longer."""
+        """Finish the queued tasks, and end the thread. Gives up after `wait_s` seconds."""
         if self._thread.is_alive():
-            self.hurry()  # first: with nothing to do, it ends at once
+            self.hurry()  # before the end mark: an idle thread ends at once
         self._tasks.put(None)
         if self._thread.is_alive():
             self._thread.join(wait_s)
 
     def hurry(self) -> None:
-        """The job ends: nobody computes any more, so the thread has its share of the processors.
+        """Give the thread normal priority until its end, because the job ends and does not compute.
 
-        Where the system lets it: an ordinary user may lower a priority, and not put it back.
+        Without the privilege to raise a priority, it stays low.
         """
         self._count(1)
 
     @contextmanager
     def hurried(self) -> Iterator[None]:
-        """Likewise while a step waits, or a loop that has ended; the two may overlap."""
+        """Give the thread normal priority while a step or an ended loop waits for it. Calls may overlap."""
         self._count(1)
         try:
             yield
@@ -74,7 +79,7 @@ class WriterThread:
             self._count(-1)
 
     def _count(self, more: int) -> None:
-        """This thread's niceness alone, and that of those that it starts, follows from whether anybody waits."""
+        """Change the number of waits by `more`, and set the thread's niceness. Threads that it starts inherit it."""
         with self._lock:
             self._waiting += more
             if self._thread.is_alive() and self._thread.native_id is not None:
@@ -88,73 +93,77 @@ class WriterThread:
         while (task := self._tasks.get()) is not None:
             try:
                 task()
-            except Exception as error:  # noqa: BLE001  # it is told, and the next checkpoint may work
+            except Exception as error:  # noqa: BLE001  # it is reported, and the next checkpoint may succeed
                 self._failed(error)
 
 
 class Room:
-    """Counts the bytes of captured states that are not written yet. Safe for two threads."""
+    """A counter of the bytes of captured states that are not written yet. Two threads may use it."""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self.used_bytes = 0
         self.limit_bytes = limit_bytes
-        """None: as much as the states have, since the next checkpoint waits for this one."""
+        """Limit of `used_bytes`. None means no limit: only one checkpoint is written at a time."""
         self._most_bytes = 0
         self._freed = threading.Condition()
 
     def take_most_bytes(self) -> int:
-        """The most that was used since this was last asked."""
+        """Return the largest number of bytes in use since the last call."""
         with self._freed:
             most_bytes, self._most_bytes = self._most_bytes, self.used_bytes
             return most_bytes
 
     def fits(self, size_bytes: int) -> bool:
+        """Return True if the bytes fit now."""
         return self.limit_bytes is None or self.used_bytes + size_bytes <= self.limit_bytes
 
     def ever_fits(self, size_bytes: int) -> bool:
-        """Whether it does when all is written."""
+        """Return True if the bytes fit once everything else is written."""
         return self.limit_bytes is None or size_bytes <= self.limit_bytes
 
     def wait(self, size_bytes: int, at_most_s: float) -> bool:
-        """True when it fits."""
+        """Wait until the bytes fit, at most `at_most_s` seconds. Returns False if they still do not."""
         with self._freed:
             return self._freed.wait_for(lambda: self.fits(size_bytes), at_most_s)
 
     def take(self, size_bytes: int) -> None:
+        """Count bytes as used."""
         with self._freed:
             self.used_bytes += size_bytes
             self._most_bytes = max(self._most_bytes, self.used_bytes)
 
     def free(self, size_bytes: int) -> None:
+        """Count bytes as free, and wake a waiting thread."""
         with self._freed:
             self.used_bytes -= size_bytes
             self._freed.notify_all()
 
 
 class Blocked:
-    """A stopwatch: for how long a step has waited for a checkpoint. For the engine's thread."""
+    """A stopwatch of the time that steps wait for a checkpoint. The engine thread uses it."""
 
     def __init__(self) -> None:
         self._total_s = 0.0
         self._since_s: float | None = None
 
     def begin(self) -> None:
+        """Start the stopwatch."""
         self._since_s = time.monotonic()
 
     def end(self) -> None:
-        """Nothing happens where nobody waits."""
+        """Stop the stopwatch. Does nothing if it does not run."""
         if self._since_s is not None:
             self._total_s += time.monotonic() - self._since_s
             self._since_s = None
 
     def take(self) -> float:
-        """Seconds since this was last asked."""
+        """Return the seconds measured since the last call."""
         total_s, self._total_s = self._total_s, 0.0
         return total_s
 
 
 class PartInWriting:
-    """Some shards of a checkpoint, from `BeginPart` to `PartWritten`. Its methods run in the writer's thread."""
+    """One member's shards in a checkpoint, from `BeginPart` to `PartWritten`. The methods run in the writer thread."""
 
     def __init__(
         self, command: p.BeginPart, place: CheckpointPlace, name: str, me: str, tell: Tell, apart: Apart
@@ -162,21 +171,24 @@ class PartInWriting:
         self.step = command.step
         self.shards = frozenset(command.shards)
         self.is_over = False
-        """Nothing more is wanted of it. Set by any thread."""
+        """True if the part is finished or cancelled. Any thread may set it."""
         self._left = set(command.shards)
         self._told: dict[int, str] = {}
         self._writer = PartWriter(place, name, writer=me)
         self._tell, self._apart = tell, apart
 
     def check(self, check: Task) -> None:
-        """Before anything of it is written. `check` raises CheckpointError where the place is another job's now."""
+        """Give the part up if `check` raises CheckpointError: another job has taken the place over."""
         try:
             check()
         except CheckpointError as error:
             self.fail(str(error))
 
     def write(self, state: ShardState, digest: int | None, then: Callable[[], None]) -> None:
-        """One of its states; the last one ends it. `digest`: what it was verified with. `then` follows in any case."""
+        """Write one state. The last one completes the part.
+
+        `digest` is the state's checksum at its verification, or None. `then` is called in any case.
+        """
         try:
             self._write(state, digest)
         except CheckpointError as error:
@@ -187,22 +199,24 @@ class PartInWriting:
     def _write(self, state: ShardState, digest: int | None) -> None:
         if not self.is_over:
             written = self._writer.write(state)
-            # Afterwards, so that whatever changed before it was written shows.
+            # Compared after writing, so that every change before or during the write is found.
             if not self.is_over and digest not in (None, state.checksum()):
                 raise CheckpointError(f"the state of shard {state.shard} has changed in memory since it was verified")
             self._told[state.shard] = msgspec.json.encode(written).decode()
             self._left.discard(state.shard)
-        if self.is_over:  # perhaps meanwhile: a state that was lent may have changed then
+        if self.is_over:  # perhaps cancelled during the write: a lent state may have changed by then
             self.give_up()
         elif not self._left:
             self._writer.finish()
             self._end()
 
     def give_up(self) -> None:
+        """Cancel the part, and remove its file."""
         self.is_over = True
         self._apart(self._writer.give_up)
 
     def fail(self, problem: str) -> None:
+        """Cancel the part, and report the problem to the engine."""
         self.give_up()
         self._tell(p.PartWritten(step=self.step, shards=(), told=(), problem=problem))
 
@@ -213,46 +227,56 @@ class PartInWriting:
 
 
 CLOSE_S = 10.0
-"""How long a member waits for the disk: at its end for what is being written, and for room for one checkpoint."""
+"""Seconds that a member waits for the disk: at its end, and for room for the states of one checkpoint."""
 
 
 class Captured:
-    """Owns the parts that are being written, and the room for copies of states. For the engine's thread."""
+    """The parts that are being written, and the room for copies of states. The engine thread uses it."""
 
     def __init__(self, thread: WriterThread, tell: Callable[[p.Event], None], wake: Task, apart: Apart) -> None:
-        """`wake`: called by the writer's thread when there is room again, since nothing else may happen by then."""
+        """Create it. The writer thread calls `wake` when there is room again, because the engine may be idle then."""
         self.room = Room(None)
         self.blocked = Blocked()
         self._thread = thread
         self._tell, self._wake, self._apart = tell, wake, apart
         self._parts: list[PartInWriting] = []
         self._patience_s = CLOSE_S
-        """For the disk, until the next part: states change together, and nobody hears this member meanwhile."""
+        """Seconds left to wait for the disk, until the next part begins.
+
+        All states change together, and during a wait this member sends nothing to its peers.
+        """
 
     def begin(self, command: p.BeginPart, place: CheckpointPlace, name: str, me: str) -> PartInWriting:
+        """Begin a part of a checkpoint."""
         self._patience_s = CLOSE_S
         self._parts.append(PartInWriting(command, place, name, me, self._tell, self._apart))
         return self._parts[-1]
 
     def end(self, step: int) -> None:
-        """The checkpoint is complete, or given up."""
+        """End the parts of a checkpoint that is complete or given up."""
         for part in [part for part in self._parts if part.step == step]:
             self._parts.remove(part)
             self._cancel(part)
 
     def is_ready_for(self, size_bytes: int) -> bool:
+        """Return True if a copy fits now, or if no copy would ever fit and the state must be lent."""
         return self.room.fits(size_bytes) or not self.room.ever_fits(size_bytes)
 
     def make_room(self, size_bytes: int, *, is_awaited: bool) -> bool:
-        """At most as long as a member may be silent: what does not come to the disk by then is given up."""
+        """Wait for room for a copy. Returns False if there will never be enough, so that the state must be lent.
+
+        If the disk is too slow, open parts are given up, because a member may not be silent for long. A wait counts as
+        blocked time only if a step awaits it.
+        """
         if not self.room.ever_fits(size_bytes):
             return False
-        if is_awaited:  # a copy behind the scenes blocks nobody, however long its thread has no processor
+        if is_awaited:  # a copy in the background blocks no step
             self.blocked.begin()
         self._wait(lambda at_most_s: self.room.wait(size_bytes, at_most_s))
         return True
 
     def take(self, step: int, digest: int | None, state: ShardState) -> None:
+        """Queue a copy of a state for writing."""
         self.blocked.end()
         part = self._part(step, state.shard)
         if part is None:
@@ -262,7 +286,7 @@ class Captured:
         self._thread.do(lambda: part.write(state, digest, lambda: self._free(size_bytes)))
 
     def lend(self, step: int, digest: int | None, state: ShardState) -> None:
-        """Likewise."""
+        """Write the state itself, and wait until that is done."""
         self.blocked.begin()
         part, written = self._part(step, state.shard), threading.Event()
         if part is not None:
@@ -293,6 +317,6 @@ class Captured:
             self._tell(p.PartWritten(step=part.step, shards=(), told=(), problem=problem))
 
     def _cancel(self, part: PartInWriting) -> None:
-        # At once, since what was lent may change next; the file is the writer's, which removes it in its turn.
+        # Set at once, because a lent state may change next. The writer thread removes the file later.
         part.is_over = True
         self._thread.do(part.give_up)

@@ -1,8 +1,8 @@
-"""Where this member writes checkpoints: the place, the job's claim to it, and what is kept there when one is complete.
+"""The place where this member writes checkpoints, the job's claim to it, and the checkpoints that are kept there.
 
-On local disks a place has the parts of one node. One member of each node, its keeper, writes the loop's state there,
-puts the manifest beside it, and reads back what lies there. An older checkpoint goes once every node has told that
-its part of a newer one was read back whole. All but `open`, `take_over` and `close` is for the writer's thread.
+On local disks, a place has the parts of one node. One member of each node, its keeper, writes the loop's state and the
+manifest there, and reads everything back. An older checkpoint is removed once every keeper has verified a newer one.
+The writer thread calls everything except `open`, `take_over` and `close`.
 """
 
 from __future__ import annotations
@@ -40,26 +40,27 @@ Attachments = Mapping[str, tuple[Part, ...]]
 
 
 class KeeperTold(PlainValue, frozen=True):
-    """What a keeper has written beside the shards, and what it has verified: text for the member that collects."""
+    """A keeper's report to the member that writes the manifest, sent as text."""
 
     attachments: dict[str, tuple[Part, ...]]
+    """The attachments on the keeper's disk."""
     verified: tuple[str, ...]
-    """Checkpoints of which all that lies on its disk was read back whole."""
+    """Names of checkpoints whose parts on this disk were all read back."""
 
 
 class KeptCopy(PlainValue, frozen=True):
-    """What every keeper puts on its disk when a checkpoint is complete, as text."""
+    """Text that every keeper gets when a checkpoint is complete, with the manifest for its disk."""
 
     manifest: str
     verified: str
-    """The newest checkpoint that all of them have verified; empty: none."""
+    """The newest checkpoint that all keepers have verified; empty if there is none."""
 
 
 _TOLD, _KEPT = msgspec.json.Decoder(KeeperTold), msgspec.json.Decoder(KeptCopy)
 
 
 def told_by_keepers(loops: Sequence[str]) -> tuple[dict[str, tuple[Part, ...]], str]:
-    """All copies of the attachments, and the newest checkpoint that every keeper has verified."""
+    """Return all copies of the attachments, and the newest checkpoint that every keeper has verified."""
     told = [_TOLD.decode(each) for each in loops]
     names = sorted({name for each in told for name in each.attachments})
     copies = {name: tuple(part for each in told for part in each.attachments.get(name, ())) for name in names}
@@ -67,19 +68,19 @@ def told_by_keepers(loops: Sequence[str]) -> tuple[dict[str, tuple[Part, ...]], 
 
 
 def newest_of_all(verified: Iterable[Iterable[str]]) -> str:
-    """The newest name that is in every one of them; empty where none is."""
+    """Return the newest name that is in all collections, or an empty text."""
     sets = [set(each) for each in verified]
     common = set.intersection(*sets) if sets else set()
     return max(common, key=lambda name: place_in_time(name) or (-1, -1), default="")
 
 
 def kept_text(manifest: Manifest, verified: str) -> str:
-    """Raises CheckpointError, as `manifest.encode`."""
+    """Return a `KeptCopy` as text. Raises CheckpointError as `manifest.encode`."""
     return msgspec.json.encode(KeptCopy(manifest=encode(manifest).decode(), verified=verified)).decode()
 
 
 class CheckpointDisk:
-    """Owns the claim, and which checkpoints were verified here."""
+    """The claim of this member's job to a place, and the checkpoints that were verified there."""
 
     def __init__(
         self, options: CheckpointOptions, job: str, log: Callable[..., None], resume: Resume | None = None
@@ -92,34 +93,38 @@ class CheckpointDisk:
         self._resume = resume
         self._claim: Claim | None = None
         self._wrote = ""
-        """The newest checkpoint of which this member has written the loop's state: it is its keeper."""
+        """The newest checkpoint of which this member, as the keeper of its node, wrote the loop's state."""
         self._verified: list[str] = []
 
     def open(self) -> None:
-        """Claim the place, if it is not to be taken over from another job: see `take_over`.
+        """Claim the place now, unless it is to be taken over from another job later (see `take_over`).
 
-        Raises ConfigError where it is another job's; other problems are said when it is used.
+        Raises ConfigError if it belongs to another job. Other problems are logged here, and raised when the place is
+        used.
         """
         self._claim_by(hold_for if self._resumes() else claim)
 
     def take_over(self) -> None:
-        """The job goes on from what lies here: nothing refuses it any more. Raises ConfigError, as `open`."""
+        """Claim the place of the job that this job resumes from, once the start succeeded. Raises as `open`."""
         if self._claim is None and self._resumes():
             self._claim_by(partial(claim, take_over=True))
 
     def _resumes(self) -> bool:
-        """A node may have older checkpoints of a job whose newest ones were written by the others alone."""
+        """Return True if this job resumes from the checkpoints in the place.
+
+        A node may have only older checkpoints, if other nodes alone wrote the newest ones.
+        """
         if self._options.resumes or not self._options.resumed_job:
             return self._options.resumes
         try:
             before = owner_of(self.place)
             if before is not None and before.job in (self._options.resumed_job, self._job):
                 return True
-            # Jobs in between may have come to no checkpoint, or have gone on without this node: the training counts.
+            # Jobs in between may have written nothing here. Checkpoints count if they are of the same training.
             there, resume = visible(self.place), self._resume
             newest = Checkpoint.open([self.place], there[-1]).manifest if there else None
             return newest is not None and resume is not None and not changed(resume, newest.spec)
-        except CheckpointError:  # said by whoever claims the place
+        except CheckpointError:  # reported when the place is claimed
             return False
 
     def _claim_by(self, ask: Callable[[CheckpointPlace, str], Claim | None]) -> None:
@@ -131,17 +136,18 @@ class CheckpointDisk:
             self._log("checkpoint_place", reason=str(error))
 
     def close(self) -> None:
+        """Release the claim."""
         if self._claim is not None:
             self._claim.release()
 
     def check(self) -> None:
-        """Raises TakenError where another job has taken the place over."""
+        """Raise TakenError if another job has taken the place over."""
         if self._claim is not None:
             self._claim.check()
 
     def find(self, name: str) -> Manifest | None:
-        """The manifest of a checkpoint of this job that is visible here. Raises CheckpointError."""
-        # A job that goes on from an older one comes past the same steps as the job that wrote the newer ones.
+        """Return the manifest of a visible checkpoint of this job, or None. Raises CheckpointError."""
+        # A job that resumed from an older checkpoint repeats steps, so the name may be that of another job.
         found = Checkpoint.open([self.place], name).manifest if name in visible(self.place) else None
         return found if found is not None and found.job == self._job else None
 
@@ -161,24 +167,27 @@ class CheckpointDisk:
         return found
 
     def told(self, checkpoint: str, attachments: Attachments) -> str:
-        """This member is the keeper of its node, and has written these."""
+        """Return the report of this keeper about the attachments that it has written."""
         self._wrote = checkpoint
         return msgspec.json.encode(
             KeeperTold(attachments=dict(attachments), verified=tuple(self._verified[-self._options.keep - 1 :]))
         ).decode()
 
     def remove_older(self, life: int, step: int) -> None:
-        """Than this one, which is complete, or given up. On local disks `keep` does it. Raises CheckpointError."""
+        """Remove old checkpoints after that of `step` is complete or given up. Raises CheckpointError.
+
+        On local disks, `keep` does that instead.
+        """
         if not self.is_local:
-            self.check()  # else it is another job's by now, and not touched
+            self.check()  # do not touch checkpoints of another job
             options = self._options
             for sentence in tidy(self.place, keep=options.keep, age_s=options.keep_for_s, over=(life, step)):
                 self._log("checkpoint_tidied", reason=sentence)
 
     def keep(self, life: int, step: int, text: str) -> None:
-        """The checkpoint is complete: have the manifest here too, remove what may go, and read back what lies here.
+        """As a keeper, publish the manifest of a complete checkpoint, remove old ones, and verify the new one.
 
-        Nothing happens on a member that is no keeper. Raises CheckpointError; others have the checkpoint.
+        Does nothing on other members. Raises CheckpointError; other nodes still have the checkpoint then.
         """
         name, told = name_of(life, step), _KEPT.decode(text)
         if self._wrote != name:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, made of the layout, the optimizer, the record and what was written. Values only."""
+"""The manifest of a checkpoint, made from layout, optimizer, commit record and written parts. Values only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WRITTEN = msgspec.json.Decoder(Written)
 
 @dataclass(frozen=True, kw_only=True)
 class Begin:
-    """What a manifest says of its job. `hyper`: per parameter group, after the step."""
+    """The part of a manifest about the job. `hyper` has the hyperparameters of each parameter group after the step."""
 
     job: str
     life: int
@@ -33,7 +33,7 @@ class Begin:
 
 
 class Described:
-    """What stays the same for the whole job: the model's names, and which of them the optimizer has where."""
+    """The part of a manifest that never changes: parameter names, shapes and groups."""
 
     def __init__(self, layout: Layout, model: nn.Module, optimizer: Optimizer) -> None:
         self._layout = layout
@@ -46,7 +46,7 @@ class Described:
         self._groups = [tuple(names[each] for each in group if each in names) for group in groups]
         state = model.state_dict()
         self._parameters = tuple(
-            # The model's dtype: a running statistic is kept in a wider one than its layer has.
+            # The model's dtype, because shards keep running statistics in a wider dtype.
             ParameterEntry(
                 name=s.name,
                 shape=s.shape,
@@ -60,7 +60,7 @@ class Described:
     def buffers(self, kept: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         """Return the model's buffers that are no running statistics. Values in `kept` take precedence."""
         known = {name for entry in self._parameters for name in (entry.name, *entry.also)}
-        # With `keep_vars`, because a member of a pipeline refuses a script's state_dict() for the blocks that it lacks.
+        # With `keep_vars`, because in a pipeline a plain state_dict() raises if this member lacks some blocks.
         state = self._model.state_dict(keep_vars=True)
         found = {name: kept.get(name, value) for name, value in state.items() if name not in known}
         return {name: value for name, value in found.items() if value is not None}
@@ -68,7 +68,10 @@ class Described:
     def manifest(
         self, begin: Begin, record: Record, told: Sequence[str], attachments: Mapping[str, tuple[Part, ...]]
     ) -> Manifest:
-        """`told`: what writers told of all shards. Raises CheckpointError where copies of one differ."""
+        """Return the manifest of a checkpoint. `told` has the `Written` texts of all writers.
+
+        Raises CheckpointError if the copies of a shard differ.
+        """
         copies: dict[int, list[Written]] = {}
         for each in told:
             written = _WRITTEN.decode(each)
@@ -90,7 +93,7 @@ class Described:
         )
 
     def _shard(self, shard: Shard, copies: Sequence[Written]) -> ShardEntry:
-        if len({copy.digest for copy in copies}) > 1:  # nobody could tell later which one is right
+        if len({copy.digest for copy in copies}) > 1:  # no reader could decide which one is right
             files = " and ".join(copy.part.file for copy in copies)
             raise CheckpointError(f"the copies of shard {shard.index} in {files} differ")
         return ShardEntry(
@@ -104,7 +107,10 @@ class Described:
         )
 
     def _pieces(self, shard: Shard) -> list[PieceEntry]:
-        """Everything that lies in the shard; the layout's own pieces are what an optimizer steps."""
+        """Return all pieces of a shard.
+
+        The pieces in the layout are fewer: only those that the optimizer steps.
+        """
         found = []
         for leaf in self._layout.leaves:
             start, stop = max(shard.start, leaf.start), min(shard.stop, leaf.start + round_up(leaf.numel))
@@ -125,7 +131,7 @@ class Described:
 
 
 def hyper_of(loop: str) -> list[dict[str, Any]]:
-    """Per parameter group, as the loop's state has them."""
+    """Return the hyperparameters of each parameter group from the text of the loop's state."""
     hyper: list[dict[str, Any]] = json.loads(loop)["hyper"]
     return hyper
 
@@ -141,7 +147,7 @@ def _counters(record: Record) -> dict[str, Any]:
 
 
 def _also(name: str, state: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Further names of the same memory in a `state_dict`."""
+    """Return the other names in a `state_dict` that share the memory of `name`."""
     mine = state[name]
     same = [key for key, value in state.items() if value.data_ptr() == mine.data_ptr() and value.shape == mine.shape]
     return tuple(key for key in same if key != name) if mine.numel() else ()

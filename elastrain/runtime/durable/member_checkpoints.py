@@ -1,7 +1,7 @@
-"""A member's durable checkpoints, as its engine drives them: states come in captured, a thread writes, events go out.
+"""A member's durable checkpoints. The engine thread delivers captured states, and the writer thread writes them.
 
-The engine's thread calls everything here; it waits for the disk only where states that are about to change have no room
-beside those that are not written yet. Where no room would do for a copy, the state itself is written while it waits.
+The engine waits for the disk only if states are about to change and there is no room for their copies. If no copy can
+ever fit, the state itself is written while the engine waits.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from elastrain.snapshot.durable.manifest import Manifest, Part, name_of
 from elastrain.snapshot.durable.publishing import Staged, stage
 
 GIVE_UP_S = 600.0
-"""A disk, or a store, that has not answered by then gives the checkpoint up: the end of the job waits for it."""
+"""Seconds after which a checkpoint is given up if the disk or store does not answer. The job's end waits for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bearings:
-    """Who writes, where, and how it tells. `say` speaks to the agent, if `has_agent`, else to nobody. `wake`: the
-    engine, to look for what it may do; any thread.
+    """The identity of the writer, and its connections to the engine and the agent.
+
+    `say` sends to the agent if `has_agent`, else nowhere. `wake` wakes the engine, from any thread.
     """
 
     options: CheckpointOptions
@@ -56,7 +57,7 @@ class Bearings:
 
 @dataclass
 class AtStep:
-    """The loop's tensors and the model's buffers, as they are when the loop comes to a step."""
+    """The loop's tensors and the model's buffers at the present step of the loop."""
 
     payload: Callable[[], list[Tensor]] = list
     buffers: Mapping[str, Tensor | None] = field(default_factory=dict)
@@ -64,17 +65,17 @@ class AtStep:
 
 @dataclass
 class KeptLoop:
-    """The loop's state for a checkpoint; its tensors are copied before the script may change them."""
+    """The loop's state for a checkpoint. Its tensors are copied before the script may change them."""
 
     step: int
     text: str
     payload: Callable[[], list[Tensor]]
     buffers: Mapping[str, Tensor | None]
-    """The model's buffers as they were then; nobody writes into these."""
+    """The model's buffers at that step. They do not change later."""
     tensors: list[Tensor] | None = None
 
     def copy(self) -> list[Tensor]:
-        """Raises ConfigError where the script has changed them already."""
+        """Return copies of the tensors. Raises ConfigError if the script has already changed them."""
         if self.tensors is None:
             self.tensors = self.payload()
         return self.tensors
@@ -82,7 +83,7 @@ class KeptLoop:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """A manifest that waits for the record in the store. `told`: see `protocol.ManifestWritten`."""
+    """A manifest that waits until the agent has recorded the checkpoint in the store. See `protocol.ManifestWritten`."""
 
     manifest: Manifest
     staged: Staged
@@ -91,27 +92,27 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class Newest:
-    """The checkpoint that was begun last. `last_step`: of it, if the job is to be stopped with it."""
+    """The newest checkpoint that was begun. `last_step` is its step if the job stops with it."""
 
     began_s: float = 0.0
     open_step: int | None = None
-    """Of it, until it is complete or given up."""
+    """Step of the checkpoint until it is complete or given up."""
     last_step: int | None = None
     asked_s: float = 0.0
-    """When one was asked for by the clock."""
+    """Time at which the last checkpoint was requested by the clock."""
 
     @property
     def since_s(self) -> float:
-        """From when the clock counts to the next one."""
+        """Time from which the interval to the next checkpoint counts."""
         return max(self.began_s, self.asked_s)
 
 
 class Checkpoints:
-    """Owns the loop's state that is kept, the manifest that waits for the agent, and the writer's thread."""
+    """The checkpoints of a member: the kept state of the loop, the waiting manifest, and the writer thread."""
 
     def __init__(self, bearings: Bearings, described: Described) -> None:
         self.spec: dict[str, Any] = {}
-        """What all members have in common, as it was told when this one joined."""
+        """The settings that all members share, set when this member joined."""
         self._with = bearings
         self._described = described
         self._disk = CheckpointDisk(bearings.options, bearings.job, bearings.log, bearings.resume)
@@ -122,28 +123,30 @@ class Checkpoints:
         self._waiting: Waiting | None = None
         self._newest = Newest()
         self.has_newest = bearings.resume is not None
-        """The newest committed step is a complete checkpoint."""
+        """True if the newest committed step is a complete checkpoint."""
         self._committed = -1
 
     @property
     def plan(self) -> CheckpointPlan:
+        """The checkpoint settings that the protocol needs."""
         options = self._with.options
         return CheckpointPlan(every_steps=options.every_steps, all_holders=options.is_local)
 
     def open(self) -> None:
-        """Claim the place. Raises ConfigError where it is another job's; other problems are said when it is used."""
+        """Claim the place. Raises ConfigError if it is another job's; other problems appear when it is used."""
         self._disk.open()
         self._thread.start()
 
     def begin(self) -> None:
-        """A view is in order: the place that the job goes on from becomes its own. Raises ConfigError, as `open`."""
+        """Take over the place that this job resumes from, once a view is complete. Raises as `open`."""
         self._disk.take_over()
 
     def use_loop(self, payload: Callable[[], list[Tensor]]) -> None:
-        """The loop has come to a step; these are its tensors."""
+        """Set the tensors of the loop at its present step."""
         self.at_step.payload = payload
 
     def carry_out(self, command: p.Command) -> None:
+        """Carry out a command about checkpoints. Other commands are ignored."""
         match command:
             case p.BeginPart():
                 self._begin(command)
@@ -157,7 +160,7 @@ class Checkpoints:
                 self.passed(record)
 
     def passed(self, record: Record) -> None:
-        """A step was committed: from now on the script may change what it has registered."""
+        """Note a committed step, and copy the kept loop state before the script may change it."""
         self._committed, self.has_newest = record.step, False
         if self._loop is not None and self._loop.step < record.step:
             self._copy_loop()
@@ -168,7 +171,7 @@ class Checkpoints:
             self._newest = Newest(began_s=time.monotonic(), open_step=record.step, last_step=last)
 
     def is_due(self, view: View | None, now_s: float) -> bool:
-        """By the clock of the member of lowest rank. One that takes too long is given up by then."""
+        """Return True if a checkpoint is due by the clock of the member of rank 0. Also gives up one that takes too long."""
         newest = self._newest
         if newest.open_step is not None and now_s - newest.began_s > GIVE_UP_S:
             self._newest = replace(newest, open_step=None)
@@ -178,21 +181,21 @@ class Checkpoints:
         if not every_s or view is None or view.ids[0] != self._with.me or now_s - newest.since_s < every_s:
             return False
         has_begun, self._newest = newest.since_s > 0.0, replace(self._newest, asked_s=now_s)
-        return has_begun  # the first one is due when so much time has passed
+        return has_begun  # the first call only starts the interval
 
     def settled(self, message: am.CheckpointSettled) -> None:
-        """The agent has put the record of the checkpoint in the store, or may not."""
+        """Publish the waiting manifest, or give it up, after the agent's answer about the store."""
         waiting = self._waiting
         if waiting is not None and waiting.manifest.step == message.step:
             self._waiting = None
             self._thread.do(lambda: self._publish(waiting, message.problem))
 
     def hurried(self) -> AbstractContextManager[None]:
-        """The loop has ended, and waits for what is being written: nobody computes meanwhile."""
+        """Give the writer thread normal priority while the ended loop waits for it."""
         return self._thread.hurried()
 
     def close(self) -> None:
-        """After a while at the most."""
+        """Finish queued writes within CLOSE_S, and release the place."""
         self._thread.close(CLOSE_S)
         self._disk.close()
 
@@ -201,7 +204,7 @@ class Checkpoints:
         self._thread.do(lambda: part.check(self._disk.check))
 
     def _capture_loop(self, command: p.CaptureLoop) -> None:
-        if self._newest.open_step is None:  # no record names it: it was asked for after the votes on the last step
+        if self._newest.open_step is None:  # requested after the votes on the last step, so no record names it
             self._newest = Newest(began_s=time.monotonic(), open_step=command.step)
         loop = self._loop = KeptLoop(command.step, command.state, self.at_step.payload, self.at_step.buffers)
         if command.is_written:
@@ -244,14 +247,14 @@ class Checkpoints:
             self._thread.do(lambda: self._remove_older(command.step))
 
     def _on_failed(self, error: Exception) -> None:
-        """Nobody has thought of this: the checkpoint is given up, since a loop at its end waits for it."""
+        """Give the open checkpoint up after an unexpected error, because an ended loop may wait for it."""
         self._with.log("checkpoint_failed", reason="".join(traceback.format_exception(error)))
         if (step := self._newest.open_step) is not None:
             problem = f"{type(error).__name__}: {error}"
             self._with.tell(p.PartWritten(step=step, shards=(), told=(), problem=problem))
 
     def _apart(self, task: Callable[[], None]) -> None:
-        """No checkpoint waits for this task: where it fails, the one that is open by now goes on."""
+        """Run a task that no checkpoint waits for, and log its errors."""
         try:
             task()
         except CheckpointError as error:
@@ -263,7 +266,7 @@ class Checkpoints:
             )
 
     def _write_loop(self, loop: KeptLoop) -> None:
-        """Onto this node's own disk."""
+        """Write the loop's state to this node's own disk."""
         shards: tuple[int, ...] = (LOOP,)
         told, problem = "", ""
         try:
@@ -279,7 +282,7 @@ class Checkpoints:
     def _stage(self, command: p.WriteManifest, loop: KeptLoop, time_s: float) -> None:
         step = command.record.step
         try:
-            # Whoever made it visible was lost before it could tell the others, perhaps.
+            # It may be visible already, if the member that published it was lost before it could report.
             there = self._disk.find(name_of(self._with.life, step))
             attachments, verified = told_by_keepers(command.loops)
             manifest = there or self._manifest(command, loop, time_s, attachments or self._attach(loop))
@@ -324,7 +327,7 @@ class Checkpoints:
         self._finish(manifest, waiting.told)
 
     def _finish(self, manifest: Manifest, told: str) -> None:
-        """It is visible."""
+        """Report that the checkpoint is visible, and remove old ones."""
         took_s = time.monotonic() - self._newest.began_s
         self._with.log("checkpoint_written", step=manifest.step, size_bytes=manifest.size_bytes, took_s=took_s)
         self._with.tell(p.ManifestWritten(step=manifest.step, reason="", told=told))
@@ -338,5 +341,5 @@ class Checkpoints:
         self._remove_older(manifest.step)
 
     def _remove_older(self, step: int) -> None:
-        """The checkpoint of this step is complete, or given up."""
+        """Remove old checkpoints after that of `step` is complete or given up."""
         self._apart(lambda: self._disk.remove_older(self._with.life, step))

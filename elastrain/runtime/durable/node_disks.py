@@ -1,6 +1,6 @@
-"""The places that a worker reads a stored initial state from: one folder, or the disks of several nodes.
+"""The places that a worker reads an initial checkpoint from: one folder, or the disks of several nodes.
 
-This node's own disk is read directly, the others' through their agents' doors, with the job's secret.
+This node's disk is read directly. Disks of other nodes are read through their agents, with the job's secret.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from elastrain.snapshot.durable.places.node import NodePlace
 from elastrain.snapshot.durable.places.port import ReadablePlace, place_at
 
 CONNECT_S = 5.0
+"""Seconds to wait for a connection."""
 ANSWER_S = 30.0
+"""Seconds to wait for an answer."""
 _ANSWER_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """Who reads. `source`: where this node's own parts lie."""
+    """The identity of the reading worker. `source` is the place of the parts on its own node."""
 
     member: str
     node: str
@@ -36,6 +38,7 @@ class Reader:
 
 
 def reader_of(environment: Environment, source: str) -> Reader:
+    """Return the reader of this worker."""
     return Reader(
         member=environment.member,
         node=environment.node,
@@ -46,7 +49,7 @@ def reader_of(environment: Environment, source: str) -> Reader:
 
 
 def places_of(resume: Resume, reader: Reader) -> list[ReadablePlace]:
-    """This node's own disk first. Raises CheckpointError for a URL of nowhere."""
+    """Return the places to read, this node's disk first. Raises CheckpointError for an unusable URL."""
     if not resume.disks:
         return [place_at(resume.place)]
     own = [place_at(reader.source) for disk in resume.disks if disk.node == reader.node]
@@ -55,7 +58,7 @@ def places_of(resume: Resume, reader: Reader) -> list[ReadablePlace]:
 
 
 class WayTo:
-    """The connection to another node's agent, made when it is needed. Several threads take turns."""
+    """A connection to another node's agent, opened at the first request. Several threads take turns."""
 
     def __init__(self, disk: NodeDisk, reader: Reader) -> None:
         self._disk, self._reader = disk, reader
@@ -63,7 +66,7 @@ class WayTo:
         self._lock = threading.Lock()
 
     def ask(self, request: DiskRequest, into: memoryview | None = None) -> bytes:
-        """See `places.node.Asking`."""
+        """Send a request, and return the answer. See `places.node.Asking`."""
         with self._lock:
             try:
                 if self._stream is None:

@@ -1,7 +1,7 @@
-"""What a resumed job starts from, as this member reads it from the checkpoint: in a thread, beside the engine's.
+"""The initial state of a resumed job, which this member reads from the checkpoint in a thread beside the engine.
 
-The parameters of the whole model are put into the model as they come. Nobody reads them before `InitialRead` is told;
-and where other members' come before, those are not touched any more.
+The thread writes parameters into the model as it reads them. The model is not used before the event `InitialRead`.
+Shards that the engine overwrites in the meantime are left alone.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.shard_state import ShardState
 
 SHOW_EVERY_S = 0.5
-"""A terminal's bar moves so often."""
+"""Seconds between two reports of progress, for the progress bar."""
 
 
 def initial_of(resume: Resume | None) -> Initial:
-    """What the protocol has to know of it."""
+    """Return the description of the initial state for the protocol."""
     if resume is None:
         return Initial()
     scaler = None if resume.scale is None else Scaler(scale=resume.scale, clean_steps=resume.clean_steps)
@@ -44,7 +44,7 @@ def initial_of(resume: Resume | None) -> Initial:
 
 
 class ReadBytes:
-    """What this member has read, and needs; told now and then, by whatever thread reads."""
+    """Progress of reading. `tell` gets the bytes read and the bytes in total, at intervals, in any reading thread."""
 
     def __init__(self, tell: Callable[[int, int], None]) -> None:
         self._tell = tell
@@ -52,21 +52,27 @@ class ReadBytes:
         self._told_s = 0.0
 
     def begin(self, size_bytes: int) -> None:
+        """Start a new count towards `size_bytes`."""
         self._done_bytes, self._size_bytes, self._told_s = 0, size_bytes, time.monotonic()
 
     def add(self, size_bytes: int) -> None:
-        """Without a lock: what is lost between two threads only makes a bar shorter."""
+        """Count bytes. Takes no lock: a lost update only makes the progress bar shorter."""
         self._done_bytes += size_bytes
         if time.monotonic() >= self._told_s + SHOW_EVERY_S:
             self._told_s = time.monotonic()
             self._tell(min(self._done_bytes, self._size_bytes), self._size_bytes)
 
     def end(self) -> None:
+        """Report that everything is read."""
         self._tell(self._size_bytes, self._size_bytes)
 
 
 class StoredInitial:
-    """`loop` is for the main thread, all else for the engine's. `tell` takes what came of a reading, in any thread."""
+    """The reader of the initial state.
+
+    The main thread calls `loop`, and the engine thread everything else. `tell` gets the outcome of a read, in any
+    thread.
+    """
 
     def __init__(
         self,
@@ -86,18 +92,21 @@ class StoredInitial:
         self._checkpoint: Checkpoint | None = None
         self._states: dict[int, ShardState] = {}
         self._homes: dict[str, str] = {}
-        """The model's names -> the layout's names of the same memory, if the checkpoint has another cutting."""
+        """Names in the model -> names in the layout for the same memory. Set if the checkpoint has other shards."""
         self._has_parameters = False
         self._writing = threading.Lock()
-        """Held by who writes into the model's memory, or moves it, while a thread reads the checkpoint."""
+        """Lock of the thread that writes or moves the model's memory during a read."""
         self._elsewhere: set[int] = set()
-        """Shards whose parameters come from states and other members by now: those of a later step, perhaps."""
+        """Shards that the engine has overwritten since, perhaps with parameters of a later step."""
 
     def check(self, model: nn.Module) -> None:
-        """Raises ConfigError where names or shapes differ: agents compare hashes of models, which do not say what."""
+        """Raise ConfigError if names or shapes differ from the checkpoint's. The text names the difference.
+
+        Agents compare only hashes of models.
+        """
         if self._resume.spec.get("model") != self._model.layout.digest():
             self._homes = by_name.homes(model, self._model.layout)
-            with suppress(CheckpointError):  # whoever reads the checkpoint says what is wrong with it
+            with suppress(CheckpointError):  # a later read reports what is wrong
                 self._check_names(self._open().manifest)
 
     def _check_names(self, manifest: Manifest) -> None:
@@ -108,36 +117,37 @@ class StoredInitial:
             raise ConfigError(f"{self._resume} has {more[0]!r}, and the model does not: it is of another model")
 
     def carry_out(self, command: p.Command) -> None:
-        """Begin to read states of shards, at first with all parameters; `InitialRead` is told at the end."""
+        """Start to read shards in a thread, the first time with all parameters. Ends with `InitialRead`."""
         match command:
             case p.ReadInitial():
                 name = "elastrain-read-checkpoint"
                 threading.Thread(target=self._read, args=(command.shards,), name=name, daemon=True).start()
-            case p.EndAttempt():  # what was read for roles that this member has lost meanwhile is needed by nobody
+            case p.EndAttempt():  # this member may no longer hold the shards that were read
                 self._states.clear()
 
     @contextmanager
     def making_way(self, command: p.Command) -> Iterator[None]:
-        """Around the work of a command: what it writes into the model, the reading thread leaves alone from then on."""
+        """Keep the reading thread away from the model's memory that a command overwrites, during it and later."""
         shards = p.overwrites(command)
         with self._writing if shards or isinstance(command, p.HoldBlocks) else nullcontext():
             self._elsewhere.update(shards)
             yield
 
     def take(self, shard: int) -> ShardState:
-        """A state that was read; it is the caller's."""
+        """Return a state that was read, and forget it here."""
         return self._states.pop(shard)
 
     def changed(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
-        """Names of what this job does otherwise on purpose."""
+        """Return the names of settings that this job deliberately changes."""
         return changed(self._resume, spec)
 
     @property
     def accepts_changes(self) -> bool:
+        """True if the user allowed other settings than those of the checkpoint."""
         return self._resume.accepts_changes
 
     def loop(self) -> tuple[str, list[Tensor]] | None:
-        """The training loop's state at the first step; None where the script begins by itself.
+        """Return the training loop's state at the first step, or None if the checkpoint has none.
 
         Raises ConfigError or StateLostError, see `_error`.
         """
@@ -148,9 +158,9 @@ class StoredInitial:
             raise _error(self._resume, error) from error
 
     def buffers(self, mine: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        """Return the buffers of the checkpoint, or of an imported state. `mine`: the model's persistent ones.
+        """Return the buffers in the checkpoint that are also in `mine`, the persistent buffers of the model.
 
-        Raises ConfigError where one is of another shape, as `loop` otherwise.
+        Raises ConfigError if shapes differ and the loop's state does not replace the buffer. Else raises as `loop`.
         """
         try:
             checkpoint = self._open()
@@ -159,7 +169,10 @@ class StoredInitial:
         except CheckpointError as error:
             raise _error(self._resume, error) from error
         for name, its in mine.items():
-            value, is_replaced = found.get(name, its), LOOP in checkpoint.manifest.attachments  # by the loop, perhaps
+            value, is_replaced = (
+                found.get(name, its),
+                LOOP in checkpoint.manifest.attachments,
+            )  # the loop's state may replace it
             if not is_replaced and its is not None and value is not None and its.shape != value.shape:
                 which = f"of shape {tuple(its.shape)} in the model and of {tuple(value.shape)} in {self._resume}"
                 raise ConfigError(f"buffer {name!r} is {which}: it is of another model")
@@ -182,14 +195,17 @@ class StoredInitial:
             self._tell(p.InitialRead(shards=shards))
 
     def _take_in(self, shards: tuple[int, ...]) -> None:
-        """As they lie there; by the names of parameters where that model was cut otherwise, or never."""
+        """Read shards and parameters.
+
+        If the model in the checkpoint has other shards or none, all tensors are read and divided by name.
+        """
         checkpoint = self._open()
         others = () if self._has_parameters else [s for s in range(len(self._model.layout.shards)) if s not in shards]
-        # A model's cutting has one digest. Without it (a spec that says nothing) no shard can be taken as it is.
+        # Equal digests mean equal shards. A spec without the digest does not tell, so shards are converted.
         if checkpoint.manifest.spec.get("model") == self._model.layout.digest():
             self._read_bytes.begin(checkpoint.size_of(shards, others))
             self._put(checkpoint.read_shards(shards), shards)
-            # Of what others hold only the parameters are read: optimizer state is twice as much.
+            # Of shards of other members only parameters are read, because optimizer state is twice as large.
             for shard, parameters in checkpoint.read_parameters(others):
                 self._write(shard, parameters)
         else:
@@ -205,7 +221,7 @@ class StoredInitial:
 
     def _put(self, states: Iterable[ShardState], kept: Container[int]) -> None:
         for state in states:
-            # Never twice: the model may be computing by the time that a change of view gives this member more shards.
+            # Only once: when a change of view adds shards later, the model may be in use.
             if not self._has_parameters:
                 self._write(state.shard, state.parameters)
             if state.shard in kept:
@@ -213,15 +229,19 @@ class StoredInitial:
 
     def _write(self, shard: int, parameters: Tensor) -> None:
         place = self._model.layout.shards[shard]
-        with self._writing:  # a holder of copies may be the last one that lives, and train before all is read
+        with self._writing:  # a backup may become the last member, and train before all is read
             if shard not in self._elsewhere and self._model.has(place):
                 self._model.parameters_of(place).copy_(parameters)
 
 
 def _error(resume: Resume, error: CheckpointError) -> Exception:
-    """What is damaged ends this life: the next one begins with an older checkpoint, if there is a good one."""
+    """Return the exception for a checkpoint that cannot be read.
+
+    A StateLostError ends only this life of the job. The next one starts from an older checkpoint, if there is a good
+    one.
+    """
     if isinstance(error, DamagedError):
         return StateLostError(f"the checkpoint that this job starts from is damaged: {error}")
-    if resume.disks:  # a node was lost, perhaps: those that are left look again at what they have
+    if resume.disks:  # perhaps a node was lost: the next life checks again what is left
         return StateLostError(f"the checkpoint that this job starts from cannot be read: {error}")
     return ConfigError(f"{resume} cannot be read: {error}")
