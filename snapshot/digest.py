@@ -24,7 +24,7 @@ from elastrain.base.arithmetic import FACTORS, GOLDEN, MASK, scramble
 ROW = 16384
 """Elements that share a multiplier. It belongs to the definition: changing it changes every digest."""
 _ROWS_AT_ONCE = {"cuda": 64}
-"""Rows per pass for each device type; 8 for others, so that scratch memory stays within 8 MiB."""
+"""Rows per pass by device type; 8 for a type not listed here. Scratch memory is at most 8 MiB."""
 _AT_ONCE_BYTES = 4 << 20
 """Bytes that `checksum` hashes in one call on the host, which takes a fraction of a millisecond."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}

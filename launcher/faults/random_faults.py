@@ -49,7 +49,7 @@ _SPANS: Mapping[tuple[str, str], tuple[float, float]] = {
 }
 """(class, option) -> lowest and highest value."""
 _AT_A_PHASE, _AT_A_NODE = 0.5, 0.2
-"""_AT_A_PHASE and _AT_A_NODE: fractions of faults that strike at a phase, and that strike a whole node."""
+"""Fractions of the faults that strike at a phase, and that strike a whole node."""
 
 
 @dataclass(frozen=True, kw_only=True)

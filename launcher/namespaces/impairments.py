@@ -16,7 +16,7 @@ from elastrain.launcher.faults.table import settings
 Pair: TypeAlias = tuple[str, str]
 """(sender, receiver): the packets from one host to another."""
 _BURST_BYTES = 1 << 16
-"""Bytes that may pass at once under a rate limit. A smaller value would stop all packets of that size."""
+"""Burst of a rate limit: the largest packet before a network card splits it. A smaller burst would drop them all."""
 Way: TypeAlias = Literal["both", "in", "out"]
 """The affected packets of a host: received ("in"), sent ("out"), or both."""
 

@@ -29,7 +29,7 @@ START_S = 20.0
 """Seconds to wait until a new etcd answers."""
 _STOP_S = 3.0
 _TRIES = 3
-_CLIENT_SOCKET, _PEER_SOCKET = "client:0", "peer:0"  # etcd takes only names with a port
+_CLIENT_SOCKET, _PEER_SOCKET = "client:0", "peer:0"  # etcd accepts only names with a port
 _SOCKET_NAME_BYTES_MAX = 100
 
 

@@ -27,7 +27,7 @@ BUFFERS = "buffers"
 """Name of the attachment with the model's buffers, without running statistics."""
 MODEL = "model"
 OPTIMIZER = "optimizer"
-"""MODEL and OPTIMIZER are the attachments of an imported checkpoint (step -1), which has no shards."""
+"""MODEL and OPTIMIZER: names of the attachments of an imported checkpoint (step -1), which has no shards."""
 _HEAD_BYTES_MAX = 256
 _NAME = re.compile(r"life-(\d{4,})-step-(-1|\d{10,})\Z")
 

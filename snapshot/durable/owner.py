@@ -110,9 +110,9 @@ def claim(place: CheckpointPlace, job: str, *, take_over: bool = False) -> Claim
 
 
 def hold_for(place: CheckpointPlace, job: str) -> Claim | None:
-    """Refuse a place that another living job owns, and claim a place without checkpoints.
+    """Refuse a place that another living job owns. Else claim it if this job owns it or it has no checkpoints.
 
-    Returns None if another job's checkpoints lie there. A job that resumes from them calls `claim` with `take_over`
+    Returns None if it has checkpoints of another job. A job that resumes from them calls `claim` with `take_over`
     later, when nothing else stops it. Raises TakenError if another job is alive, and CheckpointError.
     """
     owner = owner_of(place)

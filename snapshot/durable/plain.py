@@ -171,7 +171,7 @@ def optimizer_state_dict(plain: PlainState, *, by_name: bool = False) -> dict[st
     """
     names = [name for group in plain.groups for name in group.parameters]
     keys: dict[str, Any] = {name: name if by_name else number for number, name in enumerate(names)}
-    # JSON made lists of tuples such as betas; torch.optim has tuples.
+    # JSON turned tuples (such as betas) into lists; torch.optim expects tuples.
     hypers = [{n: tuple(v) if isinstance(v, list) else v for n, v in g.hyper.items()} for g in plain.groups]
     groups = zip(plain.groups, hypers, strict=True)
     return {

@@ -185,9 +185,9 @@ class CheckpointDisk:
                 self._log("checkpoint_tidied", reason=sentence)
 
     def keep(self, life: int, step: int, text: str) -> None:
-        """As a keeper, publish the manifest of a complete checkpoint, remove old ones, and verify the new one.
+        """Publish the manifest of a complete checkpoint here, remove old ones, and verify the new one.
 
-        Does nothing on other members. Raises CheckpointError; other nodes still have the checkpoint then.
+        Only the keeper of a node does this. Raises CheckpointError; other nodes still have the checkpoint then.
         """
         name, told = name_of(life, step), _KEPT.decode(text)
         if self._wrote != name:

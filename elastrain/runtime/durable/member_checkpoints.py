@@ -83,7 +83,7 @@ class KeptLoop:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """A manifest that waits until the agent has recorded the checkpoint in the store. See `protocol.ManifestWritten`."""
+    """A manifest that waits until the agent has recorded the checkpoint. `told`: see `protocol.ManifestWritten`."""
 
     manifest: Manifest
     staged: Staged
@@ -171,7 +171,7 @@ class Checkpoints:
             self._newest = Newest(began_s=time.monotonic(), open_step=record.step, last_step=last)
 
     def is_due(self, view: View | None, now_s: float) -> bool:
-        """Return True if a checkpoint is due by the clock of the member of rank 0. Also gives up one that takes too long."""
+        """Return True if a checkpoint is due by the clock of rank 0. Also give up one that takes too long."""
         newest = self._newest
         if newest.open_step is not None and now_s - newest.began_s > GIVE_UP_S:
             self._newest = replace(newest, open_step=None)
