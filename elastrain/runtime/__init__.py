@@ -1,1 +1,1 @@
-"""See docs/index.md for what lives in this room."""
+"""The runtime of a worker: the user's API, the training loop, the engine thread, and what they work on."""

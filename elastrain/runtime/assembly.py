@@ -1,6 +1,6 @@
-"""The composition root of a worker: opens what a member talks through, and puts together what `prepare` has to make.
+"""The composition root of a worker: opens a member's connections and assembles the parts that `prepare` needs.
 
-Nothing else in the runtime makes a mesh, an executor, an engine or a protocol core.
+No other module of the runtime makes a mesh, an executor, an engine or a protocol core.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ from elastrain.runtime.settings import Settings
 from elastrain.runtime.tensors.executor import Executor
 
 APART_SEGMENT_BYTES = 8 << 20
-"""Where blocks come and go: a segment goes back to the kernel as a whole, so a block of 4 MiB has one of its own."""
+"""Segment size in jobs with stages, where blocks come and go. Only whole segments are returned to the kernel, so
+segments are small: a block of 4 MiB gets one of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """What is fixed when a script calls `init`: by the launcher, by the script, or by both."""
+    """The values that are fixed once a script calls `init`, given by the launcher, the script, or both."""
 
     environment: Environment
     settings: Settings
@@ -72,7 +73,7 @@ class Chosen:
 
 @dataclass(frozen=True, kw_only=True)
 class Connections:
-    """What a member has open from `init` to its end."""
+    """The connections and files that a member keeps open from `init` to its end."""
 
     journal: Journal
     beacon: Beacon
@@ -80,12 +81,12 @@ class Connections:
     faults: ArmedFaults
     whereabouts: LoopHeartbeat
     stacks: TextIO | None
-    """Where this process's stacks go at a signal: open as long as it lives."""
+    """The file that gets this process's stacks on a signal. It stays open as long as the process lives."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the script hands to `prepare`."""
+    """The arguments that the script passes to `prepare`."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -96,7 +97,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What `prepare` has made; the same objects for the whole job."""
+    """The parts that `prepare` made. They are the same objects for the whole job."""
 
     engine: Engine
     parts: StepParts
@@ -106,17 +107,20 @@ class Prepared:
     memory: MemoryKeeper | None
     checkpoints: Checkpoints | None
     first_step: int
-    """Of the job."""
+    """First step of the job; above 0 if the job starts from a checkpoint."""
     stored: StoredInitial | None
-    """What it starts from, if that is a checkpoint."""
+    """The checkpoint that the job starts from, if any."""
     describe: Callable[[], dict[str, Any]]
-    """What all members must have in common; see `Settings.describe`."""
+    """Returns the values that must be equal on all members; see `Settings.describe`."""
     pipelines: Pipelines | None = None
-    """None: every member computes whole runs."""
+    """None if every member computes whole runs."""
 
 
 def open_connections(environment: Environment) -> Connections:
-    """Connect to the launcher, if there is one. Raises ConnectionError, RefusedError."""
+    """Open the journal and the beacon, and connect to the launcher if there is one.
+
+    Raises ConnectionError if it does not answer, and RefusedError if it has another secret.
+    """
     journal = Journal(environment.run_dir, environment.member)
     beacon = Beacon()
     agent = AgentLink(environment.member, connect(environment))
@@ -132,7 +136,7 @@ def open_connections(environment: Environment) -> Connections:
 
 
 def seed_generators(seed: int) -> None:
-    """Every member builds the same model."""
+    """Seed Python, NumPy and torch, so that every member builds the same model."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.manual_seed(seed)
@@ -141,7 +145,7 @@ def seed_generators(seed: int) -> None:
 def assemble(
     request: Request, layout: Layout, chosen: Chosen, connections: Connections, report: Callable[[Exception], None]
 ) -> Prepared:
-    """All parts of a worker, wired. Raises ConfigError for what cannot be prepared."""
+    """Make all parts of a worker and connect them. Raises ConfigError if something cannot be prepared."""
     settings = chosen.settings
     mesh = _mesh(chosen.environment, connections, are_blocks_apart=settings.stages > 1)
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
@@ -200,7 +204,7 @@ def _pipelines(request: Request, settings: Settings, parts: StepParts, engine: E
 def _describing(
     request: Request, layout: Layout, chosen: Chosen, connections: Connections
 ) -> Callable[[], dict[str, Any]]:
-    """What all members must have in common, as it is when this one joins."""
+    """Return a function that collects, when this member joins, the values that must be equal on all members."""
     device, settings = compute_device(request.model), chosen.settings
     return lambda: altered(
         settings.describe(layout, request.loader, request.optimizer, request.max_grad_norm, device),
@@ -212,7 +216,10 @@ def _describing(
 def _stored(
     model: nn.Module, chosen: Chosen, executor: Executor, parts: EngineParts, agent: AgentLink
 ) -> StoredInitial | None:
-    """What the job starts from, if that is a checkpoint; initial states come from there. Raises ConfigError."""
+    """Return the checkpoint that the job starts from, if any, and let initial states come from it.
+
+    Raises ConfigError if it does not fit the model.
+    """
     if chosen.resume is None:
         return None
     source = chosen.checkpoints.source if chosen.checkpoints is not None else None
@@ -228,7 +235,7 @@ def _stored(
 def _checkpoints(
     request: Request, layout: Layout, chosen: Chosen, connections: Connections, handover: LoopChannel
 ) -> Checkpoints | None:
-    """Raises ConfigError where the place is another job's."""
+    """Open the writer of checkpoints, if the job writes any. Raises ConfigError if their place is another job's."""
     if chosen.checkpoints is None:
         return None
     environment, agent = chosen.environment, connections.agent
@@ -310,10 +317,10 @@ def _step_parts(
 
 
 def _mesh(environment: Environment, connections: Connections, *, are_blocks_apart: bool) -> Mesh:
-    """Listens at once; links come with the first view.
+    """Return a mesh that listens at once. Its links are made with the first view.
 
-    No huge pages: a worker holds what its state and messages need, and its memory limit counts every byte. What comes
-    from newer views is kept by the protocol: whoever does not hear that another has gone on waits for it.
+    It uses no huge pages, because the memory limit counts every byte. It delivers messages of newer views instead of
+    holding them: the protocol core keeps them, because a member waits for a peer that it does not know has gone on.
     """
     config = MeshConfig(huge_pages=False, holds_newer=False)
     if are_blocks_apart:

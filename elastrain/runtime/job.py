@@ -1,4 +1,4 @@
-"""The user's side: `init`, `Job.prepare`, `Job.steps`.
+"""The user's API: `init`, `Job.prepare`, `Job.steps`.
 
 The same script runs in every worker of `elastrain run`, and alone under `python` as a job of one.
 """
@@ -67,27 +67,29 @@ def init(
     offload_dirs: Sequence[str] = (),
     stages: int | None = None,
 ) -> Job:
-    """Enter the job. Seeds Python, NumPy and torch, so that every member builds the same model.
+    """Enter the job, and seed Python, NumPy and torch so that every member builds the same model.
 
-    seed: of data order and random streams, and of the generators now.
-    run_length: micro-batches summed in place before they enter the fold (`c`): more saves gradient copies, less
-        balances better. Part of the result's bits.
-    backups: verified in-memory copies of every shard's optimizer state on other members; "all" replicates everything.
-    loss_scale: for float16. "dynamic" scales every loss as torch.amp.GradScaler does with its defaults, a LossScale
-        with other values; a number is a fixed scale; None scales nothing. Gradients are scaled back when applied.
-    deterministic: False where kernels give other bits each time. A disturbed step may then differ by rounding from an
-        undisturbed one; every sample still counts once, and all members agree to the bit.
-    cross_check_every: in step 0, and in every so many steps unless it is 0, each member also computes one micro-batch
-        of a neighbour's: the loop sees it like any other, it counts for nothing, and gradients that differ end the job
-        with a sentence (or are a warning, not deterministic). So does a newcomer in its first step.
-    memory_limit: bytes that this member may hold in memory; without it, what `elastrain run --memory-limit` said. What
-        does not fit goes to `offload_dirs` (`--offload-dir`), directories on SSDs: activations first, then optimizer
-        shards. No bit changes.
-    stages: members of a pipeline, each with some blocks of the model; without it, what `elastrain run --stages` said,
-        else 1. No bit changes.
+    Args:
+        seed: Seed of the data order, of the random streams, and of the generators that are seeded now.
+        run_length: Micro-batches that are summed in place before they enter the fold. A larger value saves copies of
+            gradients, a smaller one balances better. The bits of the result depend on it.
+        backups: Verified in-memory copies of each shard's optimizer state on other members; "all": one on every member.
+        loss_scale: Scaling of losses, for float16. "dynamic": as torch.amp.GradScaler does by default; a LossScale: so,
+            with other values; a number: a fixed scale; None: no scaling. Updates take the scale out again.
+        deterministic: False if kernels give other bits at each call. After a fault, a step may then differ by rounding
+            from an undisturbed one. Every sample still counts once, and all members agree to the bit.
+        cross_check_every: Period in steps of the cross-checks; 0: in step 0 only. In these steps each member also
+            computes one micro-batch of a neighbour. The loop sees it, but its gradients are not added. A difference
+            ends the job, or is a warning if not `deterministic`. A newcomer is checked in its first step.
+        memory_limit: Bytes that this member may hold. Default: `elastrain run --memory-limit`. No bit changes.
+        offload_dirs: Directories on SSDs (default: `--offload-dir`) for what exceeds the limit. Activations go there
+            first, then optimizer shards.
+        stages: Members of a pipeline, each with some blocks of the model. Default: `--stages`, else 1. No bit changes.
 
-    Raises ConfigError on bad values, and in a worker that has entered before; ConnectionError if the launcher that
-    started this process does not answer, and RefusedError if that one has another secret.
+    Raises:
+        ConfigError: A value is bad, or this worker has entered a job before.
+        ConnectionError: The launcher that started this process does not answer.
+        RefusedError: The launcher has another secret.
     """
     with wrong_input_shown():
         environment = read_environment()
@@ -120,7 +122,7 @@ def init(
 
 
 def _check_process(environment: Environment) -> None:
-    """Warn in a process that a worker has started. Raises ConfigError where this process can have no job any more."""
+    """Warn in a process that a worker has started. Raises ConfigError if this process cannot enter a job."""
     parent = parent_worker()
     if parent is not None and Job.has_entered:
         raise ConfigError(
@@ -134,10 +136,10 @@ def _check_process(environment: Environment) -> None:
 
 
 class Job:
-    """This process's part in the job. Made by `init`; construction does nothing, `open` connects."""
+    """The part of this process in a job. `init` makes it; its construction does nothing, and `open` connects."""
 
     has_entered: ClassVar[bool] = False
-    """Whether this process has entered a job; a worker does that once."""
+    """True once this process has entered a job. A worker does that once."""
 
     def __init__(self, chosen: Chosen) -> None:
         self._chosen = chosen
@@ -146,12 +148,12 @@ class Job:
         self._prepared: Prepared | None = None
         self._has_loop = False
         self._statement: MemoryEstimate | None = None
-        """Made in place of a job, where only its memory is asked for."""
+        """The estimate that is made instead of a job under `elastrain doctor`, else None."""
 
     def open(self) -> None:
-        """Connect to the launcher, seed the generators, and hear of exceptions that nobody catches.
+        """Connect to the launcher, seed the generators, and report uncaught exceptions from now on.
 
-        Raises ConnectionError, RefusedError.
+        Raises ConnectionError and RefusedError as `init` does.
         """
         connections = open_connections(self._chosen.environment)
         Job.has_entered = True
@@ -174,15 +176,22 @@ class Job:
         blocks: Sequence[str] | None = None,
         elementwise: bool = False,
     ) -> tuple[Model, Optimizer, DataLoader]:
-        """Take the three over and join the job; returns the same objects.
+        """Prepare model, optimizer and loader for the job, and return the same objects.
 
-        The optimizer keeps its groups and is what schedulers drive; its class does the sharded update. Its `step`,
-        `state_dict` and `load_state_dict` are refused from now on; `zero_grad` does nothing. `max_grad_norm` clips by
-        the global norm; `blocks` names the submodules that are reduced as one, where `*` stands for one part of a name
-        (default: the model's children; every child that has a stack of layers in it is opened, and the layers are
-        blocks); `elementwise=True` vouches for an optimizer class that is not torch's own.
+        Schedulers go on to drive the optimizer's groups, and its class does the sharded update. From now on its `step`,
+        `state_dict` and `load_state_dict` raise ConfigError, and `zero_grad` does nothing.
 
-        Raises ConfigError, in one sentence, for what cannot be prepared.
+        Args:
+            model: Model to train.
+            optimizer: Optimizer of its parameters.
+            loader: Loader of the global batches.
+            max_grad_norm: Limit of the global gradient norm, for clipping.
+            blocks: Names of the submodules that are the units of the model's partition; `*` stands for one part of a
+                name. Default: the model's children; a child that contains a stack of layers is replaced by the layers.
+            elementwise: True to vouch that an optimizer class that is not torch's updates each element by itself.
+
+        Raises:
+            ConfigError: One of them cannot be prepared; the message is one sentence.
         """
         if self._prepared is not None:
             raise ConfigError("prepare() was called before: a job has one model")
@@ -203,12 +212,12 @@ class Job:
         return model, optimizer, loader
 
     def audit(self, every: int | str) -> None:
-        """Have one run of micro-batches of every `every`-th step computed a second time, by another member.
+        """Let a second member compute one run of micro-batches again in every `every`-th step, and compare the bits.
 
-        Call it before `prepare`, with the same script on all. The run is drawn from the seed, and its gradients are
-        compared to the bit. Where they differ, the step is computed anew before anything of it is committed, and
-        whoever was wrong is named; after the second time it leaves. "all" does so with every run of every step, for
-        twice the compute; 0 with none. No bit changes. Raises ConfigError on bad values, and after `prepare`.
+        Call it before `prepare`, with the same script on all members. The seed decides which run it is. If gradients
+        differ, the step is computed again before it is committed, and the wrong member is named; after a second time it
+        leaves. "all" audits every run of every step, for twice the compute; 0 audits nothing. No bit changes.
+        Raises ConfigError on bad values, and after `prepare`.
         """
         if self._prepared is not None:
             raise ConfigError(
@@ -217,12 +226,16 @@ class Job:
         self._chosen = replace(self._chosen, settings=replace(self._chosen.settings, audit=every))
 
     def register(self, name: str, thing: Any) -> None:
-        """Carry `thing` to members that join later, bit for bit: before `steps`, and with the same script on all.
+        """Send `thing`, bit for bit, to members that join later. Call it before `steps`, on all members alike.
 
-        thing: a module that the script moves itself (a mean teacher), a tensor or NumPy array, a dict or list, or an
-        object with `state_dict` and `load_state_dict` of such. Move it after `for batch in step`, alike on every
-        member: what members have is compared. Raises ConfigError for other things; `steps` does for parts that are no
-        data.
+        Change it after `for batch in step`, equally on every member, because members compare it.
+
+        Args:
+            name: Unique name of the thing.
+            thing: A module that the script updates itself (such as a mean teacher), a tensor, a NumPy array, a dict, a
+                list, or an object with `state_dict` and `load_state_dict`.
+
+        Raises ConfigError for other types; `steps` raises it for parts that are not plain data.
         """
         if name in self._registered or name in ("hyperparameters", "layers") or name.startswith("scheduler "):
             raise ConfigError(f"{name!r} is registered already, or a name of the job's own: choose another")
@@ -230,11 +243,11 @@ class Job:
         self._registered[name] = thing
 
     def checkpoint(self) -> None:
-        """Have the next step that is committed become a durable checkpoint, or the last step, if none follows.
+        """Request a durable checkpoint of the next committed step, or of the last step if none follows.
 
-        Returns at once, and the training waits for nothing; only the end of the loop waits until the checkpoint is
-        written. One member's wish is enough, and all members' count as one. Raises ConfigError where the job was not
-        told where to write (`elastrain run --checkpoint-dir`), and behind the loop, where the last step is none.
+        Returns at once. Training does not wait; only the end of the loop waits until the checkpoint is written. One
+        member's call is enough, and the calls of several members count as one. Raises ConfigError without
+        `elastrain run --checkpoint-dir`, and after the loop if the last step is not a checkpoint.
         """
         if self._chosen.checkpoints is None:
             raise ConfigError("this job was not told where to write checkpoints: elastrain run --checkpoint-dir DIR")
@@ -249,20 +262,20 @@ class Job:
 
     @contextmanager
     def phase(self, name: str, timeout: float = PHASE_TIMEOUT_S) -> Iterator[None]:
-        """Say that what happens inside takes longer than a step: an evaluation, a checkpoint, a compilation.
+        """Declare that the code inside takes longer than a step, such as an evaluation, a checkpoint or a compilation.
 
-        A member for which others wait is taken to hang when it shows no sign of life for some steps' time; inside, for
-        `timeout` seconds. For the thread that runs the training loop, at any place of the script. Waiting for the
-        loader, and whatever torch.compile compiles, needs no phase. Raises ConfigError for a timeout that is none.
+        A member is taken to hang if others wait for it and it shows no sign of life for the time of some steps; inside,
+        for `timeout` seconds. Use it in the thread of the training loop, anywhere in the script. The loader and
+        torch.compile need no phase. Raises ConfigError if `timeout` is no valid time.
         """
         connections, _ = self._opened()
         with connections.whereabouts.stretch(name, timeout):
             yield
 
     def steps(self, loader: DataLoader, *, until: int) -> Iterator[Step]:
-        """The steps of the job, up to `until` (exclusive). A member that joined late begins where the others are.
+        """Iterate over the steps of the job up to `until` (exclusive). Late members start at the open step.
 
-        A job has one such loop. Raises ConfigError for another one, another loader, and an `until` that is no number.
+        A job has one such loop. Raises ConfigError for a second loop, another loader, and an `until` that is no number.
         """
         if not hasattr(until, "real"):  # all numbers have it
             raise ConfigError(f"until must be a number of steps; got {until!r}")
@@ -286,27 +299,27 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """Position of this member in the present view; before its first view, the position that it is expected to have.
+        """Position of this member in the current view. Before its first view, the position that the launcher expects.
 
-        A member that joins a job under way is never 0 before it has joined.
+        A member that joins a running job is never 0 before it has joined.
         """
         view, me = self._view, self._chosen.environment.member
         return view.rank(me) if view else self._chosen.place[0]
 
     @property
     def world_size(self) -> int:
-        """Members of the present view; before this member's first view, as many as it is expected to have."""
+        """Number of members in the current view. Before the first view, the number that the launcher expects."""
         view = self._view
         return len(view.members) if view else self._chosen.place[1]
 
     @property
     def _view(self) -> View | None:
-        """The present view, if this member belongs to it."""
+        """The current view if this member belongs to it, else None."""
         view = self._prepared.engine.view if self._prepared else None
         return view if view and self._chosen.environment.member in view else None
 
     def digest(self) -> str:
-        """Digest of the model's parameters: equal on every member, and equal to the undisturbed job's."""
+        """Return the digest of the model's parameters, which is equal on all members and to an undisturbed job's."""
         return self._ready().parts.model.parameters_digest()
 
     def _opened(self) -> tuple[Connections, ExitReport]:
@@ -315,7 +328,7 @@ class Job:
         return self._open
 
     def _state(self, statement: MemoryEstimate) -> None:
-        """Answer, as soon as everything is known. Raises SystemExit."""
+        """Answer now and raise SystemExit, or keep the estimate if it needs the training loop first."""
         if not statement.needs_steps:
             statement.answer()
         self._statement = statement
@@ -331,7 +344,7 @@ class Job:
         return self._prepared
 
     def _leave(self) -> None:
-        """Let the others know at once: the engine says farewell, the beacon ends."""
+        """Close the engine and the beacon, so that the other members notice at once."""
         if self._prepared is not None:
             self._prepared.engine.close()
         self._opened()[0].beacon.close()

@@ -1,6 +1,6 @@
-"""What `prepare` does where nobody wants a job, but to know what a job will hold in memory (`elastrain doctor`).
+"""The estimate of a job's memory, which `prepare` makes instead of joining a job under `elastrain doctor`.
 
-Without stages it answers at once. With stages the loop goes on to its tracing pass, which tells what tasks take.
+Without stages it answers at once. With stages the loop runs up to its tracing pass, which shows what tasks need.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from elastrain.runtime.model.optimizer import PieceOptimizer
 
 
 class MemoryEstimate:
-    """One script's answer. `prepare` makes it, and the model and its optimizer are taken over, as for a job."""
+    """The memory estimate of one script. It takes over the model and the optimizer as a job does."""
 
     def __init__(self, wish: EstimateWish, request: Request, layout: Layout, chosen: Chosen) -> None:
-        """Measures what the script prepares. Raises ConfigError as `prepare` does."""
+        """Measure the model and optimizer of the script. Raises ConfigError as `prepare` does."""
         self._wish, self._request, self._chosen = wish, request, chosen
         pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
         self._model = model = ModelState(request.model, layout, in_private_memory)
-        # By now the script's own parameters have been freed, and the allocator may have kept their memory.
+        # Measured after the script's own parameters were freed; the allocator may still keep their memory.
         held_bytes = PeakMeter(lambda: 0).now_bytes
         self._shape = shape = chosen.settings.shape(layout, model.lanes(), request.loader.micro_batches)
         self._needs = ScriptNeeds(
@@ -65,11 +65,11 @@ class MemoryEstimate:
 
     @property
     def needs_steps(self) -> bool:
-        """Whether the training loop has to be seen, too."""
+        """True if the estimate needs a tracing pass of the training loop, as with stages."""
         return self._shape.pipelining is not None
 
     def answer(self, staged: StagedScript | None = None) -> NoReturn:
-        """Write what each member will hold, and end the process. Raises SystemExit."""
+        """Write the bytes that each member will hold, and end the process. Raises SystemExit."""
         is_checked_again = self._shape.cross_check_every > 0 or self._shape.audit.every > 0
         stated = state_memory(self._needs, self._wish.members, staged, is_checked_again=is_checked_again)
         members = [{**asdict(each), **each.worst.told, "moments": [at.told for at in each.moments]} for each in stated]
@@ -83,7 +83,7 @@ class MemoryEstimate:
         raise SystemExit(0)
 
     def steps(self, until: int) -> Iterator[Step]:
-        """One step of the script's loop, whose first micro-batch is the tracing pass: then comes the answer."""
+        """Yield one step to the script's loop. Its first micro-batch is the tracing pass, after which it answers."""
         if until < 1:
             return
         request, stages, traced = self._request, self._chosen.settings.stages, self._answer_for_stages
@@ -116,7 +116,7 @@ class MemoryEstimate:
         )
 
     def _step_parts(self) -> StepParts:
-        """What a tracing pass works with: nobody hears of it."""
+        """Return the parts that a tracing pass needs. They report to no engine, agent or journal."""
         model, state, settings = self._request.model, self._model, self._chosen.settings
         layout = state.layout
         return StepParts(
@@ -139,10 +139,10 @@ def _limit(limit: MemoryLimit | None) -> WorkerLimit | None:
 
 
 def _moments(pieces: PieceOptimizer, layout: Layout) -> tuple[float, ...]:
-    """Per shard, bytes of the optimizer's state per byte of its parameters: one update of zeros tells."""
+    """Return, per shard, the bytes of optimizer state per byte of parameters, measured by one update with zeros."""
     hyper = pieces.hyperparameters()
     found = []
-    # One shard at a time, so that this process never holds what eight members share.
+    # One shard at a time, so that this process never holds the states that all members of a job share.
     for shard in layout.shards:
         parameters = torch.zeros(shard.numel, dtype=getattr(torch, shard.master_dtype))
         state = pieces.create(shard, parameters)

@@ -1,4 +1,4 @@
-"""What the user chose at `init`: checked, and turned into the shape of the job and what members compare when they join.
+"""The values that the user passed to `init`: their checks, the shape of the job, and what members compare on joining.
 
 No state, no I/O.
 """
@@ -27,7 +27,7 @@ _COMPARED = ("deterministic", "cross_check_every", "audit", "stages", "seed", "r
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """As documented at `elastrain.init`. Raises ConfigError on bad values."""
+    """The settings of a job, as documented at `elastrain.init`. Raises ConfigError on bad values."""
 
     seed: int
     run_length: int
@@ -62,7 +62,7 @@ class Settings:
             )
 
     def check(self, layout: Layout) -> None:
-        """Raises ConfigError when these settings do not suit the model."""
+        """Raise ConfigError if these settings do not suit the model."""
         half = next((spec.name for spec in layout.parameters if spec.dtype == "float16" and spec.trained), None)
         if half is not None and self.loss_scale == UNSCALED:
             raise ConfigError(
@@ -71,7 +71,7 @@ class Settings:
             )
 
     def check_threads(self, started_with: int) -> None:
-        """Raises ConfigError where the bits depend on the thread count and the script has changed it in its loop."""
+        """Raise ConfigError if the script changed the thread count in its loop although the bits depend on it."""
         threads = torch.get_num_threads()
         if self.deterministic and threads != started_with:
             raise ConfigError(
@@ -81,7 +81,7 @@ class Settings:
             )
 
     def shape(self, layout: Layout, lanes: Sequence[tuple[int, ...]], micro_batches: int) -> Shape:
-        """`lanes`: per shard, their blocks; see `ModelState.lanes`."""
+        """Return the shape of the job. `lanes`: the blocks of each shard's lanes; see `ModelState.lanes`."""
         shards = tuple(
             ShardShape(size_bytes=shard.numel * getattr(torch, shard.master_dtype).itemsize, lanes=blocks)
             for shard, blocks in zip(layout.shards, lanes, strict=True)
@@ -106,6 +106,7 @@ class Settings:
 
     @property
     def audit_plan(self) -> AuditPlan:
+        """The plan that says which runs of which steps are audited."""
         every = 1 if self.audit == "all" else int(self.audit)
         return AuditPlan(every=every, is_of_all=self.audit == "all", seed=self.seed)
 
@@ -117,19 +118,19 @@ class Settings:
         max_grad_norm: float | None,
         device: torch.device,
     ) -> dict[str, Any]:
-        """Everything that decides the bits: must be equal on all members, and is checked when they join."""
+        """Return everything that decides the bits. Members compare it when they join, and it must be equal on all."""
         order = loader.order
-        # Where gradients may differ, these may too: an elementwise update gives the same bits with any.
+        # Compared only in deterministic jobs: these decide the bits of gradients, not those of an elementwise update.
         exact = {
             "intra-op threads": torch.get_num_threads(),
             "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
             "CPU model": _cpu_model(),
-            # Named so that they are compared after what may explain them.
+            # These names sort behind the entries above, which may explain a difference.
             **{f"result of a fixed {name}": value for name, value in kernel_digests(device).items()},
         }
         return {
             "elastrain": __version__,
-            "torch": str(torch.__version__),  # a class of its own, which no codec knows
+            "torch": str(torch.__version__),  # not a plain str, and the codecs refuse its class
             "Python": platform.python_version(),
             "NumPy": np.__version__,
             "hash of a word": hash("elastrain"),
@@ -149,7 +150,7 @@ class Settings:
 
 
 def stages_of(of_script: int | None, of_launcher: int | None) -> int:
-    """What `init` and the command line said, where they agree. Raises ConfigError."""
+    """Return the number of stages that `init` or the command line gave, else 1. Raises ConfigError if they differ."""
     said = [each for each in (of_launcher, of_script) if each is not None]
     if len(set(said)) > 1:
         raise ConfigError(
@@ -160,7 +161,7 @@ def stages_of(of_script: int | None, of_launcher: int | None) -> int:
 
 
 def _cpu_model() -> str:
-    """As the kernel names it; empty where it does not."""
+    """Return the kernel's name of the CPU model, or "" if the kernel does not give one."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 

@@ -1,4 +1,4 @@
-"""The steps of a job as the script's `for` sees them: entered, yielded one by one, left together with the others."""
+"""The loop over a job's steps: joins the job, yields the steps one by one, and ends together with the other members."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from elastrain.runtime.settings import Settings
 
 
 class TrainingLoop:
-    """One pass of a script over the job's steps; for the main thread."""
+    """The one loop of a script over the job's steps. Only the main thread uses it."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class TrainingLoop:
         self._carried.counted = prepared.optimizer.counted
 
     def steps(self, until: int) -> Iterator[Step]:
-        """The steps up to `until` (exclusive), from the one that the others are in."""
+        """Join the job, and yield the steps up to `until` (exclusive) from the one that the other members are in."""
         number, threads = self._join(), torch.get_num_threads()
         self._connections.whereabouts.enter(Station.BETWEEN, number)
         while True:
@@ -84,7 +84,7 @@ class TrainingLoop:
         self._end(number)
 
     def give_back_model(self) -> None:
-        """Take everything off the model, which is an ordinary one from here on. It keeps what refuses absent blocks."""
+        """Remove all hooks and stubs from the model, unless blocks are absent: then uses of these are still refused."""
         self._parts.layers.close()
         if self._parts.model.blocks.missing() is None:
             if self._prepared.pipelines is not None:
@@ -93,9 +93,9 @@ class TrainingLoop:
             self._parts.randomness.close()
 
     def _join(self) -> int:
-        """Say that this member is ready, and wait to be let in; the step that the others are in."""
+        """Announce that this member is ready, wait until it is admitted, and return the step to begin with."""
         parts = self._parts
-        # Whatever takes time comes before this member says that it is ready: others wait for it from then on.
+        # All slow work is done before the announcement, because other members wait for this one from then on.
         parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died)
         warm_up(self._prepared.model)
         spec = {
@@ -123,7 +123,7 @@ class TrainingLoop:
         return entered.step
 
     def _begin(self, number: int) -> LoopSnapshot:
-        """What a newcomer needs to know that begins with this step; before the body of the loop changes it."""
+        """Return the loop state for newcomers, taken at the start of the step before the loop's body changes it."""
         self._parts.untouched.check_settled()
         self._parts.model.statistics.check_settled()
         self._connections.whereabouts.hear_compiler()
@@ -139,7 +139,7 @@ class TrainingLoop:
         return self._carried.take(self._prepared.optimizer.hyperparameters())
 
     def _enter(self, number: int, taken: LoopSnapshot) -> None:
-        """The body of the loop comes to its micro-batches: what it has set before counts in this step."""
+        """Tell the engine that the loop's body has reached its micro-batches. Settings made before that count."""
         self._parts.untouched.check_settled()
         self._parts.model.statistics.check_settled()
         self._parts.layers.enter()
@@ -150,21 +150,21 @@ class TrainingLoop:
         self._parts.handover.tell(StepBegun(event=began, hyper=hyper, payload=taken.payload))
 
     def _end_before(self, step: Step, taken: LoopSnapshot) -> None:
-        """Nothing of this step counts: schedulers and what is registered go back to where they are on other members."""
+        """End the loop before an overruled step: restore schedulers and registered objects as they were before it."""
         self._carried.load(taken.text, step.undo)
         self._end(step.number)
 
     def _left_early(self, step: Step, taken: LoopSnapshot, *, raised: bool) -> None:
-        """The loop was left, by `break` or an exception: fine when most members do so after the same step."""
+        """End the loop after `break` or an exception. The job ends well if most members leave after the same step."""
         if step.is_overruled:
             self._end_before(step, taken)
             return
         if self._last_words.has_left or not step.is_committed:
             return
         try:
-            self._enter(step.number + 1, self._take())  # else a newcomer that others wait for could never begin
+            self._enter(step.number + 1, self._take())  # a newcomer may need this state before the others can go on
             self._wait_for_all(step.number + 1)
-        except ElastrainError as error:  # not raised: the script's own exception may be on its way out of the loop
+        except ElastrainError as error:  # not raised: an exception of the script may be leaving the loop
             if not self._connections.agent.is_there and not isinstance(error, NOT_THE_SCRIPTS_FAULT):
                 say(str(error))
             self._last_words.report(error)
@@ -173,7 +173,7 @@ class TrainingLoop:
             self._end(step.number + 1, raised=raised)
 
     def _wait_for_all(self, number: int) -> None:
-        """Until every member is at the end. Raises StoppedError if most members go on."""
+        """Wait until every member has reached the end of its loop. Raises StoppedError if most members go on."""
         self._connections.faults.reach(number, "shutdown")
         checkpoints = self._prepared.checkpoints
         with nullcontext() if checkpoints is None else checkpoints.hurried():
@@ -181,15 +181,15 @@ class TrainingLoop:
             self._parts.handover.wait()
 
     def _end(self, step: int, *, raised: bool = False) -> None:
-        """The loop is over: say so, let the engine go; the rest of the script is the user's."""
+        """Report the end of the loop, and close the engine and all other parts. The model stays for the script."""
         self._last_words.step = None
-        if self._prepared.pipelines is not None:  # blocks have come back since the last step
+        if self._prepared.pipelines is not None:  # blocks came back after the last step
             self._parts.model.statistics.refresh()
         model, memory = self._parts.model, self._prepared.memory
         is_left_partial = memory is not None and not memory.work.has_room_for_all and model.blocks.leave()
         digest = "" if is_left_partial else model.parameters_digest()
         self._connections.journal.write("finished", step=step, digest=digest)
-        with suppress(ChannelClosedError):  # the launcher has gone before us: nothing depends on it any more
+        with suppress(ChannelClosedError):  # the launcher may have ended first, which does no harm here
             self._connections.agent.say(am.Finished(step=step, digest=digest, raised=raised))
         self._prepared.engine.close()
         if self._prepared.checkpoints is not None:
@@ -202,7 +202,7 @@ class TrainingLoop:
         self._last_words.give_hook_back(raised=raised)
 
     def _expected_micro_batches(self, step: int) -> Sequence[int]:
-        """What this member would compute in a step that nothing disturbs: what is worth loading ahead."""
+        """Return the micro-batches that this member computes in an undisturbed step, for the loader to prefetch."""
         pipelines = self._prepared.pipelines
         if pipelines is not None and pipelines.has_plan:
             return pipelines.expected(self._me)
@@ -225,14 +225,17 @@ class TrainingLoop:
 
 
 _RAISE_AGAIN = {dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"]}
-"""Instructions that only ever raise, and need not begin a traceback: that of an exception that goes on is older."""
+"""Bytecode instructions that always raise. No traceback need begin at them, because a re-raised exception brings its
+own older traceback."""
 
 
 def _is_raising(frame: FrameType | None) -> bool:
-    """Whether the code that closes a generator does so because of an exception.
+    """Return True if an exception is what made the calling code close a generator.
 
-    It then stands at the instruction that has raised. Where it has caught and kept one, it has gone on since.
-    frame: what the generator goes back to; other generators may lie between.
+    The frame's last instruction is then the one that raised. A frame that caught the exception has gone on since.
+
+    Args:
+        frame: Caller of the generator; other generators may lie between.
     """
     while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
         frame = frame.f_back
