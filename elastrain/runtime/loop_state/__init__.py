@@ -1,1 +1,1 @@
-"""State of the user's loop and model beside the parameters, which newcomers and checkpoints get."""
+"""State of the user's loop and model besides the parameters. Newcomers and checkpoints get it."""

@@ -1,7 +1,7 @@
 """Changes that a training loop makes in the model's modules: train and eval, freezing, a dropout's p, a switch.
 
-A newcomer's loop never was in that step: it gets them, and so does a resumed job. What a forward changes by itself,
-such as the length of a cache, is not carried. A number that counts micro-batches is refused.
+Newcomers and resumed jobs get these changes, because their loops did not run the earlier steps. Changes that a forward
+makes by itself, such as the length of a cache, are not sent. A number that counts micro-batches is refused.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from elastrain.runtime.loop_state.loop_state_codec import Packer, Tree, unpack
 from elastrain.runtime.model.watched import MISSING, PlainAttributes, sum_of
 
 Changes = dict[str, Tree]
-"""`path.attribute` -> the value that the loop gave it, as a tree of JSON (see `carried`)."""
+"""`path.attribute` -> the value that the loop gave it, as a JSON tree (see `loop_state_codec`)."""
 _LOOP, _BODY, _FORWARD = "the loop", "the loop, among its micro-batches,", "the forward"
 _COUNTED = 3
-"""So many equal changes in a row, one per micro-batch, show a counter."""
+"""Number of equal changes in a row, one per micro-batch, that show a counter."""
 
 
 class Layers:
-    """The changes of a loop in a model: all that no call of the model makes, and those of any persistent buffer."""
+    """The changes that a loop made in a model outside of its forward, and all changes of persistent buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         self.changes: Changes = {}
         self.tensors: dict[str, Tensor | None] = {}
-        """Copies, never written, of persistent buffers, and of other tensors that the loop has changed."""
+        """Read-only copies of persistent buffers and of other tensors that the loop has changed."""
         self.untold: set[str] = set()
-        """Names of what the loop changed among its micro-batches. They are carried, and not compared."""
+        """Names of values that the loop changed between its micro-batches. They are sent to newcomers, not compared."""
         self.of_forwards: set[str] = set()
-        """Names of what forwards change by themselves."""
+        """Names of values that forwards change by themselves."""
         self._sums: dict[str, int] = {}
         """Checksums of these copies."""
         self._initial: dict[str, int] = {}
-        """Checksums of the persistent buffers, as the script has made them."""
+        """Checksums of the persistent buffers at the start of the loop."""
         self._numbers: dict[str, list[float]] = {}
-        """First values of numbers that change in each micro-batch; an empty list: this is no counter."""
+        """First values of each number that changed in a micro-batch. An empty list marks a number as no counter."""
         self._depth = 0
         self._has_forward = False
         self._is_in_step: bool | None = None  # until the loop begins
@@ -55,45 +55,45 @@ class Layers:
         self._watched = PlainAttributes(model)
 
     def digest(self) -> str:
-        """Digest of what members must begin with alike."""
+        """Return the digest of the values that must be equal on all members at the start."""
         return self._watched.digest()
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
     def begin(self) -> None:
-        """The loop begins: what has changed until now counts nowhere."""
+        """Start to record changes, as the loop begins. Earlier changes do not count."""
         for name in self._watched.persistent():
             self._set(name, self._watched.get(name))
         self._initial, self._is_in_step = dict(self._sums), False
         self.begin_again()
 
     def begin_again(self) -> None:
-        """A tracing pass has ended: what it has changed counts nowhere."""
+        """Forget the changes that a tracing pass has made."""
         self._watched.rebase()
         self._numbers, self._depth = {}, 0
 
     def note(self) -> None:
-        """Take what has changed since `settle` for the loop's doing. Raises ConfigError for what is no data."""
+        """Record all changes since `settle` as made by the loop. Raises ConfigError for values that are not data."""
         self._take_changes(_LOOP, is_thorough=True)
 
     def enter(self) -> None:
-        """The loop has come to its micro-batches. Raises ConfigError, as `note`, and for hooks that others have."""
+        """Record the loop's changes before its micro-batches. Raises ConfigError as `note` and `check_hooks` do."""
         self._take_changes(_LOOP)
         self.check_hooks()
         self._is_in_step, self._has_forward = True, False
 
     def settle(self) -> None:
-        """The step is committed. Raises ConfigError for a persistent buffer that was changed since `enter`."""
+        """Record changes after the commit. Raises ConfigError if a persistent buffer was changed since `enter`."""
         if self._has_forward:
             self._take_changes(_BODY)
         self._take_changes(_FORWARD)
         self._is_in_step, self._depth = False, 0
 
     def _called(self, *, by: int) -> None:
-        """A call of the model begins (by=1) or ends (-1); calls may lie within one another."""
+        """Record changes at the begin (by=1) or the end (-1) of a call of the model. Calls may be nested."""
         if torch.compiler.is_compiling() or self._is_in_step is None:
             return
         if by == 1 and self._depth == 0:
@@ -101,7 +101,7 @@ class Layers:
             self._take_changes(_BODY if self._is_in_step else _LOOP, has_hooks=not self._is_in_step)
         self._depth += by
         if by == -1 and self._depth == 0:
-            self._take_changes(_FORWARD, has_hooks=not self._is_in_step)  # in a step, `settle` looks at them
+            self._take_changes(_FORWARD, has_hooks=not self._is_in_step)  # in a step, `settle` looks at hooks
 
     def _take_changes(self, doer: str, *, is_thorough: bool = False, has_hooks: bool = True) -> None:
         for name, value, before in self._watched.changed(is_thorough=is_thorough, has_hooks=has_hooks):
@@ -123,7 +123,7 @@ class Layers:
                 self._keep(name, self._watched.get(name), is_inside=doer is _BODY)
 
     def _keep(self, name: str, value: Any, *, is_inside: bool) -> None:
-        if is_inside and isinstance(value, Tensor):  # what the script hands to a forward beside its arguments
+        if is_inside and isinstance(value, Tensor):  # an input that the script passes through an attribute
             self.of_forwards.add(name)
         elif isinstance(value, Tensor) or (value is None and name in self.tensors):
             self._set(name, value)
@@ -156,7 +156,7 @@ class Layers:
         self._sums[name] = sum_of(value)
 
     def told(self) -> dict[str, str]:
-        """Return what members compare in each vote, by name; the buffers that the loop has left alone in one digest."""
+        """Return the digests that members compare in each vote, by name. All unchanged buffers share one digest."""
         alone = {name: total for name, total in self._sums.items() if self._initial.get(name) == total}
         told = {name: f"{total:x}" for name, total in self._sums.items() if name not in alone}
         told |= {name: short(json.dumps(tree)) for name, tree in self.changes.items()}
@@ -169,14 +169,14 @@ class Layers:
         return dict(self.tensors)
 
     def load_state_dict(self, state: Mapping[str, Tensor | None]) -> None:
-        """On a newcomer, and in a job that is resumed: take over the tensors of `state_dict`."""
+        """Put the tensors of `state_dict` into the model, on a newcomer or in a resumed job."""
         for name, value in state.items():
             self._watched.put(name, value)
             self._set(name, value)
         self._watched.rebase()
 
     def load(self, changes: Mapping[str, Tree], untold: Collection[str] = ()) -> None:
-        """Likewise: take over all other things that the loops of others have changed so far."""
+        """Apply all other changes that the donor's or the checkpoint's loop made so far."""
         hooks = dict(self._watched.hooks())
         for name, tree in changes.items():
             if name not in hooks:  # see `check_hooks`
@@ -185,7 +185,7 @@ class Layers:
         self._watched.rebase()
 
     def check_hooks(self) -> None:
-        """Raises ConfigError where the loops of others, or of the job before, have hung up hooks that are not here."""
+        """Raise ConfigError if the number of hooks differs from that of the donor or of the checkpoint."""
         for name, count in self._watched.hooks():
             if self.changes.get(name, count) != count:
                 raise ConfigError(
@@ -195,13 +195,13 @@ class Layers:
 
 
 def _is_progression(seen: list[float]) -> bool:
-    """Return whether the numbers go on by the same difference, or by the same factor."""
+    """Return True if the numbers grow by a constant difference or by a constant factor."""
     steps = [(b - a, b / a if a else 0.0) for a, b in pairwise(seen)]
     return any(all(math.isclose(each, kind[0]) and each for each in kind) for kind in zip(*steps, strict=True))
 
 
 def _tree(name: str, value: Any) -> Tree:
-    """Return the value as data, without tensors, or MISSING."""
+    """Return the value as a JSON tree, or MISSING if it is not plain data without tensors and code."""
     packer = Packer()
     try:
         tree = packer.pack(name, value)
@@ -211,4 +211,5 @@ def _tree(name: str, value: Any) -> Tree:
 
 
 def short(text: str) -> str:
+    """Return a digest of a text, as 12 hexadecimal digits."""
     return blake2b(text.encode(), digest_size=6).hexdigest()

@@ -1,10 +1,7 @@
-"""What a newcomer's training loop needs to go on where the others are: hyperparameters, schedulers, registered objects,
-and what the loop has changed in layers.
+"""The state of a training loop that newcomers get: hyperparameters, schedulers, registered objects, changes in layers.
 
-The state is taken at the start of every step, before the body of the loop runs; it is sent to newcomers as text (JSON)
-and bytes, never as code. See `carried`.
-
-What `job.register` takes, brought to one form: a state that is read, and put back in place. Refused by name else.
+It is taken at the start of every step, before the body of the loop runs. Newcomers get it as text (JSON) and bytes,
+never as code; see `loop_state_codec`. `stateful` gives every object that `job.register` accepts one interface.
 """
 
 from __future__ import annotations
@@ -27,36 +24,44 @@ from elastrain.runtime.loop_state.schedulers import FirstSettings, check_no_more
 
 
 class Stateful(Protocol):
-    """What has a state of its own: schedulers, averages, counters."""
+    """An object with a state, such as a scheduler, an average or a counter."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as data."""
+        ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> object: ...
+    def load_state_dict(self, state: dict[str, Any]) -> object:
+        """Restore the state in place."""
+        ...
 
 
 class InPlace:
-    """A thing that is changed in place, such as a tensor: its state is all of it."""
+    """A registered value that is changed in place, such as a tensor. The value itself is the state."""
 
     def __init__(self, thing: Any, put: Callable[[Any], object]) -> None:
         self._thing, self._put = thing, put
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the value, not copied."""
         return {"value": self._thing}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Overwrite the value in place."""
         self._put(state["value"])
 
 
 class OfModule:
-    """A module that a script moves itself: its state, and the buffers that `state_dict` leaves out."""
+    """A module that the script updates itself, with its non-persistent buffers, which its `state_dict` omits."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the module's state and its non-persistent buffers, not copied."""
         return {"state": dict(self._module.state_dict()), "caches": self._caches()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the module's state and its non-persistent buffers."""
         self._module.load_state_dict(state["state"])
         for name, buffer in self._caches().items():
             _fill(buffer, state["caches"][name])
@@ -71,7 +76,7 @@ class OfModule:
 
 
 def stateful(name: str, thing: Any) -> Stateful:
-    """Raises ConfigError for what could not be put back in place on a member that joins later."""
+    """Return a registered object as a `Stateful`. Raises ConfigError if its state cannot be restored in place."""
     match thing:
         case nn.Module():
             return OfModule(thing)
@@ -92,7 +97,7 @@ def stateful(name: str, thing: Any) -> Stateful:
 
 
 def check_apart(name: str, thing: Any, model: nn.Module) -> None:
-    """Raises ConfigError for a module that shares parameters with the job's model, which travels by itself."""
+    """Raise ConfigError if a registered object shares parameters with the job's model, which is sent anyway."""
     if isinstance(thing, nn.Module | Tensor):
         theirs = {id(q) for q in (thing.parameters() if isinstance(thing, nn.Module) else [thing])}
         shared = next((path for path, q in model.named_parameters() if id(q) in theirs), None)
@@ -120,36 +125,36 @@ def _fill(mine: Tensor, value: Tensor) -> None:
 
 SCHEDULERS = "schedulers"
 TENSORS = "tensors of the model"
-"""A part like those that are registered."""
+"""Name of the part with the model's tensors. Parts of registered objects have the names of these."""
 _HOW_IT_IS_COMPUTED = frozenset({"fused", "foreach", "capturable", "differentiable"})
-"""Of a group's values those that say how it is computed, and not what."""
+"""Values of a parameter group that choose an implementation and do not change the result."""
 _RATES = frozenset({"base_lrs", "_last_lr"})
-"""Of a scheduler's values those that follow from its groups' rates, which are compared themselves."""
+"""Values of a scheduler that follow from the learning rates of its groups, which are compared anyway."""
 _INNER = "_schedulers"
-"""Schedulers within a scheduler: each has a part of its own."""
+"""Key of the schedulers inside a scheduler. Each of them has its own part."""
 
 
 class LoopSnapshot:
-    """The state of a loop as it was when it came to a step."""
+    """The state of a loop at the start of a step."""
 
     def __init__(self, text: str, parts: dict[str, str], packers: dict[str, Packer]) -> None:
         self.text = text
-        """What a newcomer gets, less the bytes of tensors."""
+        """The state for newcomers as JSON text, without the bytes of tensors."""
         self._parts = parts
         self._packers = packers
 
     def check(self) -> None:
-        """Raises ConfigError, by name, if something registered was changed in place since."""
+        """Raise ConfigError, naming the object, if a registered object was changed in place since."""
         for packer in self._packers.values():
             packer.check()
 
     def payload(self) -> list[Tensor]:
-        """The bytes of tensors, for `LoopState.load`. Raises ConfigError as `check` does."""
+        """Return the bytes of the tensors, for `LoopState.load`. Raises ConfigError as `check` does."""
         self.check()
         return [tensor for _, packer in sorted(self._packers.items()) for tensor in packer.payload()]
 
     def settings(self, step: int, hyper: list[dict[str, Any]], layers: Layers) -> str:
-        """What members compare in every vote: a digest per name, of what has to be the same on all of them."""
+        """Return the JSON text that members compare in every vote: digests, by name, of all that must be equal."""
         names = dict.fromkeys(name for group in hyper for name in group)
         told = {f"{n} of the optimizer": settings_digest([{n: group.get(n)} for group in hyper]) for n in names}
         registered = {name: packer for name, packer in self._packers.items() if name != TENSORS}
@@ -159,13 +164,13 @@ class LoopSnapshot:
 
 
 class LoopState:
-    """Gathers and restores; made when the training loop starts, after the user has made the schedulers."""
+    """The collector and restorer of a loop's state. It is made when the loop starts, after all schedulers."""
 
     def __init__(self, optimizer: Optimizer, registered: dict[str, Any], model: nn.Module, layers: Layers) -> None:
         for name, thing in registered.items():
             check_apart(name, thing, model)
         self.counted: frozenset[str] = frozenset()
-        """Names that the optimizer itself counts under in its groups. The groups lack them before the first step."""
+        """Names of the optimizer's own counters in its groups. The groups lack them before the first step."""
         self.course = FirstSettings()
         self._optimizer = optimizer
         self._layers = layers
@@ -176,7 +181,7 @@ class LoopState:
         self._schedulers = {id(scheduler) for scheduler in schedulers}
 
     def take(self, hyper: list[dict[str, Any]]) -> LoopSnapshot:
-        """Raises ConfigError, with the place, for what cannot be carried."""
+        """Return the present state of the loop. Raises ConfigError, with the place, for values that cannot be sent."""
         check_no_more(self._optimizer, self._schedulers)
         packers = {name: Packer() for name in self._parts}
         trees = {name: packers[name].pack(name, dict(part.state_dict())) for name, part in self._parts.items()}
@@ -186,7 +191,7 @@ class LoopState:
         return LoopSnapshot(text, {name: short(json.dumps(tree)) for name, tree in trees.items()}, packers)
 
     def describe(self, hyper: list[dict[str, Any]]) -> dict[str, Any]:
-        """What the script has set before the loop: has to be equal in all scripts of a job, also when it is resumed."""
+        """Return the settings that the script made before the loop. They must be equal on all members and on resume."""
         found = {
             f"{name} of parameter group {index}": value
             for index, group in enumerate(hyper)
@@ -202,14 +207,14 @@ class LoopState:
         return found | {SCHEDULERS: [type(part).__qualname__ for part in schedulers.values()]} | settings
 
     def load(self, text: str, payload: Sequence[Tensor] = (), changed: Collection[str] = ()) -> None:
-        """Take over a loop's state. `changed`: names of `describe` that are to stay as this script has set them.
+        """Restore a loop's state. `changed`: names from `describe` whose values stay as this script has set them.
 
-        A learning rate that a scheduler drives keeps its course, in proportion. Raises ConfigError when this script
-        made other objects than the members that are there already.
+        If the initial learning rate of a scheduler is changed, the current rate is scaled in proportion. Raises
+        ConfigError if this script has other schedulers or registered objects than the state.
         """
         state = json.loads(text)
-        state["parts"].setdefault(TENSORS, {"dict": []})  # version 0.1.0 did not carry them
-        if SCHEDULERS in changed:  # they begin anew
+        state["parts"].setdefault(TENSORS, {"dict": []})  # checkpoints of version 0.1.0 lack them
+        if SCHEDULERS in changed:  # schedulers start afresh
             state["parts"] = {name: tree for name, tree in state["parts"].items() if not _drives(name)}
         mine = {name: part for name, part in self._parts.items() if SCHEDULERS not in changed or not _drives(name)}
         if set(state["parts"]) != set(mine):
@@ -235,12 +240,15 @@ class LoopState:
 
 
 def _drives(name: str) -> bool:
-    """Whether this is the name of a scheduler's part."""
+    """Return True if this is the name of a scheduler's part."""
     return name.startswith("scheduler ")
 
 
 def _settings(state: dict[str, Any]) -> dict[str, Any]:
-    """A scheduler's own values, as plain as a checkpoint's spec has them; before its first step all are settings."""
+    """Return a scheduler's own values in the plain form of a checkpoint's spec.
+
+    Before a scheduler's first step all its values are settings.
+    """
     found = {}
     for key, value in state.items():
         tree = Packer().pack(key, value)
@@ -259,7 +267,7 @@ def _unpacked(name: str, tree: Tree, bulk: Tensor | None, own: dict[str, Any]) -
 
 
 def settings_digest(hyper: list[dict[str, Any]]) -> str:
-    """Short digest of the hyperparameters of a step, compared between members at every commit."""
+    """Return a short digest of the hyperparameters of a step. Members compare it at every commit."""
     return short(json.dumps(hyper, sort_keys=True))
 
 

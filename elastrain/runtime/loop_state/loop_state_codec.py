@@ -1,7 +1,7 @@
-"""State that travels to a newcomer: plain data as a tree of JSON, numbers in bulk as bytes beside it, never as code.
+"""The codec of state for newcomers: plain data becomes a JSON tree, tensors and arrays become bytes; no code is sent.
 
-The tree is made in every step, in the training loop's thread. The bytes of tensors are copied only when a newcomer is
-there, and are then still those that the tree was made with: whoever changed them meanwhile is told.
+The training loop's thread makes the tree in every step. Bytes of tensors are copied only for a newcomer. ConfigError is
+raised if a tensor was changed between these two moments.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from torch import Tensor, nn
 from elastrain.errors import ConfigError
 
 Tree = Any
-"""What JSON takes."""
+"""A value that JSON can represent."""
 _CODE = (FunctionType, BuiltinFunctionType, MethodType, partial, type)
 _TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _ALIGN = 16
 _ARRAY_KINDS = "biufcSUmM"
 _LOOKED_AT = 32
-"""Tensors of which some values enter the digest of a step; others have their turn in the next."""
+"""Number of tensors that enter the digest of one step. The other tensors have their turn in the next steps."""
 
 
 @dataclass(frozen=True)
 class _Bulk:
-    """Numbers that travel as bytes. `version` counts the in-place changes of a tensor."""
+    """A tensor that is sent as bytes. `version` counts its in-place changes, and `start` is its first byte."""
 
     name: str
     tensor: Tensor
@@ -45,14 +45,14 @@ class _Bulk:
 
 
 class Packer:
-    """Turns values into trees, and remembers what goes beside them."""
+    """An encoder that turns values into JSON trees and collects the tensors that are sent as bytes."""
 
     def __init__(self) -> None:
         self._bulk: list[_Bulk] = []
         self.size_bytes = 0
 
     def pack(self, name: str, value: Any) -> Tree:
-        """The tree of `value`. Raises ConfigError, with `name` and the place in it, for what is no data."""
+        """Return the tree of `value`. Raises ConfigError, with `name` and the place in it, for values not data."""
         if isinstance(value, np.generic | np.ndarray):
             return self._array(name, value)
         kind = type(value)
@@ -75,7 +75,7 @@ class Packer:
         if isinstance(value, complex):
             return {"complex": [value.real, value.imag]}
         if isinstance(value, _CODE):
-            return {"code": None}  # every member has it from the script
+            return {"code": None}  # every member has the same code from its script
         raise ConfigError(
             f"{name} is a {kind.__module__}.{kind.__qualname__}, which cannot be carried to members that join later: "
             "tensors, NumPy arrays, numbers, words, and lists, tuples, sets and dicts of them can"
@@ -112,7 +112,7 @@ class Packer:
         return start
 
     def check(self) -> None:
-        """Raises ConfigError if a tensor was changed in place since it was packed."""
+        """Raise ConfigError if a tensor was changed in place since it was packed."""
         for bulk in self._bulk:
             if not bulk.is_unchanged:
                 raise ConfigError(
@@ -122,7 +122,7 @@ class Packer:
 
     @torch.no_grad()
     def payload(self) -> list[Tensor]:
-        """All bytes in one tensor, for `unpack` on another member. Raises ConfigError as `check` does."""
+        """Return all bytes in one tensor, for `unpack` on another member. Raises ConfigError as `check` does."""
         self.check()
         whole = torch.zeros(self.size_bytes, dtype=torch.uint8)
         for bulk in self._bulk:
@@ -132,7 +132,10 @@ class Packer:
 
     @torch.no_grad()
     def look(self, step: int) -> str:
-        """A short digest of some of the bulk, another part in each step: members that differ in it notice soon."""
+        """Return a short digest of some values of some tensors. The choice changes with each step.
+
+        Members that differ in any tensor find out after a few steps.
+        """
         rounds = max(1, -(-len(self._bulk) // _LOOKED_AT))
         hasher = blake2b(digest_size=4)
         for bulk in self._bulk[step % rounds :: rounds]:
@@ -143,9 +146,9 @@ class Packer:
 
 
 def unpack(tree: Tree, whole: Tensor | None, own: Any = None) -> Any:
-    """What was packed, with the bits and types that it had. `own`: this member's value, from which functions are taken.
+    """Return the packed value with its original bits and types. `own`: this member's value, which provides functions.
 
-    Raises ConfigError where the two do not fit, or the tree is none that `Packer` makes.
+    Raises ConfigError if the two do not fit, or if `Packer` did not make the tree.
     """
     try:
         return _unpack(tree, whole, own)
@@ -194,7 +197,7 @@ def _unpack(tree: Tree, whole: Tensor | None, own: Any = None) -> Any:
 
 
 def _check_kind(dtype: np.dtype[Any]) -> None:
-    """Of numbers, texts and times: an array of objects has no bytes of its own."""
+    """Raise TypeError unless the dtype is of numbers, texts or times. Arrays of objects cannot be sent as bytes."""
     if dtype.kind not in _ARRAY_KINDS:
         raise TypeError(f"arrays of {dtype} do not travel")
 

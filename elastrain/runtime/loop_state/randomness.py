@@ -1,8 +1,8 @@
-"""Random streams of a forward, set on entering a block: of (seed, step, micro-batch, block, number of the entry).
+"""Random streams of a forward. Each entry of a block seeds them by (seed, step, micro-batch, block, entry number).
 
-What an entry repeats is read back from the generator's own seed. Activation checkpointing restores the generator before
-it computes a part again: where a block follows a seed that it has followed before, it draws the same numbers again,
-whatever came in between. Data loading never draws from these generators.
+A repeated entry is recognised by the generator's own seed. Activation checkpointing restores the generator before it
+recomputes a part. So a block that is entered at a seed at which it was entered before draws the same numbers again,
+regardless of what came in between. Data loading never draws from these generators.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from elastrain.job.batch import block_key
 from elastrain.offload.original_hooks import OriginalsHook
 
 BEFORE, AFTER = -1, -2
-"""In place of a micro-batch: what the training loop draws at the start of a step, and once it is committed."""
+"""Numbers used instead of a micro-batch, for draws of the loop at the start of a step and after its commit."""
 _BACKWARD = ".backward"
-"""No block has this name: where a checkpoint puts a forward's state back, the generator tells of another seed."""
+"""Key of a backward; no block has this name. A checkpoint that restores a forward's generator brings another seed."""
 _TRAINED, _ASIDE, _EVALUATED = range(3)
-"""Kinds of entries, which are counted apart. A model in `eval()` that takes gradients has the keys of the training."""
+"""Kinds of entries, which are counted separately. `_EVALUATED` (eval mode with gradients) has the keys of training."""
 _STEPS_KEPT = 2
-"""A backward may come after forwards of the next step; nothing older is ever computed again."""
+"""Number of steps whose entries are kept. A backward may come after forwards of the next step, but not later."""
 
 
 @dataclass
@@ -38,18 +38,18 @@ class _MicroBatch:
     step: int
     number: int
     entries: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """(block, what it is counted among) -> how often the forward has entered it."""
+    """(block, kind of entry) -> number of entries by forwards."""
     keys: dict[tuple[int, str, int], int] = field(default_factory=dict)
-    """(the generator's seed before an entry, block, what it is counted among) -> the key that was set."""
+    """(the generator's seed before an entry, block, kind of entry) -> the key that was set."""
     guesses: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """(block, what it is counted among) -> how many of them were computed again without a restored generator."""
+    """(block, kind of entry) -> number of entries that were recomputed without a restored generator."""
 
 
 class BlockRandomness:
-    """Forward pre-hooks on the blocks of a model that seed the default generators of the CPU and of `device`.
+    """Forward pre-hooks on the blocks of a model. They seed the default generators of the CPU and of `device`.
 
-    `checkpoint(…, preserve_rng_state=False)` restores nothing: call `begin_backward` before a backward, if another
-    micro-batch came in between. The entries of a block are then taken to be computed again from the last to the first.
+    `checkpoint(…, preserve_rng_state=False)` restores no generator. So call `begin_backward` before a backward if
+    another micro-batch came in between. The entries of a block then count as recomputed from the last to the first.
     """
 
     def __init__(self, model: nn.Module, blocks: Sequence[str], seed: int, device: torch.device) -> None:
@@ -61,30 +61,30 @@ class BlockRandomness:
         self._current = _MicroBatch(0, BEFORE)
         self._begun: dict[tuple[int, int], _MicroBatch] = {}
         self._set: dict[int, _MicroBatch] = {}
-        """By key."""
+        """The micro-batch in which each key was set."""
         self._guessed: int | None = None
-        """The key that was set last without a restored generator, in a backward: no entry is known by it."""
+        """The last key that a backward set without a restored generator. It does not identify an entry."""
         self._enter = self.enter
         self._model = model
         self._modules = {block: model.get_submodule(block) for block in blocks if block}
-        # Copies of the model have streams of their own.
+        # The hooks stay on copies of the model, whose entries are counted separately.
         hooks = {name: OriginalsHook(self._hook(name), stays=True) for name in self._modules}
         self._hooks = {name: each.register_forward_pre_hook(hooks[name]) for name, each in self._modules.items()}
 
     def begin(self, step: int, micro_batch: int) -> None:
-        """Before the forward of a micro-batch, or of what the loop does `BEFORE` and `AFTER` all of them.
+        """Seed all generators, Python's and NumPy's too, for draws outside of blocks.
 
-        Also seeds everything outside of blocks, Python's and NumPy's too.
+        Call it before the forward of a micro-batch, and for the loop's own draws `BEFORE` and `AFTER` all of them.
         """
         self._begin(_MicroBatch(step, micro_batch))
 
     def begin_backward(self, step: int, micro_batch: int) -> None:
-        """Before the backward of a micro-batch that others have followed: blocks draw for it again."""
+        """Make blocks draw for this micro-batch again. Call it before a backward that came after other forwards."""
         self._begin(self._begun.get((step, micro_batch)) or _MicroBatch(step, micro_batch))
         self._set_key(self._current, block_key(self._seed, step, micro_batch, _BACKWARD))
 
     def close(self) -> None:
-        """Take the hooks off. Those of copies of the model do nothing any more."""
+        """Remove the hooks. Hooks on copies of the model have no effect from now on."""
         for hook in self._hooks.values():
             hook.remove()
         self._modules.clear()
@@ -94,15 +94,15 @@ class BlockRandomness:
         own = self._modules.get(block)
         if own is None:
             return
-        # The generator was last seeded by us for this micro-batch, or restored by a checkpoint for an earlier one;
-        # a seed that is not ours was set by user code in this forward.
+        # A known seed was set here for this micro-batch, or restored by a checkpoint for an earlier one. User code set
+        # any other seed in this forward.
         before = self._generators[0].initial_seed()
         at = self._set.get(before, self._current)
         module = module or own
         if not module.training and at.number < 0:
-            return  # an evaluation between micro-batches goes on with the loop's stream
-        # Loops evaluate a model, or a copy of it, behind the first micro-batch that a member computes, say: that must
-        # not change what is drawn for others, so these entries are counted apart.
+            return  # an evaluation outside of micro-batches continues the loop's stream
+        # A loop may evaluate the model or a copy, for example after a member's first micro-batch. That must not change
+        # the draws of other micro-batches, so these entries are counted separately.
         aside = _TRAINED
         if module is not own:
             aside = _ASIDE
@@ -120,7 +120,7 @@ class BlockRandomness:
         self._set_key(at, key)
 
     def enter_compiled(self, block: str) -> None:
-        """Enter a block that was compiled together with its hooks, or is absent, in place of its hook."""
+        """Enter a block that is absent or was compiled together with its hooks, and remove its hook."""
         if block in self._hooks:
             self._hooks.pop(block).remove()
         self.enter(block)
@@ -134,7 +134,7 @@ class BlockRandomness:
             self._begun = {key: each for key, each in self._begun.items() if oldest <= each.step <= at.step}
             self._set = {key: each for key, each in self._set.items() if oldest <= each.step <= at.step}
         if self._enter == self.enter and "torch._dynamo" in sys.modules:
-            # It would be compiled anew for each micro-batch.
+            # Else torch would recompile it for each micro-batch.
             self._enter = torch.compiler.disable(self.enter)  # type: ignore[no-untyped-call]  # of torch
         self._current = self._begun[at.step, at.number] = at
         self._guessed = None
@@ -144,7 +144,7 @@ class BlockRandomness:
         np.random.seed(key & 0xFFFFFFFF)  # a model's forward may use the legacy generator
 
     def _key(self, at: _MicroBatch, block: str, *, aside: int, is_again: bool) -> int:
-        """Return the key of a new entry or, if `is_again`, of the one before the last that was computed again."""
+        """Return the key of a new entry or, if `is_again`, of the entry before the last one that was recomputed."""
         entries = at.entries[block, aside]
         (at.guesses if is_again else at.entries)[block, aside] += 1
         entry = -at.guesses[block, aside] % max(entries, 1) if is_again else entries

@@ -1,6 +1,6 @@
-"""The learning rate schedulers of an optimizer, which torch keeps no list of, and schedules of a script's own.
+"""The learning rate schedulers of an optimizer, which torch does not list, and a check of the script's own schedules.
 
-Schedulers are remembered as they are made. Older ones are looked up among all objects, frozen ones too.
+Schedulers are recorded when they are made. Older ones are found among all objects, including frozen ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elastrain.errors import ConfigError
 from elastrain.runtime.loop_state.loop_state_codec import Packer
 
 _COMPARED = 3
-"""First steps whose hyperparameters are kept."""
+"""Number of first steps whose hyperparameters are kept."""
 _made: list[ref[LRScheduler]] = []
 
 
@@ -35,7 +35,7 @@ LRScheduler.__new__ = _remember  # type: ignore[assignment, method-assign]
 def schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
     """Return the schedulers that drive this optimizer, in an order that is the same on every member.
 
-    They are looked up once, when the loop starts. Equal ones are interchangeable then.
+    Call it once, when the loop starts. Schedulers with equal state are interchangeable at that time.
     """
     frozen = gc.get_freeze_count()
     if frozen:
@@ -50,7 +50,7 @@ def schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
 
 
 def check_no_more(optimizer: Optimizer, known: Collection[int]) -> None:
-    """Raise ConfigError for a scheduler that was made since the loop began. `known`: ids of the others."""
+    """Raise ConfigError for a scheduler that was made after the loop began. `known`: ids of the older ones."""
     for each in [made() for made in _made]:
         if id(each) not in known and getattr(each, "optimizer", None) is optimizer:
             raise ConfigError(
@@ -60,7 +60,10 @@ def check_no_more(optimizer: Optimizer, known: Collection[int]) -> None:
 
 
 class FirstSettings:
-    """Hyperparameters of a job's first steps, and of those after it was resumed: what no state says is seen by them."""
+    """Hyperparameters of a job's first steps, and of the first steps after it was resumed.
+
+    Their comparison finds a schedule of the script that starts afresh because its state is in no checkpoint.
+    """
 
     def __init__(self) -> None:
         self.first: list[str] = []
@@ -70,11 +73,14 @@ class FirstSettings:
         self._entered: Any = None
 
     def resume(self, loop: str) -> None:
-        """`loop`: the state that the job goes on with, which holds what its first step was entered with."""
+        """Start the comparison in a resumed job.
+
+        `loop`: the restored loop state. It has the hyperparameters with which the next step was entered before.
+        """
         self._since, self._entered = [], json.loads(loop).get("entered")
 
     def enter(self, hyper: Sequence[Mapping[str, Any]], counted: Collection[str]) -> None:
-        """The loop has come to its micro-batches. Raises ConfigError if a schedule has begun anew."""
+        """Record the hyperparameters of a step. Raises ConfigError if a schedule of the script started afresh."""
         entered = json.dumps([{n: v for n, v in group.items() if n not in counted} for group in hyper])
         if len(self.first) < _COMPARED:
             self.first.append(entered)

@@ -1,1 +1,1 @@
-"""The user's model and optimizer in flat buffers."""
+"""The user's model and optimizer in flat buffers: partition, gradients, running statistics, sharded updates."""

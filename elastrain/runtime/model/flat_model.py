@@ -1,6 +1,6 @@
-"""The user's model as flat buffers: parameters moved into them, gradients that land in slots, blocks that report.
+"""The user's model in flat buffers: it moves parameters into flats, gradients into slots, and reports finished blocks.
 
-Here torch modules meet the fixed cutting of `elastrain.job.layout`. No messages, no steps, no optimizer arithmetic.
+Applies the fixed partition of `elastrain.job.layout` to torch modules. No messages, no steps, no optimizer arithmetic.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class _Placed:
     start: int
     parameter: nn.Parameter
     grad_dtype: torch.dtype | None
-    """The script's own setting, for the time behind the loop."""
+    """The script's own setting, which is restored after the loop."""
     leaves: set[int]
     """The parameter's leaf in its first block, and those in its later blocks."""
     name: str
 
 
 class ModelState:
-    """Parameters of a model in flat buffers, with the hooks that tell when a block's gradients are final.
+    """Parameters of a model in flat buffers, with hooks that report when a block's gradients are final.
 
-    Values, names and forward of the model do not change. A weight tied over two blocks has a gradient leaf for each,
-    which `ties` tells apart; where the script has hooks on it, all of its gradient goes to the first block's leaf.
+    Values, names and forward of the model do not change. A weight that two blocks share has a gradient leaf for each;
+    `ties` separates the two gradients. If the script has hooks on it, the first block's leaf gets all of its gradient.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, allocate: Allocate, *, apart: bool = False) -> None:
-        """`apart`: blocks come and go (`hold`), so each has memory of its own."""
+        """Move the parameters into flats. `apart`: each block has its own memory, so that `hold` can remove it."""
         self.layout = layout
         self.readers = readers_of(model, layout)
         self.gradients = GradientMemory(layout, allocate, apart=apart)
@@ -80,7 +80,7 @@ class ModelState:
 
     @torch.no_grad()
     def _adopt(self, model: nn.Module) -> None:
-        """Move every parameter into its flat, and tell the uses of tied ones apart."""
+        """Move every parameter into its flat, and register each later use of a tied one."""
         layout, found = self.layout, dict[int, _Placed]()
         places = registrations_of(model, layout.blocks)
         for leaf in layout.leaves:
@@ -113,10 +113,10 @@ class ModelState:
 
     @torch.no_grad()
     def hold(self, blocks: Collection[int]) -> None:
-        """From now on have the parameters that these blocks read, and those alone; where blocks lie apart.
+        """Keep exactly the parameters that these blocks read. Only for models whose blocks lie apart.
 
-        What comes is NaN until it is written; what goes is one NaN, expanded to its shape. For any thread, while
-        nothing computes with a block that goes.
+        New parameters are NaN until they are written. Removed ones become one NaN, expanded to their shape. Any thread
+        may call it while nothing computes with a removed block.
         """
         here = {flat for flat, readers in self.readers.items() if any(block in blocks for block in readers)}
         before = set(self._memory.flats)
@@ -136,11 +136,11 @@ class ModelState:
         self.gradients.hold(blocks)
 
     def has(self, shard: Shard) -> bool:
-        """Whether there is memory for the shard's parameters here."""
+        """Return True if this member has memory for the shard's parameters."""
         return shard.flat in self._memory.flats
 
     def take_parameters(self, shard: int, parameters: Tensor) -> None:
-        """Write what the model computes with."""
+        """Write a shard's parameters into the memory that the model computes with."""
         self.parameters_of(self.layout.shards[shard]).copy_(parameters)
         coming = self.blocks.coming()
         self.blocks.came(shard)
@@ -148,15 +148,15 @@ class ModelState:
             self._guard(self._memory.flats.keys() - self.blocks.coming())
 
     def _guard(self, here: Collection[int]) -> None:
-        """Refuse uses of parameters outside of the flats `here`, whose values are not on this member."""
+        """Refuse uses of all parameters except those in the flats `here`: their values are not on this member."""
         for placed in self._placed:
             AbsentParameter.mark(placed.parameter, None if placed.flat in here else placed.name)
 
     def _guarded(self, module: nn.Module) -> RemovableHandle:
-        """Refuse to copy absent parameters or to put them into a state: they are NaN."""
+        """Refuse to copy the module or take its state while parameters are absent, because these are NaN."""
 
         def check(of: nn.Module, prefix: str, keep_vars: bool) -> None:
-            if not keep_vars:  # else the runtime asks, for buffers
+            if not keep_vars:  # with keep_vars the runtime itself reads buffers
                 self.blocks.check_are_all("state_dict()")
 
         guard = OriginalsHook(check, copying=partial(self.blocks.check_are_all, "a copy of the model"))
@@ -164,24 +164,24 @@ class ModelState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parameters that are here."""
+        """Bytes of all parameters that this member has."""
         return sum(buffer.nbytes for buffer in self._memory.whole.values())
 
     @property
     def memory(self) -> dict[str, Tensor]:
-        """The tensors of which parameters are slices, by name: as long as it is the same one, nothing came or went.
+        """The tensors of which parameters are slices, by name, without those that still wait for their values.
 
-        Without those whose values are still to come.
+        A tensor is the same object until its parameters are removed.
         """
-        # In this order: the engine's thread says that values are awaited, then makes room for them, then writes them.
+        # Read in this order, because the engine's thread marks values as awaited before it makes memory for them.
         there = self._memory.whole
         coming = {flat_name(flat) for flat in self.blocks.coming()}
         return {name: whole for name, whole in there.items() if name not in coming}
 
     def lanes(self) -> tuple[tuple[int, ...], ...]:
-        """Per shard, the block of each of its lanes.
+        """Return, per shard, the block of each of its lanes.
 
-        A frozen one takes part in the fold with nothing: in that of its block or, apart, of all blocks that read it.
+        A frozen shard has empty lanes: one for its block or, if blocks lie apart, one for each block that reads it.
         """
         apart = self.gradients.apart
         frozen = [self.readers[shard.flat] if apart else (shard.block,) for shard in self.layout.shards]
@@ -191,13 +191,13 @@ class ModelState:
         )
 
     def parameters_of(self, shard: Shard) -> Tensor:
-        """1-D `(shard.numel,)` view of the parameters that the model computes with. Raises KeyError for absent ones."""
+        """Return a 1-D view `(shard.numel,)` of the model's own parameters. Raises KeyError if they are absent."""
         return self._memory.flats[shard.flat][shard.start : shard.stop]
 
     def parameters_digest(self) -> str:
-        """16 hexadecimal digits over the parameters' names, order, shapes and bits. Waits for the device.
+        """Return 16 hexadecimal digits over the parameters' names, order, shapes and bits. Waits for the device.
 
-        Raises ConfigError where a block is absent.
+        Raises ConfigError if a block is absent.
         """
         self.blocks.check_are_all("the digest of the model")
         hasher = blake2b(self.layout.digest().encode(), digest_size=8)
@@ -206,17 +206,18 @@ class ModelState:
         return hasher.hexdigest()
 
     def new_slot(self) -> GradientSlot:
-        """A copy of all gradients, one allocation per dtype; an empty one where blocks lie apart."""
+        """Return a new slot for all gradients, one allocation per dtype, or an empty slot if blocks lie apart."""
         return GradientSlot(self.gradients)
 
     def attach(self, slot: GradientSlot, *, is_discarding: bool = False) -> None:
-        """From now on backward accumulates into `slot`: call it before each backward, whatever user code did to .grad.
+        """Make backward accumulate into `slot`. Call it before each backward, because user code may change .grad.
 
-        is_discarding: this backward counts for nothing: its gradients are dropped as they come. To multiply them by 0
-            would keep those that are NaN.
+        Args:
+            slot: Slot that gets the gradients.
+            is_discarding: Drop the gradients as they arrive. Multiplying them by 0 would keep NaN.
 
-        Raises ConfigError when a parameter's memory was replaced since the model was prepared, and for hooks on a tied
-        weight of a pipeline.
+        Raises ConfigError if a parameter's memory was replaced since `prepare`, and for hooks on a tied weight of a
+        pipeline.
         """
         self.ties.forward_is_over()
         views = slot.views
@@ -231,27 +232,27 @@ class ModelState:
                 )
         for leaf, parameter in self._leaves.items():
             if leaf in views:
-                # Where there is none yet autograd hands over what it has made, and the hook puts it into the slot.
+                # Without a .grad, autograd passes on the gradient that it made, and the hook puts it into the slot.
                 is_added_to = leaf in slot.touched and not is_discarding and not self.ties.are_told_apart(parameter)
                 parameter.grad = views[leaf] if is_added_to else None
         self._slot, slot.is_discarding = slot, is_discarding
 
     def detach(self) -> None:
-        """Outside of backward the leaves have no .grad, so that zero_grad() or step() of user code can do no harm."""
+        """Take .grad off the leaves outside of backward, so that the user's zero_grad() or step() does no harm."""
         for parameter in self._leaves.values():
             parameter.grad = None
         self._slot = None
 
     @property
     def landed(self) -> Tensor | None:
-        """The gradient that the backward under way has come to last; None outside of one."""
+        """The gradient that the running backward produced last, or None outside of a backward."""
         slot = self._slot
         return None if slot is None or slot.last is None else slot.views[slot.last]
 
     def arm(self, on_block_done: OnBlockDone, blocks: Collection[int] | None = None) -> None:
-        """Before the last backward of a run: report each block once, as soon as its gradients are final.
+        """Report each block once, as soon as its gradients are final. Call it before the last backward of a run.
 
-        `blocks`: those that the backward goes through; None: all.
+        `blocks`: the blocks that the backward goes through, or None for all.
         """
 
         def done(block: int, touched: frozenset[int]) -> None:
@@ -261,15 +262,15 @@ class ModelState:
         self._completion.arm(done, blocks)
 
     def finish(self) -> None:
-        """After that backward: report the blocks that are left, in block order."""
+        """Report the remaining blocks in block order, after the backward for which `arm` was called."""
         self._completion.finish(self._attached().touched)
 
     def disarm(self) -> None:
-        """After a backward that failed: nothing more is reported."""
+        """Stop reporting, for example after a backward that failed."""
         self._completion.disarm()
 
     def close(self) -> None:
-        """Take everything off the model; the parameters stay where they are."""
+        """Remove all hooks from the model. The parameters stay in the flats."""
         for hook in self._hooks:
             hook.remove()
         self.ties.close()
@@ -279,7 +280,7 @@ class ModelState:
             placed.parameter.grad_dtype = placed.grad_dtype
 
     def _land(self, leaf: int, weight: Tensor, gradient: Tensor) -> Tensor | None:
-        """Take the gradient of a tied weight's later use, in a step's backward; None: it was taken."""
+        """Take the gradient of one use of a tied weight in a step's backward. Returns the gradient if not taken."""
         slot = self._slot
         if slot is None or gradient.requires_grad or not self.ties.are_told_apart(weight):
             return gradient
@@ -298,7 +299,7 @@ class ModelState:
             if self.ties.are_told_apart(parameter):
                 gradient, parameter.grad = parameter.grad, None
                 if gradient is None or self._land(leaf, parameter, gradient) is None:
-                    return  # without one, later blocks have taken all that there was
+                    return  # without a gradient here, the later blocks have taken all of it
             if leaf not in slot.views:
                 self._completion.refuse(leaf)
             if slot.is_discarding:

@@ -1,10 +1,7 @@
 """Flat buffers: the tensors behind a layout's flats, as slices of few allocations.
 
-When the gradients of a block are final: counts the leaves that fire during the last backward of a run.
-
-Knows indices only, no tensors.
-
-Which blocks of a model are on this member: those whose parameters have memory here, and values in it.
+`Completion` counts the leaves that fire in the last backward of a run, and reports blocks with final gradients. It
+knows indices only, no tensors. `HeldBlocks` knows which blocks have memory and values on this member.
 """
 
 from __future__ import annotations
@@ -20,39 +17,39 @@ from elastrain.job.layout import Layout
 from elastrain.pipeline.stubs.placeholders import ON_RANK_0
 
 Allocate = Callable[[int, torch.dtype], Tensor]
-"""`(numel, dtype)` -> a zeroed 1-D tensor, in shared memory where peers read it."""
+"""A function `(numel, dtype)` -> zeroed 1-D tensor, which lies in shared memory if peers read it."""
 
 
 def allocated(allocate: Allocate, numel: int, dtype: torch.dtype) -> Tensor:
-    """As `allocate`, which has no memory to give for nothing: a frozen shard's gradient, parameters of 0 elements."""
+    """Call `allocate`, or return an empty tensor for 0 elements, which `allocate` does not accept."""
     return allocate(numel, dtype) if numel else torch.empty(0, dtype=dtype)
 
 
 def in_private_memory(numel: int, dtype: torch.dtype) -> Tensor:
-    """An `Allocate` whose tensors no other member can read."""
+    """Allocate a tensor that no other member can read; an `Allocate`."""
     return torch.zeros(numel, dtype=dtype)
 
 
 def view_of(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of this shape that begins there in a flat."""
+    """Return a view of this shape that begins at element `start` of a flat."""
     numel = torch.Size(shape).numel()
     return flat[start : start + numel].view(shape)
 
 
 def in_own_storage(view: Tensor) -> Tensor:
-    """Return the same memory as a tensor whose storage is no larger, so that a file of it is no larger either."""
+    """Return a tensor over the same memory whose storage ends with it, so that a saved file is no larger."""
     if not view.numel():
         return torch.empty_like(view)
     return torch.frombuffer(view.reshape(-1).view(torch.uint8).numpy(), dtype=view.dtype).view(view.shape)
 
 
 def has_masters(layout: Layout) -> bool:
-    """Whether some parameters have less precision than what the optimizer works on."""
+    """Return True if some parameters have less precision than the masters that the optimizer updates."""
     return any(shard.master_dtype != shard.dtype for shard in layout.shards)
 
 
 def frozen_shards(layout: Layout) -> frozenset[int]:
-    """Shards that get no gradients: nobody adds any for them."""
+    """Return the shards that get no gradients."""
     return frozenset(shard.index for shard in layout.shards if not shard.lanes)
 
 
@@ -69,25 +66,26 @@ class FlatBuffers:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all allocations."""
         return sum(buffer.nbytes for buffer in self.whole.values())
 
 
 class ParameterMemory:
-    """A layout's own flats: slices of one allocation per dtype, or `apart`, each in one of its own, which can go."""
+    """The parameter flats of a layout: slices of one allocation per dtype or, if `apart`, one allocation for each."""
 
     def __init__(self, layout: Layout, allocate: Allocate, *, apart: bool) -> None:
         own = [flat for flat in layout.flats if flat.alias_of is None]
         dtypes = list(dict.fromkeys(flat.dtype for flat in own))
-        # In this order digests are made, wherever flats lie.
+        # Digests go over the flats in this order, whether they lie apart or not.
         own.sort(key=lambda flat: dtypes.index(flat.dtype))
         self._sizes = {flat.index: (flat.numel, flat.dtype) for flat in own}
         self._allocate = allocate
         self.whole: dict[str, Tensor] = {}
-        """What flats are slices of, by name."""
+        """The allocations of which flats are slices, by name."""
         self.flats: dict[int, Tensor] = {}
-        """Those that are there."""
+        """The flats that this member has, by index."""
         if apart:
-            # Zeros between parameters are part of digests, so nothing here is NaN yet.
+            # Not filled with NaN yet: the gaps between parameters must be zero, because digests include them.
             self.flats = {index: self._allocated(index) for index in self._sizes}
             self.whole = _named(self.flats)
         else:
@@ -95,12 +93,12 @@ class ParameterMemory:
             self.whole, self.flats = buffers.whole, buffers.flats
 
     def flat(self, index: int) -> Tensor | None:
-        """None: it is absent."""
+        """Return a flat, or None if it is absent."""
         return self.flats.get(index)
 
     def hold(self, flats: Collection[int]) -> None:
-        """Have these flats and no others; only where they lie apart. Those that come are NaN throughout."""
-        # Replaced as a whole: the main thread looks at them while the engine's thread is here.
+        """Keep exactly these flats. Only for flats that lie apart. New ones are filled with NaN."""
+        # Both dicts are replaced as a whole, because the main thread reads them while the engine's thread is here.
         kept = {index: flat for index, flat in self.flats.items() if index in flats}
         self.flats, self.whole = kept, _named(kept)
         came = {index: self._allocated(index).fill_(torch.nan) for index in flats if index not in kept}
@@ -117,20 +115,20 @@ def _named(flats: Mapping[int, Tensor]) -> dict[str, Tensor]:
 
 
 def flat_name(index: int) -> str:
-    """Where flats lie apart."""
+    """Return the name of a flat's allocation if flats lie apart."""
     return f"flat {index}"
 
 
 OnBlockDone = Callable[[int, frozenset[int]], None]
-"""`(block, leaves of it that got a gradient in this run)`: the block's gradients in the slot are final."""
+"""A callback `(block, its leaves that got a gradient in this run)`: the block's gradients in the slot are final."""
 
 
 class Completion:
-    """Counts the leaves of each block during one backward and reports a block when all have fired.
+    """A counter of the leaves of each block during one backward. It reports a block once all of its leaves have fired.
 
-    A leaf fires once per backward, after its full accumulation, however often it is used; only a reentrant checkpoint
-    fires it once per inner backward. A block's first armed backward therefore only learns whether it does that, and
-    the block is reported at the end; later, blocks that do always wait for the end.
+    A leaf fires once per backward, after its full accumulation; only a reentrant checkpoint fires it once per inner
+    backward. The first armed backward of a block finds out whether that happens, and reports the block at its end.
+    Blocks with such checkpoints are always reported at the end.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -141,13 +139,13 @@ class Completion:
         self._late: set[int] = set()
         self._report: OnBlockDone | None = None
         self._blocks: Collection[int] = range(len(layout.blocks))
-        """Those that this backward goes through."""
+        """The blocks that this backward goes through."""
         self._fired: set[int] = set()
         self._left: list[int] = []
         self._reported: set[int] = set()
 
     def arm(self, report: OnBlockDone, blocks: Collection[int] | None = None) -> None:
-        """`blocks`: those that the backward goes through, in ascending order; None: all."""
+        """Start to count for one backward. `blocks`: the blocks that it goes through, ascending, or None for all."""
         self._report = report
         self._blocks = range(len(self._leaves)) if blocks is None else blocks
         self._fired.clear()
@@ -155,9 +153,11 @@ class Completion:
         self._left = [len(leaves) for leaves in self._leaves]
 
     def disarm(self) -> None:
+        """Stop counting and reporting."""
         self._report = None
 
     def landed(self, leaf: int, touched: set[int]) -> None:
+        """Count a leaf that fired. `touched`: all leaves that got a gradient in this run."""
         if self._report is None:
             return
         block = self._block_of[leaf]
@@ -177,8 +177,8 @@ class Completion:
             self._done(block, touched)
 
     def refuse(self, leaf: int) -> NoReturn:
-        """A leaf of a block that this backward does not go through has got a gradient: raises ConfigError."""
-        # Nobody would add it up: in another member's gradients of this run it is missing.
+        """Raise ConfigError for a leaf that got a gradient although this backward does not go through its block."""
+        # No member would add this gradient: the member that computes the block in this run does not have it.
         block = self._layout.blocks[self._block_of[leaf]]
         raise ConfigError(
             f"block {block!r} got a gradient on a member that computes other blocks: its parameters are used outside "
@@ -186,6 +186,7 @@ class Completion:
         )
 
     def finish(self, touched: set[int]) -> None:
+        """Report the blocks that were not reported yet, and stop counting. Raises RuntimeError without `arm`."""
         if self._report is None:
             raise RuntimeError("finish() without arm()")
         for block in self._blocks:
@@ -201,49 +202,49 @@ class Completion:
 
 
 class HeldBlocks:
-    """Owns which values are still to come, and whether the loop has left the model partial."""
+    """The blocks that this member has. Tracks which values are still to come, and if the model stays partial."""
 
     def __init__(self, layout: Layout, readers: Mapping[int, Collection[int]], memory: ParameterMemory) -> None:
-        """`readers`: by flat, the blocks that read it."""
+        """Start with all blocks present. `readers`: by flat, the blocks that read it."""
         self._layout, self._readers, self._memory = layout, readers, memory
         self._awaited: set[int] = set()
-        """Shards of blocks that came, and have no values yet."""
+        """Shards of new blocks whose values have not been written yet."""
         self.are_left_partial = False
-        """The loop is over, and no more blocks come, though not all are here."""
+        """True if the loop is over and some blocks are absent for good."""
 
     def hold(self, flats: Collection[int]) -> None:
-        """Have memory for these flats and no others; what is new there has no values yet."""
+        """Keep memory for exactly these flats. New ones have no values yet."""
         before, shards = set(self._memory.flats), self._layout.shards
-        # First: the main thread may ask at any moment what is here.
+        # Before the memory is made, because the main thread may ask at any moment which values are here.
         new = {s.index for s in shards if s.flat in flats and s.flat not in before and s.numel}
         self._awaited = new | {shard for shard in self._awaited if shards[shard].flat in flats}
         self._memory.hold(flats)
 
     def came(self, shard: int) -> None:
-        """The shard's values are written."""
+        """Note that the values of a shard were written."""
         self._awaited.discard(shard)
 
     def coming(self) -> set[int]:
-        """Flats with memory here whose values are still to come. For any thread."""
+        """Return the flats that have memory but not all values yet. Any thread may call it."""
         return {self._layout.shards[shard].flat for shard in tuple(self._awaited)}
 
     def has(self, block: int) -> bool:
-        """Whether all that the block reads is here: its memory, and its values."""
+        """Return True if this member has memory and values of everything that the block reads."""
         here = self._memory.flats.keys() - self.coming()
         return all(flat in here for flat, readers in self._readers.items() if block in readers)
 
     def missing(self) -> str | None:
-        """Name the first block that is absent, or has no values yet; None where the whole model is here."""
-        # Asked once per block: meanwhile values may come from another thread.
+        """Return the first block that is absent or has no values yet, or None if the whole model is here."""
+        # `has` is called once per block, because values may arrive from another thread meanwhile.
         return next((block for number, block in enumerate(self._layout.blocks) if not self.has(number)), None)
 
     def leave(self) -> bool:
-        """The loop is over, and no more blocks come. Returns whether that leaves the model partial."""
+        """Note that the loop is over and no more blocks come. Returns True if that leaves the model partial."""
         self.are_left_partial = self.missing() is not None
         return self.are_left_partial
 
     def check_are_all(self, what: str) -> None:
-        """Raises ConfigError, naming `what`, where a block is absent, or has no values yet."""
+        """Raise ConfigError, naming `what`, if a block is absent or has no values yet."""
         missing = self.missing()
         if missing is None:
             return

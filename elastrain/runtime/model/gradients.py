@@ -1,6 +1,6 @@
 """Gradient slots: copies of the gradients, into which a backward accumulates, and the memory that they are made of.
 
-Where members hold some blocks each, a slot has the blocks of its run only, and a free one has none.
+If members hold some blocks each, a slot has memory for the blocks of its run only, and a free slot has none.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class GradientPart:
             if leaf.flat in mine and mine[leaf.flat].group == STATISTICS
         }
         self._maps = [flats[i] for i, flat in mine.items() if flat.group == STATISTICS]
-        # Once and for all: what lies between two leaves is never written, and is part of digests.
+        # Zeroed once: the gaps between leaves are never written, and digests include them.
         for buffer in self.buffers.whole.values():
             buffer.zero_()
 
     def begin_run(self) -> None:
-        """From now on a backward writes here. What it comes to first counts as zero (`GradientSlot.land`)."""
+        """Reset the maps of running statistics. Gradients need no reset: the first one replaces the old content."""
         for maps in self._maps:
             statistics.clear(maps)
 
 
 class GradientMemory:
-    """What slots are made of: one part of the whole model for each, or, `apart`, one part per block. For any thread."""
+    """The memory of slots: one part per slot for the whole model or, if `apart`, one per block. Thread-safe."""
 
     def __init__(self, layout: Layout, allocate: Allocate, *, apart: bool = False) -> None:
         self.layout = layout
         self.apart = apart
         self.nbytes = 0
-        """Of all parts, free ones included."""
+        """Bytes of all parts, including free ones."""
         blocks = tuple(range(len(layout.blocks)))
         self._groups = tuple((block,) for block in blocks) if apart else (blocks,)
         self._held: Collection[int] = blocks
@@ -63,24 +63,25 @@ class GradientMemory:
 
     @property
     def copy_bytes(self) -> int:
-        """One copy of all gradients."""
+        """Bytes of one copy of all gradients."""
         return sum(self.bytes_of(block) for block in range(len(self.layout.blocks)))
 
     def bytes_of(self, block: int) -> int:
-        """One copy of a block's gradients."""
+        """Return the bytes of one copy of a block's gradients."""
         folded = [flat for flat in self.layout.flats if flat.folded and flat.block == block]
         return sum(flat.folded_numel * getattr(torch, flat.master_dtype).itemsize for flat in folded)
 
     def group_of(self, block: int) -> int:
+        """Return the index of the part that contains a block."""
         return block if self.apart else 0
 
     def groups_of(self, blocks: Iterable[int] | None) -> list[int]:
-        """Of these blocks, None: of all; ascending."""
+        """Return the indices of the parts that contain these blocks (None: all blocks), ascending."""
         found = range(len(self._groups)) if blocks is None else sorted({self.group_of(block) for block in blocks})
         return list(found)
 
     def take(self, group: int) -> GradientPart:
-        """With any content. Raises what `allocate` raises."""
+        """Return a free or new part, with arbitrary content. Raises the errors of `allocate`."""
         with self._lock:
             if self._free[group]:
                 return self._free[group].pop()
@@ -90,7 +91,7 @@ class GradientMemory:
         return part
 
     def give_back(self, group: int, part: GradientPart) -> None:
-        """For the next run; of a block that has gone, for the kernel."""
+        """Keep a part for the next run, or free its memory if its block is no longer held."""
         with self._lock:
             if not self.apart or group in self._held:
                 self._free[group].append(part)
@@ -98,7 +99,7 @@ class GradientMemory:
                 self.nbytes -= part.buffers.nbytes
 
     def hold(self, blocks: Collection[int]) -> None:
-        """From now on only these blocks' parts are kept for the next run."""
+        """Keep free parts of these blocks only, and free the memory of all others."""
         with self._lock:
             self._held = frozenset(blocks)
             for group in range(len(self._groups)):
@@ -108,10 +109,10 @@ class GradientMemory:
 
 
 class GradientSlot:
-    """A copy of the gradients of some blocks, and which leaves got one since the run began.
+    """A copy of the gradients of some blocks, with the set of leaves that got one since the run began.
 
     Gradients of half precision are summed in float32: each micro-batch's is converted before it is added. Nothing is
-    zeroed before a run: the first gradient takes its leaf's place, and `settle` zeroes the leaves that got none.
+    zeroed before a run: the first gradient overwrites its leaf, and `settle` zeroes the leaves that got none.
     """
 
     def __init__(self, memory: GradientMemory) -> None:
@@ -121,18 +122,18 @@ class GradientSlot:
         self.touched: set[int] = set()
         """Indices of the leaves into which a backward has accumulated."""
         self.last: int | None = None
-        """The last one of them."""
+        """The leaf that got a gradient last."""
         self.is_discarding = False
-        """The backward under way counts for nothing."""
+        """True while the gradients of the running backward are dropped."""
         self.views: dict[int, Tensor] = {}
-        """By leaf."""
+        """The gradient of each leaf, a view."""
         self.statistics: dict[int, Tensor] = {}
-        """What the run does to each running statistic, by leaf: see `elastrain.runtime.model.statistics`."""
+        """The run's map of each running statistic, by leaf; see `elastrain.runtime.model.statistics`."""
         if not memory.apart:
             self.begin_run()
 
     def begin_run(self, blocks: Collection[int] | None = None) -> None:
-        """Before the first micro-batch of a run. `blocks`: those that it goes through, None: all."""
+        """Prepare the slot for the first micro-batch of a run. `blocks`: the blocks of the run, or None for all."""
         wanted = self._memory.groups_of(blocks)
         if wanted != list(self._parts):
             self.release()
@@ -144,7 +145,7 @@ class GradientSlot:
         self.touched.clear()
 
     def release(self) -> None:
-        """Nothing in it is needed any more: where blocks come and go, its memory is for whoever computes next."""
+        """Give the memory back for other slots if blocks come and go. The content is no longer needed."""
         if not self._memory.apart:
             return
         parts, self._parts = self._parts, {}
@@ -153,7 +154,7 @@ class GradientSlot:
             self._memory.give_back(group, part)
 
     def take(self, leaf: int, parameter: Tensor) -> bool:
-        """A backward has come to this leaf: its gradient is here afterwards. False: it is somewhere else."""
+        """Take the gradient that a backward left in `parameter.grad`. Returns False if it lies in other memory."""
         gradient = parameter.grad
         if leaf not in self.touched and gradient is not None and not gradient.requires_grad:
             self.land(leaf, gradient)
@@ -165,7 +166,7 @@ class GradientSlot:
         return True
 
     def put(self, leaf: int, gradient: Tensor) -> None:
-        """Add a gradient to this leaf's, as autograd does with one that has a parameter of its own."""
+        """Add a gradient to the leaf's, as autograd does for a leaf that has its own parameter."""
         if leaf in self.touched:
             self.views[leaf].add_(gradient)
         else:
@@ -174,7 +175,7 @@ class GradientSlot:
         self.last = leaf
 
     def land(self, leaf: int, gradient: Tensor) -> None:
-        """The first gradient of the run for this leaf: what it would be after zeroing and adding, in one pass."""
+        """Write the leaf's first gradient of the run. The bits are those of zeroing and adding, in one pass."""
         view = self.views[leaf]
         if gradient.layout is torch.strided:
             torch.add(gradient, 0.0, out=view)  # not a copy: 0 + -0 is 0
@@ -182,31 +183,31 @@ class GradientSlot:
             view.zero_().add_(gradient)
 
     def settle(self, block: int) -> None:
-        """The block's gradients of the run are final: leaves that got none are zero."""
+        """Zero the leaves of a block that got no gradient in the run, so that its gradients are final."""
         for leaf in self._layout.leaves_of(block):
             if leaf.index in self.views and leaf.index not in self.touched:
                 self.views[leaf.index].zero_()
 
     def lane(self, shard: Shard, lane: int) -> Tensor:
-        """1-D `(shard.numel,)`: the shard's range in the gradient of its lane, a view. Twice as long for statistics."""
+        """Return a 1-D view `(shard.numel,)` of the shard's part in one lane; twice as long for running statistics."""
         flat = self._layout.flats[shard.lanes[lane].flat]
         width = flat.folded_numel // flat.numel if flat.numel else 1
         return self._flat(flat.index)[width * shard.start : width * shard.stop]
 
     def digests(self) -> tuple[int, ...]:
-        """Per block, over all that a backward has left in it and which leaves it touched. A NaN is a NaN."""
+        """Return a digest per block over its gradients and its touched leaves. All NaN values count as equal."""
         for block in range(len(self._layout.blocks)):
             self.settle(block)
         return tuple(self.digest(block) for block in range(len(self._layout.blocks)))
 
     def digest(self, block: int) -> int:
-        """As `digests`, of one block."""
+        """Return the digest of one block; see `digests`."""
         touched = (leaf.index for leaf in self._layout.leaves_of(block) if leaf.index in self.touched)
         flats = (self._flat(f.index) for f in self._layout.flats if f.block == block and f.folded)
         return combine((*touched, *(digest(_one_nan(flat)) for flat in flats)))
 
     def add(self, later: GradientSlot, block: int) -> None:
-        """Add a later run's part in one block, in place."""
+        """Add the gradients of a later run for one block, in place."""
         for flat in self._layout.flats:
             if flat.block == block and flat.folded:
                 mine, theirs = self._flat(flat.index), later._flat(flat.index)
@@ -217,6 +218,7 @@ class GradientSlot:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the memory that the slot has now."""
         return sum(part.buffers.nbytes for part in self._parts.values())
 
     def _flat(self, index: int) -> Tensor:
@@ -225,6 +227,6 @@ class GradientSlot:
 
 
 def _one_nan(flat: Tensor) -> Tensor:
-    """With the same bits for every NaN: which of them arithmetic gives is nobody's promise."""
+    """Return the tensor with equal bits for every NaN, because arithmetic does not promise which NaN it gives."""
     isnan = flat.isnan()
     return flat.masked_fill(isnan, math.nan) if bool(isnan.any()) else flat

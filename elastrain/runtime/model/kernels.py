@@ -1,16 +1,11 @@
-"""A few fixed computations, digested: two processes whose digests differ do not compute the same bits.
+"""Set-up of torch in a worker: digests of its kernels, warm-up, and a late import of its compiler.
 
-The kind of processor is not enough to tell: libraries choose their kernels by it, and by variables of the environment.
-Nothing here draws a random number, and inputs are made of exact operations, so that only the kernels can differ. They
-are too small for several threads to share them: what has no fixed order then is a matter of the model (see
-`elastrain.integrity.checks`).
+`kernel_digests` runs a few fixed computations: processes with different digests do not compute the same bits. The CPU
+model alone does not show that, because libraries choose kernels by environment variables, too. No random number is
+drawn and all inputs are exact, so only kernels can differ. Inputs are too small for several threads to share.
 
-What takes time only once (torch's matrix products, its autograd engine, the heap) is done before others wait.
-
-Optimizers that work without torch's compiler, which is imported when something is compiled and not before.
-
-torch keeps methods of its optimizers out of what is compiled, and imports the compiler for that when the first of them
-is called, whether anybody compiles or not: 1.2 s of processor time, nearly half of a worker's start, and 70 MB.
+`warm_up` does the slow first calls before other members wait. `import_compiler_late` changes torch.optim: it imports
+the compiler at the first call of an optimizer, which costs 1.2 s (nearly half of a worker's start) and 70 MB.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ Kernel = Callable[..., Tensor]
 
 
 def kernel_digests(device: torch.device) -> dict[str, str]:
-    """Name of a kernel -> digest of its result and gradients. A few milliseconds."""
+    """Return, by name of the kernel, the digest of its result and gradients. Takes a few milliseconds."""
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         return {name: f"{_digest(run, shapes, device):016x}" for name, (run, shapes) in _KERNELS.items()}
 
@@ -44,7 +39,7 @@ def _digest(run: Kernel, shapes: tuple[tuple[int, ...], ...], device: torch.devi
 
 
 def _numbers(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Different numbers in (-0.5, 0.5), the same everywhere: integers and one rounded division."""
+    """Return varied numbers in (-0.5, 0.5) with the same bits on every machine: integers and one rounded division."""
     positions = torch.arange(torch.Size(shape).numel(), dtype=torch.int64, device=device)
     return ((positions * 7919 + 31) % 2039).float().sub(1019).div(2039).view(shape)
 
@@ -63,6 +58,7 @@ _KERNELS: dict[str, tuple[Kernel, tuple[tuple[int, ...], ...]]] = {
 
 
 def compute_device(model: torch.nn.Module) -> torch.device:
+    """Return the device of the model's first parameter, or the default device if it has none."""
     return next(iter(model.parameters()), torch.empty(0)).device
 
 
@@ -71,7 +67,7 @@ _HEAP_PIECE_BYTES, _HEAP_PIECES = 14 << 20, 4
 
 
 def warm_up(model: torch.nn.Module) -> None:
-    """Let torch set up its matrix products, its autograd engine and its heap now; draws no random numbers."""
+    """Make torch set up its matrix products, its autograd engine and its heap now. Draws no random numbers."""
     device = compute_device(model)
     if device.type == "cpu":
         _warm_heap(heap_piece_bytes(model))
@@ -81,33 +77,34 @@ def warm_up(model: torch.nn.Module) -> None:
 
 
 def heap_piece_bytes(model: torch.nn.Module) -> int:
-    """How large each piece of the heap is made: a micro-batch of a small model touches little of it."""
+    """Return the bytes of each piece that warms the heap; small for small models, whose micro-batches need little."""
     return min(_HEAP_PIECE_BYTES, 4 * sum(each.nbytes for each in model.parameters()))
 
 
 def _warm_heap(piece_bytes: int) -> None:
-    """Take from the kernel now what the first micro-batch would take page by page, while others wait for this member.
+    """Get heap memory from the kernel now. Else the first micro-batch gets it page by page while other members wait.
 
-    glibc keeps freed memory below twice the largest mapped piece that it has seen freed (at most 32 MiB; see
-    `M_MMAP_THRESHOLD` in mallopt(3)): after the first line, what the second one touches stays in the heap.
+    glibc keeps up to twice the size of the largest mapped piece that was freed (at most 32 MiB; see `M_MMAP_THRESHOLD`
+    in mallopt(3)). The first line frees such a piece, so the memory that the second line touches stays in the heap.
     """
     torch.empty(_THRESHOLD_BYTES, dtype=torch.uint8)
     [torch.zeros(piece_bytes, dtype=torch.uint8) for _ in range(_HEAP_PIECES)]
 
 
-# By what they do, since torch gives these wrappers no public name. Another torch's may do more: such a one stays.
+# Wrappers are recognised by the names that they use, since torch gives them no public name. A wrapper of another torch
+# version that uses more names is left as it is.
 _KEEPS_OUT = frozenset(("torch", "torch._dynamo", "_dynamo", "getattr", "__dynamo_disable", "disable"))
 _SETS_GRAD = frozenset(("torch", "torch._dynamo", "_dynamo", "graph_break", "cast", "Optimizer", "defaults"))
 _SETS_GRAD |= {"is_grad_enabled", "set_grad_enabled"}
 
 
 def import_compiler_late() -> None:
-    """From now on methods of optimizers are called as they are, as long as the compiler is not there."""
+    """Make optimizers call their plain methods as long as torch's compiler has not been imported."""
     unwrap(Optimizer, [each for each in vars(torch.optim).values() if isinstance(each, type)])
 
 
 def unwrap(base: type, classes: Iterable[type]) -> None:
-    """Of `base` the methods that are kept out of what is compiled, of `classes` each `step`, where they are known."""
+    """Replace known compiler wrappers on the methods of `base` and on `step` of `classes`."""
     for name, method in list(vars(base).items()):
         if _does_only(method, _KEEPS_OUT):
             setattr(base, name, _late(method, method.__wrapped__))
@@ -118,7 +115,7 @@ def unwrap(base: type, classes: Iterable[type]) -> None:
 
 
 def _does_only(method: Any, names: frozenset[str]) -> bool:
-    """Whether it is a wrapper that imports the compiler, and uses nothing besides that is not among these names."""
+    """Return True if `method` is a wrapper that imports the compiler and uses no names except `names`."""
     code: Any = getattr(method, "__code__", None)
     is_wrapper = callable(getattr(method, "__wrapped__", None)) and "torch._dynamo" in getattr(code, "co_names", ())
     return is_wrapper and names.issuperset(code.co_names)

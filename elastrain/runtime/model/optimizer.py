@@ -1,9 +1,7 @@
 """The sharded optimizer: steps pieces of parameters with the class, the hyperparameters and the bits of torch.optim.
 
 The user's optimizer object stays what schedulers drive; an inner one of the same class does the arithmetic. Decides
-nothing about who owns what, and sends nothing.
-
-The user's optimizer once it is prepared: it holds hyperparameters, and says so when more is asked of it.
+nothing about who owns what, and sends nothing. `OptimizerProxy` makes the user's object refuse calls without effect.
 """
 
 from __future__ import annotations
@@ -25,9 +23,9 @@ from elastrain.runtime.model.trial import of_all, try_out
 from elastrain.snapshot.shard_state import ShardState
 
 Hyper = list[dict[str, Any]]
-"""Per parameter group, plain values as JSON takes them."""
+"""Hyperparameters of each parameter group, as plain JSON values."""
 Item = tuple[ShardState, Tensor, Container[int] | None]
-"""State, its finished gradient (1-D, never written), and the parameters that got one (None: all)."""
+"""A shard's state, its finished gradient (1-D, never written), and the parameters that got one (None: all)."""
 
 ELEMENTWISE = frozenset(
     getattr(torch.optim, name)
@@ -35,16 +33,16 @@ ELEMENTWISE = frozenset(
 )
 _FUSED = frozenset({torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad})
 _ADAMS = frozenset({"Adam", "AdamW"})
-"""They keep the same beside a parameter: each goes on from what the other has left."""
+"""Classes with equal state per parameter: each can go on from the state of the other."""
 _ATTRIBUTES = (bool, int, float, str, type(None), tuple)
 _NOT_HYPER = {"params", "param_names"}
 
 
 class PieceOptimizer:
-    """Applies finished gradients to shard states, in place.
+    """An optimizer that applies finished gradients to shard states, in place.
 
-    Takes over the role of `optimizer`, whose parameter groups go on to hold the hyperparameters; its own state is
-    dropped. `elementwise=True` vouches for a class that is not in torch.optim. Raises ConfigError (see `check`).
+    The groups of the user's `optimizer` go on to hold the hyperparameters; its own state is dropped.
+    `elementwise=True` vouches for a class that is not in torch.optim. Raises ConfigError (see `check`).
     """
 
     def __init__(self, optimizer: Optimizer, layout: Layout, *, elementwise: bool = False) -> None:
@@ -59,11 +57,11 @@ class PieceOptimizer:
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory for scaled gradients."""
+        """Bytes of the memory for scaled gradients."""
         return sum(scratch.nbytes for scratch in self._scratch.values())
 
     def let_go_of_scratch(self) -> None:
-        """Until the next update, if there is one."""
+        """Free the memory for scaled gradients. The next update allocates it again."""
         self._scratch.clear()
 
     def _try_out(self) -> frozenset[str]:
@@ -77,7 +75,7 @@ class PieceOptimizer:
         return try_out(type(self._facade).__name__, make, [_grouped(each) for each in self.hyperparameters()], kinds)
 
     def committed(self, record: Record) -> None:
-        """Let the user's groups count the step, as the optimizer itself does."""
+        """Advance the counters in the user's parameter groups, as a step of the optimizer itself would."""
         if self.counted and not record.skipped:
             groups = self._facade.param_groups
             values = [_grouped(each) for each in self.hyperparameters()]
@@ -91,11 +89,11 @@ class PieceOptimizer:
                 mine.update({name: its[name] for name in self.counted if name in its})
 
     def hyperparameters(self) -> Hyper:
-        """The groups' values now, after whatever schedulers did to them. Raises ConfigError for values not plain."""
+        """Return the current values of the groups, as schedulers left them. Raises ConfigError if one is not plain."""
         return [_fused_if_possible(type(self._facade), _plain_group(group)) for group in self._facade.param_groups]
 
     def create(self, shard: Shard, parameters: Tensor) -> ShardState:
-        """The state before the first step, over `parameters` (1-D, `shard.numel` of its master dtype; not copied)."""
+        """Return the state before the first step over `parameters` (1-D, `shard.numel`, master dtype; not copied)."""
         pieces = self._layout.pieces[shard.index]
         hyper = self.hyperparameters()
         views = _views(parameters, pieces)
@@ -106,7 +104,10 @@ class PieceOptimizer:
         return ShardState(shard=shard.index, parameters=parameters, pieces=states)
 
     def take_over(self, state: ShardState, wrote: str) -> ShardState:
-        """Leave out what another class of optimizer (`wrote`; empty: none) kept; begin what nobody has begun."""
+        """Return a stored state for this optimizer, and start missing parts afresh.
+
+        `wrote`: class that wrote the state, or "" if unknown. The state of a class that is not compatible is dropped.
+        """
         of_same, name = state.pieces, type(self._facade).__name__
         if wrote not in ("", name) and not {wrote, name} <= _ADAMS:
             of_same = [{} for _ in state.pieces]
@@ -115,9 +116,10 @@ class PieceOptimizer:
 
     @torch.no_grad()
     def apply(self, items: Sequence[Item], *, hyper: Hyper, factors: tuple[float, ...] = ()) -> None:
-        """One optimizer step over all items: gradient times each factor in turn, then update. Leaves `version` alone.
+        """Take one optimizer step over all items: multiply gradients by each factor in turn, then update.
 
-        Pieces of untouched parameters stay as they are. Nothing that is kept refers to the gradients.
+        Pieces of untouched parameters stay as they are. No reference to the gradients is kept. `version` of the states
+        does not change.
         """
         scaled = self._scaled([gradient for _, gradient, _ in items], factors)
         groups: dict[tuple[int, bool], list[Tensor]] = {}
@@ -129,7 +131,7 @@ class PieceOptimizer:
                     continue
                 view.grad = gradient[piece.start : piece.stop]
                 self._inner.state[view] = state.pieces[index]
-                # Fused SGD takes the first step of all its tensors or of none: a fresh piece must not see the others.
+                # Fused SGD treats a call as the first step of all its tensors or of none: fresh pieces go separately.
                 groups.setdefault((piece.group, not state.pieces[index]), []).append(view)
                 stepped.append((state, index, view))
         self._step(groups, hyper)
@@ -147,7 +149,7 @@ class PieceOptimizer:
         self._inner.step()
 
     def _scaled(self, gradients: Sequence[Tensor], factors: tuple[float, ...]) -> list[Tensor]:
-        """Copies of the gradients times the factors one after another, in memory that is used again in every step."""
+        """Return copies of the gradients, times the factors one after another, in memory that every step reuses."""
         scaled = []
         for gradient, scratch in zip(gradients, self._scratch_for(gradients), strict=True):
             if factors:
@@ -173,7 +175,7 @@ class PieceOptimizer:
         return [self._scratch[key][start:stop] for key, start, stop in places]
 
     def _same_class(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
-        """A new optimizer of that class; the values that its constructor takes come from the defaults."""
+        """Return a new optimizer of the same class. Its constructor gets the values in `defaults`."""
         cls: Any = type(optimizer)
         accepted = inspect.signature(cls).parameters
         given = {name: value for name, value in optimizer.defaults.items() if name in accepted}
@@ -186,7 +188,7 @@ class PieceOptimizer:
                 "their names"
             ) from error
         assert isinstance(made, Optimizer)
-        if cls not in ELEMENTWISE:  # what its constructor keeps beside the defaults
+        if cls not in ELEMENTWISE:  # its constructor may have kept other values than the defaults
             plain = {
                 n: value for n, value in vars(optimizer).items() if n not in of_all() and type(value) in _ATTRIBUTES
             }
@@ -195,7 +197,7 @@ class PieceOptimizer:
 
 
 def check(optimizer: Optimizer, *, elementwise: bool = False) -> None:
-    """Raises ConfigError, with one sentence, unless each element's update depends on that element alone."""
+    """Raise ConfigError unless the update of each element depends on that element alone."""
     cls, name = type(optimizer), type(optimizer).__name__
     if cls is torch.optim.LBFGS:
         raise ConfigError("LBFGS needs a closure and the whole gradient: use an elementwise optimizer such as AdamW")
@@ -217,7 +219,7 @@ def check(optimizer: Optimizer, *, elementwise: bool = False) -> None:
 
 
 def _placeholder(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Stand for the parameters of the first of these groups that has any."""
+    """Return parameters of zeros, with dtype and device of the first of these groups that has parameters."""
     parameter = next(parameter for group in groups for parameter in group["params"])
     dtype = getattr(torch, master_dtype(str(parameter.dtype).removeprefix("torch.")))
     return {"params": [torch.zeros(ALIGN, dtype=dtype, device=parameter.device)]}
@@ -248,12 +250,12 @@ def _fused_if_possible(cls: type[Optimizer], group: dict[str, Any]) -> dict[str,
 
 
 def _grouped(hyper: dict[str, Any]) -> dict[str, Any]:
-    """A group's values as torch.optim keeps them: pairs are tuples."""
+    """Return a group's values as torch.optim keeps them, with tuples instead of lists."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()}
 
 
 class OptimizerProxy:
-    """Refuses by name what would do nothing. Raises ConfigError when the optimizer already carries hooks for steps."""
+    """A guard on the user's optimizer: calls that would have no effect raise ConfigError, and so do step hooks."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -266,7 +268,7 @@ class OptimizerProxy:
         self._pre_hooks = set(optimizer._optimizer_step_pre_hooks)
 
     def check(self) -> None:
-        """Raises ConfigError if groups, state or hooks have changed since: nobody would have heeded that."""
+        """Raise ConfigError if groups, state or hooks changed since `prepare`, because changes have no effect."""
         self._check_hooks()
         if self._parameters() != self._groups:
             raise ConfigError(

@@ -1,6 +1,6 @@
-"""From the user's model and optimizer to the fixed cutting: which blocks there are, what cannot be cut.
+"""Description of the user's model and optimizer for the partition: names the blocks, and refuses what cannot be cut.
 
-Reads the model and changes nothing. The cutting itself is `elastrain.job.layout`'s.
+Reads the model and changes nothing. `elastrain.job.layout` does the partition itself.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from elastrain.runtime.loader.loader import DataLoader
 from elastrain.runtime.model.statistics import buffers_of, tracking
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-"""Of parameters."""
+"""Supported dtypes of parameters."""
 DEVICES = ("cpu", "meta")
-"""Of a model; what has no data is refused as such."""
+"""Devices that pass the check of devices. Tensors without data (meta) are refused by a check of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """One place where a parameter hangs: `setattr(module, attribute, …)` replaces it."""
+    """One place where a parameter is registered: `setattr(module, attribute, …)` replaces it."""
 
     module: nn.Module
     attribute: str
@@ -37,7 +37,7 @@ class Registration:
 
 
 def check_given(model: object, optimizer: object, loader: object, blocks: Sequence[object] | None) -> None:
-    """Raises ConfigError where one of the arguments of `prepare` is something else, with what it is."""
+    """Raise ConfigError if an argument of `prepare` has the wrong type."""
     data = "elastrain.DataLoader(dataset, global_batch_size=…, micro_batch_size=…)"
     for name, given, kind, wanted in (
         ("model", model, nn.Module, "a torch.nn.Module"),
@@ -53,9 +53,9 @@ def check_given(model: object, optimizer: object, loader: object, blocks: Sequen
 
 
 def named_blocks(model: nn.Module, patterns: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The blocks in the model's order (see `blocks_of`); parameters outside of them form the block `""`, in front.
+    """Return the blocks in the model's order (see `blocks_of`), led by `""` if some parameters lie in no block.
 
-    Raises ConfigError for patterns that fit nothing, and for a block that owns nothing.
+    Raises ConfigError for patterns without a match, and for blocks without parameters.
     """
     blocks = blocks_of(model, patterns)
     used = {registration.block for places in registrations_of(model, blocks) for registration in places}
@@ -67,7 +67,7 @@ def named_blocks(model: nn.Module, patterns: Sequence[str] | None = None) -> tup
 
 
 def registrations_of(model: nn.Module, blocks: Iterable[str]) -> list[list[Registration]]:
-    """Per distinct parameter, in the model's order, every place where it is registered."""
+    """Return, per distinct parameter in the model's order, all places where it is registered."""
     places: dict[int, list[Registration]] = {}
     for path, module in model.named_modules():
         block = _block_of(path, blocks)
@@ -79,31 +79,32 @@ def registrations_of(model: nn.Module, blocks: Iterable[str]) -> list[list[Regis
 
 
 def readers_of(model: nn.Module, layout: Layout) -> dict[int, tuple[int, ...]]:
-    """Per flat that has parameters of its own, the blocks in which any of them is registered: one, but for ties."""
+    """Return, per flat with its own parameters, the blocks that read it: several only for tied weights."""
     found = {flat.index: {flat.block} for flat in layout.flats if flat.alias_of is None}
     places = registrations_of(model, layout.blocks)
     for leaf in layout.leaves:
-        # A frozen tie has no alias: only where it is registered shows who reads it.
+        # A frozen tied weight has no alias flat, so its registrations show which blocks read it.
         if leaf.flat in found and leaf.parameter < len(places):
             found[leaf.flat] |= {layout.blocks.index(place.block) for place in places[leaf.parameter]}
     return {flat: tuple(sorted(blocks)) for flat, blocks in found.items()}
 
 
 def _block_of(path: str, blocks: Iterable[str]) -> str:
-    """The innermost of the blocks in which a module lies."""
+    """Return the innermost block that contains a module, or "" if none does."""
     return max((name for name in blocks if name and f"{path}.".startswith(f"{name}.")), key=len, default="")
 
 
 def parameter_at(place: Registration) -> nn.Parameter:
+    """Return the parameter that is registered at a place."""
     parameter = getattr(place.module, place.attribute)
     assert isinstance(parameter, nn.Parameter)
     return parameter
 
 
 def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequence[str] | None = None) -> Layout:
-    """Cut the model for this optimizer. `blocks`: names of submodules or patterns; see `named_blocks`.
+    """Return the layout of the model for this optimizer. `blocks`: names of submodules or patterns.
 
-    Raises ConfigError, with one sentence, for models and optimizers that cannot be cut.
+    Raises ConfigError for models and optimizers that cannot be cut. See `named_blocks` for the default blocks.
     """
     _check_layers(model)
     names = named_blocks(model, blocks)
@@ -158,7 +159,7 @@ def _check_layers(model: nn.Module) -> None:
 
 
 def check_device(name: str, device: torch.device) -> None:
-    """Raises ConfigError for a device on which this version does not train."""
+    """Raise ConfigError for a device on which this version does not train."""
     if device.type not in DEVICES:
         raise ConfigError(
             f"{name!r} is on {device}, and this version trains on CPUs only: leave .to({device.type!r}) out, or call "
@@ -167,7 +168,10 @@ def check_device(name: str, device: torch.device) -> None:
 
 
 def _statistics(model: nn.Module, blocks: Sequence[str]) -> list[ParameterSpec]:
-    """Kept in float64, in which counts are exact and small steps are not lost; the layers get them rounded."""
+    """Return specs of the running statistics. They are kept in float64, where counts are exact and small steps add up.
+
+    The layers get rounded values.
+    """
     return [
         ParameterSpec(
             name=name,
@@ -183,12 +187,12 @@ def _statistics(model: nn.Module, blocks: Sequence[str]) -> list[ParameterSpec]:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """torch's name without the prefix."""
+    """Return the name of a dtype without the prefix `torch.`."""
     return str(dtype).removeprefix("torch.")
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """id(parameter) -> index of its group."""
+    """Return a dict of id(parameter) -> index of its group."""
     return {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
 
 
@@ -203,7 +207,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, known: set[int], groups: 
 
 
 def _stepped(state: dict[str, Any]) -> bool:
-    """Some classes create their state when they are made; such state counts zero steps."""
+    """Return True if an optimizer state comes from a step. States that constructors create count zero steps."""
     return bool(state) and float(state.get("step", 1)) > 0
 
 

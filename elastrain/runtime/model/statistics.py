@@ -1,7 +1,7 @@
-"""Running statistics of normalisation layers, folded like gradients: who computed what does not show in them.
+"""Running statistics of normalisation layers, folded like gradients, so that no assignment of work changes them.
 
-The hooks that catch what each micro-batch measures, and the arithmetic of what is caught. What lies in a slot and
-travels is one affine map per element, as pairs `(keep, add)` side by side in float64: `new = keep · old + add`.
+Contains the hooks that catch the measurements of each micro-batch, and the arithmetic with them. Slots and messages
+hold one affine map per element, as adjacent pairs `(keep, add)` in float64: `new = keep · old + add`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _NAMES = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def compose(first: Tensor, second: Tensor, out: Tensor) -> Tensor:
-    """The map that applies `first`, then `second`; `out` may be one of them. 1-D of pairs, as in a slot.
+    """Write the map that applies `first`, then `second` to `out`, which may be one of them. All are 1-D of pairs.
 
-    Products and sums are rounded one by one, so the bits do not depend on how long the tensors are.
+    Each product and sum is rounded separately, so the bits do not depend on the length of the tensors.
     """
     kept = first[1::2] * second[0::2]
     torch.add(kept, second[1::2], out=kept)
@@ -34,23 +34,26 @@ def compose(first: Tensor, second: Tensor, out: Tensor) -> Tensor:
 
 
 def clear(maps: Tensor) -> None:
-    """Make them the maps that change nothing."""
+    """Reset the maps to the identity (keep 1, add 0)."""
     maps[0::2].fill_(1.0)
     maps[1::2].zero_()
 
 
 def apply(maps: Tensor, values: Tensor) -> None:
-    """Bring `values` (float64, 1-D) to after the step, in place."""
+    """Apply the maps of a step to `values` (float64, 1-D), in place."""
     values.mul_(maps[0::2]).add_(maps[1::2])
 
 
 def square_norm(maps: Tensor) -> float:
-    """They do not count towards the gradient's norm; but NaN or infinity in them makes the step a skipped one."""
+    """Return 0, because maps do not count in the gradient norm, or NaN for maps not finite, so the step is skipped."""
     return 0.0 if bool(torch.isfinite(maps).all()) else float("nan")
 
 
 def tracking(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Path and layer of everything that keeps running statistics. Raises ConfigError for what cannot be folded."""
+    """Yield path and module of each layer with running statistics. Raises ConfigError for layers that cannot be folded.
+
+    These are SyncBatchNorm and layers without a momentum.
+    """
     for path, module in model.named_modules():
         if not isinstance(module, _NormBase) or module.running_mean is None:
             continue
@@ -65,7 +68,7 @@ def tracking(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def buffers_of(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name in the model and value of each running statistic of a layer."""
+    """Yield the name in the model and the value of each running statistic of a layer."""
     for name in _NAMES:
         value = getattr(module, name)
         if value is not None:
@@ -81,7 +84,7 @@ class _Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredLayer:
-    """What one forward of a layer measured."""
+    """The measurements of one forward of a layer."""
 
     layer: _Layer
     momentum: float
@@ -89,10 +92,10 @@ class MeasuredLayer:
 
 
 class RunningStatistics:
-    """Takes over the running statistics of a model: they lie in the flats that `flat(index)` gives, None if absent.
+    """The running statistics of a model. Their values lie in the flats that `flat(index)` returns (None if absent).
 
-    While a micro-batch is computed, layers in training measure into scratch; their own buffers stay as the last step
-    left them, and are renewed by `refresh`. Recomputed forwards (activation checkpointing) do not count.
+    While a micro-batch is computed, layers in training write their measurements to scratch. Their own buffers keep the
+    values of the last step until `refresh`. Recomputed forwards (activation checkpointing) do not count.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, flat: Callable[[int], Tensor | None]) -> None:
@@ -109,7 +112,7 @@ class RunningStatistics:
         for value, home in self._pairs():
             home.copy_(value)
         self._left: list[Tensor] = []
-        """Copies of the layers' own buffers, as `refresh` has left them."""
+        """Copies of the layers' own buffers after the last `refresh`."""
         self._active = False
         self._measured: list[MeasuredLayer] = []
         self._saved: dict[nn.Module, dict[str, Any]] = {}
@@ -123,38 +126,42 @@ class RunningStatistics:
         ]
 
     def begin(self) -> None:
-        """Before the forward of a micro-batch."""
+        """Start to catch measurements. Call it before the forward of a micro-batch."""
         self._active = True
         self._measured.clear()
 
     def take(self) -> list[MeasuredLayer]:
-        """After it: what was measured, for `give`. In a pipeline other forwards may come before its backward."""
+        """Return the measurements of the forward, for `give`. In a pipeline other forwards may come in between."""
         measured, self._measured = self._measured, []
         return measured
 
     def give(self, measured: Iterable[MeasuredLayer], slot: dict[int, Tensor], weight: float = 1.0) -> None:
-        """Before its backward: add what was measured to the slot's maps, leaf -> 1-D of pairs.
+        """Add measurements to the maps of a slot. Call it before the backward of the micro-batch.
 
-        weight: of the micro-batch. With 0, what a layer measured is left out if it is not finite.
-        Until `end`, forwards that checkpoints compute again measure into scratch, and do not count.
+        Until `end`, forwards that checkpoints recompute measure into scratch, and do not count.
+
+        Args:
+            measured: Measurements from `take`.
+            slot: Leaf -> map, 1-D of pairs.
+            weight: Weight of the micro-batch. With 0, measurements of a layer that are not finite are left out.
         """
         self._active = True
         for each in measured:
             is_here = slot.keys() >= set(
                 each.layer.leaves.values()
-            )  # else a stub has stood there, and measured nothing
+            )  # if not, a stub stood in the layer's place and measured nothing
             if is_here and (weight or all(bool(value.isfinite().all()) for value in each.values.values())):
                 _add(each, slot)
 
     def end(self) -> None:
-        """After its backward, or where that comes later, after its forward."""
+        """Stop catching measurements, after the backward, or after the forward if the backward comes later."""
         self._active = False
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Let the layers' own buffers be what the last committed step left, for evaluation and `state_dict`."""
+        """Copy the values of the last committed step into the layers' own buffers, for evaluation and `state_dict`."""
         for value, home in self._pairs():
-            value.data.copy_(home)  # the same bits where a backward still needs them: no version counter moves
+            value.data.copy_(home)  # .data, because a pending backward may check the version; its bits do not change
 
         self._left = [getattr(module, attribute).clone() for module, attribute, _ in self._homes]
 
@@ -175,7 +182,7 @@ class RunningStatistics:
             hook.remove()
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """A layer's own buffer and where its values lie, of those that are here."""
+        """Yield each layer's own buffer and the part of the flat with its values, if this member has the flat."""
         for module, attribute, leaf in self._homes:
             flat, value = self._flat(leaf.flat), getattr(module, attribute)
             if flat is not None:
@@ -204,7 +211,7 @@ class RunningStatistics:
 
 @torch.no_grad()
 def _add(measured: MeasuredLayer, slot: dict[int, Tensor]) -> None:
-    """One forward more, in the order in which they were."""
+    """Add the measurements of one more forward. Call it in the order of the forwards."""
     for attribute, leaf in measured.layer.leaves.items():
         keep, add = slot[leaf][0::2], slot[leaf][1::2]
         value = measured.values[attribute].reshape(-1).double()
@@ -212,10 +219,10 @@ def _add(measured: MeasuredLayer, slot: dict[int, Tensor]) -> None:
             add.add_(value)
         else:
             keep.mul_(1.0 - measured.momentum)
-            # Not in place: in float64 the value is what the layer's backward has saved.
+            # Not in place, because in float64 `value` is the tensor that the layer saved for backward.
             add.mul_(1.0 - measured.momentum).add_(value * measured.momentum)
 
 
 def is_statistics(layout: Layout, shard: int) -> bool:
-    """Whether a shard holds running statistics rather than parameters."""
+    """Return True if a shard holds running statistics rather than parameters."""
     return layout.flats[layout.shards[shard].flat].group == STATISTICS

@@ -1,4 +1,4 @@
-"""Tied weights: each block's part of the gradient lands by itself, and the model keeps one nn.Parameter."""
+"""Tied weights: each block's part of the gradient is kept separately, and the model keeps one nn.Parameter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from elastrain.offload.original_hooks import OriginalsHook
 from elastrain.runtime.model.partition import Registration
 
 Land = Callable[[Tensor], Tensor | None]
-"""Given the gradient of one block's use of a weight: None if it was taken, else what goes on to the weight."""
+"""A function that gets the gradient of one block's use of a weight. Returns None if it took the gradient, else the
+gradient that is passed on to the weight."""
 
 
 class _View(torch.autograd.Function):
@@ -38,13 +39,13 @@ class _View(torch.autograd.Function):
 
 
 class LaterUse:
-    """A weight's places in one block behind its first one. While that block runs, a view of the weight stands in them.
+    """The places of a tied weight in a block after the first. While the block runs, a view of the weight is in them.
 
-    The view leads back to the weight, so gradients that no step asks for are the weight's, as without the view.
+    The view leads back to the weight, so gradients outside of steps reach the weight as they would without the view.
     """
 
     def __init__(self, block: nn.Module, places: Sequence[Registration], flat: int, land: Land) -> None:
-        """`flat`: the one that the weight lies in."""
+        """Put hooks on the block and on the modules of the places. `flat`: the flat that contains the weight."""
         self.weight: nn.Parameter = getattr(places[0].module, places[0].attribute)
         self.flat = flat
         self._places = places
@@ -56,25 +57,25 @@ class LaterUse:
             hook
             for module in dict.fromkeys((block, *(place.module for place in places)))
             for hook in (
-                # In front of the script's hooks, which may use the weight, as those of weight_norm do.
+                # Before the script's hooks, because they may use the weight, as those of weight_norm do.
                 module.register_forward_pre_hook(OriginalsHook(self._enter), prepend=True),
                 module.register_forward_hook(OriginalsHook(self._leave), always_call=True),
             )
         ]
 
     def forget(self) -> None:
-        """The weight has other memory now. For any thread, while the block does not compute."""
+        """Drop the view, because the weight has new memory. Any thread may call it while the block does not compute."""
         self._view = None
 
     def forward_is_over(self) -> None:
-        """Put the weight back, which a KeyboardInterrupt in the block does not. The next forward has its own view."""
-        # One view for all entries of a forward, so that its gradient comes once. An older one's would come last, since
-        # autograd goes back through what was made last first.
+        """Put the weight back in its places, also after a KeyboardInterrupt in the block, and drop the view."""
+        # All entries of one forward share a view, so that its gradient comes once. A view of an older forward would get
+        # its gradient last, because autograd visits the newest nodes first.
         self._restore()
         self.forget()
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self.forward_is_over()
@@ -87,7 +88,7 @@ class LaterUse:
 
     def _enter(self, *_: object) -> None:
         self._depth += 1
-        # A view that is made inside of torch.vmap and its like would belong to it.
+        # A view that is made inside of torch.vmap or a similar transform would belong to the transform.
         is_plain = torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is None
         if not self.weight.requires_grad or not is_plain:
             return
@@ -95,7 +96,7 @@ class LaterUse:
             if place.module._parameters.get(place.attribute) is self.weight:  # not so under functional_call
                 if self._view is None:
                     made: Tensor = _View.apply(self.weight, self._land)  # type: ignore[no-untyped-call]
-                    self._view = made.as_subclass(nn.Parameter)  # for code that asks what it is
+                    self._view = made.as_subclass(nn.Parameter)  # for code that checks the type
                 place.module._parameters[place.attribute] = self._view
                 self._replaced.append(place)
 
@@ -114,23 +115,23 @@ class Ties:
     """The later uses of a model's tied weights. A weight with hooks has one gradient, in the first block's leaf."""
 
     def __init__(self, layout: Layout, readers: Mapping[int, Sequence[int]], *, apart: bool) -> None:
-        """`readers`: by flat, the blocks that read it. `apart`: the blocks may be on different members."""
+        """Start without uses. `readers`: by flat, the blocks that read it. `apart`: members hold some blocks each."""
         self._layout, self._readers, self._apart = layout, readers, apart
         self.uses: dict[int, LaterUse] = {}
-        """By leaf."""
+        """The later uses, by leaf."""
 
     def are_told_apart(self, weight: Tensor) -> bool:
-        """Return whether each block that uses the weight has a gradient leaf of its own. A hook is for the sum."""
+        """Return True if each block that uses the weight has its own gradient leaf. Hooks need the sum instead."""
         return any(use.weight is weight for use in self.uses.values()) and not _has_hooks(weight)
 
     def forget(self, flats: Collection[int]) -> None:
-        """The memory of these flats came or went. For any thread, while no block that reads them computes."""
+        """Drop the views of these flats, whose memory changed. Any thread may call it while no reader computes."""
         for use in self.uses.values():
             if use.flat in flats:
                 use.forget()
 
     def forward_is_over(self) -> None:
-        """Put the weights back. Raise ConfigError for hooks on one whose blocks may be on different members."""
+        """Put the weights back. Raises ConfigError for hooks on a weight whose blocks may be on different members."""
         for leaf, use in self.uses.items():
             use.forward_is_over()
             if self._apart and _has_hooks(use.weight):
@@ -142,6 +143,6 @@ class Ties:
                 )
 
     def close(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for use in self.uses.values():
             use.close()

@@ -1,7 +1,7 @@
-"""A trial of an optimizer that a script vouches for: does it update each element by itself, wherever it is cut?
+"""A trial of an optimizer that the script vouches for: it must update each element independently of all others.
 
-Stand-ins for parameters are updated whole and in pieces, as shards have them, and both must come to the same bits. All
-happens to copies: the user's optimizer, its hooks and all generators are left alone.
+Stand-ins for parameters are updated whole and in pieces, as shards are, and both must give the same bits. The trial
+works on copies: the user's optimizer, its hooks and all random generators stay unchanged.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ Groups = list[dict[str, Any]]
 Make = Callable[[Groups], Optimizer]
 StandIn = tuple[int, torch.dtype, tuple[int, ...]]  # its group, dtype and shape
 _STEPS = 3
-# Below and above the sizes from which known optimizers treat a parameter otherwise; multiples of 64, as pieces are.
+# Below and above the sizes at which known optimizers change their method; multiples of 64, as pieces are.
 _SHAPES = ((192,), (16384,), (3, 64), (128, 128), (4, 3, 16), (4, 64, 64), (4, 4, 3, 4), (8, 8, 16, 16))
 _CUT = 64
-_AWAY = 12345  # added to what an optimizer counts in attributes, to see whether that matters
+_AWAY = 12345  # added to numbers in an optimizer's attributes, to see if they change the result
 
 
 @functools.cache
 def of_all() -> frozenset[str]:
-    """Return the attributes of every optimizer. It is called late: to make one may import torch's compiler."""
+    """Return the names of the attributes of every optimizer. Call it late: making one may import torch's compiler."""
     return frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {"step", "_opt_called", "_step_count"}
 
 
 def try_out(name: str, make: Make, groups: Groups, kinds: Sequence[tuple[torch.dtype, set[int]]]) -> frozenset[str]:
-    """Return the names of what the optimizer counts in its parameter groups, each step alike.
+    """Try an optimizer, and return the names of the values in its parameter groups that its steps change.
 
     make: makes an optimizer of these groups. groups: values of each group, without parameters. kinds: dtype of each
-    group's parameters, and their numbers of dimensions, 1 to 4. Raises ConfigError, which says what differs.
+    group's parameters, and their numbers of dimensions, 1 to 4. Raises ConfigError, naming the difference.
     """
     stand_ins = [(i, dtype, s) for i, (dtype, dims) in enumerate(kinds) for s in _SHAPES if len(s) in dims]
     kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -78,13 +78,13 @@ class _NotElementwiseError(Exception):
 
 
 class _Run:
-    """Stand-ins with an optimizer of their own: whole ones, or pieces in two calls, the last ones first."""
+    """One way to step the stand-ins, with its own optimizer: whole ("flat", "shaped"), or two pieces each ("cut")."""
 
     def __init__(self, make: Make, groups: Groups, stand_ins: Sequence[StandIn], how: str) -> None:
         self.groups = groups
-        """Values of each group, after the last step."""
+        """Values of each group after the last step."""
         self.moving: set[str] = set()
-        """Attributes with numbers that change in each step."""
+        """Names of attributes with numbers that change in each step."""
         self._stand_ins = stand_ins
         self._wholes = self._numbers(0)
         cuts = [slice(_CUT, None), slice(0, _CUT)] if how == "cut" else [slice(None)]
@@ -125,7 +125,7 @@ class _Run:
             raise _NotElementwiseError("keeps a state that belongs to no parameter")
         own = vars(self._optimizer).items()
         kept = {name: token_of(value) for name, value in own if name == "defaults" or name not in of_all()}
-        # What only the first step leaves may be a cache.
+        # A value that only the first step sets may be a cache.
         for key in sorted(key for key in kept if not is_first and self._kept.get(key) != kept[key]):
             if not {type(kept[key]), type(self._kept.get(key))} <= {int, float}:
                 raise _NotElementwiseError(f"changes its attribute {key!r} in each step, which is no part of the state")

@@ -1,6 +1,6 @@
-"""The plain attributes of a model's modules, and whatever else a loop may change in them: what has changed since when.
+"""A record of everything that a loop may change in a model's modules, such as plain attributes, and of its changes.
 
-Decides nothing about who has changed what: see `layers`.
+`layers` decides who made a change.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ _KINDS = (
 _HOOKS = tuple(f"{of}{kind}" for of in ("", "_global") for kind in _KINDS)
 _PLAIN = (bool, int, float, str, type(None))
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
-_LOOKED_INTO = 64  # items; of a longer list or dict the length alone
-# A pipeline replaces forwards for its passes, and what is compiled computes the same.
+_LOOKED_INTO = 64  # items; a longer list or dict is compared by its length only
+# Not watched: attributes that every module has (but `training`), and forwards, which pipelines and compilers replace.
 _OF_ALL_MODULES = vars(nn.Module()).keys() - {"training"} | {"forward", "_compiled_call_impl"}
 MISSING = object()
-"""In place of the value of an attribute that is not there."""
+"""Marker for the value of an attribute that does not exist."""
 
 
 class PlainAttributes:
-    """Attributes, submodules, fields of configurations, buffers (no running statistics), requires_grad, hooks."""
+    """The attributes, submodules, configuration fields, buffers, requires_grad and hooks of a model, and their changes.
+
+    Running statistics are not watched.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._statistics = {name for path, module in tracking(model) for name, _ in buffers_of(path, module)}
@@ -54,7 +57,10 @@ class PlainAttributes:
         self._first = [name for name in self._places if _has_to_begin_alike(self.modules, name)]
 
     def digest(self) -> str:
-        """Digest of what members must begin with alike: `training`, what torch's layers have, floats of all others."""
+        """Return a digest of the values that must be equal on all members at the start.
+
+        These are `training`, `requires_grad`, plain attributes of torch's own layers, and floats of other modules.
+        """
         values = [value if type(value := self.get(name)) in _PLAIN else ... for name in self._first]
         values += [q.requires_grad for q in self.parameters.values()]
         told = self._first, [name.removesuffix(".requires_grad") for name in self.parameters], values
@@ -83,29 +89,29 @@ class PlainAttributes:
             place[0][place[1]] = value.clone() if isinstance(value, Tensor) else value
 
     def hooks(self) -> Iterator[tuple[str, int]]:
-        """Name of each thing that may have hooks, and how many it has."""
+        """Yield the name of each object that may have hooks, and its number of hooks."""
         for name, hooked in self._hooked.items():
             yield name, sum(len(getattr(hooked, kind, None) or ()) for kind in _HOOKS)
 
     def persistent(self) -> Iterator[str]:
-        """Name of each buffer that is a part of the model's state."""
+        """Yield the name of each persistent buffer."""
         for path, module in self.modules.items():
             for attribute in module._buffers.keys() - module._non_persistent_buffers_set:
                 if (name := f"{path}.{attribute}" if path else attribute) not in self._statistics:
                     yield name
 
     def rebase(self) -> None:
-        """Let nothing count as changed."""
+        """Take the present values as the base of the next comparison."""
         self._before = self._look(is_thorough=True) | dict(self.hooks())
 
     def changed(self, *, is_thorough: bool = False, has_hooks: bool = True) -> list[tuple[str, Any, Any]]:
-        """Name, value and former value of what has changed since this was last asked; tokens where they are not plain.
+        """Return name, value and former value of all changes since the last call. Values not plain are tokens.
 
         Args:
-            is_thorough: Read persistent buffers whole, since a write through `.data` leaves no other trace.
-            has_hooks: Count hooks, too. That takes as long as all else.
+            is_thorough: Read persistent buffers completely, because a write through `.data` leaves no other trace.
+            has_hooks: Count hooks, too. That takes as long as all the rest.
         """
-        with torch._C.DisableTorchFunction():  # to look at a tensor is no use of it, which a tracing pass would note
+        with torch._C.DisableTorchFunction():  # else a tracing pass would note these reads as uses of the tensors
             before, now = self._before, self._look(is_thorough=is_thorough)
             now |= self.hooks() if has_hooks else ((name, before[name]) for name in self._hooked)
         self._before = now
@@ -132,7 +138,7 @@ class PlainAttributes:
 
 
 def _attributes(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
-    """Name, and where to find it, of each attribute, submodule, buffer, and field of a configuration."""
+    """Yield name and place (dict and key) of each attribute, submodule, buffer and configuration field."""
     known: set[int] = set()
     for path, module in modules.items():
         dot, is_torchs = f"{path}." if path else "", type(module).__module__.startswith("torch.nn.")
@@ -152,7 +158,7 @@ def _is_configuration(value: object) -> bool:
 
 
 def sum_of(value: Tensor | None) -> int:
-    """Return a checksum of a tensor's bits, dtype and shape; 0 for one that is not dense, which cannot be carried."""
+    """Return a checksum of a tensor's bits, dtype and shape, or 0 for a tensor that is not dense."""
     if value is None or value.layout is not torch.strided or value.is_quantized or value.is_meta:
         return 0
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
@@ -160,7 +166,7 @@ def sum_of(value: Tensor | None) -> int:
 
 
 def token_of(value: Any, depth: int = 3) -> Any:
-    """Return something that is another where the value is another. It keeps no tensor alive."""
+    """Return a token that differs if the value was changed or replaced. The token keeps no tensor alive."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Tensor):
