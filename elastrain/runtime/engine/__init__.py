@@ -1,1 +1,1 @@
-"""The thread that drives a member's machine."""
+"""The engine thread, which drives a member's machine, and the rules for its timing."""

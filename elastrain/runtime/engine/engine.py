@@ -1,8 +1,8 @@
 """The worker's engine: one thread that drives the protocol core with real links, real tensors and a real launcher.
 
-In each turn it takes what the mesh, the agent and the training loop have brought, feeds the core one event at a time
-and carries out its commands in order; then it does one task that nobody waits for at once. It never computes
-gradients, and the main thread never sends: forward and backward go on while the engine folds, commits and recovers.
+In each turn it takes events from the mesh, the agent and the training loop, passes them to the core one at a time and
+carries out the core's commands in order. Then it does one piece of background work. It never computes gradients, and
+the main thread never sends: forward and backward go on while the engine folds, commits and recovers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from elastrain.runtime.tensors.executor import Executor
 
 @dataclass(frozen=True, kw_only=True)
 class EngineParts:
-    """What the engine drives; made by `assembly`."""
+    """The parts that the engine drives. `assembly` makes them."""
 
     mesh: Mesh
     beacon: Beacon
@@ -61,19 +61,19 @@ class EngineParts:
     memory: MemoryKeeper | None
     """None without a memory limit."""
     report: Callable[[Exception], None]
-    """Called in the engine's thread with what ended it, before the main thread raises the same."""
+    """Called in the engine's thread with the exception that ended it, before the main thread raises the same."""
     trail: Trail
-    """Shows whoever watches from outside that the engine turns."""
+    """Page by which the agent sees that the engine turns."""
     clock: Clock = time.monotonic
     idle_cores: Callable[[], float] = field(default_factory=lambda: IdleCores().look)
 
 
 class Engine:
-    """Construct, `start` and `close` it on the main thread; the training loop talks to it through `LoopChannel`."""
+    """The engine thread. The main thread makes, starts and closes it; the loop talks to it through `LoopChannel`."""
 
     def __init__(self, core: MemberMachine, parts: EngineParts) -> None:
         self.view: View | None = None
-        """The view that the mesh is in; read by the main thread for rank and world size."""
+        """The view of the mesh. The main thread reads it for rank and world size."""
         self._core = core
         self._parts = parts
         self._outgoing = Sender(parts.mesh, parts.executor.books.payload, parts.faults, parts.journal)
@@ -84,13 +84,13 @@ class Engine:
         self._notes = Notes(parts.journal, parts.agent)
         self._handing = SlotAssignment(parts.executor, parts.handover, self._make_room)
         self._unreleased: p.Advance | p.Enter | None = None
-        """Waits until it is sure that the loop gets what was committed, and no memory that others use again."""
+        """Command for the loop that waits until the committed parameters are known to be whole."""
         self._departure = Departure()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elastrain-engine", daemon=True)
 
     def start(self, spec: dict[str, Any]) -> None:
-        """Tell the launcher that this member is ready; alone, the view is this member."""
+        """Start the thread, and tell the launcher that this member is ready. Without one, make a view of one member."""
         parts = self._parts
         if parts.agent.is_there:
             parts.mesh.watch(parts.agent.fileno(), parts.agent.note_readable)
@@ -102,7 +102,7 @@ class Engine:
         self._thread.start()
 
     def close(self) -> None:
-        """End the engine; nothing is waited for but a turn that it is in."""
+        """End the engine. Waits only for the end of its current turn, at most 5 seconds."""
         self._stopped.set()
         self._parts.mesh.wake()
         if self._thread.is_alive():
@@ -115,7 +115,7 @@ class Engine:
             while not self._stopped.is_set():
                 trail.beat()
                 self.turn()
-        except Exception as failure:  # noqa: BLE001 - the edge of the thread: whatever it was, the main thread raises it
+        except Exception as failure:  # noqa: BLE001 - the edge of the thread: the main thread raises any exception
             self._give_up(failure)
         finally:
             trail.move(Station.OUTSIDE)
@@ -123,13 +123,13 @@ class Engine:
             self._parts.mesh.close()
 
     def _give_up(self, failure: Exception) -> None:
-        """The main thread may be in a long micro-batch, and others end this process before: the reason is told here."""
+        """Report the failure now, because other processes may end this one while its main thread still computes."""
         if not self._stopped.is_set():
             self._parts.report(failure)
         self._parts.handover.end(failure)
 
     def turn(self) -> None:
-        """Take in whatever has come, then do one task that nobody waits for at once."""
+        """Handle all arrivals and events, then do one piece of background work."""
         mesh, agent = self._parts.mesh, self._parts.agent
         executor, handover = self._parts.executor, self._parts.handover
         wait_s = self._pace.wait_s(has_news=handover.has_news, has_work_behind=executor.books.has_work_behind)
@@ -166,7 +166,7 @@ class Engine:
                         link_lost=arrival.cause in (LossCause.BROKEN, LossCause.UNREACHED),
                     )
                 )
-            # Of a `Newer` view the agent tells as soon as it stands: there is nothing to ask for.
+            # `Newer` needs no answer, because the agent announces the newer view itself.
 
     def _on_message(self, message: am.ToWorker) -> None:
         match message:
@@ -251,7 +251,7 @@ class Engine:
         return None
 
     def _hold_blocks(self, command: p.HoldBlocks) -> None:
-        """What goes is of no use here for long: its memory goes back at once."""
+        """Change the blocks that this member holds, and return the memory of removed ones to the kernel at once."""
         executor, memory = self._parts.executor, self._parts.mesh.memory
         if self._parts.memory is not None:
             self._parts.memory.hold(command.blocks, for_good=command.for_good)
@@ -261,15 +261,15 @@ class Engine:
         self._parts.journal.write("holds", blocks=list(command.blocks), **held)
 
     def _hold(self, command: p.Advance | p.Enter) -> None:
-        """Let the loop see the parameters only once they are known to be whole.
+        """Release the loop only once the parameters are known to be whole.
 
-        A member that was stopped and left out copies them from memory which others have used again since.
+        A member that was stopped and removed may have copied them from memory that peers have reused since.
         """
         self._unreleased = command
         self._release_held()
 
     def _release_held(self) -> None:
-        """Members that are ahead in a view with this one wait for its report before they change anything."""
+        """Release the loop if all peers are in this view: they reuse no memory before they have this member's report."""
         if self._unreleased is not None and not self._parts.mesh.links.may_be_torn():
             command, self._unreleased = self._unreleased, None
             self._release(command)
@@ -279,7 +279,7 @@ class Engine:
         match command:
             case p.Advance():
                 self._parts.journal.write("advance", step=command.record.step)
-                # Nothing of the next step has begun here: what is lost with this member is no work, and no state.
+                # The next step has not begun here, so no work and no state is lost with this member.
                 if self._departure.may_go(self._core.machine.held_elsewhere()):
                     self._give_up(errors.StoppedError(f"{me} has handed over after step {command.record.step}"))
                 else:

@@ -1,9 +1,6 @@
-"""When the engine does what: the training loop goes first after a commit and a hand-over; a recovery has a deadline;
-copies to new holders take what time they may.
+"""Timing rules of the engine: priority of the training loop, deadline of a recovery, limit of copies, end of a drain.
 
-The clock is a parameter, so that tests need not wait.
-
-When a member whose node is told to go may end: no work is lost with it, and no state. Pure.
+No I/O. The clock is a parameter, so that tests need not wait.
 """
 
 from __future__ import annotations
@@ -15,15 +12,15 @@ from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.io.loop_channel import LOOK_EVERY_S
 
 BETWEEN_STEPS_S = 0.05
-"""How long background work waits at most between a commit and the next run: nobody computes meanwhile."""
+"""Longest delay of background work between a commit and the next run, in seconds. No member computes meanwhile."""
 HANDED_OVER_S = 0.003
-"""How long it lets the training loop have the interpreter when that has got a run."""
+"""Delay of background work in seconds after the training loop got a run, so that the loop gets the interpreter."""
 RECOVERY_DEADLINE_S = 10.0
-"""A report that has not come by then is reported to the agent, who judges its sender."""
+"""Seconds after which a missing report is reported to the agent, which judges the member that should have sent it."""
 
 
 class EnginePace:
-    """Owns the three clocks of an engine, whose core gives copies as `giver`."""
+    """The timing rules of one engine. `giver`: the part of the core that gives copies."""
 
     def __init__(self, giver: Giver, loop: LoopHeartbeat, *, clock: Clock, idle_cores: Callable[[], float]) -> None:
         self.loop = LoopFirst(clock)
@@ -31,45 +28,49 @@ class EnginePace:
         self.copies = CopyTraffic(giver, clock=clock, idle_cores=idle_cores, is_computing=lambda: loop.is_computing)
 
     def wait_s(self, *, has_news: bool, has_work_behind: bool) -> float:
-        """How long to wait for the network."""
+        """Return the seconds to wait for the network. `has_work_behind`: background work is left to do."""
         return self.copies.wait_s(self.loop.wait_s(has_news=has_news, has_work_behind=has_work_behind))
 
 
 class LoopFirst:
-    """Background work competes with the training loop for the interpreter: for a moment it is held back."""
+    """A short delay of background work, which competes with the training loop for the interpreter."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until_s = 0.0
 
     def let_loop_go_first(self, for_s: float) -> None:
+        """Hold background work back for `for_s` seconds."""
         self._until_s = self._clock() + for_s
 
     def may_work_behind(self) -> bool:
+        """Return True if background work is not held back now."""
         return self._clock() >= self._until_s
 
     def wait_s(self, *, has_news: bool, has_work_behind: bool) -> float:
-        """How long to wait for the network."""
+        """Return the seconds to wait for the network: none with news from the loop, less with background work."""
         if has_news:
             return 0.0
         return min(LOOK_EVERY_S, max(0.0, self._until_s - self._clock())) if has_work_behind else LOOK_EVERY_S
 
 
 class RecoveryDeadline:
-    """Runs from a change of the view to the moment at which the view is in order."""
+    """The deadline of a recovery, which lasts from a change of the view until the view is in order."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since_s: float | None = None
 
     def begin(self) -> None:
+        """Start the deadline."""
         self._since_s = self._clock()
 
     def end(self) -> None:
+        """Stop the deadline, because the view is in order."""
         self._since_s = None
 
     def is_over(self) -> bool:
-        """True once per deadline: it then runs anew."""
+        """Return True once the deadline has passed, and start it again."""
         if self._since_s is None or self._clock() - self._since_s < RECOVERY_DEADLINE_S:
             return False
         self.begin()
@@ -77,24 +78,25 @@ class RecoveryDeadline:
 
 
 Elsewhere = Mapping[int, frozenset[str]]
-"""Each shard that this member holds -> its holders on other nodes."""
+"""Shard that this member holds -> its holders on other nodes."""
 
 
 class Departure:
-    """Owns whether the node is to go, and who held what elsewhere at the last commit."""
+    """The drain of a member whose node was told to leave. It ends the member when no work and no state is lost."""
 
     def __init__(self) -> None:
         self._is_asked = False
         self._before: Elsewhere | None = None
 
     def ask(self) -> None:
-        """The node is told to go."""
+        """Note that the node was told to leave."""
         self._is_asked = True
 
     def may_go(self, elsewhere: Elsewhere | None) -> bool:
-        """After each commit: each shard has a holder elsewhere that was one at the last commit, too, and so knows it.
+        """Return True if this member may end after this commit. Call it after each commit.
 
-        elsewhere: None while views change, when nobody knows who lives.
+        Each of its shards then has a holder on another node that was a holder at the last commit, too. Such a holder
+        has the current state. `elsewhere`: None while the view changes, because it is unknown which members live.
         """
         before, self._before = self._before, elsewhere
         if not self._is_asked or before is None or elsewhere is None:

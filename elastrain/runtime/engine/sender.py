@@ -1,4 +1,4 @@
-"""Messages of the protocol core on their way out: encoded, with the tensors that they name, and struck by faults."""
+"""The sender of the protocol core's messages: encodes them, adds their tensors, and applies faults on request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elastrain.runtime.io.journal import Journal
 
 
 class Sender:
-    """Sends for the core, in the engine's thread. `payload_of` gives the tensors that a message names."""
+    """The sender of an engine, used by its thread. `payload_of` returns the tensors that a message names."""
 
     def __init__(
         self, mesh: Mesh, payload_of: Callable[[Message], list[Tensor]], faults: ArmedFaults, journal: Journal
@@ -28,10 +28,11 @@ class Sender:
         self._loop_payload: Callable[[], list[Tensor]] = list
 
     def use_loop_payload(self, payload: Callable[[], list[Tensor]]) -> None:
-        """From now on the state of the training loop has these tensors."""
+        """Use these tensors for messages with the state of the training loop."""
         self._loop_payload = payload
 
     def send(self, command: p.SendMessage) -> None:
+        """Send a message with its tensors. A receiver that cannot be reached is noted in the journal only."""
         message = command.message
         kind, body = encode(message)
         payload = self._loop_payload() if isinstance(message, LoopHandover) else self._payload_of(message)
@@ -41,9 +42,9 @@ class Sender:
             self._faults.tools.partial.strike(payload)
         try:
             self._mesh.send(command.to, kind, body, payload)
-        except CommError as error:  # the view will say what became of the receiver
+        except CommError as error:  # the next view shows if the receiver was lost
             self._journal.write("unsent", to=command.to, reason=str(error))
-        match message:  # some members have got it, and others have not
+        match message:  # a fault here strikes after some members got the message and before the others did
             case Vote(step=step):
                 self._faults.reach(step, "commit")
             case Publish(step=step):

@@ -1,6 +1,7 @@
-"""What the training loop is handed to compute, with its slot, and what it has done to slots enters the books.
+"""Assignment of work and gradient slots to the training loop, and the entry of its results in the buffer book.
 
-In the engine's thread; the books are what the protocol's commands work on, so they hear of the loop first.
+Used by the engine's thread. The buffer book gets the loop's results before the core does, because the core's commands
+work on the book.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from elastrain.runtime.tensors.executor import Executor
 
 
 def _nothing() -> None:
-    """No memory limit."""
+    """Do nothing, as there is no memory limit."""
 
 
 class SlotAssignment:
-    """Between the books of a member and its loop."""
+    """The connection between a member's buffer book and its training loop."""
 
     def __init__(self, executor: Executor, handover: LoopChannel, make_room: Callable[[], None] = _nothing) -> None:
-        """`make_room`: called before each forward of a pipeline."""
+        """Connect the two. `make_room` is called before each forward of a pipeline."""
         self._executor, self._handover, self._make_room = executor, handover, make_room
 
     def give(self, command: p.Compute | p.Recompute | p.Forward | p.Backward) -> None:
-        """Let the loop compute it."""
+        """Give the loop a run or an action to compute, with a slot for its gradients."""
         match command:
             case p.Compute():
                 self._handover.give(Assignment(command, self._executor.books.slots.start_run()))
@@ -37,19 +38,22 @@ class SlotAssignment:
                 self._handover.give(self._action(command))
 
     def give_again(self, told: TryAgain) -> None:
-        """What the run has accumulated is void."""
+        """Give the loop the run again with another slot. The gradients in the old slot are void."""
         self._handover.give(Assignment(told.compute, self._executor.books.slots.change()))
 
     def keep(self, made: BoundaryMade) -> p.Event:
-        """Before the core hears of it: it may have it sent at once."""
+        """Keep the boundary tensors of a finished action, and return its event for the core.
+
+        They must be kept first, because the core may send them at once.
+        """
         books = self._executor.books
-        # Of a step that began anew meanwhile: what was wrong in it must not stand for what is made now.
+        # If the step was restarted meanwhile, its old tensors must not replace the new ones.
         if made.event.made is not None and not books.slots.is_void:
             books.boundaries.put(made.event.made, made.tensors)
         return made.event
 
     def note(self, event: p.Event) -> None:
-        """What the main thread has done to gradient slots enters the books before the commands that need it."""
+        """Enter the main thread's work on gradient slots in the buffer book, before the commands that need it."""
         slots = self._executor.books.slots
         match event:
             case p.BlockDone():
@@ -66,7 +70,8 @@ class SlotAssignment:
         else:
             cut, direction = task.end, Direction.GRADIENT
         name = BoundaryName(command.step, command.micro_batch, cut, direction)
-        # The batch is given to every member; the loss's own member computes its backward with the forward.
+        # A forward from cut 0 reads the batch, which every member has. A backward always needs boundary tensors, because
+        # the backward of the last task runs together with its forward.
         is_given = isinstance(command, p.Forward) and cut == 0
         received = None if is_given else books.boundaries[name]
         return TaskAssignment(command, books.slots.start_action(task), received)

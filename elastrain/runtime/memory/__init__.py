@@ -1,1 +1,1 @@
-"""The memory limit of a worker at run time."""
+"""The memory limit of a worker at run time: measurements, needs of the plan, and decisions carried out."""

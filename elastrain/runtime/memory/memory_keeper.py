@@ -1,7 +1,7 @@
-"""Keeps a member within its memory limit: measures, asks `elastrain.memory.memory_budget`, and lets leave what has to.
+"""The keeper of a member's memory limit: it measures, asks `elastrain.memory.memory_budget`, and spills accordingly.
 
-The engine's thread measures and decides, after every step and whenever a view is in order; the main thread enters
-`computing()` around each micro-batch. No decision is made here.
+The engine's thread measures and decides, after every step and once a view is in order. The main thread enters
+`computing()` around each micro-batch. The decisions themselves are made in `memory_budget`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from elastrain.runtime.io.journal import Journal
 
 WORTH_TELLING = 0.05
-"""Memory that becomes free is given to activations from this share of the limit on."""
+"""Smallest share of the limit that is given back to activations when memory becomes free."""
 
 
 class MemoryKeeper:
-    """One member's memory; workers of a node meet in `run_dir`. Raises ConfigError for directories that are unfit."""
+    """The memory of one member. Workers of a node share drives by `run_dir`. Raises ConfigError for bad directories."""
 
     def __init__(
         self, limit: MemoryLimit, *, me: str, run_dir: Path | None, executor: Executor, mesh: Mesh, journal: Journal
@@ -62,9 +62,9 @@ class MemoryKeeper:
         self.work = PlannedWork(me, executor, mesh.memory.trim)
         self._needs: budget.Needs | None = None
         self._expected_bytes = 0
-        """Of the present plan's gradients, before it was measured."""
+        """Bytes of gradients that were expected under the current plan before it was measured."""
         self._share = 1
-        """Of the bytes left to activations, one part in so many is given to them."""
+        """Activations get 1/`_share` of the bytes that are left for them."""
         self._offload: ActivationOffload | None = None
         self._devices: tuple[Device, ...] = ()
         if limit.directories:
@@ -87,7 +87,7 @@ class MemoryKeeper:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Around one micro-batch. Raises NoRoomError where its activations cannot be held within the limit."""
+        """Spill activations of the micro-batch inside. Raises NoRoomError if the limit cannot hold its activations."""
         self.work.leftovers.give_back()
         try:
             if self._offload is None:
@@ -104,7 +104,7 @@ class MemoryKeeper:
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
-        """Around backward. Raises NoRoomError where its activations cannot be held within the limit."""
+        """Raise NoRoomError, naming the member, if the limit cannot hold the activations of the code inside."""
         try:
             yield
         except LimitTooSmallError as error:
@@ -119,9 +119,9 @@ class MemoryKeeper:
             ) from error
 
     def resumed(self, plan: p.Resumed, shape: Shape, load: Load | None) -> p.CopyBudgetSet:
-        """A view is in order: make room for its plan. Returns what may be copied, and whether all blocks have room.
+        """Make room for the plan of a new view. Raises NoRoomError if the plan does not fit.
 
-        Raises NoRoomError if the plan does not fit.
+        Returns the bytes of parameters that may be copied at once, and if there is room for all blocks.
         """
         self._taken.begin_view()
         work = self.work
@@ -135,9 +135,9 @@ class MemoryKeeper:
         return self._plan(gradients_bytes, shape)
 
     def begin(self, load: Load | None, shape: Shape, placements: tuple[Placement, ...]) -> p.CopyBudgetSet | None:
-        """A step of a pipeline begins, or goes on, with these tasks: make room for them, where they are other ones.
+        """Make room for the tasks of a pipeline's step if they or the placements changed.
 
-        Returns what `resumed` does, None where nothing has changed. Raises NoRoomError if they do not fit.
+        Returns the same as `resumed`, or None if nothing changed. Raises NoRoomError if they do not fit.
         """
         work = self.work
         is_placed, is_new = work.place(shape, placements), work.take(load)
@@ -146,16 +146,19 @@ class MemoryKeeper:
         return self._plan(work.tasks.gradients_bytes + work.sums_bytes, shape)
 
     def hold(self, blocks: Sequence[int], *, for_good: bool = False) -> None:
-        """This member is to have these blocks: make room for them, before they come. Nothing is computed meanwhile."""
+        """Make room for blocks that this member is about to get. Nothing is computed meanwhile.
+
+        `for_good`: the loop has ended, and no task will follow.
+        """
         self.work.forget_tasks(for_good=for_good)
         if self._needs is not None:
             gradients_bytes = self.work.copying_bytes if for_good else self._needs.gradients_bytes
             self._decide(gradients_bytes, parameters_bytes=bytes_of(self._executor.model, blocks))
 
     def passed(self) -> p.CopyBudgetSet | None:
-        """A step was committed: measure what it took. Raises NoRoomError if it took too much.
+        """Measure the memory of the committed step. Raises NoRoomError if it took too much.
 
-        Returns what `resumed` does, None where it is as before whether all blocks have room.
+        Returns the same as `resumed` if the room for all blocks changed, else None.
         """
         had_room = self.work.has_room_for_all
         if self._needs is None:
@@ -175,14 +178,14 @@ class MemoryKeeper:
         return None if self.work.has_room_for_all == had_room else self._budget()
 
     def close(self) -> None:
-        """Give the space on disk back; states that lie there are gone."""
+        """Free the space on disk. States that lie there are lost."""
         if self._offload is not None:
             self._offload.close()
         for device in self._devices:
             device.close()
 
     def _plan(self, gradients_bytes: int, shape: Shape) -> p.CopyBudgetSet:
-        """Decide for another plan; what may be on its way to new holders under it, and whether all blocks have room."""
+        """Decide under a new plan. Returns the budget of copies to new holders, and if all blocks have room."""
         work, sizes = self.work, shape.sizes
         work.copied_bytes = budget.copy_budget(
             self._limit.limit_bytes,
@@ -199,9 +202,9 @@ class MemoryKeeper:
         return p.CopyBudgetSet(parameters_bytes=self.work.copied_bytes, has_room_for_all=self.work.has_room_for_all)
 
     def _expect(self, expected_bytes: int) -> int:
-        """Bytes of gradients under the new plan.
+        """Return the expected bytes of gradients under the new plan.
 
-        What was expected of the last plan and what it took are both known: only the difference is a guess.
+        It is the measured value of the last plan, if known, plus the increase between the two estimates.
         """
         before_bytes, self._expected_bytes = self._expected_bytes, expected_bytes
         if not self._taken.had_settled_before:
@@ -211,7 +214,10 @@ class MemoryKeeper:
     def _decide(
         self, gradients_bytes: int, measured: budget.Measured | None = None, parameters_bytes: int | None = None
     ) -> None:
-        """`measured` is a step under the present plan; None when the plan is a new one. `parameters_bytes`: to come."""
+        """Decide what stays in memory, and carry it out. Raises NoRoomError if the plan does not fit.
+
+        measured: a step under the current plan; None for a new plan. parameters_bytes: parameters to come.
+        """
         needs = self._needs_with(gradients_bytes)
         if parameters_bytes is not None:
             needs = replace(needs, parameters_bytes=parameters_bytes)
@@ -224,7 +230,7 @@ class MemoryKeeper:
         whole = budget.at_the_end(needs, self.work.whole_bytes(), self.work.copying_bytes)
         ended = self._fit(whole)
         self.work.has_room_for_all = not isinstance(ended, budget.Shortfall)
-        # Somebody has to have the whole model at the end; all others may do without it.
+        # Rank 0 must have room for the whole model at the end; the other members may do without it.
         if measured is None and isinstance(ended, budget.Shortfall) and self.work.is_first:
             self._refuse(whole, ended, budget.AT_THE_END)
         self._limit_captures(limit_bytes - needs.total_bytes)
@@ -245,27 +251,27 @@ class MemoryKeeper:
         raise NoRoomError(f"member {self._me}: {reason}")
 
     def _captured(self) -> CapturedBytes:
-        """In the step that is over."""
+        """Return the bytes of states captured for a checkpoint in the step that is over."""
         room = self._executor.captures
         if room is None:
             return NOTHING_CAPTURED
         return CapturedBytes(most_bytes=room.take_most_bytes(), now_bytes=room.used_bytes)
 
     def _limit_captures(self, free_bytes: int) -> None:
-        # What nobody else may take: activations have their own share of what is free. A plan is never refused for
-        # what may have been captured states; these have to make do with what is left for certain.
+        # Captured states get the memory that is certainly free, because activations have their own share. A plan is
+        # never refused for bytes that may have been captured states.
         room = self._executor.captures
         if room is not None:
             room.limit_bytes = max(0, free_bytes - self._taken.doubtful_bytes - budget.WRITING_BYTES)
 
     def _last_pass(self) -> PassProfile | None:
-        """The last forward with its backward; None before the first, and without a directory."""
+        """Return the profile of the last forward and backward, or None before the first, and without a directory."""
         return self._offload.stats().last if self._offload is not None else None
 
     def _needs_with(self, gradients_bytes: int) -> budget.Needs:
         executor = self._executor
         base_bytes = self._taken.base_bytes(executor.memory_bytes())
-        # In pipelines tasks may be other ones than those of the last pass, and several micro-batches are in flight.
+        # In pipelines the tasks may differ from those of the last pass, and several micro-batches are in flight.
         saved_bytes, largest_bytes = self.work.tasks.activations_bytes, 0
         if (last := self._last_pass()) is not None:
             saved_bytes = saved_bytes or last.saved_bytes
@@ -284,7 +290,10 @@ class MemoryKeeper:
         )
 
     def _is_news(self, decided: budget.Fit) -> bool:
-        """Within a view, memory is given back to activations only where it is worth it, and to shards never."""
+        """Return True if a decision is to be carried out within a view.
+
+        Activations get memory back only if it is worth it, and shards never do.
+        """
         last = self._last
         if last is None or decided.shards_on_disk_bytes > last.shards_on_disk_bytes:
             return True
@@ -292,9 +301,9 @@ class MemoryKeeper:
         return more_bytes < 0 or more_bytes > WORTH_TELLING * self._limit.limit_bytes
 
     def _share_of_activations(self) -> int:
-        """Until it is known what computing takes beside saved activations, half of their room is left for it.
+        """Return 2 until it is measured what computing takes besides saved activations, then 1.
 
-        The second step takes more than the first one, because optimizer state has come into being.
+        Two steps are measured, because the second takes more than the first: optimizer state exists then.
         """
         return 1 if self._taken.has_settled else 2
 
@@ -315,7 +324,7 @@ class MemoryKeeper:
         )
 
     def _described(self, activations: Profile) -> Profile:
-        """The profile of the activations, with what else this member holds."""
+        """Return the profile of the activations, completed by the other memory that this member holds."""
         executor, needs = self._executor, self._needs
         memory_bytes, disk_bytes = executor.states_bytes()
         places = (

@@ -1,4 +1,4 @@
-"""What the present plan has this member compute and hold, in bytes, as the keeper of its memory asks for it."""
+"""The bytes of what the current plan makes this member compute and hold, for `MemoryKeeper`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from elastrain.runtime.model.flats import frozen_shards, has_masters
 from elastrain.runtime.tensors.executor import Executor
 
 ASSUMED_MOMENTS = 2.0
-"""Optimizer state per parameter until it was measured: Adam's."""
+"""Size of the optimizer state in units of the parameters, until it was measured: that of Adam."""
 
 
 def bytes_of(model: ModelState, blocks: Collection[int]) -> int:
-    """Bytes of the parameters that these blocks of the layout read, here or not."""
+    """Return the bytes of the parameters that these blocks of the layout read, present or not."""
     read = [index for index, readers in model.readers.items() if any(block in blocks for block in readers)]
     flats = [flat for flat in model.layout.flats if flat.index in read]
     return sum(flat.numel * getattr(torch, flat.dtype).itemsize for flat in flats)
 
 
 def model_bytes(model: ModelState, traced: TracedModel, places: Sequence[int]) -> ModelBytes:
-    """Sizes of a traced model; `places`: per block of the layout, its place in the graph."""
+    """Return the sizes of a traced model. `places`: the place in the graph of each block of the layout."""
     blocks = range(len(places))
     return ModelBytes(
         graph=traced.graph,
@@ -50,9 +50,9 @@ def _left_to_do(runs: Sequence[int], own: frozenset[Node]) -> list[int]:
 
 
 class Leftovers:
-    """Memory of what was sent for other tasks: it is of other sizes, and would stay beside what is sent for these.
+    """The buffers that were sent for earlier tasks. Their sizes differ, so they would stay beside those of new tasks.
 
-    Peers let go of it one by one, some only when they have begun the next step.
+    Peers release them one by one, some only after they have begun the next step.
     """
 
     def __init__(self, trim: Callable[[], None]) -> None:
@@ -60,51 +60,51 @@ class Leftovers:
         self._are_expected = False
 
     def begin(self) -> None:
-        """The tasks are other ones now."""
+        """Start to trim memory, because the tasks changed."""
         self._are_expected = True
         self._trim()
 
     def give_back(self) -> None:
-        """Between micro-batches: return to the kernel what holds nothing now."""
+        """Return unused memory to the kernel. Called between micro-batches."""
         if self._are_expected:
             self._trim()
 
     def end(self) -> None:
-        """A step was committed: nobody has anything of the one before it."""
+        """Trim for the last time, after a commit: no peer holds buffers of the step before it."""
         self.give_back()
         self._are_expected = False
 
 
 class PlannedWork:
-    """Owns what is expected of a plan: shards, copies of gradients and, in pipelines, what its tasks take."""
+    """The expected needs of a plan: shards, copies of gradients and, in pipelines, the memory of its tasks."""
 
     def __init__(self, me: str, executor: Executor, trim: Callable[[], None]) -> None:
-        """`trim`: gives memory that others read, and that holds nothing now, back to the kernel."""
+        """Start without a plan. `trim`: returns unused shared memory to the kernel."""
         self.held: tuple[budget.Held, ...] = ()
-        """Shards of this member, by the holders of now and by those to come."""
+        """Shards that this member holds in the current placement or in the target."""
         self.tasks = TaskBytes()
-        """Of the open step; nothing without pipelines, and before tasks were handed out."""
+        """Needs of the open step's tasks. Zero without pipelines, and before tasks are assigned."""
         self.copied_bytes = 0
-        """So many bytes of parameters may be on their way to new holders."""
+        """Bytes of parameters that may be on their way to new holders at once."""
         self.leftovers = Leftovers(trim)
         self._me, self._executor = me, executor
         self._model: ModelBytes | None = None
         self._load: Load | None = None
         self._is_over = False
-        """This member's loop has ended."""
+        """True once this member's loop has ended."""
         self._placements: tuple[Placement, ...] = ()
         self.view: View | None = None
         self.has_room_for_all = True
-        """For all blocks, which a member of a pipeline takes at the end of the loop."""
+        """True if there is room for all blocks, which a member of a pipeline gets at the end of the loop."""
 
     @property
     def members(self) -> int:
-        """How many there are in the view."""
+        """Number of members in the view; 1 without a view."""
         return 1 if self.view is None else len(self.view.members)
 
     @property
     def is_first(self) -> bool:
-        """This member has rank 0."""
+        """True if this member has rank 0."""
         return self.view is None or self.view.ids[0] == self._me
 
     @property
@@ -114,19 +114,19 @@ class PlannedWork:
 
     @property
     def sums_bytes(self) -> int:
-        """What gradients take besides slots."""
+        """Bytes that gradients take besides slots."""
         if self._is_over:
             return 0
         return budget.sums_bytes(self.held, self.members, BEHIND_BYTES)
 
     @property
     def copying_bytes(self) -> int:
-        """What copies take that are on their way."""
+        """Bytes of the copies that are on their way to new holders."""
         is_moving = len(set(self._placements)) > 1
         return round(2 * self.copied_bytes * (1 + self.moments)) if is_moving else 0
 
     def place(self, shape: Shape, placements: tuple[Placement, ...]) -> bool:
-        """Take up who holds the shards now, and who is to; whether this member is to hold others than before."""
+        """Take over placement and target. Returns True if this member holds other shards than before."""
         before, self._placements = self.held, placements
         self.held = budget.held_by(
             self._me,
@@ -139,7 +139,7 @@ class PlannedWork:
         return self.held != before
 
     def slots(self, plan: p.Resumed, shape: Shape) -> int:
-        """Copies of the gradient at the peak of a step: of one that nothing disturbs, and of the one to be resumed."""
+        """Return the gradient slots needed at the peak: the larger of an undisturbed and of the resumed step."""
         is_checked = plan.is_checking or shape.cross_check_every > 0 or shape.audit.every > 0
         undisturbed = hand_out(plan.view.ids, shape.runs, plan.view.quotas)[self._me]
         return max(
@@ -148,11 +148,11 @@ class PlannedWork:
         )
 
     def trace(self, traced: TracedModel, places: Sequence[int]) -> None:
-        """The model was traced. By the main thread, before anybody is told of it."""
+        """Keep the sizes of the traced model. The main thread calls it before the engine hears of the trace."""
         self._model = model_bytes(self._executor.model, traced, places)
 
     def take(self, load: Load | None) -> bool:
-        """Take up the tasks that are left to compute; whether they are other ones."""
+        """Take over the tasks that are left to compute. Returns True if their needs changed."""
         if load is None or self._model is None or self._is_over:
             return False
         load = replace(load, copies_received=self.view is not None and len(set(self.view.nodes.values())) > 1)
@@ -165,17 +165,17 @@ class PlannedWork:
         return self.tasks != before
 
     def forget_tasks(self, *, for_good: bool) -> None:
-        """None of them is under way, and, `for_good`, none will be."""
+        """Forget all tasks. `for_good`: the loop has ended, and no tasks will follow."""
         self._load, self.tasks, self._is_over = None, TaskBytes(), for_good
 
     def whole_bytes(self) -> int:
-        """Of the parameters of all blocks, which rank 0 takes at the end of the loop; 0 without pipelines."""
+        """Return the bytes of all blocks' parameters, which rank 0 gets at the end of the loop; 0 without pipelines."""
         if self._model is None:
             return 0
         return bytes_of(self._executor.model, range(len(self._model.places)))
 
     def explain(self, needs: budget.Needs, missing_bytes: int, *, activations_leave: bool) -> str:
-        """What else would fit, where the tasks of a pipeline do not; empty where there are none."""
+        """Return advice on what would fit if the tasks of a pipeline do not, or "" if there are no tasks."""
         if self._is_over:
             return budget.AT_THE_END
         if self._model is None or self._load is None or not self._load.tasks:

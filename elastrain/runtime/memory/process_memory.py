@@ -1,6 +1,6 @@
-"""What this process holds in memory, as the kernel counts it. Linux only; nothing is decided here.
+"""The memory that this process holds, as the kernel counts it, and `MemoryLimit`, which says what it may hold.
 
-What a member may hold in memory, as it was told, and where what does not fit may go.
+Linux only. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from elastrain.errors import ConfigError
 from elastrain.offload.drives.posix import Calls
 
 MEASURED_STEPS = 8
-"""What computing takes besides what is counted: the most of so many steps."""
+"""Number of last steps whose maximum counts as the memory that is taken besides the accounted bytes."""
 SETTLED_STEPS = 2
-"""From this step of a plan on, what it took is what it takes."""
+"""Number of steps after which the measurements under a plan are final."""
 _M_MMAP_THRESHOLD = -3
 MMAP_FROM_BYTES = 256 << 10
 _STATUS = Path("/proc/self/status")
@@ -27,26 +27,29 @@ _RESET_PEAK = "5"
 
 
 def give_freed_memory_back() -> None:
-    """Let the C library return freed tensors to the kernel at once, or what leaves would make no room."""
+    """Make the C library return freed tensors to the kernel at once. Else spilling would make no room."""
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The most that was held: nobody knows whether the kernel's mark has what was read of others meanwhile."""
+    """Bounds of the peak of a process's own memory.
+
+    The kernel's high-water mark includes peers' memory that was read. It does not show if that was before the peak.
+    """
 
     least_bytes: int
-    """If all of it was read before."""
+    """Peak if all memory of peers was read before it."""
     most_bytes: int
-    """If all of it was read after."""
+    """Peak if all memory of peers was read after it."""
 
 
 class PeakMeter:
-    """The most that this process itself held since the last look: its anonymous memory and its own shared memory.
+    """A meter of the peak of this process's own memory: anonymous memory and its own shared memory.
 
-    Pages of files, and peers' memory that is only read here, are others' or can be dropped: they are left out. The
-    kernel's high-water mark knows no such difference. So whoever looks between what computes and what reads peers'
-    memory for the first time knows more. Any thread may look.
+    File pages can be dropped, and peers' memory that is read here belongs to them, so neither counts. The kernel's
+    high-water mark includes both. A `look` between computing and the first read of peers' memory makes the bounds of
+    the peak tighter. Any thread may look.
     """
 
     def __init__(self, shared_bytes: Callable[[], int]) -> None:
@@ -57,7 +60,7 @@ class PeakMeter:
         self.take()
 
     def look(self) -> None:
-        """Note the most that was held until now: what the high-water mark rises by from here on is another matter."""
+        """Add the peak since the last look to the bounds, and reset the kernel's high-water mark."""
         with self._lock:
             status, before_bytes = _status(), self._others_bytes
             _CLEAR_REFS.write_text(_RESET_PEAK)
@@ -68,7 +71,7 @@ class PeakMeter:
             self._most_bytes = max(self._most_bytes, self._least_bytes, status["VmHWM"] - before_bytes)
 
     def take(self) -> Peak:
-        """The peak since it was taken last, from which the next one counts."""
+        """Return the peak since the last call, and start the next one."""
         self.look()
         with self._lock:
             peak = Peak(least_bytes=self._least_bytes, most_bytes=self._most_bytes)
@@ -77,13 +80,13 @@ class PeakMeter:
 
     @property
     def now_bytes(self) -> int:
-        """What was held at the last look."""
+        """Bytes that were held at the last look."""
         return self._own_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedBytes:
-    """Of states that wait for a checkpoint's disk: the most in a step, and what is left at its end."""
+    """Bytes of states that wait for a checkpoint's disk: the maximum in a step, and the rest at its end."""
 
     most_bytes: int
     now_bytes: int
@@ -93,68 +96,69 @@ NOTHING_CAPTURED = CapturedBytes(most_bytes=0, now_bytes=0)
 
 
 class StepsTaken:
-    """What steps have taken besides what is accounted for: interpreter, libraries, data, and computing itself."""
+    """The memory of steps besides the accounted bytes: interpreter, libraries, data, and computing itself."""
 
     def __init__(self, meter: PeakMeter) -> None:
         self.steps = 0
-        """Measured so far."""
+        """Number of steps measured so far."""
         self._meter = meter
         self._in_view = self._in_last_view = 0
         self._besides: deque[tuple[int, int]] = deque(maxlen=MEASURED_STEPS)
-        """Of each step, at least and at most: captured states come and go, and nobody knows when the peak was."""
+        """Lower and upper bound of each step. They differ by captured states, which may have come before the peak."""
 
     @property
     def has_settled(self) -> bool:
-        """The second step takes more than the first, because optimizer state has come into being; then no more."""
+        """True once two steps were measured. The second takes more than the first, because optimizer state exists."""
         return self.steps >= SETTLED_STEPS
 
     @property
     def has_settled_in_view(self) -> bool:
-        """What the present plan took is what it takes."""
+        """True once two steps were measured under the current plan, so that its needs are known."""
         return self._in_view >= SETTLED_STEPS
 
     @property
     def had_settled_before(self) -> bool:
-        """Likewise of the plan before this one."""
+        """True if the needs of the plan before the current one were known."""
         return self._in_last_view >= SETTLED_STEPS
 
     def begin_view(self) -> None:
+        """Start to count the steps of a new plan."""
         if not self.steps:
-            self._meter.take()  # what starting took for a moment is no step's
+            self._meter.take()  # the peak of the start belongs to no step
         self._in_last_view, self._in_view = self._in_view, 0
 
     def computed(self) -> None:
-        """A micro-batch was computed; what follows may read peers' memory."""
+        """Look at the memory after a micro-batch, because the next work may read peers' memory."""
         self._meter.look()
 
     def pass_over(self) -> None:
-        """A step was committed that is not to be measured."""
+        """Drop the peak of a committed step that is not to be measured."""
         self._meter.take()
 
     def add_step(self, accounted_bytes: int, captured: CapturedBytes = NOTHING_CAPTURED) -> int:
-        """Measure a step; its peak in bytes, for certain."""
+        """Measure a step, and return the lower bound of its peak in bytes."""
         peak = self._meter.take()
         self._in_view += 1
         self.steps += 1
-        if self.steps == SETTLED_STEPS:  # the first step warms up, and spills everything to learn
+        if self.steps == SETTLED_STEPS:  # the first step is not typical: it warms up and spills everything to learn
             self._besides.clear()
-        # What later steps may take is planned with the most: what was held before others' memory was read comes again.
+        # Later steps are planned with the upper bound, because a peak before peers' memory was read comes again.
         besides_bytes = peak.most_bytes - accounted_bytes
         self._besides.append((max(0, besides_bytes - captured.most_bytes), max(0, besides_bytes - captured.now_bytes)))
         return peak.least_bytes
 
     def base_bytes(self, accounted_bytes: int) -> int:
-        """The most that was taken besides; before a step was measured, what is held now besides."""
+        """Return the maximum of the memory besides the accounted bytes; before the first step, its present value."""
         return max((at_least for at_least, _ in self._besides), default=max(0, self._meter.now_bytes - accounted_bytes))
 
     @property
     def doubtful_bytes(self) -> int:
-        """What may have been taken besides, and may have been captured states that are written by now."""
+        """Bytes that may have been needed besides, or may have been captured states that were written meanwhile."""
         return max((most for _, most in self._besides), default=0) - max((low for low, _ in self._besides), default=0)
 
 
 def _status() -> dict[str, int]:
-    """The sizes in /proc/self/status, in bytes."""
+    """Return the sizes in /proc/self/status, in bytes."""
     found = {}
     for line in _STATUS.read_text().splitlines():
         name, _, value = line.partition(":")
@@ -165,16 +169,16 @@ def _status() -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLimit:
-    """`limit_bytes` is what this process may hold in memory; `directories` are on SSDs, empty for none."""
+    """The memory limit of this process. `directories` on SSDs get what does not fit; empty for none."""
 
     limit_bytes: int
     directories: tuple[str, ...] = ()
     calls: Calls | None = None
-    """The kernel's calls on files there, where faults on request take their place."""
+    """System calls for files in the directories, if faults on request replace them."""
 
     @staticmethod
     def of(limit_bytes: int | None, directories: tuple[str, ...]) -> MemoryLimit | None:
-        """None without a limit. Raises ConfigError for directories without one: nothing would ever go there."""
+        """Return the limit, or None without one. Raises ConfigError for directories without a limit."""
         if limit_bytes is None and directories:
             raise ConfigError(
                 f"{directories[0]} is for what a memory limit leaves no room for: give one too (--memory-limit), or "

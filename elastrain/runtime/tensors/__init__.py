@@ -1,1 +1,1 @@
-"""The commands of a member's machine carried out on tensors."""
+"""Execution of the commands of a member's machine on tensors."""

@@ -1,7 +1,7 @@
-"""Carries out the protocol's commands on tensors: the member's books (`elastrain.buffers.buffer_book`) over its memory.
+"""The executor of the protocol's commands on tensors: the buffer book (`elastrain.buffers.buffer_book`) and its memory.
 
-Called by one thread only (the engine's). Decides nothing, sends nothing, waits for nothing. What a message refers to
-lies in this member's shared memory and is not changed before the protocol says that nobody reads it any more.
+Only the engine's thread calls it. Decides nothing, sends nothing, waits for nothing. Tensors that a message refers to
+lie in this member's shared memory. They do not change until the protocol says that no peer reads them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from elastrain.snapshot.store import SnapshotStore
 
 
 class Executor:
-    """Owns the books of a worker, and says how much memory all of it takes."""
+    """The owner of a worker's buffer book, shard states and checkpoint writer. It counts the memory of all of them."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Executor:
         max_grad_norm: float | None,
     ) -> None:
         self.checkpoints: Checkpoints | None = None
-        """None where this member was not told where to write any."""
+        """Writer of checkpoints, or None if this member was not told where to write any."""
         self.layout = layout
         self.model = model
         self.optimizer = optimizer
@@ -64,33 +64,33 @@ class Executor:
         self._stored: StoredInitial | None = None
 
     def start_from(self, stored: StoredInitial) -> None:
-        """The job starts from a checkpoint: initial states come from there."""
+        """Take initial states from the checkpoint that the job starts from."""
         self._stored = self._tensors.stored = stored
 
     def check_slot(self) -> GradientSlot:
-        """For a micro-batch of another member's, which counts for nothing: it lasts as long as the check."""
-        # No other member reads it, and it is gone when it is let go.
+        """Return a new slot for a micro-batch that is recomputed to check another member."""
+        # In private memory, because no peer reads it. It is freed with the last reference.
         slot = GradientSlot(GradientMemory(self.layout, in_private_memory))
         self._check_bytes = slot.nbytes
         return slot
 
     def check_is_over(self) -> None:
-        """The memory of the check's slot counts until its step is committed."""
+        """Stop counting the memory of the check's slot, once its step is committed."""
         self._check_bytes = 0
 
     @property
     def hyper(self) -> dict[int, Hyper]:
-        """Step -> the optimizer's settings in it, from when the training loop enters it until later ones are over."""
+        """Step -> its hyperparameters, from the loop's entry into the step until a later step is over."""
         return self._tensors.hyper
 
     def warm_up(self) -> None:
-        """Get the first slot's memory before somebody waits for it; in pipelines no slot has all blocks."""
+        """Allocate the first slot before other members wait for it. Not in pipelines, where no slot has all blocks."""
         if not self.model.gradients.apart:
             self.books.slots.start_run().begin_run()
             self.books.slots.end_run()
 
     def carry_out(self, command: p.Command) -> p.Event | None:
-        """Do the work of one command, on tensors."""
+        """Carry out one command on tensors. Returns the event that answers it, if any."""
         if isinstance(command, p.BeginPart | p.CaptureLoop | p.WriteManifest | p.EndCheckpoint | p.Passed):
             return self._write(command)
         with nullcontext() if self._stored is None else self._stored.making_way(command):
@@ -103,7 +103,7 @@ class Executor:
         return result
 
     def _write(self, command: p.Command) -> p.Event | None:
-        """Of checkpoints; other nodes may have been told to write them where this one was not."""
+        """Carry out a command about checkpoints. A node without a directory for them answers that it cannot write."""
         if self.checkpoints is not None:
             self.checkpoints.carry_out(command)
         elif isinstance(command, p.BeginPart):
@@ -112,57 +112,57 @@ class Executor:
         return None
 
     def begin_step(self, step: int, hyper: Hyper, loop_payload: Callable[[], list[Tensor]]) -> None:
-        """The loop has come to a step's micro-batches, with these settings and tensors of its state."""
+        """Keep the hyperparameters and the loop's state of the step whose micro-batches the loop has reached."""
         self.hyper[step] = hyper
         if self.checkpoints is not None:
             self.checkpoints.use_loop(loop_payload)
 
     def resumed(self) -> None:
-        """A view is in order. Raises ConfigError where the place of its checkpoints is another job's."""
+        """Start checkpoints once a view is in order. Raises ConfigError if their place belongs to another job."""
         if self.checkpoints is not None:
             self.checkpoints.begin()
 
     def checkpoint_settled(self, message: am.CheckpointSettled) -> None:
-        """The agent has answered whether a checkpoint may become visible."""
+        """Pass on the agent's answer to the question if a checkpoint may become visible."""
         if self.checkpoints is not None:
             self.checkpoints.settled(message)
 
     def is_checkpoint_due(self, view: View | None, now_s: float) -> bool:
-        """By the clock of the member of lowest rank."""
+        """Return True if a periodic checkpoint is due. The member of lowest rank decides that by its clock."""
         return self.checkpoints is not None and self.checkpoints.is_due(view, now_s)
 
     def write_checkpoints(self, checkpoints: Checkpoints) -> None:
-        """What is captured goes there."""
+        """Send captured states to this writer."""
         self.checkpoints = checkpoints
         self.books.capture_into(checkpoints.captured)
 
     def keep_outside(self, devices: Sequence[Device], shards: frozenset[int]) -> None:
-        """From now on the states of these shards lie on the devices, all others in memory."""
+        """Keep the states of these shards on the devices, and all others in memory."""
         spill = StateSpill(devices)
         for store in self._stores:
             store.use(spill, shards)
 
     @property
     def slot_bytes(self) -> int:
-        """One copy of all gradients."""
+        """Bytes of one copy of all gradients."""
         return self.model.gradients.copy_bytes
 
     def gradients_bytes(self) -> int:
-        """Slots, sums, kept gradients, and scratch of updates."""
+        """Return the bytes of slots, sums, kept gradients and scratch of updates."""
         slots_bytes = self.model.gradients.nbytes + self._check_bytes
         return slots_bytes + self._tensors.buffers_bytes + self.optimizer.scratch_bytes
 
     def states_bytes(self) -> tuple[int, int]:
-        """Shard states in memory, beside the model's own parameters, and on disk."""
+        """Return the bytes of shard states in memory (without the model's own parameters) and on disk."""
         return sum(s.memory_bytes() for s in self._stores), sum(s.disk_bytes() for s in self._stores)
 
     def memory_bytes(self) -> int:
-        """All that this class and the model hold in memory; not the states that wait for a checkpoint's disk."""
+        """Return the bytes that this class and the model hold, without states that wait for a checkpoint's disk."""
         return self.model.nbytes + self.gradients_bytes() + self.states_bytes()[0]
 
     @property
     def captures(self) -> Room | None:
-        """For states that wait for a checkpoint's disk; None where no checkpoint is written."""
+        """The memory for states that wait for a checkpoint's disk, or None if no checkpoints are written."""
         return None if self.checkpoints is None else self.checkpoints.captured.room
 
     def _home(self, shard: int) -> Tensor:

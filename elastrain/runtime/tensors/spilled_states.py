@@ -1,4 +1,4 @@
-"""Shard states on the drives of this member: the disk of its snapshot store, made of the devices that offload uses."""
+"""Shard states on the drives of this member: the disk of its snapshot store, over devices of `elastrain.offload`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from elastrain.snapshot.store import Stored
 
 ALIGN_BYTES = 64
 Likes = Sequence[tuple[torch.dtype, int]]
-"""dtype and number of elements of each tensor."""
+"""The dtype and number of elements of each tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpilledState:
-    """Tensors that lie one after the other at multiples of `ALIGN_BYTES`."""
+    """A state on a device. Its tensors lie one after the other at multiples of `ALIGN_BYTES`."""
 
     device: Device
     copy: Copy
@@ -29,19 +29,21 @@ class SpilledState:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of the state on the device."""
         return self.copy.size_bytes
 
 
 class StateSpill:
-    """Writes each state to the device that holds least. Used by one thread.
+    """The disk of a snapshot store. It writes each state to the device with the fewest bytes. Used by one thread.
 
-    Raises DriveFailedError where a device does not take a state or does not give it back as it was.
+    Raises DriveFailedError if a device does not take a state, or returns other bytes.
     """
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices
 
     def write(self, shard: int, tensors: Sequence[Tensor]) -> SpilledState:
+        """Write the tensors of a state, one after the other."""
         likes = tuple((tensor.dtype, tensor.numel()) for tensor in tensors)
         size_bytes = sum(_round_up(dtype.itemsize * numel) for dtype, numel in likes)
         memory = lease(size_bytes=max(1, size_bytes), shift_bytes=0)
@@ -55,6 +57,7 @@ class StateSpill:
         return SpilledState(device=device, copy=copy, likes=likes)
 
     def read(self, shard: int, stored: Stored) -> list[Tensor]:
+        """Return the tensors of a state in new memory."""
         assert isinstance(stored, SpilledState)
         memory = lease(size_bytes=stored.copy.size_bytes, shift_bytes=stored.copy.shift_bytes)
         try:
@@ -64,6 +67,7 @@ class StateSpill:
         return _parts(memory.storage, stored.likes)
 
     def free(self, stored: Stored) -> None:
+        """Free the space of a state on its device."""
         assert isinstance(stored, SpilledState)
         stored.device.free(stored.copy.slot)
 
@@ -83,7 +87,7 @@ def _round_up(size_bytes: int) -> int:
 
 
 def _parts(storage: torch.UntypedStorage, likes: Likes) -> list[Tensor]:
-    """Tensors over the storage, one after the other."""
+    """Return tensors over the storage, one after the other."""
     whole = torch.empty(0, dtype=torch.uint8).set_(storage)
     parts, start_bytes = [], 0
     for dtype, numel in likes:

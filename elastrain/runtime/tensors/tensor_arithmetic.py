@@ -1,6 +1,6 @@
-"""The ledger's arithmetic with tensors: slots, sums, norms, updates, digests, and what they take of memory.
+"""The buffer book's arithmetic with tensors: slots, sums, norms, updates and digests, and the memory of its buffers.
 
-What belongs to the bits stands here: orders of operations, where masters are rounded, how gradients are scaled.
+Everything that decides the bits is here: the order of operations, the rounding of masters, the scaling of gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from elastrain.snapshot.shard_state import ShardState
 
 
 class TensorArithmetic:
-    """Slots and buffers are made with `allocate`, in shared memory where peers read them."""
+    """The arithmetic of a worker on its model and optimizer. `allocate` makes slots and buffers that peers can read."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class TensorArithmetic:
         max_grad_norm: float | None,
     ) -> None:
         self.hyper: dict[int, Hyper] = {}
-        """Step -> the optimizer's settings in it."""
+        """Step -> its hyperparameters."""
         self.stored: StoredInitial | None = None
-        """Where initial states come from; None: from the model's parameters."""
+        """Checkpoint that provides initial states. None: they are made from the model's parameters."""
         self.buffers_bytes = 0
         self._layout = layout
         self._model = model
@@ -48,47 +48,58 @@ class TensorArithmetic:
         self._nothing = torch.empty(0)
 
     def new_slot(self) -> GradientSlot:
+        """Return a new slot for all gradients."""
         return self._model.new_slot()
 
     def add_block(self, slot: GradientSlot, later: GradientSlot, block: int) -> None:
+        """Add the gradients of a later run for one block to the slot, in place."""
         slot.add(later, block)
 
     def lane(self, slot: GradientSlot, shard: int, lane: int) -> Tensor:
-        """A frozen shard has no gradient; it takes part so that it is published like the others."""
+        """Return a shard's part of the slot, a view. It is empty for a frozen shard, which is published like others."""
         its = self._layout.shards[shard]
         return slot.lane(its, lane) if its.lanes else self._nothing
 
     def new_buffer(self, like: Tensor) -> Tensor:
+        """Return a new 1-D buffer with the size and dtype of `like`."""
         self.buffers_bytes += like.nbytes
         return allocated(self._allocate, like.numel(), like.dtype)
 
     def kind(self, tensor: Tensor) -> tuple[int, torch.dtype]:
+        """Return size and dtype. Buffers of one kind can replace each other."""
         return tensor.numel(), tensor.dtype
 
     def add(self, shard: int, left: Tensor, right: Tensor, out: Tensor) -> None:
+        """Write `left + right`, or the composition of maps of running statistics, to `out`."""
         if statistics.is_statistics(self._layout, shard):
             statistics.compose(left, right, out=out)
         else:
             torch.add(left, right, out=out)
 
     def copy(self, source: Tensor, out: Tensor) -> None:
+        """Copy `source` to `out`."""
         out.copy_(source)
 
     def square_norm(self, shard: int, total: Tensor) -> float:
+        """Return the squared norm of a shard's gradient, computed in float64."""
         if statistics.is_statistics(self._layout, shard):
             return statistics.square_norm(total)
         return float(torch.linalg.vector_norm(total, dtype=torch.float64)) ** 2
 
     def checksum(self, tensor: Tensor) -> int:
+        """Return a cheap checksum of the tensor's bits."""
         return checksum(tensor)
 
     def pack_checksums(self, checksums: Sequence[int]) -> Tensor:
+        """Return checksums as a tensor of int64, shifted by 2**63 because they are unsigned."""
         return torch.tensor([value - (1 << 63) for value in checksums], dtype=torch.int64)
 
     def unpack_checksums(self, packed: Tensor) -> list[int]:
+        """Return the checksums from a tensor of `pack_checksums`."""
         return [int(value) + (1 << 63) for value in packed.tolist()]
 
     def create(self, shard: int, *, bound: bool) -> ShardState:
+        """Return the initial state of a shard. If `bound`, its parameters share memory with the model's if possible."""
         if self.stored is not None:
             state = self.stored.take(shard)
             if bound:
@@ -99,7 +110,7 @@ class TensorArithmetic:
         return self._optimizer.create(self._layout.shards[shard], parameters)
 
     def update(self, items: Sequence[tuple[ShardState, Tensor, tuple[int, ...]]], record: Record) -> None:
-        """Scale, clip, update, in this order; a skipped step moves nothing but the version."""
+        """Scale and clip gradients, then update the states in place. A skipped step changes the version only."""
         for state, _, _ in items:
             state.version = record.step
         todo = [(s, g, _touched(self._layout, masks)) for s, g, masks in items if self._layout.pieces[s.shard]]
@@ -111,7 +122,7 @@ class TensorArithmetic:
                 statistics.apply(maps, state.parameters)
 
     def bind(self, state: ShardState) -> None:
-        """Rounded where the model has less precision; else they share memory."""
+        """Copy a state's parameters into the model. They share memory from then on if their dtypes are equal."""
         view = self.parameters(state.shard)
         if state.parameters.data_ptr() != view.data_ptr():
             self._model.take_parameters(state.shard, state.parameters)
@@ -119,6 +130,7 @@ class TensorArithmetic:
                 state.parameters = view
 
     def unbind(self, state: ShardState) -> bool:
+        """Give the state its own memory for parameters. Returns False if it has that already."""
         if not self._model.has(self._layout.shards[state.shard]):
             return False
         if state.parameters.data_ptr() != self.parameters(state.shard).data_ptr():
@@ -127,31 +139,43 @@ class TensorArithmetic:
         return True
 
     def digest(self, state: ShardState) -> int:
+        """Return the checksum of a state."""
         return state.checksum()
 
     def has_master(self, shard: int) -> bool:
+        """Return True if the shard's state has a higher precision than the model's parameters."""
         its = self._layout.shards[shard]
         return its.master_dtype != its.dtype
 
     def digest_published(self, shard: int, state: ShardState | None) -> int:
-        """From the masters, rounded again: what the model computes with may have changed alone."""
+        """Return the checksum of a shard's parameters as published, or, without a state, of the model's own.
+
+        With a state the masters are rounded again, because the model's own memory may be damaged.
+        """
         view = self.parameters(shard)
         return checksum(view if state is None else state.parameters.to(view.dtype))
 
     def parameters_bytes(self, shard: int) -> int:
+        """Return the bytes of a shard's parameters in the model."""
         its = self._layout.shards[shard]
         return its.numel * getattr(torch, its.dtype).itemsize  # type: ignore[no-any-return]
 
     def parameters(self, shard: int) -> Tensor:
+        """Return a view of a shard's parameters in the model."""
         return self._model.parameters_of(self._layout.shards[shard])
 
     def take_parameters(self, shard: int, published: Tensor) -> None:
+        """Copy published parameters into the model."""
         self._model.take_parameters(shard, published)
 
     def hold(self, blocks: Collection[int] | None, unused: list[Tensor] | None = None) -> None:
+        """Keep exactly the parameters that these blocks read; None: keep those that are here.
+
+        `unused`: buffers to free before new memory is allocated; the list is emptied.
+        """
         if unused is not None:
             self.buffers_bytes -= sum(buffer.nbytes for buffer in unused)
-            unused.clear()  # before anything comes: the caller has this list, too
+            unused.clear()  # in place, because the caller has this list, too
             self._optimizer.let_go_of_scratch()
         if blocks is not None:
             if unused is not None:
@@ -159,11 +183,13 @@ class TensorArithmetic:
             self._model.hold(blocks)
 
     def pack(self, state: ShardState) -> list[Tensor]:
+        """Return a state as tensors for a message: a head (checksum and description), then its own tensors."""
         text, tensors = state.pack()
         head = state.checksum().to_bytes(8, "little") + text
         return [torch.frombuffer(bytearray(head), dtype=torch.uint8), *tensors]
 
     def unpack(self, payload: Sequence[Tensor]) -> tuple[ShardState, int]:
+        """Return the state, in new memory, and the checksum that `pack` computed."""
         meta, *tensors = payload
         told, text = bytes(meta[:8].tolist()), bytes(meta[8:].tolist())
         return ShardState.unpack(text, [tensor.clone() for tensor in tensors]), int.from_bytes(told, "little")
@@ -175,9 +201,9 @@ def _touched(layout: Layout, masks: Iterable[int]) -> frozenset[int]:
 
 
 def scale_and_clip(record: Record, max_grad_norm: float | None) -> tuple[float, ...]:
-    """Factors of the summed gradient, to be applied one after another: one over weight and loss scale, then clipping.
+    """Return the factors of the summed gradient in their order: 1 / (weight · loss scale), then clipping, if any.
 
-    Clipping is that of torch.nn.utils.clip_grad_norm_: `max_norm / (norm + 1e-6)`, never above 1.
+    The factor for clipping is that of torch.nn.utils.clip_grad_norm_: `max_norm / (norm + 1e-6)`, at most 1.
     """
     scale = 1.0 / (record.contribution.weight * record.scaler.scale)
     if max_grad_norm is None:
@@ -186,6 +212,6 @@ def scale_and_clip(record: Record, max_grad_norm: float | None) -> tuple[float, 
 
 
 def grad_norm(record: Record) -> float:
-    """Global norm of the averaged gradient."""
+    """Return the global norm of the averaged gradient, or NaN if the weight is 0."""
     weight = record.contribution.weight * record.scaler.scale
     return math.sqrt(record.square_norm) / weight if weight else math.nan
