@@ -269,7 +269,7 @@ class Engine:
         self._release_held()
 
     def _release_held(self) -> None:
-        """Release the loop if all peers are in this view: they reuse no memory before they have this member's report."""
+        """Release the loop if all peers are in this view: they reuse no memory before this member's report comes."""
         if self._unreleased is not None and not self._parts.mesh.links.may_be_torn():
             command, self._unreleased = self._unreleased, None
             self._release(command)

@@ -70,8 +70,8 @@ class SlotAssignment:
         else:
             cut, direction = task.end, Direction.GRADIENT
         name = BoundaryName(command.step, command.micro_batch, cut, direction)
-        # A forward from cut 0 reads the batch, which every member has. A backward always needs boundary tensors, because
-        # the backward of the last task runs together with its forward.
+        # A forward from cut 0 reads the batch, which every member has. A backward always needs boundary tensors: the
+        # backward of the last task is not assigned, because it runs together with the forward.
         is_given = isinstance(command, p.Forward) and cut == 0
         received = None if is_given else books.boundaries[name]
         return TaskAssignment(command, books.slots.start_action(task), received)

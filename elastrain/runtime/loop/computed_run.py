@@ -1,6 +1,6 @@
-"""One run as this member computes it: its micro-batches one after another, and what each backward leaves.
+"""One run as this member computes it: its micro-batches one after another, and the gradients of each backward.
 
-What is computed for comparison (`Recompute`) is such a run, or the first micro-batch of one, and counts nowhere.
+A `Recompute` for comparison is such a run, or the first micro-batch of one. Its gradients are not added to the step.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from elastrain.runtime.model.flat_model import ModelState
 
 KEPT_NAMED = 5
-"""So many of the things that forwards change are named where two members' results differ."""
+"""Number of values changed by forwards that are named when the results of two members differ."""
 READ_TRIES = 3
-"""So often a run is computed whose saved activations a drive does not give back; then the member ends."""
+"""Number of tries to compute a run whose saved activations a drive does not return. Then the member ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """What a step works with; the same objects for the whole job."""
+    """The objects that steps use. They are the same for the whole job."""
 
     handover: LoopChannel
     model: ModelState
@@ -49,39 +49,39 @@ class StepParts:
     layers: Layers
     run_length: int
     reach: Callable[[int, str], None]
-    """Called at each place that faults can name, with step and phase."""
+    """Called with step and phase at each place where a fault on request may strike."""
     log: Callable[..., None]
     computing: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Around each micro-batch."""
+    """Makes the context of each micro-batch."""
     backward: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Around each backward."""
+    """Makes the context of each backward."""
     whereabouts: LoopHeartbeat = field(default_factory=LoopHeartbeat)
-    """Hears of each micro-batch, of each block of a backward, and of the loader's wait."""
+    """Heartbeat of the loop, at each micro-batch, at each block of a backward, and while the loader is waited for."""
 
 
 class Run:
-    """Iterate over it for its micro-batches, and call `backward` once for each."""
+    """An iterator over the micro-batches of one run. Call `backward` once for each."""
 
     def __init__(self, step: int, assignment: Assignment, parts: StepParts) -> None:
         self.micro_batch: int | None = None
-        """The one being computed, for error reports."""
+        """The micro-batch that is being computed, for error reports."""
         self._step = step
         self._assignment = assignment
         self._parts = parts
         self._is_check = isinstance(assignment.compute, p.Recompute)
         self._untold: list[bool] = []
-        """What is still to be told for comparison: of the first micro-batch (False), of the whole run (True)."""
+        """Comparisons that are still to be reported: of the first micro-batch (False), of the whole run (True)."""
         self._digests: dict[int, int] = {}
-        """Block -> digest of its gradient over the run, of one that is audited."""
+        """Block -> digest of its gradient over the run, if the run is audited."""
         self._contribution = Contribution()
         self._reported: set[int] = set()
-        """Blocks whose gradient over the run the protocol has: a second try has the same bits."""
+        """Blocks whose gradient was reported. A second try does not report them again, since its bits are the same."""
         self._tries_left = READ_TRIES
         self._unread: SpillReadError | None = None
         self.backward_is_due = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Its micro-batches; all of them again where a drive has not given activations back."""
+        """Yield the micro-batches of the run, and all of them again if a drive did not return activations."""
         compute = self._assignment.compute
         self._untold = (
             [compute.whole] if isinstance(compute, p.Recompute) else [False] * compute.probed + [True] * compute.audited
@@ -92,12 +92,12 @@ class Run:
             if self._unread is None:
                 break
             self._begin_again(self._unread)
-        while self._is_check and self._untold:  # no try came to its end: nothing is compared
+        while self._is_check and self._untold:  # no try was completed, so there is nothing to compare
             self._tell_check(None, whole=self._untold.pop())
         self.micro_batch = None
 
     def backward(self, loss: Tensor, weight: float) -> None:
-        """Of the micro-batch that was given out last, where `backward_is_due`; see `Step.backward`."""
+        """Compute the backward of the micro-batch that was yielded last; see `Step.backward`."""
         self._parts.untouched.check_gradients()
         self.backward_is_due = False
         value = float(loss.detach())
@@ -121,7 +121,7 @@ class Run:
         return range(first, min(first + length, self._parts.loader.micro_batches))
 
     def _try(self) -> Iterator[Any]:
-        """Its micro-batches one after another, up to one whose activations did not come back."""
+        """Yield the micro-batches one after another, up to one whose activations did not come back."""
         self._assignment.slot.begin_run()
         self._contribution = Contribution()
         for micro_batch in self._micro_batches():
@@ -145,14 +145,14 @@ class Run:
         parts = self._parts
         parts.whereabouts.enter(Station.COMPUTING, self._step)
         parts.randomness.begin(self._step, micro_batch)
-        torch.clear_autocast_cache()  # else an autocast around the loop computes with the last step's weights
+        torch.clear_autocast_cache()  # else an autocast around the loop would use the last step's weights
         parts.model.statistics.begin()
         self.backward_is_due = True
         if not self._is_check:
             parts.reach(self._step, "forward")
 
     def _accumulate(self, loss: Tensor, weight: float) -> None:
-        """The gradients of this micro-batch, into the run's slot; what is compared is told."""
+        """Add the gradients of this micro-batch to the run's slot, and report the comparisons that are due."""
         model, slot = self._parts.model, self._assignment.slot
         model.statistics.give(model.statistics.take(), slot.statistics, weight)
         model.attach(slot, is_discarding=weight == 0.0)
@@ -175,14 +175,14 @@ class Run:
         self._parts.log("computed_again", step=self._step, micro_batch=self.micro_batch, reason=str(fault))
         warnings.warn(f"micro-batch {self.micro_batch} of step {self._step}: {fault}", stacklevel=2)
         self._unread = None
-        if not self._is_check:  # what was reported of the slot may be read by others: it stays as it is
+        if not self._is_check:  # with a new slot, because peers may read the blocks that were reported from this one
             self._assignment = self._parts.handover.try_again(self._assignment)
 
     def _tell_checks(self) -> None:
         due = [whole for whole in self._untold if not whole or self._at == self._micro_batches()[-1]]
         self._untold = [whole for whole in self._untold if whole not in due]
         for whole in due:
-            # Of a run of this member's, as they were when each block was reported: from then on the slot may hold more.
+            # For a run of this member, the digests are from when each block was reported: later the slot may hold more.
             reported = tuple(digest for _, digest in sorted(self._digests.items()))
             digests = reported if whole and not self._is_check else self._assignment.slot.digests()
             told = self._contribution
@@ -195,7 +195,7 @@ class Run:
         self._parts.handover.tell(p.Checked(step=self._step, run=run, check=check, whole=whole))
 
     def _block_done(self, block: int, touched: Any) -> None:
-        if block in self._reported:  # by an earlier try of this run, with the same bits
+        if block in self._reported:  # an earlier try of this run reported the same bits
             return
         self._reported.add(block)
         self._parts.whereabouts.go_on()
@@ -209,13 +209,13 @@ class Run:
 
 
 def load(parts: StepParts, step: int, micro_batch: int) -> Any:
-    """A micro-batch; the loader's time is no sign of a hang."""
+    """Return a micro-batch from the loader. The time until it comes does not count as a hang."""
     with parts.whereabouts.known_stretch(f"loading micro-batch {micro_batch}", LOADING_TIMEOUT_S):
         return parts.loader.get(step, micro_batch)
 
 
 def counted(order: DataOrder, step: int, micro_batch: int, loss: float, weight: float) -> Contribution:
-    """Return what one micro-batch counts. With a weight of 0 that is its samples alone, even if the loss is NaN."""
+    """Return the contribution of one micro-batch. With weight 0 its loss counts as 0, even if it is NaN."""
     positions, fingerprint = order.positions(step, micro_batch), order.fingerprint(step, micro_batch)
     return Contribution(
         loss=loss * weight if weight else 0.0, weight=weight, samples=len(positions), fingerprint=fingerprint
@@ -223,12 +223,12 @@ def counted(order: DataOrder, step: int, micro_batch: int, loss: float, weight: 
 
 
 def went_by(what: str) -> ConfigError:
-    """What to raise where the loop's body has come to its end without a backward of `what`."""
+    """Return the error for a loop body that ended without a backward of `what`."""
     return ConfigError(f"{what} went by without step.backward(loss): every micro-batch needs exactly one")
 
 
 def scaled(loss: Tensor, factor: float) -> Tensor:
-    """The loss times the factor, in float32 at the least: the factor alone may be out of float16's range."""
+    """Return the loss times the factor, at least in float32, because float16 may not represent the factor."""
     if factor == 1.0:
         return loss
     return (loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss) * factor

@@ -1,6 +1,6 @@
-"""What ends this member before the job's end: said once, to the launcher or on the screen, then it goes.
+"""The report of an error that ends this member before the job's end. It is sent once, to the launcher or the screen.
 
-An exception that no script catches comes through Python's hook, one of the engine's through `report`.
+An uncaught exception of the script comes through Python's excepthook, and one of the engine through `report`.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from elastrain.runtime.io.agent_link import AgentLink, ChannelClosedError
 from elastrain.runtime.loop.step import Step
 
 NOT_THE_SCRIPTS_FAULT = (RefusedError, StoppedError, CorruptedError, DriveFailedError, SpillWriteError)
-"""Each of these is one sentence on this member's screen; no traceback says more."""
+"""Errors that are shown as one sentence on this member's screen, because a traceback would add nothing."""
 ENDS_THE_JOB: dict[type[BaseException], type[am.NoRoom | am.LostState | am.Diverged]] = {
     NoRoomError: am.NoRoom,
     StateLostError: am.LostState,
     DivergedError: am.Diverged,
 }
-"""What no replacement could do better: the launcher ends the job with the sentence, and shows it on every screen."""
+"""Errors that a replacement of the member would get, too. The launcher ends the job and shows them on every screen."""
 _SIGNATURE_CHARS_MAX, _TRACEBACK_CHARS_MAX = 1 << 12, 1 << 16
-"""An exception may hold a whole tensor as text; what the launcher is told goes into one line of limited length."""
-# Libraries, and what dataclasses make as text.
+"""Limits of the texts for the launcher, whose lines have a limited length: an exception may contain a whole tensor."""
+# Paths of libraries, and "<" for generated code such as that of dataclasses.
 _NOT_THE_SCRIPT = (*(f"{Path(file).parent}{os.sep}" for file in (str(Path(__file__).parent), torch.__file__)), "<")
 
 
 def _sentence(error: ConfigError) -> str:
-    """What is wrong with the script's input, after the last line of its own code that the exception has left."""
+    """Return the message of a ConfigError, with the last line of the script that the exception passed in front."""
     trace = traceback.extract_tb(error.__traceback__)
     lines = [f"{each.filename}:{each.lineno}: " for each in trace if not each.filename.startswith(_NOT_THE_SCRIPT)]
-    # No line says more than the sentence of a model that cannot be cut.
+    # For a model that cannot be cut, a line of the script would not help.
     return ("" if isinstance(error, CutError) else "".join(lines[-1:])) + str(error)
 
 
@@ -62,7 +62,7 @@ def _show(
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    """Show what is wrong with the script's input as a sentence with its line, and anything else as Python does."""
+    """Show a ConfigError as one sentence with its line in the script, and any other exception as Python does."""
     if isinstance(error, ConfigError):
         say(_sentence(error))
     else:
@@ -71,7 +71,7 @@ def _show(
 
 @contextmanager
 def wrong_input_shown() -> Iterator[None]:
-    """Show a ConfigError from inside as a sentence, too, if nobody catches it: before there are last words of a job."""
+    """Show an uncaught ConfigError from inside as a sentence, while there is no `ExitReport` yet."""
     try:
         yield
     except ConfigError:
@@ -80,7 +80,7 @@ def wrong_input_shown() -> Iterator[None]:
 
 
 class ExitReport:
-    """`leave` closes what others wait for; it is called when the script ends before the job does."""
+    """The reporter of a member's early end. `leave` closes the connections on which other members wait."""
 
     def __init__(self, agent: AgentLink, leave: Callable[[], None]) -> None:
         self.step: Step | None = None
@@ -92,32 +92,32 @@ class ExitReport:
         self._previous_hook = sys.excepthook
 
     def take_hook(self) -> None:
-        """From now on an exception that nobody catches is told before it is shown."""
+        """Install an excepthook that reports uncaught exceptions before they are shown."""
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_uncaught
 
     def give_hook_back(self, *, raised: bool = False) -> None:
-        """`raised`: an exception is leaving the loop, and may still be uncaught. It is told to nobody any more."""
+        """Restore the excepthook. `raised`: an exception is leaving the loop; it is shown if uncaught, not reported."""
         sys.excepthook = partial(_show, self._previous_hook) if raised else self._previous_hook
 
     def report(self, error: BaseException) -> None:
-        """Say once what ends this member: to the launcher, or, where it is no fault of the script, on the screen."""
+        """Report the error that ends this member, once: to the launcher, or on the screen if not the script's fault."""
         if error is self._reported:
             return
         self._reported = error
         if isinstance(error, NOT_THE_SCRIPTS_FAULT):
             say(str(error))
             return
-        with suppress(ChannelClosedError):  # nobody is left to be told
+        with suppress(ChannelClosedError):  # the launcher has ended
             self._agent.say(self._told_of(error))
 
     def go(self) -> None:
-        """Leave before the job's end: nobody has to wait for the interpreter's, which takes torch most of a second."""
+        """Leave the job now, so that other members need not wait for the interpreter's end, which takes most of 1 s."""
         self.has_left = True
         self._leave()
 
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """The script ends with an exception: tell the launcher where it was, then show it as Python does."""
+        """Report an uncaught exception, show it unless the launcher or `report` shows it as a sentence, and leave."""
         if not issubclass(kind, KeyboardInterrupt):
             self.report(error)
         is_a_sentence = type(error) in ENDS_THE_JOB or isinstance(error, ConfigError)

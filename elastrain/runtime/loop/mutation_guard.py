@@ -1,7 +1,7 @@
-"""Notices what a script does to the model behind the runtime's back, and refuses it by name. Changes nothing itself.
+"""A guard that finds changes of a script to the model's parameters, and refuses them by name. It changes nothing.
 
-The runtime writes parameters through memory of its own, which leaves the version counters of the nn.Parameters alone:
-whoever moves those is somebody else. Writes through `.data` leave no trace there; a few values per parameter show them.
+The runtime writes parameters through its own memory, which does not change the version counters of the nn.Parameters.
+So a changed counter is the script's doing. Writes through `.data` change no counter; sampled values show these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from elastrain.errors import ConfigError
 
 _SAMPLED = 4
-"""Values looked at in every parameter."""
+"""Number of sampled values per parameter."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WAY_OUT = (
     "and members would come to differ in it. Parameters are moved by the optimizer alone; for what a script moves "
@@ -27,22 +27,23 @@ _WAY_OUT = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Sample:
-    """What a few values were when somebody looked at a tensor that parameters are slices of."""
+    """The sampled values of one tensor, of which parameters are slices."""
 
     whole: weakref.ref[Tensor]
     positions: Tensor
     names: Sequence[str]
-    """Of parameters; each has `_SAMPLED` positions."""
+    """Names of the parameters; each has `_SAMPLED` positions."""
     values: Tensor
 
     def is_of(self, whole: Tensor) -> bool:
+        """Return True if the sample was taken from this very tensor."""
         return self.whole() is whole
 
 
 class MutationGuard:
-    """Watches the parameters of a prepared model. `memory`: the tensors that they are slices of now, by name.
+    """A guard of a prepared model's parameters. `memory` returns, by name, the tensors of which they are slices now.
 
-    `begin` when the training loop starts: what was changed before goes to all members with the first parameters.
+    Call `begin` when the training loop starts. Earlier changes are allowed: all members get the first parameters.
     """
 
     def __init__(self, model: nn.Module, memory: Callable[[], Mapping[str, Tensor]], frozen: Iterable[str]) -> None:
@@ -59,20 +60,20 @@ class MutationGuard:
         self._samples: dict[str, _Sample] = {}
 
     def begin(self) -> None:
-        """The loop begins: what was done to the parameters so far does not count."""
+        """Start the guard as the loop begins. Earlier changes do not count, and earlier gradients are dropped."""
         self._versions = self._present_versions()
         for parameter in self._parameters:
             parameter.grad = None
         self.settle()
 
     def settle(self) -> None:
-        """The parameters are now as the runtime left them: a step has ended, or the loop begins."""
+        """Sample the parameters as the runtime left them, after a step or at the start of the loop."""
         self._samples = {key: self._sample(self._samples.get(key), whole) for key, whole in self._memory().items()}
 
     def check_settled(self) -> None:
-        """Since `settle`, nobody has written; nobody has put others in a parameter's place or thawed what is frozen.
+        """Raise ConfigError if a parameter was written since `settle` or replaced, or if a frozen one was unfrozen.
 
-        Raises ConfigError; may be called until the next run is asked for.
+        May be called until the loop asks for the next run.
         """
         self.check()
         for name, module, attribute, parameter in self._places:
@@ -88,14 +89,14 @@ class MutationGuard:
         for key, whole in self._memory().items():
             sample = self._samples.get(key)
             if sample is None or not sample.is_of(whole):
-                continue  # blocks that came meanwhile are the runtime's doing
+                continue  # the runtime brought new blocks meanwhile
             now = _look(whole, sample.positions)
             if not torch.equal(sample.values, now):
                 where = int((sample.values != now).nonzero()[0])
                 self._refuse(sample.names[where // _SAMPLED], "through .data or a view")
 
     def check(self) -> None:
-        """Nobody has changed parameters in place or left gradients. Raises ConfigError.
+        """Raise ConfigError if the script changed a parameter in place or left a gradient.
 
         May be called at any time between two backwards.
         """
@@ -106,7 +107,7 @@ class MutationGuard:
         self.check_gradients()
 
     def check_gradients(self) -> None:
-        """Nobody has called a backward of his own. Raises ConfigError; not while a step's backward is under way."""
+        """Raise ConfigError if the script called a backward itself. Do not call it during a step's backward."""
         for parameter in self._parameters:
             if parameter.grad is not None:
                 name = next(name for name, _, _, q in self._places if q is parameter)
@@ -120,7 +121,7 @@ class MutationGuard:
         return [q._version for q in self._parameters]
 
     def _sample(self, before: _Sample | None, whole: Tensor) -> _Sample:
-        """What is there now. `before`: says where to look, if it is of the same tensor."""
+        """Return a new sample of a tensor, at the positions of the sample `before` if that is of the same tensor."""
         if before is None or not before.is_of(whole):
             positions, names = self._positions(whole)
         else:
@@ -128,7 +129,7 @@ class MutationGuard:
         return _Sample(whole=weakref.ref(whole), positions=positions, names=names, values=_look(whole, positions))
 
     def _positions(self, whole: Tensor) -> tuple[Tensor, Sequence[str]]:
-        """Where to look, and whose values these are."""
+        """Return the positions to sample in a tensor, and the names of the parameters that lie there."""
         positions, names = [], []
         for name, _, _, parameter in self._places:
             offset_bytes = parameter.data_ptr() - whole.data_ptr()

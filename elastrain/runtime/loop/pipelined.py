@@ -1,8 +1,7 @@
-"""What a member of a pipeline computes: forwards and backwards of single micro-batches through its tasks' blocks.
+"""The work of a pipeline's member: forwards and backwards of single micro-batches through the blocks of its tasks.
 
-For the main thread. Which action comes next is the protocol's to say; here the user's loop body meets stubs, and
-what crosses a cut is copied into memory that others read. Who computes which blocks is said with each action; from the
-first plan on a member has few blocks besides.
+For the main thread. The protocol chooses the next action and its blocks. Here the user's loop body runs with stubs in
+place of all other blocks, and boundary tensors are copied into memory that peers read.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ _NONE = Contribution()
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineWish:
-    """What a job of pipelines is made with: the model, its stages, and where boundary tensors lie."""
+    """The parameters of a job with pipelines: the model, its stages, and the allocator of boundary tensors."""
 
     model: nn.Module
     stages: int
     allocate: Allocate
     traced: Callable[[TracedModel, tuple[int, ...]], None] | None = None
-    """Told of the traced model and of the place of each block of the layout, where memory is limited."""
+    """Called with the traced model and the place of each block of the layout, if memory is limited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class _Waiting:
 
 
 class Pipelines:
-    """A member's part in pipelines, for the whole job: the traced model, its stubs, and what is in flight."""
+    """The part of a member in pipelines, for the whole job: traced model, stubs, and micro-batches in flight."""
 
     def __init__(self, wish: PipelineWish, parts: StepParts) -> None:
         self.parts = parts
@@ -63,22 +62,23 @@ class Pipelines:
         self._traced: TracedModel | None = None
         self._stubs: Stubs | None = None
         self._blocks: tuple[int, ...] = ()
-        """By block of the layout, its place in the graph."""
+        """The place in the graph of each block of the layout."""
         self._waiting: dict[tuple[Task, int], _Waiting] = {}
         self._sums: dict[Task, Contribution] = {}
-        """What the micro-batches of a task's run count that have gone backward so far."""
+        """Task -> contribution of the micro-batches of its run that have gone backward so far."""
         self._plan: PipelinePlan | None = None
 
     @property
     def is_traced(self) -> bool:
+        """True once the model was traced."""
         return self._traced is not None
 
     def trace(self, step: int) -> TracingRun:
-        """The first work of a member; `traced` is to be told what it found."""
+        """Return the tracing pass, the first work of a member. Pass its result to `begin`."""
         return TracingRun(step, self.parts, self._wish.model, self._wish.stages)
 
     def begin(self, traced: TracedModel) -> None:
-        """The graph is known from here on: the protocol hears of it."""
+        """Keep the traced model, and tell the protocol its graph."""
         self._traced = traced
         self._blocks = places_of(self.parts.model.layout.blocks, traced.graph)
         if self._wish.traced is not None:
@@ -87,20 +87,20 @@ class Pipelines:
         self.parts.handover.tell(p.Traced(model=TracedGraph(graph=traced.graph, places=self._blocks)))
 
     def go_back(self, step: int, assignment: TaskAssignment) -> None:
-        """The backward of a micro-batch whose boundary gradient has come."""
+        """Compute the backward of a micro-batch whose boundary gradient has arrived."""
         command = assignment.compute
         received = assignment.received
         assert received is not None, "a backward without the loss has a gradient"
         waiting = self._waiting.pop((command.task, command.micro_batch))
         gradients = unpacked(received.message.tensors, received.tensors)
-        # A checkpoint that restores no generator draws what its forward drew.
+        # So that an activation checkpoint that restores no generator draws the numbers of its forward.
         self.parts.randomness.begin_backward(step, command.micro_batch)
         backward = ActionBackward(step, assignment, self)
         with self.parts.computing():
             backward.run(waiting, received.contribution or _NONE, lambda: waiting.passed.backward(gradients))
 
     def end_step(self, plan: PipelinePlan | None) -> None:
-        """A step is committed. `plan`: that of the next one. In between no absent block may be used."""
+        """End a committed step. `plan`: plan of the next step. In between, uses of absent blocks are refused."""
         self._plan = plan
         self._waiting.clear()
         self._sums.clear()
@@ -108,7 +108,7 @@ class Pipelines:
             self._standing().finish()
 
     def expected(self, me: str) -> tuple[int, ...]:
-        """The micro-batches that go through this member in a step that nothing disturbs; none without a plan."""
+        """Return the micro-batches that go through this member in an undisturbed step, or () without a plan."""
         if self._plan is None:
             return ()
         runs = [task.run for route in routes(self._plan) for task in route if task.member == me]
@@ -116,33 +116,36 @@ class Pipelines:
 
     @property
     def has_plan(self) -> bool:
+        """True if there is a plan of pipelines."""
         return self._plan is not None
 
     def close(self) -> None:
-        """Take the stubs off the model, unless blocks stay absent; a second call does nothing."""
+        """Remove the stubs from the model, unless blocks stay absent. A second call does nothing."""
         if self._stubs is not None and not self.parts.model.blocks.are_left_partial:
             self._stubs.close()
 
     @property
     def graph_blocks(self) -> int:
+        """Number of blocks in the graph."""
         assert self._traced is not None
         return len(self._traced.graph.blocks)
 
     def micro_batches_of(self, run: int) -> range:
+        """Return the micro-batches of a run."""
         return self._shape(0).micro_batches_of(run)
 
     def blocks_of(self, task: Task) -> tuple[int, ...]:
-        """The blocks of the layout that the task computes, ascending."""
+        """Return the blocks of the layout that the task computes, ascending."""
         return tuple(block for block, place in enumerate(self._blocks) if place in task.blocks)
 
     def stubs_for(self, task: Task) -> Stubs:
-        """From now on the model computes the task's blocks, and is stubs elsewhere."""
+        """Make the model compute the task's blocks, with stubs in place of all others. Returns the stubs."""
         stubs = self._standing()
         stubs.hold(task.begin, task.end)
         return stubs
 
     def _standing(self) -> Stubs:
-        """From the first plan on, when blocks may be absent, they stand at the entries of all blocks."""
+        """Return the stubs at the entries of all blocks. They are made at the first plan, when blocks may be absent."""
         if self._stubs is None:
             assert self._traced is not None
             enter = self.parts.randomness.enter_compiled
@@ -154,10 +157,11 @@ class Pipelines:
         return all(held.has(block) for block, its in enumerate(self._blocks) if its == place)
 
     def wait(self, action: TaskAction, waiting: _Waiting) -> None:
+        """Keep a micro-batch until its boundary gradient arrives."""
         self._waiting[action.task, action.micro_batch] = waiting
 
     def count(self, action: TaskAction, contribution: Contribution) -> Contribution:
-        """Add what a micro-batch counts to its run's sum; that of the run so far."""
+        """Add the contribution of a micro-batch to its run's sum, and return the sum so far."""
         if action.micro_batch == self.micro_batches_of(action.task.run)[0]:
             self._sums[action.task] = _NONE
         self._sums[action.task] += contribution
@@ -166,7 +170,7 @@ class Pipelines:
     def made(
         self, step: int, action: TaskAction, made: tuple[Tensor | None, ...] | None, counts: Contribution
     ) -> BoundaryMade:
-        """What is to be told of an action that is done. `made`: what crosses its cut; None where nobody takes it."""
+        """Return the report of a finished action. `made`: tensors that cross its cut; None if no member takes them."""
         is_forward = action.kind is ActionKind.FORWARD
         message: Boundary | None = None
         tensors: tuple[Tensor, ...] = ()
@@ -186,9 +190,9 @@ class Pipelines:
 
 
 class ActionForward:
-    """One micro-batch forward through a task. Iterate over it for the batch, and call `backward` once.
+    """The forward of one micro-batch through a task. Iterate over it for the batch, and call `backward` once.
 
-    Where the task ends with the loss the backward follows at once; elsewhere it comes when its gradient has come.
+    If the task ends with the loss, the backward follows at once. Else it comes when its boundary gradient has arrived.
     """
 
     def __init__(self, step: int, assignment: TaskAssignment, pipelines: Pipelines) -> None:
@@ -202,6 +206,7 @@ class ActionForward:
 
     @property
     def micro_batch(self) -> int:
+        """The micro-batch that is being computed, for error reports."""
         return self._action.micro_batch
 
     def __iter__(self) -> Iterator[Any]:
@@ -210,7 +215,7 @@ class ActionForward:
         started_s = time.monotonic()
         parts.whereabouts.enter(Station.COMPUTING, step)
         parts.randomness.begin(step, action.micro_batch)
-        # Of blocks that have come: layers that are evaluated while others are trained compute with them.
+        # For new blocks: layers in eval mode compute with their running statistics.
         parts.model.statistics.refresh()
         parts.model.statistics.begin()
         stubs = self._pipelines.stubs_for(action.task)
@@ -225,7 +230,7 @@ class ActionForward:
         log_action(parts, step, action, started_s)
 
     def backward(self, loss: Tensor, weight: float) -> None:
-        """The loop has called `step.backward`."""
+        """End the forward when the loop calls `step.backward`. Computes the backward, too, if the task has the loss."""
         parts, action, passed = self._pipelines.parts, self._action, self._pass
         assert passed is not None
         parts.untouched.check_gradients()
@@ -259,7 +264,7 @@ class ActionBackward:
     def run(
         self, waiting: _Waiting, counts: Contribution, compute: Callable[[], Any], forward: TaskAction | None = None
     ) -> None:
-        """Compute it and tell of it. `forward`: this action's own, where it has not been told yet."""
+        """Compute the backward and report it. `forward`: the action's own forward, if it was not reported yet."""
         pipelines, action, parts = self._pipelines, self._action, self._pipelines.parts
         started_s = time.monotonic()
         stubs = pipelines.stubs_for(action.task)
@@ -267,7 +272,7 @@ class ActionBackward:
         self._accumulate(waiting, counts.weight, so_far, lambda: stubs.go_back(waiting.passed, compute))
         made = waiting.passed.gradients if action.task.begin > 0 else None
         done = pipelines.made(self._step, action, made, counts)
-        # Together: each of them wakes the engine, which would have the interpreter before the gradient is on its way.
+        # In one call, because each call wakes the engine, which would take the interpreter before the gradient is told.
         before = [] if forward is None else [pipelines.made(self._step, forward, None, _NONE)]
         parts.handover.tell(*before, done)
         log_action(parts, self._step, action, started_s)
@@ -307,7 +312,10 @@ class ActionBackward:
 
 
 def _read_back(compute: Callable[[], Any]) -> None:
-    """Run a backward. Raises DriveFailedError: a task begins anew on others only, where its member ends."""
+    """Run a backward. Raises DriveFailedError if a drive does not return activations.
+
+    Only other members can compute the task again, after this one has ended.
+    """
     try:
         compute()
     except SpillReadError as fault:
@@ -315,7 +323,7 @@ def _read_back(compute: Callable[[], Any]) -> None:
 
 
 def log_action(parts: StepParts, step: int, action: TaskAction, started_s: float) -> None:
-    """A line of the journal per action: where time went shows in these."""
+    """Write a line about an action to the journal. It shows which time the action took."""
     task = action.task
     where = {"run": task.run, "begin": task.begin, "end": task.end, "started_s": started_s}
     parts.log("task", step=step, kind=str(action.kind), micro_batch=action.micro_batch, **where)

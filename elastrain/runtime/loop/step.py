@@ -1,8 +1,7 @@
 """One step as the training loop sees it: an iterator over the micro-batches that this member computes.
 
-It goes on until the step is committed; when somebody is lost it yields what they left undone.
-
-What `step.backward` is given, checked: the loss of a micro-batch and what it counts. No state, no gradients.
+It goes on until the step is committed. If a member is lost, it also yields micro-batches that the member left undone.
+`check_loss` and `weight_of` check the arguments of `step.backward`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def check_loss(loss: Any) -> None:
-    """Raises ConfigError unless `loss` is a scalar of real numbers that has a graph."""
+    """Raise ConfigError unless `loss` is a real scalar tensor with a graph."""
     if not isinstance(loss, Tensor):
         raise ConfigError(
             f"step.backward() takes the loss of a micro-batch as a tensor with its graph; got {type(loss).__name__}: "
@@ -45,9 +44,9 @@ def check_loss(loss: Any) -> None:
 
 
 def weight_of(weight: Any) -> float:
-    """What a micro-batch counts, as a plain number: from any number, NumPy's too, or a tensor of one element.
+    """Return the weight of a micro-batch as a float, from any number or from a tensor or array of one element.
 
-    Raises ConfigError for what is no number, not finite or negative.
+    Raises ConfigError if it is no number, not finite, or negative.
     """
     number = _number(weight)
     if number is None:
@@ -84,7 +83,10 @@ def _what(weight: Any) -> str:
 
 
 class Step:
-    """`number` counts from 0. `loss`, `samples`, `skipped` and `grad_norm` are known once the step is committed."""
+    """One optimizer step. `number` counts from 0.
+
+    `loss`, `samples`, `skipped`, `grad_norm` and `loss_scale` are known after `for batch in step`.
+    """
 
     def __init__(
         self,
@@ -96,13 +98,13 @@ class Step:
     ) -> None:
         self.number = number
         self.is_overruled = False
-        """Most members have left their loops before this step: nothing of it counts, and the job has ended."""
+        """True if most members left their loops before this step: it has no effect, and the job has ended."""
         self.undo: list[Tensor] = []
-        """The bytes of the loop's state before an overruled step, whose body still has to run to its end."""
+        """The bytes of the loop's state before an overruled step, to restore it after the body has run to its end."""
         self._parts = parts
         self._taken = taken
         self._entering = entering
-        """Called once, when the body of the loop comes to its micro-batches."""
+        """Called once, when the body of the loop reaches its micro-batches."""
         self.committed: Callable[[Record], None] = lambda record: None
         """Called once the step is committed, before the rest of the loop's body runs."""
         self._has_entered = False
@@ -110,7 +112,7 @@ class Step:
         self._run: Run | TracingRun | ActionForward | None = None
         self._record: Record | None = None
         self._last_record: Record | None = None
-        """Of the step before, where this one is overruled."""
+        """The record of the previous step, if this one is overruled."""
 
     def __iter__(self) -> Iterator[Any]:
         if self._record is not None:
@@ -133,18 +135,22 @@ class Step:
                 yield from self._run
             else:
                 yield from self._act(work)
-            # A slot that was for a check alone goes now, before the commit makes states of shards.
+            # Frees the slot of a check now, before the commit creates states of shards.
             self._run = None
             del work
 
     def backward(self, loss: Tensor, *, weight: SupportsFloat = 1.0) -> None:
-        """Backward of one micro-batch; `loss` is its mean, `weight` what it counts (e.g. its number of tokens):
-        a number or a tensor of one element, finite and not negative. A micro-batch of weight 0 counts for nothing, even
-        if its loss is NaN; a step whose micro-batches all have weight 0 is skipped.
+        """Compute the backward of one micro-batch. Call it exactly once per micro-batch.
 
-        The applied gradient is `Σ weight·gradient / Σ weight` over the global batch, whoever computed what. Where a
-        drive does not give saved activations back, the iterator yields the micro-batch (and those summed with it)
-        again; after `READ_TRIES` times DriveFailedError is raised.
+        The applied gradient is `Σ weight·gradient / Σ weight` over the global batch, on any number of members. If a
+        drive does not return saved activations, the iterator yields the micro-batches of the run again. After
+        `READ_TRIES` tries it raises DriveFailedError.
+
+        Args:
+            loss: Mean loss of the micro-batch.
+            weight: Weight of the micro-batch, such as its number of tokens: a number or a tensor of one element, finite
+                and not negative. With weight 0 the micro-batch has no effect, even if its loss is NaN. A step in which
+                all weights are 0 is skipped.
         """
         if self._run is None or not self._run.backward_is_due:
             raise ConfigError("call step.backward(loss) exactly once per micro-batch, inside `for batch in step`")
@@ -153,48 +159,50 @@ class Step:
 
     @property
     def micro_batch(self) -> int | None:
-        """The one being computed, for error reports."""
+        """The micro-batch that is being computed, for error reports."""
         return self._run.micro_batch if self._run is not None else None
 
     @property
     def is_committed(self) -> bool:
+        """True once the step is committed."""
         return self._record is not None
 
     @property
     def loss(self) -> float:
-        """Weighted mean over the global batch."""
+        """Weighted mean of the losses over the global batch; NaN if all weights are 0."""
         told = self._committed.contribution
         return told.loss / told.weight if told.weight else math.nan
 
     @property
     def samples(self) -> int:
+        """Number of samples in the global batch."""
         return self._committed.contribution.samples
 
     @property
     def skipped(self) -> bool:
-        """Whether the step was committed without moving anything, because of a NaN or an overflow."""
+        """True if the step was committed without changing parameters, because of a NaN, an overflow or no weight."""
         return self._committed.skipped
 
     @property
     def grad_norm(self) -> float:
-        """Global norm of the averaged gradient, before clipping; the loss scale is taken out."""
+        """Global norm of the averaged gradient, before clipping and without the loss scale."""
         return grad_norm(self._committed)
 
     @property
     def loss_scale(self) -> float:
-        """What the losses of this step were multiplied by, beside their weights."""
+        """Factor by which the losses of this step were multiplied, besides their weights."""
         return self._committed.scaler.scale
 
     @property
     def _committed(self) -> Record:
-        """Of the step itself; where it is overruled, of the last one that counts."""
+        """The record of this step or, if it is overruled, of the last committed one. Raises ConfigError if none."""
         record = self._last_record if self.is_overruled else self._record
         if record is None:
             raise ConfigError(f"step {self.number} is not committed yet: this is known after `for batch in step`")
         return record
 
     def _trace(self, pipelines: Pipelines) -> Iterator[Any]:
-        """The body of the loop once more, in this member's first step: to see which blocks it enters."""
+        """Run the body of the loop one extra time, in this member's first step, to record which blocks it enters."""
         self._run = tracing = pipelines.trace(self.number)
         yield from tracing
         assert tracing.traced is not None
@@ -203,7 +211,7 @@ class Step:
         pipelines.begin(tracing.traced)
 
     def _act(self, work: TaskAssignment) -> Iterator[Any]:
-        """A forward goes through the body of the loop; a backward waits for nobody's code."""
+        """Compute one action of a pipeline: a forward through the loop's body, or a backward without it."""
         assert self._pipelines is not None
         if isinstance(work.compute, p.Forward):
             self._run = ActionForward(self.number, work, self._pipelines)
@@ -222,7 +230,10 @@ class Step:
         self.committed(record)
 
     def _end_uncommitted(self, over: LoopOver) -> None:
-        """Most members have left their loops before this step: the one before was the last."""
+        """End the step without a commit, because most members left their loops before it.
+
+        Raises StoppedError if the job has ended in another way.
+        """
         if not over.overruled:
             raise StoppedError("the job has ended")
         self.is_overruled = True

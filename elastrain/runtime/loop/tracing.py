@@ -1,10 +1,9 @@
-"""The tracing pass of a member: the body of the user's loop, once over a batch with every block on fakes.
+"""The tracing pass of a member, and the packing of boundary tensors.
 
-It counts for nothing: the batch is loaded again for its own micro-batch, and the random streams begin anew there.
-
-Boundary tensors as they travel: 1-D pieces of their maker's shared memory, and what they are, beside them.
-
-Strides are kept, because kernels choose by them; a copy once made is never written again.
+`TracingRun` runs the body of the user's loop once with every block on fake tensors. It has no effect on the step: the
+batch is loaded again for its own micro-batch, and random streams start again. `packed` and `unpacked` convert boundary
+tensors to 1-D pieces of shared memory and back. Strides are kept, because kernels depend on them. A copy is never
+written again.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from elastrain.runtime.model.flats import Allocate, allocated
 
 
 class TracingRun:
-    """Iterate over it for its one batch, and call `backward` once; then `traced` is there."""
+    """An iterator over the one batch of the tracing pass. After one call of `backward`, `traced` has the result."""
 
     micro_batch = 0
 
@@ -36,7 +35,7 @@ class TracingRun:
 
     def __iter__(self) -> Iterator[Any]:
         parts = self._parts
-        # The same for all, newcomers too: graphs are compared, and what is in it may say which blocks are entered.
+        # The same batch on all members and newcomers: they compare graphs, and the data may decide which blocks run.
         data = load(parts, 0, self.micro_batch)
         parts.whereabouts.enter(Station.COMPUTING, self._step)
         parts.randomness.begin(0, self.micro_batch)
@@ -50,36 +49,36 @@ class TracingRun:
             raise went_by(f"the first batch of step {self._step}")
 
     def backward(self, loss: Tensor, weight: float) -> None:
-        """The forward is over. Raises ConfigError for a model that cannot be cut into so many stages."""
+        """End the pass after the forward. Raises ConfigError if the model cannot be cut into the wanted stages."""
         self.backward_is_due = False
         self.traced = self._pass.finish()
         check_stages(self.traced.graph, self._stages)
 
 
 def places_of(blocks: Sequence[str], graph: BlockGraph) -> tuple[int, ...]:
-    """Per block of the layout, its place in the graph."""
+    """Return the place in the graph of each block of the layout."""
     places = {name: place for place, name in enumerate(graph.blocks)}
     beside = dict(graph.never_entered)
-    # Parameters outside of all blocks go with the first one: code that uses them behind a cut forbids that cut.
+    # Parameters outside of all blocks go with the first block. A cut before code that uses them is not legal.
     return tuple(places[beside.get(name, name)] if name else 0 for name in blocks)
 
 
 def packed(
     tensors: Sequence[Tensor | None], allocate: Allocate
 ) -> tuple[tuple[CrossingTensor | None, ...], tuple[Tensor, ...]]:
-    """What each is, and copies of those that are there, in order."""
+    """Return the descriptions of all tensors, and 1-D copies of those that are not None, in order."""
     shapes = tuple(None if tensor is None else shape_of(tensor) for tensor in tensors)
     return shapes, tuple(_copied(tensor.detach(), allocate) for tensor in tensors if tensor is not None)
 
 
 def unpacked(shapes: Sequence[CrossingTensor | None], flats: Sequence[Tensor]) -> list[Tensor | None]:
-    """Views of what came, in the order of the crossing; those that require a gradient are leaves."""
+    """Return views of received tensors, in the order of the crossing. Those that require a gradient are leaves."""
     coming = iter(flats)
     return [None if shape is None else _view(shape, next(coming)) for shape in shapes]
 
 
 def _copied(tensor: Tensor, allocate: Allocate) -> Tensor:
-    """All elements from the first to the last one in memory, with what lies between them."""
+    """Return a 1-D copy of the memory from the first to the last element, including gaps."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((size - 1) * stride for size, stride in sizes) if tensor.numel() else 0
     flat = allocated(allocate, span, tensor.dtype)
