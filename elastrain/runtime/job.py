@@ -74,8 +74,8 @@ def init(
         run_length: Micro-batches that are summed in place before they enter the fold. A larger value saves copies of
             gradients, a smaller one balances better. The bits of the result depend on it.
         backups: Verified in-memory copies of each shard's optimizer state on other members; "all": one on every member.
-        loss_scale: Scaling of losses, for float16. "dynamic": as torch.amp.GradScaler does by default; a LossScale: so,
-            with other values; a number: a fixed scale; None: no scaling. Updates take the scale out again.
+        loss_scale: Scaling of losses, for float16. "dynamic": as torch.amp.GradScaler does by default; a LossScale: the
+            same with other values; a number: a fixed scale; None: no scaling. Updates take the scale out again.
         deterministic: False if kernels give other bits at each call. After a fault, a step may then differ by rounding
             from an undisturbed one. Every sample still counts once, and all members agree to the bit.
         cross_check_every: Period in steps of the cross-checks; 0: in step 0 only. In these steps each member also

@@ -125,7 +125,7 @@ class Settings:
             "intra-op threads": torch.get_num_threads(),
             "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
             "CPU model": _cpu_model(),
-            # These names sort behind the entries above, which may explain a difference.
+            # Because of these names, members compare them after the entries above, which may explain a difference.
             **{f"result of a fixed {name}": value for name, value in kernel_digests(device).items()},
         }
         return {

@@ -40,7 +40,7 @@ class Layers:
         self.of_forwards: set[str] = set()
         """Names of values that forwards change by themselves."""
         self._sums: dict[str, int] = {}
-        """Checksums of these copies."""
+        """Checksums of the copies in `tensors`."""
         self._initial: dict[str, int] = {}
         """Checksums of the persistent buffers at the start of the loop."""
         self._numbers: dict[str, list[float]] = {}

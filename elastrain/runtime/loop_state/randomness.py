@@ -1,8 +1,8 @@
 """Random streams of a forward. Each entry of a block seeds them by (seed, step, micro-batch, block, entry number).
 
-A repeated entry is recognised by the generator's own seed. Activation checkpointing restores the generator before it
-recomputes a part. So a block that is entered at a seed at which it was entered before draws the same numbers again,
-regardless of what came in between. Data loading never draws from these generators.
+A repeated entry is recognised by the generator's own seed, because activation checkpointing restores the generator
+before it recomputes a part. If a block was entered before at the same seed, it draws the same numbers again, regardless
+of what came in between. Data loading never draws from these generators.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
 model alone does not show that, because libraries choose kernels by environment variables, too. No random number is
 drawn and all inputs are exact, so only kernels can differ. Inputs are too small for several threads to share.
 
-`warm_up` does the slow first calls before other members wait. `import_compiler_late` changes torch.optim: it imports
-the compiler at the first call of an optimizer, which costs 1.2 s (nearly half of a worker's start) and 70 MB.
+`warm_up` does the slow first calls before other members wait. torch.optim imports torch's compiler at the first call of
+an optimizer, although most scripts need no compiler. That costs 1.2 s (nearly half of a worker's start) and 70 MB, and
+`import_compiler_late` avoids it.
 """
 
 from __future__ import annotations

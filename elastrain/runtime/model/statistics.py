@@ -177,7 +177,7 @@ class RunningStatistics:
                 )
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 

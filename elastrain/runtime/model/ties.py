@@ -19,7 +19,7 @@ gradient that is passed on to the weight."""
 
 
 class _View(torch.autograd.Function):
-    """A tied weight as one block sees it."""
+    """A view of a tied weight for one block, whose gradient goes to `land` first."""
 
     generate_vmap_rule = True
 
@@ -107,7 +107,7 @@ class LaterUse:
 
 
 def _has_hooks(weight: Tensor) -> bool:
-    """Return whether the script has registered hooks on the weight. The runtime has one of its own."""
+    """Return True if the script has registered hooks on the weight, besides the one of the runtime."""
     return bool(weight._backward_hooks) or len(weight._post_accumulate_grad_hooks or ()) > 1
 
 
