@@ -319,8 +319,8 @@ def _step_parts(
 def _mesh(environment: Environment, connections: Connections, *, are_blocks_apart: bool) -> Mesh:
     """Return a mesh that listens at once. Its links are made with the first view.
 
-    It uses no huge pages, because the memory limit counts every byte. It does not hold back messages of newer views: the
-    core keeps them, and learns from them which peers have gone on. Else it would wait for these peers.
+    It uses no huge pages, because the memory limit counts every byte. It does not hold back messages of newer views.
+    The core keeps them, and learns from them which peers have gone on. Else it would wait for these peers.
     """
     config = MeshConfig(huge_pages=False, holds_newer=False)
     if are_blocks_apart:
