@@ -1,1 +1,1 @@
-"""See docs/index.md for what lives in this room."""
+"""The launcher: the processes behind the command `elastrain`. See docs/index.md for its folders."""

@@ -1,4 +1,4 @@
-"""`python -m elastrain.launcher` is the same as `elastrain`."""
+"""Entry point of `python -m elastrain.launcher`, which is the same as the command `elastrain`."""
 
 from elastrain.launcher.cli.main import main
 

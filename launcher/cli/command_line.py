@@ -1,6 +1,6 @@
-"""The command line: `elastrain COMMAND …`. One file per command in `commands/`; here they are only put together.
+"""The command line `elastrain COMMAND …`. Each command has a file in `commands/`; this file registers them.
 
-Errors end in one sentence on standard error: exit code 2 for wrong input, 1 for what went wrong later. No torch here.
+Errors end in one sentence on standard error. The exit code is 2 for wrong input, 1 for later failures. No torch here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 
 
 def _tell_version(asked: bool) -> None:
-    """Print the version and end, before any command is looked for."""
+    """Print the version and exit, before any command is parsed."""
     if asked:
         typer.echo(f"elastrain {__version__}")
         raise typer.Exit
@@ -36,7 +36,7 @@ def elastrain(version: Version = False) -> None:
 
 
 def _exits(command: Callable[P, int]) -> Callable[P, None]:
-    """The command's return value becomes the exit code; the errors that users meet become one sentence."""
+    """Return the command as typer needs it: the result becomes the exit code, and user errors become one sentence."""
 
     @wraps(command)
     def exiting(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -50,7 +50,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
     return exiting
 
 
-# Short, since a listing would cut a help text off that is longer than its line.
+# Short, because the list of commands cuts off a text that is longer than its line.
 app.command(
     "run",
     short_help="Run SCRIPT in workers; start again what dies.",

@@ -1,6 +1,6 @@
-"""The command `elastrain`: from here on a signal ends it with a sentence.
+"""Entry point of the command `elastrain`. A signal ends the command with a sentence.
 
-Few imports: those of the commands take a second and more on a busy machine, in which somebody may press Ctrl-C.
+Few imports: those of the commands take a second or more on a busy machine, and the user may press Ctrl-C meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastrain.launcher.shared.process_environment import leave_outer_job
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command line. Entry point of the console script."""
     open_missing()
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
@@ -23,7 +23,7 @@ def main() -> None:
         if signal.getsignal(number) in (
             signal.SIG_DFL,
             signal.default_int_handler,
-        ):  # what is ignored, as by `nohup` or a shell's `&`, stays so
+        ):  # a signal that is ignored, as under `nohup` or a shell's `&`, stays ignored
             signal.signal(number, _stop)
     leave_outer_job()
     from elastrain.launcher.cli.command_line import app
@@ -33,6 +33,6 @@ def main() -> None:
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
-    """Until a job takes the signals for itself, and again when it has ended."""
+    """End with a sentence on a signal. A running job replaces this handler, and restores it at its end."""
     say(f"stopped by {signal.Signals(number).name}")
     raise SystemExit(128 + number)

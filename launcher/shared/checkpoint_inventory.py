@@ -1,6 +1,7 @@
-"""Checkpoints on local disks: what each node has of them, and which one all of them together can start from.
+"""Inventories of checkpoints on local disks, and the choice of the checkpoint to start from.
 
-A decision over values: no disk is looked at here.
+Each node reports the parts on its own disk (`DiskOffer`). `join` finds the newest checkpoint that is complete on all
+disks together. Pure: no disk is read here.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ _SOME = 3
 
 @dataclass(frozen=True, kw_only=True)
 class DiskOffer:
-    """What the disk of one node has of a checkpoint. Without its manifest there only `name` and `files` are known."""
+    """Parts of one checkpoint on the disk of one node. Without a manifest there, only `name` and `files` are known."""
 
     name: str
     files: tuple[str, ...]
-    """Those with parts that are good."""
+    """Names of the undamaged files with parts."""
     content: str = ""
-    """`Manifest.content`: two checkpoints of one name are told apart by it."""
+    """Value of `Manifest.content`, which differs between two checkpoints of the same name."""
     needs: tuple[tuple[str, ...], ...] = ()
-    """For each shard, and what else belongs to it, the files that have it: one of them is needed. Each set once."""
+    """Sets of files, without duplicates. Each set lists the files that hold the same state; one of them is needed."""
     resume: Resume | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """`resume` is None where nobody offers anything, or nothing that is offered is complete: `lacking` says why then.
+    """Result of `join`: the chosen checkpoint, or None if no node has a checkpoint or none is complete.
 
-    `reasons`: a clause for each newer checkpoint that was passed over.
+    `reasons` has one clause for each newer checkpoint that was passed over.
     """
 
     resume: Resume | None
@@ -39,7 +40,7 @@ class Joined:
 
     @property
     def lacking(self) -> str:
-        """Why the job may not begin yet, though some node has a checkpoint; empty where it may."""
+        """Reason why the job may not begin although some node has a checkpoint, or "" if it may begin."""
         return "; ".join(self.reasons) if self.resume is None else ""
 
 
@@ -47,10 +48,12 @@ Offered = Sequence[tuple[NodeDisk, Sequence[DiskOffer]]]
 
 
 def join(offered: Offered, *, is_wary: bool = False) -> Joined:
-    """The newest checkpoint of which the disks together have everything.
+    """Return the newest checkpoint that is complete on all disks together.
 
-    `is_wary`: the last life came no further. A copy on a disk without the manifest could not be checked there, and may
-    be damaged: so an older checkpoint that is whole without such copies is taken, if there is one.
+    Args:
+        offered: the inventory of each node's disk.
+        is_wary: set if the last life made no newer checkpoint. Parts on a disk without a manifest could not be checked
+            there, and may be damaged. An older checkpoint that is complete without such parts is then preferred.
     """
     if is_wary:
         found = _join([(disk, [each for each in offers if each.resume is not None]) for disk, offers in offered])
@@ -63,14 +66,14 @@ def _join(offered: Offered) -> Joined:
     candidates = {(each.name, each.content) for _, offers in offered for each in offers if each.resume is not None}
     reasons: list[str] = []
     for name, content in sorted(candidates, reverse=True):
-        # Nobody else draws the names of its files: those of another checkpoint of this name neither help nor harm.
+        # File names are random, so files of another checkpoint of this name do not match any need.
         named = [(disk, each) for disk, offers in offered for each in offers if each.name == name]
         having = [(disk, each) for disk, each in named if each.content in ("", content)]
         files = {file for _, each in having for file in each.files}
         whole = [each for _, each in having if each.resume is not None]
         missing = min(([need for need in each.needs if files.isdisjoint(need)] for each in whole), key=len)
         if not missing:
-            # Where newer ones are passed over, their lives count on every disk.
+            # Lives of the newer checkpoints that were passed over count, too, on every disk.
             counted = [each for _, offers in offered for each in offers] if reasons else [each for _, each in having]
             resume = _resume(whole[0], [disk for disk, _ in having], counted)
             return Joined(resume=resume, reasons=tuple(reasons))

@@ -1,10 +1,7 @@
-"""What the launcher says to its user.
+"""Output of the launcher to its user: standard output, progress bars, tables, and the options that name a run.
 
-How far long work has come, on standard error: a bar on a terminal, elsewhere a line every few seconds.
-
-A table on standard output: drawn on a terminal, aligned words elsewhere.
-
-Which run a command is about: a folder or a job id, as an argument or after --run. By default it is the newest.
+Progress goes to standard error: a bar on a terminal, else a line every few seconds. Tables go to standard output: drawn
+on a terminal, else aligned words.
 """
 
 from __future__ import annotations
@@ -30,20 +27,21 @@ from elastrain.errors import ConfigError
 
 
 class Output(io.FileIO):
-    """Standard output. Where it cannot be written, the command ends with a sentence; in silence, if its reader left."""
+    """Standard output that ends the command if writing fails: with a sentence, or silently if the reader closed it."""
 
     def write(self, data: Any) -> int:
+        """Write the data. Raises SystemExit(1) if that fails."""
         try:
             return super().write(data)
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # for what buffers still have
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # takes what is left in buffers
             if error.errno != errno.EPIPE:
                 say(f"standard output cannot be written: {error.strerror}")
             raise SystemExit(1) from None
 
     @classmethod
     def install(cls) -> None:
-        """Have `print` write to it, line by line."""
+        """Replace `sys.stdout` by a line-buffered stream on top of this class."""
         before = sys.stdout
         if isinstance(before, io.TextIOWrapper):
             buffer = io.BufferedWriter(cls(before.fileno(), "w", closefd=False))
@@ -51,13 +49,14 @@ class Output(io.FileIO):
 
 
 EVERY_S = 5.0
+"""Seconds between two lines of progress if standard error is no terminal."""
 
 
 class ProgressBar:
-    """Bytes that are done, of all. Safe for several threads."""
+    """A progress display in bytes. `advance` may be called from several threads."""
 
     def __init__(self, what: str, size_bytes: int = 0) -> None:
-        """Where the size is known, elsewhere than on a terminal one line says it at once."""
+        """Start the bar. If standard error is no terminal, print one line at once if the size is known."""
         self._what, self._done_bytes, self._size_bytes = what, 0, size_bytes
         self._lock = threading.Lock()
         self._said_s = time.monotonic()
@@ -66,12 +65,12 @@ class ProgressBar:
             say(f"{what}: {size_bytes:,} bytes")
 
     def advance(self, size_bytes: int) -> None:
-        """So many more are done."""
+        """Count `size_bytes` more bytes as done."""
         with self._lock:
             self.show(self._done_bytes + size_bytes, self._size_bytes)
 
     def show(self, done_bytes: int, size_bytes: int) -> None:
-        """For one thread at a time."""
+        """Set the bytes done and the total. Not safe for several threads."""
         self._done_bytes, self._size_bytes = min(done_bytes, size_bytes), size_bytes
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._done_bytes, total=size_bytes)
@@ -80,6 +79,7 @@ class ProgressBar:
             say(f"{self._what}: {self._done_bytes:,} of {size_bytes:,} bytes")
 
     def close(self) -> None:
+        """Remove the bar from the screen."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -98,7 +98,7 @@ def _bar(what: str) -> Progress:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print it; every row has a cell per column."""
+    """Print a table; every row has one cell per column."""
     if not sys.stdout.isatty():
         widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
         for row in (columns, *rows):
@@ -118,7 +118,7 @@ RunOption = Annotated[str | None, typer.Option("--run", help="The run's folder o
 
 
 def one_of(argument: str | None, option: str | None) -> str | None:
-    """The run that was named, in whichever way. Raises ConfigError for two that differ."""
+    """Return the run named by the argument or by the option, or None. Raises ConfigError if the two differ."""
     if argument is not None and option is not None and argument != option:
         raise ConfigError(f"two runs are named, {argument!r} and --run {option!r}: name one")
     return option if argument is None else argument

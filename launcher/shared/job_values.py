@@ -1,6 +1,6 @@
-"""What `core` and the agent around it share: the job's configuration, records of nodes, and the commands.
+"""Values that the decisions in `core` and the agent around them share: configuration, node records, and commands.
 
-Plain values; no decision and no I/O may come in here.
+Pure: plain values only, no decisions and no I/O.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ from elastrain.protocol.agent_messages import ToWorker
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """One life of the job, as all its nodes know it: each later one goes on from a durable checkpoint."""
+    """One life of the job. Each life after the first continues from a durable checkpoint."""
 
     number: int = 1
     step: int = -1
-    """The committed step that it goes on from; -1: it begins as the command says."""
+    """Committed step from which the life continues; -1 for a life that begins as the command says."""
     first_member: int = 0
-    """The number of its first member: those below are of older lives."""
+    """Number of its first member. Lower numbers belong to earlier lives."""
     barren: int = 0
-    """How many lives before it in a row have ended without a newer checkpoint than they began with."""
+    """Number of lives directly before this one that ended without a newer checkpoint than they began with."""
     resume: Resume | None = None
-    """The checkpoint that this node would start it from; None: anew. Only the roster's counts."""
+    """Checkpoint that this node would start from, or None for a fresh start. The choice in the roster overrides it."""
     start: str = ""
-    """One line about that; empty where nobody has asked for checkpoints."""
+    """One line about that checkpoint, or "" if the user asked for no checkpoints."""
     offers: tuple[DiskOffer, ...] = ()
-    """What this node's own disk has, where disks are local: the nodes choose together."""
+    """Checkpoints on this node's own disk, if disks are local. All nodes choose one of them together."""
     named: str = ""
-    """What was named to start from then: without it the job does not begin."""
+    """Checkpoint that the user asked for by name, or "". The job does not begin without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Least:
-    """With how many a job begins at least; it goes on with fewer."""
+    """Minimum size of a job at its beginning. Later it continues with fewer nodes and members."""
 
     nodes: int = 1
     members: int = 1
-    """Workers of all these nodes: a pipeline is to have so many members."""
+    """Minimum number of workers on all these nodes together: the members of one pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig:
-    """What the operator asked for, as far as decisions need it."""
+    """Settings of the job that decisions depend on."""
 
     workers: int
-    """On this node."""
+    """Number of workers on this node."""
     max_restarts: int = 10
     node: str = "node0"
     incarnation: int = 0
-    """Rises with every start of any node of the job; tells a returning node from what it was."""
+    """Number of this start of the node's agent. A node that returns has a higher one."""
     least: Least = Least()
     nodes_max: int = 1
     armed: bool = False
-    """Faults on request are taken."""
+    """True if fault injection is allowed."""
     began_s: float = 0.0
-    """When the job was started here, monotonic: the times of faults count from then."""
+    """Monotonic time at which the job was started on this node. Fault times count from it."""
     times: JobTimes = JobTimes()
     hangs: HangTimes = HangTimes()
     life: Life = Life()
@@ -73,69 +73,73 @@ class JobConfig:
 
     @property
     def alone(self) -> bool:
-        """One node, now and later: no other agent takes part."""
+        """True if the job has one node for its whole duration, so that no other agent takes part."""
         return self.nodes_max == 1
 
 
 def signature_of(node: str, incarnation: int) -> str:
-    """A start of a node by name: that of its agent."""
+    """Return the name of one incarnation of a node's agent, as used in handshakes."""
     return f"agent of {node}, start {incarnation}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRecord:
-    """What a node says of itself under its lease. `ready`: its first workers, in order of slots, once all are ready."""
+    """A node's description of itself in the store, under its lease.
+
+    `ready` lists its first workers in the order of their slots, once all of them are ready.
+    """
 
     name: str
     incarnation: int
     workers: int
     endpoint: str = ""
-    """Where its agent listens: HOST:PORT."""
+    """Address at which its agent listens: HOST:PORT."""
     master_port: int = 0
-    """A free port on its host, for scripts that call init_process_group themselves."""
+    """Free port on its host, for scripts that call init_process_group themselves."""
     ready: tuple[Member, ...] = ()
     offers: tuple[DiskOffer, ...] = ()
-    """What its own disk has of checkpoints to start from."""
+    """Checkpoints on its own disk from which the job could start."""
     has_roster: bool = False
-    """It knows the job's roster, and puts it again where the store has lost it. Not said before a loss, or `ready`."""
+    """True if the node knows the roster, and restores it after a data loss. Published after a loss, or with `ready`."""
     asks: tuple[str, ...] = ()
-    """Nodes, by signature, that have no lease and do not answer this one: do the others reach them?"""
+    """Signatures of nodes without a lease that do not answer this node. The other nodes then probe them."""
     reaches: tuple[str, ...] = ()
-    """Of the nodes that others ask about: those that answer this one."""
+    """Signatures of the nodes in other nodes' `asks` that answer this node."""
     misses: tuple[str, ...] = ()
-    """Of the nodes that others ask about: the rest."""
+    """Signatures of the nodes in other nodes' `asks` that do not answer this node."""
 
     @property
     def signature(self) -> str:
-        """Its agent's name in a handshake."""
+        """Name of its agent in a handshake."""
         return signature_of(self.name, self.incarnation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """The nodes that begin a life of the job, in the order of their ranks; written once.
+    """The nodes that begin a life of the job, in the order of their ranks. The store accepts it once.
 
-    Its workers are m0, m1, … in the job's first life; numbers go on in later ones.
+    Workers are numbered m0, m1, … in the first life; later lives continue the numbering.
     """
 
     nodes: tuple[NodeRecord, ...]
     first_member: int = 0
     resume: Resume | None = None
-    """The checkpoint that all its workers start from: chosen by the node that made the roster."""
+    """Checkpoint that all workers start from, chosen by the node that made the roster."""
     start: str = ""
     """One line about that choice."""
 
     @property
     def first_step(self) -> int:
-        """The step that its members begin with."""
+        """Number of the first step that the life computes."""
         return 0 if self.resume is None else self.resume.step + 1
 
     @property
     def workers(self) -> int:
+        """Number of workers on all nodes of the roster."""
         return sum(node.workers for node in self.nodes)
 
     def first_rank(self, name: str, incarnation: int) -> int | None:
-        """The rank of the node's first worker; None for a node (or an incarnation of it) that came later."""
+        """Return the rank of the node's first worker, or None if this incarnation is not in the roster."""
         rank = 0
         for node in self.nodes:
             if (node.name, node.incarnation) == (name, incarnation):
@@ -145,7 +149,7 @@ class Roster:
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """Start a worker process. `warm_up`: at low priority, since others train."""
+    """Command: start a worker process. `warm_up` starts it at low priority, because other workers train meanwhile."""
 
     member: str
     slot: int
@@ -156,33 +160,33 @@ class Start(Struct, frozen=True, kw_only=True):
     group_rank: int = 0
     group_world_size: int = 1
     wrong: str = ""
-    """A fault on request: what of it must not fit the job."""
+    """Injected fault: the property in which the worker should not fit the job."""
     resume: Resume | None = None
-    """The checkpoint that the job starts from."""
+    """Checkpoint that the job starts from."""
 
 
 class PutSpec(Struct, frozen=True, kw_only=True):
-    """Put the spec if there is none; what the store then holds comes back through `on_spec`."""
+    """Command: put the spec if there is none. The spec that the store then holds comes back as `SpecStands`."""
 
     spec: Mapping[str, Any]
 
 
 class PutRoster(Struct, frozen=True, kw_only=True):
-    """Put the roster if there is none; what the store then holds comes back through `on_roster`."""
+    """Command: put the roster if there is none. The one that the store then holds comes back as `RosterStands`."""
 
     roster: Roster
 
 
 class PutDue(Struct, frozen=True, kw_only=True):
-    """Say in the store that the job's first commit is due; that it knows comes back as `FirstCommitStands`."""
+    """Command: record in the store that the first commit is due. The answer is the event `FirstCommitStands`."""
 
 
 class PutBegun(Struct, frozen=True, kw_only=True):
-    """Say in the store that a step has been committed."""
+    """Command: record in the store that a step has been committed."""
 
 
 class PutCheckpoint(Struct, frozen=True, kw_only=True):
-    """Put into the store that this is the job's newest checkpoint, if this member is still in its view."""
+    """Command: record the job's newest checkpoint in the store, if this member is still in its view."""
 
     member: str
     step: int
@@ -191,87 +195,92 @@ class PutCheckpoint(Struct, frozen=True, kw_only=True):
 
 
 class PutRecord(Struct, frozen=True, kw_only=True):
-    """Put what this node says of itself, under its lease. `if_lost`: when its key was lost, and is written again."""
+    """Command: put this node's record under its lease. `if_lost`: only when its lost key is written again."""
 
     record: NodeRecord
     if_lost: bool = False
 
 
 class TakeNumber(Struct, frozen=True, kw_only=True):
-    """Take a number for a new member that this job has not used yet; it comes back through `on_number`."""
+    """Command: take an unused number for a new member. It comes back as `NumberTaken`."""
 
 
 class Propose(Struct, frozen=True, kw_only=True):
-    """Put the view by a transaction; what the store then says comes back through `on_answer`."""
+    """Command: put the view by a transaction. The view that the store then holds comes back as `ProposalAnswered`."""
 
     view: View
 
 
 class TellNodes(Struct, frozen=True, kw_only=True):
-    """A notice to the other agents: all, or one."""
+    """Command: send a notice to one other agent, or to all of them if `node` is None."""
 
     message: Notice
     node: str | None = None
 
 
 class KillNode(Struct, frozen=True, kw_only=True):
-    """This node dies now, as if its power were cut: every worker's group, then the agent."""
+    """Command: kill every worker's process group and then the agent, as if the node lost power."""
 
     reason: str
 
 
 class Remember(Struct, frozen=True, kw_only=True):
-    """Keep a view that another agent has told of, in case the store has lost it, or loses it: it is put again then."""
+    """Command: keep a view that another agent reported, and put it again if the store has lost it or loses it."""
 
     view: View
 
 
 class Tell(Struct, frozen=True, kw_only=True):
-    """A message to one of this node's workers."""
+    """Command: send a message to one of this node's workers."""
 
     member: str
     message: ToWorker
 
 
 class FullPriority(Struct, frozen=True, kw_only=True):
-    """That of the others; or `ahead` of them, for a newcomer's first step: it is slower, and all wait for its end."""
+    """Command: give a worker the normal priority, or with `ahead` a higher one.
+
+    `ahead` is for the first step of a newcomer: it is slower, and all members wait for its end.
+    """
 
     member: str
     ahead: bool = False
 
 
 class TakeStacks(Struct, frozen=True, kw_only=True):
-    """Have the stacks of this node's workers written down. `tell`: the reason is said on the screen, too."""
+    """Command: write down the stacks of this node's workers. `tell`: also print the reason on the screen."""
 
     reason: str
     tell: bool = False
 
 
 class Kill(Struct, frozen=True, kw_only=True):
+    """Command: kill a worker."""
+
     member: str
     reason: str
 
 
 class Strike(Struct, frozen=True, kw_only=True):
-    """A fault on request, to be carried out from outside on a worker of this node, or on the node itself."""
+    """Command: carry out an injected fault on a worker of this node, or on the node itself."""
 
     kind: str
     member: str
-    """Empty: the node."""
+    """The worker to strike, or "" for the node."""
     for_s: float | None
     options: Mapping[str, Value]
     at: str = ""
-    """The member that has come to its place and has said so."""
+    """Member that has reported that it reached the place of the fault."""
 
 
 class AskLauncher(Struct, frozen=True, kw_only=True):
-    """A fault of the network or of etcd is due: the launcher of the simulated nodes has them."""
+    """Command: ask the launcher of simulated nodes to carry out a fault of the network or of etcd."""
 
     line: str
 
 
 class Log(Struct, frozen=True, kw_only=True):
-    """`say`: also a line on the operator's screen."""
+    """Command: write an event to the log. A non-empty `say` is also printed on the operator's screen."""
 
     event: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -279,11 +288,11 @@ class Log(Struct, frozen=True, kw_only=True):
 
 
 class End(Struct, frozen=True, kw_only=True):
-    """The agent ends: stop every worker, then exit with `code`. `detail` (a traceback) follows the sentence.
+    """Command: stop every worker of this node, then exit with `code`. `detail` (a traceback) follows the sentence.
 
-    `everywhere`: the job is over, other nodes end for the same reason. `job_is_over`: it is, for a reason of their own
-    too (the work is done); nodes that come late are to know. `lost`: no member has the state, or nobody knows who has
-    the right one: a durable checkpoint is the way back.
+    `everywhere`: the job is over, and the other nodes end for the same reason. `job_is_over`: late nodes must learn
+    that the job is over; also set if every node ends for a reason of its own, such as finished work. `lost`: no member
+    has the state, or it is unknown which member has the right one, so only a durable checkpoint can restore it.
     """
 
     code: int

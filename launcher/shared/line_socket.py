@@ -1,6 +1,6 @@
-"""Non-blocking sockets that carry JSON lines: other agents', the workers' and the operator's. Bytes in, lines out.
+"""Non-blocking sockets that carry JSON lines between agents, workers and the operator's commands.
 
-What the lines say is known to those who encode and decode them; nothing here decides.
+Only bytes and lines are handled here. Other modules encode and decode the messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, kw_only=True)
 class Received:
-    """What one read brought. `closed`: the other end will say no more."""
+    """Result of one read: lines, file descriptors, and whether the other end has closed the connection."""
 
     lines: tuple[bytes, ...] = ()
     fds: tuple[int, ...] = ()
@@ -41,10 +41,14 @@ class LineSocket:
 
     @property
     def wants_to_write(self) -> bool:
+        """True if queued bytes wait for the socket to become writable."""
         return bool(self._out)
 
     def receive(self) -> Received:
-        """All that is there now. The caller owns the descriptors. Raises BadMessageError if a line is too long."""
+        """Read everything that has arrived. The caller must close the descriptors.
+
+        Raises BadMessageError if a line is too long.
+        """
         fds: list[int] = []
         came = bytearray()
         closed = False
@@ -76,12 +80,12 @@ class LineSocket:
         return data, fds
 
     def send(self, line: bytes) -> bool:
-        """Queue the line and write what can be written. False if the other end is gone or reads nothing."""
+        """Queue the line and write as much as possible. Returns False if the other end is gone or reads nothing."""
         self._out += line
         return self.flush() and len(self._out) <= _QUEUE_BYTES_MAX
 
     def flush(self) -> bool:
-        """Write what can be written now. False if the other end is gone."""
+        """Write as many queued bytes as possible. Returns False if the other end is gone."""
         try:
             while self._out:
                 del self._out[: self.sock.send(self._out)]
@@ -92,10 +96,11 @@ class LineSocket:
         return True
 
     def close(self) -> None:
+        """Close the socket."""
         self.sock.close()
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """The user at the other end of a UNIX socket, as the kernel knows it."""
+    """Return the user id of the process at the other end of a UNIX socket, as reported by the kernel."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(raw)[1])

@@ -1,7 +1,7 @@
-"""What agents say to each other: one JSON object per line over an authenticated link, checked here.
+"""Notices that agents send each other: one JSON object per line over an authenticated link, validated here.
 
-Facts only (who died, who is suspected, that the work is done, which view stands): views are agreed upon in the store,
-never here.
+Notices are facts only, such as a death, a suspicion, the end of the work, or the current view. Views are agreed on in
+the store, never through notices.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from elastrain.protocol.codec import LineCodec, Tagged
 
 
 class Beat(Tagged, frozen=True, kw_only=True):
-    """The sender's agent lives."""
+    """A heartbeat: the sender's agent lives."""
 
 
 class Exited(Tagged, frozen=True, kw_only=True):
-    """A worker of the sender's node has ended: proof."""
+    """Notice that a worker of the sender's node has ended. This is proof of its death."""
 
     member: str
 
 
 class Suspected(Tagged, frozen=True, kw_only=True):
-    """A worker of the sender's node (`by`) cannot reach `member`."""
+    """Notice that a worker of the sender's node (`by`) cannot reach `member`."""
 
     member: str
     by: str
@@ -33,29 +33,38 @@ class Suspected(Tagged, frozen=True, kw_only=True):
 
 
 class SomebodyWaits(Tagged, frozen=True, kw_only=True):
-    """A member of the sender's node has had nothing to do for a while: it waits for some other one."""
+    """Notice that a member of the sender's node has been idle for a while, because it waits for another member."""
 
 
 class Spared(Tagged, frozen=True, kw_only=True):
-    """Members of the sender's node stand still and alone hold some state: until they go on nobody can be given it."""
+    """Notice that these members of the sender's node hang but hold the only copy of a shard.
+
+    They are not killed, and no member can join until they continue.
+    """
 
     members: tuple[str, ...]
 
 
 class Hangs(Tagged, frozen=True, kw_only=True):
-    """A member of the sender's node hangs, and is about to be ended: the stacks of all members are wanted."""
+    """Notice that a member of the sender's node hangs and is about to be killed.
+
+    All nodes write down their stacks first.
+    """
 
     reason: str
 
 
 class Speeds(Tagged, frozen=True, kw_only=True):
-    """How long members of the sender's node take for a micro-batch, in seconds."""
+    """Notice with the seconds per micro-batch of members of the sender's node."""
 
     micro_batch_s: dict[str, float]
 
 
 class Raised(Tagged, frozen=True, kw_only=True):
-    """The script raised on `member`, a worker of the sender's node: `micro_batch` is -1 outside of any."""
+    """Notice that the script raised an exception in `member`, a worker of the sender's node.
+
+    `micro_batch` is -1 if it was raised outside of any micro-batch.
+    """
 
     member: str
     step: int
@@ -65,9 +74,10 @@ class Raised(Tagged, frozen=True, kw_only=True):
 
 
 class Stands(Tagged, frozen=True, kw_only=True):
-    """The newest view that the sender has heard of, for those who do not reach the store.
+    """Notice with the newest view that the sender knows, for agents that do not reach the store.
 
-    `asks`: the receiver is to say the same, with this number in `answers`: what the network has held may be old.
+    `asks`: a number that the receiver should return in `answers` with its own view. The answer proves that the notice
+    is fresh, because the network may have delayed older ones.
     """
 
     view: View
@@ -76,43 +86,43 @@ class Stands(Tagged, frozen=True, kw_only=True):
 
 
 class Ended(Tagged, frozen=True, kw_only=True):
-    """A member has passed the end of the job: nobody waits for anybody any more."""
+    """Notice that a member has passed the end of the job, so that members no longer wait for each other."""
 
 
 class Digested(Tagged, frozen=True, kw_only=True):
-    """A worker of the sender's node has passed the end of the job, with these parameters."""
+    """Notice that a worker of the sender's node has passed the end of the job, with the digest of its parameters."""
 
     member: str
     digest: str
 
 
 class Leaving(Tagged, frozen=True, kw_only=True):
-    """The sender's node was told to go, and does so at the end of the step that its members are in."""
+    """Notice that the sender's node was told to leave, and does so at the end of its members' current step."""
 
 
 class LastWritten(Tagged, frozen=True, kw_only=True):
-    """The last checkpoint before the job is stopped is complete, or given up: nobody waits for it any more."""
+    """Notice that the last checkpoint before the job stops is complete or given up. Nodes need not wait for it."""
 
 
 class Left(Tagged, frozen=True, kw_only=True):
-    """The sender's workers have ended well, and its agent goes: nothing is lost with it."""
+    """Notice that the sender's workers have ended normally and its agent leaves. No state is lost with this node."""
 
 
 class Over(Tagged, frozen=True, kw_only=True):
-    """The job has ended for everyone."""
+    """Notice that the job has ended on all nodes."""
 
     code: int
     sentence: str
     detail: str = ""
     lost: bool = False
-    """The state is gone: a durable checkpoint is the way back."""
+    """True if the job has lost its state, so that only a durable checkpoint can restore it."""
 
 
 class Ask(Tagged, frozen=True, kw_only=True):
-    """A fault that the operator asked for elsewhere, aimed at the receiver's node or one of its workers."""
+    """A fault that the operator requested at another node, for the receiver's node or one of its workers."""
 
     line: str
-    """As after `elastrain inject`."""
+    """The fault, written as after `elastrain inject`."""
 
 
 Notice: TypeAlias = (

@@ -1,6 +1,7 @@
-"""What the operator's commands ask an agent over its control socket, and the answer: one line of JSON each.
+"""Requests of the operator's commands to a run, and their answers: one line of JSON each over a control socket.
 
-The operator's side of a run: one request to its agent, or the state that an ended run left in its folder.
+The functions are the operator's side: they send a request to the agents or to the launcher of simulated nodes, or read
+the state that an ended run left in its folder.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from elastrain.protocol.codec import LINE_BYTES_MAX, BadMessageError, LineCodec,
 
 
 class AskState(Tagged, frozen=True, kw_only=True):
-    """What `elastrain status` shows."""
+    """Request for the state that `elastrain status` shows."""
 
 
 class _NodeState(TypedDict):
@@ -58,7 +59,7 @@ _SHOWN: Mapping[str, Any] = {
 
 
 def problem_of(state: Mapping[str, Any]) -> str:
-    """What keeps this from being shown, for people; empty where it is a run's state."""
+    """Return what is wrong with a state that cannot be shown, or "" if it is the state of a run."""
     for name, kind in _SHOWN.items():
         if name not in state:
             return f"it lacks {name!r}"
@@ -70,16 +71,16 @@ def problem_of(state: Mapping[str, Any]) -> str:
 
 
 class AskFault(Tagged, frozen=True, kw_only=True):
-    """A fault on request."""
+    """Request for a fault."""
 
     line: str
-    """As after `elastrain inject`; see `faults.grammar`."""
+    """The fault, written as after `elastrain inject`; see `faults.grammar`."""
     careful_of: tuple[str, ...] | None = None
-    """Only if the job keeps its state, even should these members be lost, too."""
+    """Members that may be lost already. The fault is refused if the job could lose state together with them."""
 
 
 class Answer(Tagged, frozen=True, kw_only=True):
-    """`ok`: the request was taken. `sentence` is for the operator; `state` answers `AskState`."""
+    """Answer to a request. `ok`: it was accepted. `sentence` is for the operator; `state` answers `AskState`."""
 
     ok: bool
     sentence: str = ""
@@ -93,18 +94,19 @@ ANSWER: LineCodec[Answer] = LineCodec(Answer)
 
 _TIMEOUT_S = 10.0
 _ONE_OF_SEVERAL_S = 2.0
-"""Where other nodes can answer: one of them may be stopped."""
+"""Shorter timeout in seconds if several nodes can answer, because one of them may be stopped."""
 _TELL_TIMEOUT_S = 1.0
 
 
 class NoAnswerError(ElastrainError):
-    """The run's agent is there, but does not answer, or not as an agent does."""
+    """Raised if the run's agent exists but does not answer, or sends no valid answer."""
 
 
 def ask(run: RunDir, request: Request) -> Answer:
-    """An agent's answer; of simulated nodes, that of one who is awake and knows who holds the state, if one does.
+    """Send the request to an agent and return its answer.
 
-    Raises ConfigError if the run has ended, NoAnswerError if no agent answers.
+    With simulated nodes, prefer a responsive agent that knows which members hold the state. Raises ConfigError if the
+    run has ended, NoAnswerError if no agent answers.
     """
     for node in _best_first(rundir.nodes_of(run)):
         answer = _ask(node, request)
@@ -114,7 +116,7 @@ def ask(run: RunDir, request: Request) -> Answer:
 
 
 def _unheard(run: RunDir, if_over: str) -> ElastrainError:
-    """Why no agent has told anything: all nodes are on their way again, or nobody is there any more."""
+    """Return the error for a run without any answering agent: its nodes are being started, or the run is over."""
     try:
         ask_launcher(run, AskState())
     except ConfigError:
@@ -123,7 +125,10 @@ def _unheard(run: RunDir, if_over: str) -> ElastrainError:
 
 
 def _best_first(nodes: Sequence[RunDir]) -> list[RunDir]:
-    """A request that a stopped agent has got would be carried out when it goes on: it is not asked."""
+    """Return the nodes that answer, those that know the holders of the state first.
+
+    Stopped agents are left out, because they would carry out the request once they continue.
+    """
     if len(nodes) == 1:
         return list(nodes)
     awake, stuck = list[tuple[bool, RunDir]](), None
@@ -139,7 +144,7 @@ def _best_first(nodes: Sequence[RunDir]) -> list[RunDir]:
 
 
 def ask_launcher(run: RunDir, request: Request) -> Answer:
-    """The answer of the launcher of simulated nodes. Raises ConfigError if there is none."""
+    """Return the answer of the launcher of simulated nodes. Raises ConfigError if there is none."""
     has_nodes = rundir.nodes_of(run)[0].whole is not None  # else the socket is that of the one agent
     answer = _ask(RunDir(path=run.path), request) if has_nodes else None
     if answer is None:
@@ -151,7 +156,7 @@ def ask_launcher(run: RunDir, request: Request) -> Answer:
 
 
 def carried_around(run: RunDir) -> tuple[str, ...]:
-    """The classes of faults that the launcher of simulated nodes can carry out; none where there is none."""
+    """Return the fault classes that the launcher of simulated nodes can carry out; empty without a launcher."""
     try:
         return tuple(ask_launcher(run, AskState()).state["carries"])
     except ConfigError:
@@ -159,7 +164,10 @@ def carried_around(run: RunDir) -> tuple[str, ...]:
 
 
 def tell(run: RunDir, request: Request) -> bool:
-    """Like `ask` of this very folder, without waiting for an answer. False: nobody is there."""
+    """Send the request to the socket of exactly this folder, without waiting for an answer.
+
+    Returns False if that fails.
+    """
     sock = rundir.connect(run, _TELL_TIMEOUT_S)
     if sock is None:
         return False
@@ -172,9 +180,9 @@ def tell(run: RunDir, request: Request) -> bool:
 
 
 def state(run: RunDir) -> dict[str, Any]:
-    """The state of a run: the agents' if they live, else what is left in the folder.
+    """Return the state of a run, from its living agents or else from the files in its folder.
 
-    Of simulated nodes, those that answer tell for all. Raises ConfigError, NoAnswerError if none does.
+    The states of simulated nodes that answer are merged. Raises ConfigError, NoAnswerError if no node has a state.
     """
     found, stuck = list[dict[str, Any]](), None
     for node in rundir.nodes_of(run):
@@ -186,15 +194,15 @@ def state(run: RunDir) -> dict[str, Any]:
     if not found:
         raise stuck or _unheard(run, f"{run.path} holds no readable run")
     living = [state for state in found if state["exit_code"] is None and state["state"] != "vanished"]
-    # A node that has not heard yet that its life is over says what was; generations begin anew in each.
+    # A node may still report a life that is over. Generations restart with each life, so compare lives first.
     life = max(int(state["life"]) for state in living or found)
     newest = [state for state in living or found if state["life"] == life]
-    ends = [state for state in newest if state["end"] and state["end"]["job_is_over"]]  # else it was told to go
+    ends = [state for state in newest if state["end"] and state["end"]["job_is_over"]]  # others were told to leave
     return _merged(max(ends or newest, key=lambda state: (state["exit_code"] or 0, int(state["generation"]))), newest)
 
 
 def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Each simulated node knows most of its own workers."""
+    """Return `whole`, completed by each simulated node's detailed knowledge of its own workers."""
     known = {m["id"]: m for state in states for m in state["members"] if m["node"] == state["node"]}
     ranked = [known.pop(m["id"], m) | {"rank": m["rank"]} for m in whole["members"]]
     waiting = [m for m in known.values() if m["rank"] is None and m["state"] != "gone"]
@@ -211,20 +219,20 @@ def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str
 
 
 def _state(run: RunDir) -> dict[str, Any] | None:
-    """None for a node that has just been started, for the first time or again: it has nothing to say yet."""
+    """Return the state of one node, or None if it was only just started or restarted and has no state yet."""
     answer = _ask(run, AskState(), _TIMEOUT_S if run.whole is None else _ONE_OF_SEVERAL_S)
     if answer is not None:
         return answer.state
     try:
         left = run.read_state()
-    except ConfigError:  # its former state goes as it starts, perhaps at this moment, and the new one comes
+    except ConfigError:  # a starting node deletes its old state and writes a new one, perhaps just now
         if not run.state.exists():
             return None
         left = run.read_state()
-    # A file of another version, or damaged: what is shown is looked up in it by name.
+    # The file may be damaged or from another version, so check it before its fields are read by name.
     if problem := problem_of(left):
         raise ConfigError(f"{run.state} is not a run's state, or that of another version of elastrain: {problem}")
-    if left["exit_code"] is None:  # the agent could not write its last words
+    if left["exit_code"] is None:  # the agent could not write its final state
         left["state"] = "vanished"
     return left
 

@@ -1,9 +1,8 @@
-"""The environment of a launcher's or agent's process: read, and changed where another library leaves no other way, here
-and nowhere else.
+"""Environment variables and stop signals of a launcher's or agent's process.
 
-What workers are started with is built from this and the operator's options; see `worker_start.environment`.
-
-SIGTERM, SIGINT, SIGHUP and SIGQUIT for a loop that waits on descriptors. For the main thread of a process.
+This is the only module that reads or changes the process environment. Variables are changed only if a library offers no
+other way. Workers get an environment built from this one and the operator's options; see `worker_start.environment`.
+`StopSignals` is for the main thread of a process.
 """
 
 from __future__ import annotations
@@ -16,25 +15,25 @@ from contextlib import ExitStack, contextmanager
 
 
 def home() -> str | None:
-    """Where runs are kept, if the user has named a folder."""
+    """Return the folder for runs that the user has named in ELASTRAIN_HOME, or None."""
     return os.environ.get("ELASTRAIN_HOME")
 
 
 def inherited(name: str, otherwise: str = "") -> str:
-    """What a worker gets under a name that the user may have set."""
+    """Return the value of a variable that the user may have set and that workers get, or `otherwise`."""
     return os.environ.get(name, otherwise)
 
 
 def without(prefix: str) -> dict[str, str]:
-    """All variables but those whose names begin so, for a program that must not see them."""
+    """Return all variables except those whose names begin with `prefix`, for a program that must not see these."""
     return {name: value for name, value in os.environ.items() if not name.startswith(prefix)}
 
 
 @contextmanager
 def set_for_a_moment(name: str, value: str) -> Iterator[str | None]:
-    """Libraries that read a variable when they are imported or called (gRPC, torchelastic) take no argument for it.
+    """Set a variable inside a `with` block, and yield its former value.
 
-    Yields what was there before.
+    Some libraries (gRPC, torchelastic) read a variable on import or in a call, and take no argument for it.
     """
     before = os.environ.get(name)
     os.environ[name] = value
@@ -42,13 +41,16 @@ def set_for_a_moment(name: str, value: str) -> Iterator[str | None]:
         yield before
     finally:
         if before is None:
-            del os.environ[name]  # the workers' scripts may use it, too
+            del os.environ[name]  # workers' scripts may read it, too
         else:
             os.environ[name] = before
 
 
 def leave_outer_job() -> None:
-    """Forget the worker in which this launcher was started: its workers belong to another job, with other options."""
+    """Remove the variables of an outer job, if this launcher was started inside one of its workers.
+
+    The new job's workers must not inherit the other job's options.
+    """
     if "ELASTRAIN_AGENT" in os.environ:
         kept = ("ELASTRAIN_HOME", *(name for name in os.environ if name.endswith("_MARK")))
         for name in [name for name in os.environ if name.startswith("ELASTRAIN_") and name not in kept]:
@@ -56,15 +58,16 @@ def leave_outer_job() -> None:
 
 
 def mark_all_children(mark: Mapping[str, str]) -> None:
-    """A fork server copies this process's environment, and takes no other for what it starts."""
+    """Set the mark for all child processes: a fork server copies this process's environment to them."""
     os.environ.update(mark)
 
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that stop a job."""
 
 
 class StopSignals:
-    """Takes the signals over until `close`; its descriptor is readable when one has come."""
+    """A handler of the stop signals until `close`. Its descriptor becomes readable when a signal has arrived."""
 
     def __init__(self) -> None:
         self._former = ExitStack()
@@ -72,24 +75,25 @@ class StopSignals:
         for sock in (self._out, into):
             sock.setblocking(False)
             self._former.callback(sock.close)
-        # What is ignored, as by `nohup` or a shell's `&`, stays so.
+        # A signal that is ignored, as under `nohup` or a shell's `&`, stays ignored.
         for number in [each for each in NUMBERS if signal.getsignal(each) != signal.SIG_IGN]:
             self._former.callback(signal.signal, number, signal.signal(number, _noted_elsewhere))
-        # Written to by the interpreter itself, so that a signal wakes a loop whatever it waits for.
+        # The interpreter itself writes to this descriptor, so a signal always wakes the loop.
         former = signal.set_wakeup_fd(into.fileno(), warn_on_full_buffer=False)
         self._former.callback(signal.set_wakeup_fd, former)
 
     def fileno(self) -> int:
+        """Return the descriptor to wait on."""
         return self._out.fileno()
 
     def take(self) -> list[signal.Signals]:
-        """Those that have come since."""
+        """Return the signals that have arrived since the last call."""
         return [signal.Signals(number) for number in self._out.recv(64) if number in NUMBERS]
 
     def close(self) -> None:
-        """Whoever had the signals before has them again."""
+        """Restore the former signal handlers."""
         self._former.close()
 
 
 def _noted_elsewhere(number: int, frame: object) -> None:
-    """The wake-up descriptor has told the loop; this handler only keeps the default action away."""
+    """Do nothing: the wake-up descriptor informs the loop. This handler only replaces the default action."""

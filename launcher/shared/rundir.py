@@ -1,11 +1,7 @@
-"""The folder of one run: what lies where, how a run is found, and what stays of it.
+"""The folder of one run: its paths, its creation, how commands find it, its control socket, and its event log.
 
-Nothing of a run is written elsewhere. Only files here; the environment's ELASTRAIN_HOME is read here.
-
-The event log of a run: one JSON object per line, see `base.line_log`.
-
-Fields of every line: `t` (monotonic seconds of this host), `wall` (seconds since 1970), `source`, `event`; the rest
-belongs to the event.
+A run writes no files elsewhere. The event log has one JSON object per line, see `base.line_log`. Every line has `t`
+(monotonic seconds of this host), `wall` (seconds since 1970), `source` and `event`; other fields belong to the event.
 """
 
 from __future__ import annotations
@@ -31,61 +27,67 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class RunDir:
-    """Paths in a run's folder (mode 0700). A simulated node has its own folder in that of its run: `whole`."""
+    """Paths in a run's folder (mode 0700).
+
+    A simulated node has a folder of its own inside its run's folder, `whole`.
+    """
 
     path: Path
     whole: Path | None = None
     secret_file: Path | None = None
-    """A secret that was there before this run, and stays."""
+    """Secret file that existed before this run, and outlives it."""
 
     @property
     def owns_secret(self) -> bool:
+        """True if the secret was made for this run and is deleted with it."""
         return self.secret_file is None
 
     @property
     def secret(self) -> Path:
-        """32 random bytes, mode 0600; gone after the end if it is the run's own."""
+        """File with 32 random bytes, mode 0600. The run deletes it at its end if it is its own."""
         return self.secret_file or self.path / "secret"
 
     @property
     def journals(self) -> Path:
-        """Where the members of all nodes of this machine write."""
+        """Folder into which the members of all nodes on this machine write."""
         return self.whole or self.path
 
     @property
     def control(self) -> Path:
-        """The operator's socket, mode 0600; gone after the end."""
+        """The operator's socket, mode 0600; deleted at the end."""
         return self.path / "control.sock"
 
     @property
     def events(self) -> Path:
+        """The event log."""
         return self.journals / "events.jsonl"
 
     @property
     def state(self) -> Path:
-        """What `status` shows after the end."""
+        """File with the state that `status` shows after the end."""
         return self.path / "run.json"
 
     @property
     def logs(self) -> Path:
+        """Folder of the workers' output."""
         return self.journals / "logs"
 
     @property
     def stacks(self) -> Path:
-        """What threads were at when a member hung, a file per member."""
+        """Folder with the stacks of all threads when a member hung, one file per member."""
         return self.journals / "stacks"
 
     @property
     def offload(self) -> Path:
-        """Profiles of offloading, a file per member."""
+        """Folder with profiles of offloading, one file per member."""
         return self.path / "offload"
 
     def write_state(self, state: Mapping[str, Any]) -> None:
-        """Whole or not at all."""
+        """Replace the state file atomically."""
         line_files.replace(self.state, json.dumps(state).encode())
 
     def read_state(self) -> dict[str, Any]:
-        """Raises ConfigError if there is none that can be read."""
+        """Return the contents of the state file. Raises ConfigError if it is missing or unreadable."""
         try:
             state = json.loads(self.state.read_text())
         except (OSError, ValueError, RecursionError) as error:
@@ -96,20 +98,21 @@ class RunDir:
 
 
 def home() -> Path:
-    """`$ELASTRAIN_HOME`, by default ~/.local/state/elastrain."""
+    """Return `$ELASTRAIN_HOME`, or ~/.local/state/elastrain if it is unset."""
     named = process_environment.home()
     return Path(named) if named else Path.home() / ".local/state/elastrain"
 
 
 def runs_folder() -> Path:
+    """Return the folder that holds the folders of runs by default."""
     return home() / "runs"
 
 
 def create(path: Path | None, job: str, *, secret_file: Path | None = None) -> RunDir:
-    """Make the folder and, unless a file of it is named, the secret.
+    """Create the folder and, unless `secret_file` names one, the secret.
 
-    Raises ConfigError if another run's files are there or it cannot be made.
-    A folder that is there already and not empty keeps its mode, but others must not be able to write into it.
+    Raises ConfigError if another run's files are there or the folder cannot be made. An existing folder that is not
+    empty keeps its mode, but must not be writable for other users.
     """
     folder = (path or runs_folder() / job).absolute()
     run = RunDir(path=folder, secret_file=secret_file)
@@ -129,7 +132,7 @@ def create(path: Path | None, job: str, *, secret_file: Path | None = None) -> R
 
 
 def make_secret(file: Path) -> None:
-    """Whole or not at all. Raises OSError; FileExistsError if it is there already."""
+    """Write a new secret atomically. Raises OSError; FileExistsError if the file exists already."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     descriptor = line_files.create(temporary)
     try:
@@ -141,21 +144,21 @@ def make_secret(file: Path) -> None:
 
 
 def of_node(run: RunDir, node: str) -> RunDir:
-    """The folder of a simulated node in its run's, made if it is not there."""
+    """Return the folder of a simulated node inside its run's folder, and create it if necessary."""
     folder = run.path / "nodes" / node
-    for each in (folder.parent, folder):  # not as `parents`, which get another mode
+    for each in (folder.parent, folder):  # `parents=True` would create the parents with another mode
         each.mkdir(mode=0o700, exist_ok=True)
     return RunDir(path=folder, whole=run.path, secret_file=run.secret)
 
 
 def nodes_of(run: RunDir) -> list[RunDir]:
-    """The folders of simulated nodes; the run's own if it has none."""
+    """Return the folders of all simulated nodes, or the run's own folder if it has none."""
     folders = sorted((run.path / "nodes").glob("*/"))
     return [RunDir(path=folder, whole=run.path, secret_file=run.secret) for folder in folders] or [run]
 
 
 def find(run: str | None) -> RunDir:
-    """By folder, by job id, or the newest. Raises ConfigError."""
+    """Return the run with this folder or job id, or the newest run if `run` is None. Raises ConfigError."""
     if run is None:
         folders = [path.parent for path in runs_folder().glob("*/events.jsonl")]
         if not folders:
@@ -168,7 +171,7 @@ def find(run: str | None) -> RunDir:
 
 
 def is_file(path: Path) -> bool:
-    """Whether it is a file. A name that no file can have, or a folder that may not be read, holds none for us."""
+    """Return True if the path is a file. Invalid names and unreadable folders count as no file."""
     try:
         return path.is_file()
     except OSError:
@@ -176,7 +179,7 @@ def is_file(path: Path) -> bool:
 
 
 def _started_at(folder: Path) -> float:
-    """Wall-clock time of the first event; runs without a readable one are the oldest."""
+    """Return the wall-clock time of the first event, or 0 if no event can be read."""
     try:
         with (folder / "events.jsonl").open() as lines:
             return float(json.loads(lines.readline())["wall"])
@@ -185,7 +188,7 @@ def _started_at(folder: Path) -> float:
 
 
 def listen(run: RunDir) -> socket.socket:
-    """The operator's socket, listening."""
+    """Create the operator's socket and listen on it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     before = os.umask(0o177)
     try:
@@ -198,7 +201,7 @@ def listen(run: RunDir) -> socket.socket:
 
 
 def connect(run: RunDir, timeout_s: float) -> socket.socket | None:
-    """A connection to the run's agent; None if it no longer runs."""
+    """Connect to the run's agent. Returns None if it no longer runs."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout_s)
     try:
@@ -212,7 +215,7 @@ def connect(run: RunDir, timeout_s: float) -> socket.socket | None:
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """A name for the path that fits into a socket address (108 bytes), however long the path is."""
+    """Yield a name for the path that fits into a socket address (108 bytes), however long the path is."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -221,15 +224,17 @@ def _short(path: Path) -> Iterator[str]:
 
 
 class EventLog:
-    """What one process writes there; `source` says which."""
+    """Writer of one process to the event log. `source` names the process."""
 
     def __init__(self, path: Path, source: str) -> None:
         self._log, self._source = LineLog(path), source
 
     def write(self, event: str, **fields: Any) -> None:
+        """Append one event, with the time and the source."""
         head = {"t": round(time.monotonic(), 6), "wall": round(time.time(), 6), "source": self._source, "event": event}
-        # The head wins: a worker's own fields must not forge it.
+        # The head is merged last, so that a worker's fields cannot forge it.
         self._log.write({**fields, **head})
 
     def close(self) -> None:
+        """Close the file."""
         self._log.close()

@@ -1,6 +1,7 @@
-"""Output of a job's processes: they write into pipes, and threads of the launcher carry it to the screen and to logs.
+"""Pipes and threads that carry the output of a job's processes to the screen and to logs.
 
-So no process of the job fails or waits because the screen is gone, full, or read by nobody.
+The processes write into pipes, and threads of the launcher read them. So no process of the job fails or blocks because
+the screen is closed or full, or because no program reads it.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ from elastrain.launcher.shared.rundir import EventLog
 
 _CHUNK_BYTES = 1 << 14
 _PATIENCE_MS = 1000
-"""A screen that takes nothing for so long is read by nobody."""
+"""Milliseconds without progress after which the screen counts as blocked."""
 _END_S = 10.0
-"""Seconds that a slow screen may take to show the last of a job."""
+"""Seconds that a slow screen may take to show the last output of a job."""
 _logs: list[EventLog] = []
-"""The log that keeps what cannot be shown; empty before the run has a folder."""
+"""At most one log, which keeps output that cannot be shown. Empty before the run has a folder."""
 
 
 class ScreenPipe:
-    """A pipe to the file or terminal `target`, or a terminal if that is one. The owner closes `into`, its begin."""
+    """A pipe to the file or terminal `target`. It is a pseudo-terminal if `target` is a terminal.
+
+    The owner closes `into`, the writing end.
+    """
 
     def __init__(self, target: int) -> None:
         self._target, self._patience_ms, self._unshown_bytes = target, _PATIENCE_MS, 0
@@ -41,7 +45,7 @@ class ScreenPipe:
         self._thread.start()
 
     def close(self) -> None:
-        """Carry what is on the way. A process that outlives the job may write on, and nothing shows that."""
+        """Show what is still in the pipe. Later output of processes that outlive the job is lost."""
         os.eventfd_write(self._end, 1)
         self._thread.join(_END_S)
 
@@ -51,7 +55,7 @@ class ScreenPipe:
         waiting = select.poll()
         for fd in (self._out, self._end):
             waiting.register(fd, select.POLLIN)
-        with suppress(OSError):  # no process has the terminal open any more
+        with suppress(OSError):  # raised once no process has the terminal open
             while self._out in dict(waiting.poll()) and (chunk := os.read(self._out, _CHUNK_BYTES)):
                 _follow_size(self._target, self._out)
                 note = (
@@ -65,7 +69,7 @@ class ScreenPipe:
                     self._unshown_bytes += len(rest)
 
     def _write(self, chunk: bytes) -> bytes:
-        """Return what the screen does not take."""
+        """Write to the screen, and return the bytes that it did not accept."""
         with suppress(OSError):
             while chunk and self._room.poll(self._patience_ms):
                 chunk = chunk[os.write(self._target, chunk) :]
@@ -76,35 +80,35 @@ class ScreenPipe:
 
 def _pipe(target: int) -> tuple[int, int]:
     if os.isatty(target):
-        with suppress(OSError):  # this machine may have no terminal to give
+        with suppress(OSError):  # the machine may have no free pseudo-terminal
             out, into = os.openpty()
-            tty.setraw(into)  # the target itself translates the ends of lines
+            tty.setraw(into)  # the target terminal translates line ends itself
             _follow_size(target, out)
             return out, into
     return os.pipe()
 
 
 def _follow_size(target: int, terminal: int) -> None:
-    with suppress(OSError):  # they may be no terminals
+    with suppress(OSError):  # one of them may be no terminal
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, fcntl.ioctl(target, termios.TIOCGWINSZ, bytes(8)))
 
 
 def _never_waiting(fd: int) -> int:
-    """Return another descriptor for the file of `fd`, whose writes do not wait; `fd`'s own users see no change."""
-    if not os.path.isfile(f"/proc/self/fd/{fd}"):  # a file has its position, and does not wait
-        with suppress(OSError):  # a socket, or another user's
+    """Return a non-blocking descriptor for the file of `fd`. Other users of `fd` see no change."""
+    if not os.path.isfile(f"/proc/self/fd/{fd}"):  # a regular file never blocks; reopened, it would lose its position
+        with suppress(OSError):  # not possible for a socket, or for a file of another user
             return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     return os.dup(fd)
 
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Carry to the screen what this process, and those that it starts meanwhile, write to their standard streams."""
+    """Carry the standard output and error of this process, and of processes started in the block, to the screen."""
     streams: dict[object, ScreenPipe] = {}
     former = {1: os.dup(1), 2: os.dup(2)}
     for fd, stream in ((1, sys.__stdout__), (2, sys.__stderr__)):
         found = os.fstat(fd)
-        # What goes to the same file stays in its order. What was closed from the start cannot be shown anywhere.
+        # One pipe per file keeps the order of output. Output to a stream that was closed from the start cannot be shown.
         key = fd if stream is None else (found.st_dev, found.st_ino)
         if key not in streams:
             streams[key] = ScreenPipe(_never_waiting(fd) if stream is not None else os.open("/dev/full", os.O_WRONLY))
@@ -123,5 +127,5 @@ def shared() -> Iterator[None]:
 
 
 def keep_in(path: Path) -> None:
-    """Write to this log from now on what cannot be shown."""
+    """Write all output that cannot be shown to this log from this call on."""
     _logs[:] = _logs or [EventLog(path, "screen")]

@@ -1,4 +1,4 @@
-"""How long an agent waits for what. How the times nest stands in the table of deadlines (`docs/deadlines.md`)."""
+"""Times that an agent waits for. The table of deadlines in `docs/deadlines.md` shows how they nest."""
 
 from __future__ import annotations
 
@@ -7,58 +7,64 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class JobTimes:
-    """How long an agent waits for what, in seconds."""
+    """Times for joining, failures and the end of a job, in seconds."""
 
     join_timeout_s: float = 120.0
-    """For the least number of nodes; then from the first worker's hello to the last one's."""
+    """Limit for the minimum number of nodes to arrive, then from the first worker's hello to the last one's."""
     last_call_s: float = 5.0
-    """For more nodes once the least number is there."""
+    """Wait for more nodes after the minimum number has arrived."""
     warm_up_s: float = 15.0
-    """How long a joiner warms up at low priority at most: until it is a member, the state has fewer copies."""
+    """Limit for a joiner's warm-up at low priority. Until it is a member, the state has fewer copies."""
     restart_counts_s: float = 3600.0
-    """A restart no longer counts so long after what was started has committed its first step."""
+    """A restart stops counting this long after the restarted worker committed its first step."""
     suspicion_s: float = 1.0
     leave_timeout_s: float = 2.0
-    """How long a worker that must end may take to end by itself (to print its traceback, say)."""
+    """Limit for a worker that must end to end by itself, for instance to print its traceback."""
     exit_timeout_s: float = 30.0
-    """Likewise after its work is finished; and how long this node then waits for the digests of the others."""
+    """Limit for a worker to end after its work is finished, and then for the digests of the other nodes."""
     silence_grace_s: float = 0.5
-    """From the first silent node to the judgement: a node that is cut off hears the others fall silent one by one."""
+    """Delay from the first silent node to the judgement.
+
+    A node that is cut off sees the other nodes fall silent one by one, and must see all of them first.
+    """
     meet_s: float = 2.0
-    """How long a node whose lease ends before it was ever met may take to answer: it may only have been slow."""
+    """Limit for an answer from a node that this agent never met and whose lease ended. It may only have been slow."""
     absent_s: float = 6.0
-    """How long a node with members in the view may have neither key nor link before they are taken for dead."""
+    """Limit for a node with members in the view to have neither key nor link. Then its members count as dead."""
     ask_again_s: float = 0.5
-    """When a store that did not answer is asked again."""
+    """Delay before the agent retries a call that the store did not answer."""
     park_timeout_s: float = 3600.0
-    """How long this node waits for the store, or for nodes that are only silent, before it ends."""
+    """Limit for this node to wait for the store, or for nodes that are only silent, before it ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangTimes:
-    """How long a member may show no sign of life while others wait for it, in seconds."""
+    """Limits for a member to show no sign of life while other members wait for it, in seconds."""
 
     hang_timeout_s: float = 2.5
-    """In a micro-batch, or 2.5 median steps; 0: nothing is judged."""
+    """Limit in a micro-batch, or 2.5 median steps if these are longer. 0 disables hang detection."""
     between_steps_s: float = 30.0
-    """In the script's own code between two steps, outside of any phase."""
+    """Limit in the script's own code between two steps, outside of any phase."""
     first_step_s: float = 600.0
-    """In the very first step of the job."""
+    """Limit in the very first step of the job."""
     join_step_s: float = 60.0
-    """In the first step of a member that came later, or 20 median steps; for all until four steps are committed."""
+    """Limit in a newcomer's first step, or 20 median steps if these are longer.
+
+    Also the limit for all members until four steps are committed.
+    """
     alike_s: float = 1800.0
-    """Where nobody waits, because all stand alike; and whoever alone has some state."""
+    """Limit if all members stand at the same place and none waits, and for a member with a sole copy of state."""
     stacks_s: float = 0.3
-    """How long stacks may take to be written before a member that hangs is ended."""
+    """Limit for writing stacks before a member that hangs is killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaveTimes:
-    """How long a node that is told to go waits before it goes, in seconds."""
+    """Times that a node waits after it was told to leave, in seconds."""
 
     hand_over_s: float = 5.0
-    """For the end of the step that its members are in, where others go on."""
+    """Wait for the end of its members' current step, if other nodes continue."""
     last_checkpoint_s: float = 0.0
-    """For one last checkpoint, where nobody goes on; 0: none is written."""
+    """Wait for one last checkpoint, if no other node continues. 0: no last checkpoint is written."""
     together_s: float = 0.5
-    """For other nodes to say that they were told the same."""
+    """Wait for other nodes to report that they were told to leave, too."""

@@ -1,1 +1,1 @@
-"""The start of a job, and its restarts."""
+"""Start of a job, and of its further lives after it has lost its state."""

@@ -1,6 +1,6 @@
-"""How a node enters a job of several: the secret, the terms, a name of its own, a number for this start.
+"""Registration of a node in a job of several nodes: the secret, the terms, a unique name, and an incarnation number.
 
-Runs once, before the agent, and may wait for the store. Raises the errors that users meet, each one sentence.
+Runs once, before the agent, and may wait for the store. Errors are those that users see, one sentence each.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from elastrain.launcher.store.sealed import SealedStore, hint_key
 
 _LOOK_AGAIN_S = 0.2
 _HISTORY = 50
-"""Transactions that a store has had after a few minutes of use."""
+"""Number of transactions that a store reaches after a few minutes of use."""
 _HINT_S = 60.0
-"""Until the job has keys, under whose lease the hint is put again."""
+"""Seconds that the hint lives by itself. Afterwards it is put again under the lease of the job's keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What all nodes of a job must agree about before anything starts."""
+    """Settings on which all nodes of a job must agree before it starts."""
 
     nodes: str
     script: str
     layout: str
-    """Of its checkpoints."""
+    """Layout of its checkpoints: shared or local."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What a node has when it has entered."""
+    """A registered node's access to the job: the store, the keys, its incarnation, and the current life."""
 
     store: SealedStore
     keys: JobKeys
     incarnation: int
     life: Life
     is_new: bool
-    """The store has no history: it was made for this job, or has lost its data."""
+    """True if the store has little history: it was made for this job, or has lost its data."""
 
 
 def enter(store: Store, job: str, node: str, terms: Terms, *, file: Path, key_ttl_s: float) -> Place:
-    """Take part in the job with the secret in the file. Raises ConfigError, StoreError."""
+    """Register the node in the job, with the secret in the file. Raises ConfigError, StoreError."""
     is_new = store.list(JobKeys(store, job).prefix).revision < _HISTORY
     secret, made = secret_of(store, job, file)
     sealed = SealedStore(store, secret)
@@ -69,7 +69,10 @@ def enter(store: Store, job: str, node: str, terms: Terms, *, file: Path, key_tt
 def _enter_the_life_that_stands(
     store: SealedStore, job: str, node: str, terms: Terms, key_ttl_s: float
 ) -> tuple[JobKeys, int, Life]:
-    """Whoever comes while one life ends and the next begins may have read of the older one."""
+    """Register in the current life, and return its keys, the incarnation and the life.
+
+    Repeats if the next life begins meanwhile, because the node may have read keys of the older one.
+    """
     while True:
         life = read_life(store, job)[1]
         keys = JobKeys(store, scope(job, life.number), key_ttl_s)
@@ -79,7 +82,7 @@ def _enter_the_life_that_stands(
 
 
 def secret_of(store: Store, job: str, file: Path) -> tuple[bytes, bool]:
-    """The job's secret, from the file, and whether this call made it: so it is on the job's first use.
+    """Return the job's secret from the file, and True if this call created the file, as on a job's first use.
 
     Raises ConfigError.
     """
@@ -99,7 +102,7 @@ def secret_of(store: Store, job: str, file: Path) -> tuple[bytes, bool]:
 
 
 def _leave_hint(store: Store, job: str, file: Path, lease: int | None, *, made: bool) -> None:
-    """Where the secret lies, for as long as the job's other keys: said by whoever has made it."""
+    """Put the location of the secret file into the store, for as long as the job's other keys live."""
     hint = hint_key(job)
     there = store.get(hint)
     if made or (there is not None and there.value == _here(file)):
@@ -107,7 +110,10 @@ def _leave_hint(store: Store, job: str, file: Path, lease: int | None, *, made: 
 
 
 def _withdraw(store: Store, job: str, file: Path) -> str:
-    """Nodes that begin a job at once each make a secret; that of the first to write is the job's, not this one."""
+    """Delete the secret that this node has made, and return the error text.
+
+    Nodes that start a job at the same moment each make a secret. The job uses that of the first node to write.
+    """
     file.unlink(missing_ok=True)
     hint = hint_key(job)
     there = store.get(hint)
@@ -124,7 +130,7 @@ def _here(file: Path) -> bytes:
 
 
 def read_secret(file: Path) -> bytes:
-    """Raises ConfigError where others may read it, or it is too short."""
+    """Return the secret. Raises ConfigError if other users may read the file, or if it is too short."""
     try:
         if file.stat().st_mode & 0o077:
             raise ConfigError(f"others may read the secret file {file}: chmod 600 {file}")
@@ -141,7 +147,7 @@ def _make(file: Path) -> bool:
         file.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         make_secret(file)
     except FileExistsError:
-        return False  # another node of this machine, or one that shares the folder, was faster
+        return False  # another node of this machine or with the same folder was faster
     except OSError as error:
         raise ConfigError(f"the secret file {file} cannot be made: {error}") from None
     return True
@@ -153,7 +159,7 @@ def _copy(job: str, there: Item, file: Path) -> str:
 
 
 def enrol(keys: JobKeys, store: SealedStore, job: str, node: str, terms: Terms) -> int:
-    """Take part as `node`; the number of this start. Raises ConfigError, StoreError."""
+    """Register as `node`, and return the incarnation number. Raises ConfigError, StoreError."""
     nodes = _once_the_name_is_free(keys, store, job, node)
     if not nodes:
         _clear_what_a_dead_job_left(keys, store)
@@ -168,17 +174,17 @@ def enrol(keys: JobKeys, store: SealedStore, job: str, node: str, terms: Terms) 
 
 
 def least_start(nodes: Iterable[NodeRecord], now_s: float) -> int:
-    """The least number that a start may bear: the time in milliseconds, or one more than those of the nodes there.
+    """Return the least incarnation number: the time in milliseconds, or more than every present node's number.
 
-    A store that has lost its data has lost its count, too, and who is there may not be all: a number that a node's own
-    predecessor had would make the others take the one for the other. With the count, the clock's jumps do no harm.
+    A store that lost its data lost its counter, too, and some nodes may be absent. If a number were used twice, the
+    other nodes could not tell the node from its predecessor. The counter protects against jumps of the clock.
     """
     latest = max((record.incarnation for record in nodes), default=0)
     return max(latest + 1, int(now_s * 1000))
 
 
 def _once_the_name_is_free(keys: JobKeys, store: Store, job: str, node: str) -> Mapping[str, Item]:
-    """The nodes that are there. What died lately is given the time that its lease takes."""
+    """Return the keys of all nodes, once none has this name. Waits for the lease of a node that just died."""
     return _wait_for(
         lambda: {item.key: item for item in store.list(keys.node("")).items},
         lambda nodes: keys.node(node) not in nodes,
@@ -188,9 +194,10 @@ def _once_the_name_is_free(keys: JobKeys, store: Store, job: str, node: str) -> 
 
 
 def _clear_what_a_dead_job_left(keys: JobKeys, store: SealedStore) -> None:
-    """Its agents were all killed: nobody has taken the keys along. An outage of the store looks the same at first.
+    """Remove the keys of a job whose agents were all killed.
 
-    Raises StoreUnavailableError where the job lives, and only its nodes do not reach the store.
+    An outage of the store looks the same at first. Raises StoreUnavailableError if the job lives and only its nodes do
+    not reach the store.
     """
     dead = store.list(keys.prefix).items
     there = {item.key.removeprefix(keys.prefix): item.value for item in dead}
@@ -208,13 +215,14 @@ def _clear_what_a_dead_job_left(keys: JobKeys, store: SealedStore) -> None:
             f"{living} of job {job_of(keys.life)} lives, and no node of it has a key in the store: they are cut off "
             "from it; nothing is begun beside them: start this node again when they reach the store."
         )
-    # As it was seen at first: another node that starts now may have cleared it, and begun the job anew.
+    # Remove only what was seen above: another starting node may have cleared the keys and begun the job again.
     keys.remove(dead)
 
 
 def _wait_for(
     look: Callable[[], Mapping[str, Item]], good: Callable[[Mapping[str, Item]], bool], sentence: str
 ) -> Mapping[str, Item]:
+    """Look repeatedly until the nodes found are good, and return them. Raises ConfigError after three leases."""
     deadline_s = time.monotonic() + 3 * LEASE_S
     while not good(found := look()):
         if time.monotonic() > deadline_s:

@@ -1,11 +1,8 @@
-"""Lives of a job: whether another begins where one has lost everything, and from where.
+"""Lives of a job: the decision whether another life follows one that lost its state, and the agreement on it.
 
-A life is the job from one start of its workers to their end. The first begins as the command says; each later one goes
-on from a durable checkpoint, with a roster and keys of its own. Values in, values out: no store, no disk, no clock.
-
-Between two lives of a job: an agent has ended, and what the store and the checkpoints say decides what follows.
-
-Calls only; `lives` decides. Blocking: no worker of this node is left meanwhile.
+A life is the job from one start of all workers to their end. The first begins as the command says. Each later one
+continues from a durable checkpoint, with its own roster and keys. `next_life` is pure; `SharedLives` and `agree` make
+blocking calls to the store, while this node has no workers.
 """
 
 from __future__ import annotations
@@ -27,28 +24,31 @@ from elastrain.launcher.store.port import Store, StoreUnavailableError
 from elastrain.launcher.store.sealed import SealedStore
 
 BARREN_MAX = 3
-"""Lives in a row that may end without a newer checkpoint than the one they began with."""
+"""Number of lives in a row that may end without a newer checkpoint than the one they began with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Following:
-    """The life that begins, or None where the job ends; and why, in a clause for the screen and the event log."""
+    """Decision after a life: the next life, or None if the job ends; and the reason, for the screen and event log."""
 
     life: Life | None
     reason: str
 
 
 def next_life(life: Life, end: End, *, newest_step: int | None, first_member: int) -> Following:
-    """Decide whether another life follows upon `life`, which has ended with `end`.
+    """Decide whether another life follows `life`, which has ended with `end`.
 
-    newest_step: of the newest complete checkpoint; None where there is none.
-    first_member: the first number of a member that no life has used.
+    Args:
+        life: the life that has ended.
+        end: its end.
+        newest_step: step of the newest complete checkpoint, or None if there is none.
+        first_member: the first member number that no life has used.
     """
     if not end.lost:
         return Following(life=None, reason="the job has not lost its state")
     if newest_step is None:
         return Following(life=None, reason="there is no complete checkpoint to go back to yet")
-    # What ends each life before its first checkpoint (the script, or every machine there is) would end all that follow.
+    # A cause that ends every life before its first checkpoint, such as a bug in the script, would end all later lives.
     barren = life.barren + 1 if life.number > 1 and newest_step <= life.step else 0
     if barren >= BARREN_MAX:
         return Following(life=None, reason=_why_no_more(newest_step))
@@ -66,7 +66,7 @@ def _why_no_more(step: int) -> str:
 
 
 def last_end(end: End, following: Following) -> End:
-    """The end of the job, where no life follows upon one that has lost its state: the operator reads why."""
+    """Return the end of the job. Adds the reason if no life follows one that has lost its state."""
     if following.life is not None or not end.lost:
         return end
     return msgspec.structs.replace(end, sentence=f"{end.sentence}; {following.reason}")
@@ -77,8 +77,9 @@ _ASK_AGAIN_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class LifeEnd:
-    """How a life has ended on this node. `first_member`: the first number that none of its members bears. `is_local`:
-    each node has a disk of its own for checkpoints, so that this one may have none of what the others have.
+    """End of a life on this node. `first_member` is the first number that none of its members has.
+
+    `is_local`: each node has its own disk for checkpoints, so this node's disk may lack checkpoints of other nodes.
     """
 
     life: Life
@@ -88,13 +89,13 @@ class LifeEnd:
 
 
 def after_alone(ended: LifeEnd, newest_step: int | None) -> Following:
-    """For the only node of a job: nobody else has to agree."""
+    """Decide what follows for the only node of a job, without agreement."""
     return next_life(ended.life, ended.end, newest_step=newest_step, first_member=ended.first_member)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedLives:
-    """The life that a job of several nodes is in, as its store has it. `open_store` connects anew."""
+    """Access to the current life of a job of several nodes, in its store. `open_store` opens a new connection."""
 
     job: str
     secret: bytes
@@ -103,14 +104,17 @@ class SharedLives:
     open_store: Callable[[], Store]
 
     def has_begun(self) -> bool:
-        """Whether a step of the life that stands may have been committed. Raises StoreUnavailableError."""
+        """Return True if a step of the current life may have been committed. Raises StoreUnavailableError."""
         with closing(self.open_store()) as plain:
             store = SealedStore(plain, self.secret)
             keys = JobKeys(store, scope(self.job, read_life(store, self.job)[1].number))
             return store.get(keys.prefix + "begun") is not None
 
     def begin_next(self, end: End, newest_step: int | None) -> Following:
-        """For whoever knows that no node of the life that stands is left. Raises StoreUnavailableError."""
+        """Begin the next life.
+
+        The caller must know that no node of the current one is left. Raises StoreUnavailableError.
+        """
         with closing(self.open_store()) as plain:
             store = SealedStore(plain, self.secret)
             ended = LifeEnd(life=read_life(store, self.job)[1], end=end, first_member=0)
@@ -130,20 +134,23 @@ class SharedLives:
 
 
 def agree(store: SealedStore, job: str, key_ttl_s: float, ended: LifeEnd, newest_step: int | None) -> Following:
-    """Begin the next life in the store, or find the one that another node has begun."""
+    """Begin the next life in the store, or return the one that another node has begun."""
     old = JobKeys(store, scope(job, ended.life.number), key_ttl_s)
     stands = read_life(store, job)[1]
     if stands.number > ended.life.number:
         return Following(life=stands, reason=_found(stands))
     following = _begin_next(store, job, key_ttl_s, ended, _newest_known(store, old, ended, newest_step))
-    # Its agents leave them, so that whoever came meanwhile saw how that life ended.
+    # The agents did not delete these keys, so that nodes that came meanwhile could see how the life ended.
     if ended.end.lost:
         old.remove_all()
     return following
 
 
 def _newest_known(store: SealedStore, old: JobKeys, ended: LifeEnd, own: int | None) -> int | None:
-    """Where disks are local, what the job has put on record counts: a node that came late has nothing on its own."""
+    """Return the step of the newest checkpoint.
+
+    With local disks the store's record counts, because a node that came late has no checkpoint on its own disk.
+    """
     if not ended.is_local:
         return own
     there = store.get(old.prefix + "checkpoint")
@@ -156,8 +163,8 @@ def _newest_known(store: SealedStore, old: JobKeys, ended: LifeEnd, own: int | N
 def _begin_next(store: SealedStore, job: str, key_ttl_s: float, ended: LifeEnd, newest_step: int | None) -> Following:
     counter = JobKeys(store, scope(job, ended.life.number)).prefix + "members"
     while True:
-        # It knows of members on nodes that this agent has never met. Numbers go on being taken until the next life is
-        # there, so that both are one transaction.
+        # The counter covers members on nodes that this agent has never met. Numbers may be taken until the next life
+        # begins, so one transaction checks the counter and begins the life.
         used, revision = _counted(store, counter)
         first_member = max(ended.first_member, used)
         following = next_life(ended.life, ended.end, newest_step=newest_step, first_member=first_member)
@@ -170,7 +177,7 @@ def _begin_next(store: SealedStore, job: str, key_ttl_s: float, ended: LifeEnd, 
 
 
 def _counted(store: SealedStore, counter: str) -> tuple[int, int]:
-    """How many numbers are used, and the revision of the key that says so; 0 for none."""
+    """Return the count of used numbers, and the revision of its key; zeros if the key is missing."""
     there = store.get(counter)
     return (int(there.value), there.revision) if there is not None else (0, 0)
 
@@ -180,7 +187,7 @@ def _found(life: Life) -> str:
 
 
 def tell(following: Following, ended: LifeEnd, log: EventLog) -> End:
-    """Say on the screen and in the event log what follows; the end as the operator is to read it."""
+    """Report what follows on the screen and in the event log, and return the end for the operator."""
     end = last_end(ended.end, following)
     if following.life is not None:
         log.write("life", number=following.life.number, step=following.life.step, reason=ended.end.sentence)

@@ -1,4 +1,4 @@
-"""What was asked for on the command line of `elastrain run`, checked: plain values."""
+"""Checked options of `elastrain run`, as plain values."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ KEY_TTL_S = 12 * 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class JobSize:
-    """How many nodes and workers, and how many of these may be started again."""
+    """Number of nodes and workers, and the number of restarts of workers."""
 
     workers: int = 1
-    """On this node."""
+    """Number of workers on this node."""
     nodes_min: int = 1
     nodes_max: int = 1
     max_restarts: int = 10
@@ -34,13 +34,13 @@ class JobSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """How long is waited for what, in seconds."""
+    """Timeouts of a job, in seconds."""
 
     join_timeout_s: float = 120.0
     last_call_s: float = 5.0
     stop_grace_s: float = 5.0
     last_checkpoint_s: float = 30.0
-    """Where durable checkpoints are written."""
+    """Limit for one last checkpoint, if durable checkpoints are written."""
     park_timeout_s: float = 3600.0
     hang_timeout_s: float = 2.5
     key_ttl_s: float = KEY_TTL_S
@@ -48,37 +48,37 @@ class Waits:
 
 @dataclass(frozen=True, kw_only=True)
 class StartWish:
-    """What a job is to start from."""
+    """The user's choice of the checkpoint to start from."""
 
     source: str = AUTO
-    """AUTO: the newest good checkpoint, if there is one; NONE: nothing; else where a checkpoint lies."""
+    """AUTO: the newest good checkpoint, if there is one; NONE: a fresh start; else the location of a checkpoint."""
     accepts_changes: bool = False
-    """Also where the job is another than the one that wrote it."""
+    """True if the job may differ from the one that wrote the checkpoint."""
     is_thorough: bool = False
-    """Every byte is looked at before it is chosen: the last choice turned out to be damaged, perhaps."""
+    """True if every byte is read before a checkpoint is chosen, because the last choice may have been damaged."""
     since: str = ""
-    """The checkpoint that the job's first life was told to go back to: what others wrote after it is left behind."""
+    """Checkpoint to which the first life was told to go back. Newer checkpoints of other jobs are ignored."""
 
     @property
     def named(self) -> str:
-        """The name of the checkpoint, where one was named rather than the newest of a folder; in a later life, too."""
+        """Name of the checkpoint if the user named one instead of a folder, else "". Later lives keep it."""
         name = self.source.rstrip("/").rpartition("/")[2]
         return self.since or (name if name.startswith("life-") else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputPlan:
-    """Where the run's files and its workers' output go. `redirects` and `tee`: see `Logs`."""
+    """Places for the run's files and its workers' output. `redirects` and `tee`: see `Logs`."""
 
     run_dir: Path | None = None
     log_dir: Path | None = None
     redirects: Mapping[int, int] = field(default_factory=dict)
     tee: Mapping[int, int] = field(default_factory=dict)
     shows_progress: bool = True
-    """Of long work; several nodes may share a screen."""
+    """True if progress of long work is shown. Set for one node if several share a screen."""
 
     def with_own_log_dir(self, job: str) -> OutputPlan:
-        """As under torchrun, each run has a folder of its own in --log-dir, named after the job. Raises ConfigError."""
+        """Return the plan with a new folder in --log-dir, named after the job as in torchrun. Raises ConfigError."""
         if self.log_dir is None:
             return self
         try:
@@ -88,17 +88,18 @@ class OutputPlan:
             raise ConfigError(f"no folder can be made in --log-dir {self.log_dir}: {error}") from None
 
     def logs(self, run: RunDir) -> Logs:
+        """Return the workers' logs, in the run's folder if there is no --log-dir."""
         return Logs(folder=(self.log_dir or run.logs).absolute(), redirects=self.redirects, tee=self.tee)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """One run of the command, whether it is the whole job or one node of it."""
+    """Options of one `elastrain run`, which is the whole job or one node of it."""
 
     job: str
     script: Script
     target: str
-    """The script as it was named: what all nodes of a job have in common."""
+    """The script as the user named it, which all nodes of a job have in common."""
     size: JobSize = JobSize()
     output: OutputPlan = OutputPlan()
     wish: WorkerWish = field(default_factory=WorkerWish)
@@ -106,19 +107,19 @@ class RunOptions:
     armed: bool = False
     faults: tuple[Fault, ...] = ()
     began_s: float = 0.0
-    """When the command began, monotonic."""
+    """Monotonic time at which the command began."""
 
     checkpoints: CheckpointOptions | None = None
-    """Where durable checkpoints are, and how they are written, if the job has any."""
+    """Place and schedule of durable checkpoints, or None if the job writes none."""
     resume: StartWish = StartWish()
 
     @property
     def checkpoint_dir(self) -> str | None:
-        """Folder or URL."""
+        """Folder or URL of durable checkpoints, or None."""
         return self.checkpoints.place if self.checkpoints is not None else None
 
     def config(self, *, node: str | None = None, incarnation: int = 0, life: Life = _FIRST) -> JobConfig:
-        """For the core. `node`: this one's name among several; None: it is the only one."""
+        """Return the configuration for `core`. `node`: this node's name among several, or None for the only node."""
         waits, size = self.waits, self.size
         times = JobTimes(
             join_timeout_s=waits.join_timeout_s, last_call_s=waits.last_call_s, park_timeout_s=waits.park_timeout_s
@@ -138,23 +139,30 @@ class RunOptions:
         )
         if node is None:
             return alone
-        # A job that has begun needs no least number of nodes to go on: neither does one that goes on from a checkpoint.
+        # A running job continues with any number of nodes, and so does a later life of it.
         least = Least(nodes=size.nodes_min, members=self.wish.stages or 1) if life.number == 1 else Least()
         return replace(alone, node=node, incarnation=incarnation, least=least, nodes_max=size.nodes_max)
 
     def faults_from(self, now: float) -> tuple[Fault, ...]:
-        """Those whose time has not passed: a node that is started again must not be struck by the old ones at once."""
+        """Return the faults whose time has not passed.
+
+        A restarted node must not be struck at once by faults of the past.
+        """
         return tuple(f for f in self.faults if f.place.t_s is None or self.began_s + f.place.t_s > now)
 
     def started_again(self) -> RunOptions:
-        """For a node that was lost: what strikes a whole node in any step would strike each new start of it."""
+        """Return the options for a node that is restarted after its loss.
+
+        Faults that strike a whole node in any step are left out, because they would strike each new start of it.
+        """
         return replace(self, faults=tuple(f for f in self.faults if not f.strikes_any_step_of_a_node))
 
     def in_a_later_life(self) -> RunOptions:
-        """Steps are done again: what has struck in one of them must not strike in each life.
+        """Return the options for a later life.
 
-        Whatever the first life was to start from, a later one goes on from the newest checkpoint that is whole: of its
-        own job's, where the first one was told to go back to an older one.
+        Faults at steps are left out, because steps are repeated and each life would be struck. The life resumes from
+        the newest complete checkpoint. If the first life was told to go back to an older one, only this job's
+        checkpoints count.
         """
         later = replace(self.resume, source=AUTO, is_thorough=True, since=self.resume.named)
         checkpoints = self.checkpoints.started_from() if self.checkpoints is not None else None
@@ -162,23 +170,29 @@ class RunOptions:
         return replace(self, faults=faults, resume=later, checkpoints=checkpoints)
 
     def on_simulated_node(self, node: str) -> RunOptions:
-        """Where disks are local, it has a folder of its own. All share a screen: one shows how long work goes on."""
+        """Return the options for a simulated node.
+
+        With local disks it has its own checkpoint folder. Only node0 shows progress, because all nodes share a screen.
+        """
         output = replace(self.output, shows_progress=node == "node0")
         checkpoints = self.checkpoints.on_node(node) if self.checkpoints is not None else None
         return replace(self, output=output, checkpoints=checkpoints)
 
     def with_own_log_dir(self) -> RunOptions:
-        """Raises ConfigError."""
+        """Return the options with a new folder in --log-dir. Raises ConfigError."""
         return replace(self, output=self.output.with_own_log_dir(self.job))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions:
-    """What one node of several needs beside that. `host`: its address for others; None: all are on this machine."""
+    """Options of one node among several.
+
+    `host`: its address for other nodes, or None if all nodes are on this machine.
+    """
 
     name: str
     etcd: EtcdConfig
     secret_file: Path
     host: str | None
     has_own_store: bool = False
-    """The store was made for this job just now: that it has no history tells nothing."""
+    """True if the store was just created for this job, so that its missing history is no sign of data loss."""

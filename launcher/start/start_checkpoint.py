@@ -1,6 +1,6 @@
-"""What the launcher asks of a job's durable checkpoints: which one to start from, and how far the newest goes.
+"""Questions of the launcher about durable checkpoints: which one to start from, and how far the newest goes.
 
-No torch is imported for it.
+Also claims the place of checkpoints for one job. No torch.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ _SIMULATED = re.compile(r"node\d+")
 
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
-    """What a job starts from, and one line that says so; empty where nobody has to be told."""
+    """Start of a job: a checkpoint or None, and one line about it, or "" if there is nothing to report."""
 
     resume: Resume | None
     sentence: str = ""
     offers: tuple[DiskOffer, ...] = ()
-    """What this node's own disk has, where disks are local: all nodes choose together."""
+    """Checkpoints on this node's own disk, if disks are local. All nodes choose one of them together."""
     named: str = ""
-    """What the command names then, or a later life needs; empty where the newest is taken, if there is one."""
+    """Checkpoint that the command names or a later life needs; "" if the newest is used, should there be one."""
 
 
 def newest_step(options: RunOptions) -> int | None:
-    """None where no checkpoint was asked for, or none is complete. Looks at sizes and marks, reads no shard.
+    """Return the step of the newest complete checkpoint, or None if there is none or none was asked for.
 
-    Where disks are local it is the newest that this node has a part of: whether it is complete all nodes say together.
+    Reads sizes and marks, but no shards. With local disks, return the step of the newest checkpoint of which this node
+    has a part. Whether that one is complete is only known to all nodes together.
     """
     if options.checkpoints is None:
         return None
@@ -62,11 +63,17 @@ def newest_step(options: RunOptions) -> int | None:
 
 @contextmanager
 def held_place(options: RunOptions, *, is_of_simulated: bool = False) -> Iterator[None]:
-    """Write something where checkpoints are to be, and hold it for this job, before any worker starts.
+    """Check that checkpoints can be written, and hold their place for this job, before any worker starts.
 
-    The kernel lets go of it with this process. A job that has written nothing there leaves nothing there. Raises
-    ConfigError where it cannot be written, is a living job's, has checkpoints beside which the job may not write, or
-    has them where the job would not see them. `is_of_simulated`: all simulated nodes of the job are here.
+    The kernel releases the hold when this process ends. A job that has written no checkpoint leaves no files there.
+
+    Args:
+        options: the options of the run.
+        is_of_simulated: set if all nodes are simulated on this machine.
+
+    Raises:
+        ConfigError: if the place is not writable or belongs to a living job. Also if it has checkpoints that the job
+            would overlook, or beside which it may not write.
     """
     if options.checkpoint_dir is None:
         yield
@@ -74,13 +81,13 @@ def held_place(options: RunOptions, *, is_of_simulated: bool = False) -> Iterato
     if overlooked := _overlooked(options, options.checkpoint_dir, is_of_simulated=is_of_simulated):
         raise ConfigError(f"--checkpoint-dir {options.checkpoint_dir}: {overlooked}, or begin anew with --resume none")
     is_new = False
-    with suppress(CheckpointError):  # `_claimed` says it
+    with suppress(CheckpointError):  # `_claimed` reports it
         is_new = not place_at(options.checkpoint_dir).exists()
     held = _claimed(options)
     try:
         yield
     finally:
-        # What is written is whole; what cannot be tidied up now is in nobody's way.
+        # Written checkpoints are complete. Leftovers that cannot be removed now do no harm.
         with suppress(CheckpointError):
             if held is not None:
                 held.withdraw()
@@ -89,7 +96,10 @@ def held_place(options: RunOptions, *, is_of_simulated: bool = False) -> Iterato
 
 
 def _overlooked(options: RunOptions, folder: str, *, is_of_simulated: bool) -> str:
-    """Where the newest is to be taken, and there is none, but for the folders that simulated nodes have: in words."""
+    """Return a hint for `--resume auto` if the only checkpoints lie where this job does not look, else "".
+
+    These are checkpoints in folders of simulated nodes, or beside such folders.
+    """
     assert options.checkpoints is not None
     if options.resume.source != AUTO:
         return ""
@@ -98,7 +108,7 @@ def _overlooked(options: RunOptions, folder: str, *, is_of_simulated: bool) -> s
         nodes = filter(_SIMULATED.fullmatch, place.names())
         simulated = [name for name in nodes if visible(place_at(f"{folder}/{name}"))]
         is_here = bool(visible(place))
-    except CheckpointError:  # whoever uses it says it
+    except CheckpointError:  # the first use of the place reports it
         return ""
     if is_here and not simulated and is_of_simulated and options.checkpoints.is_local:
         return (
@@ -118,7 +128,7 @@ def _claimed(options: RunOptions) -> Claim | None:
     try:
         place = place_at(options.checkpoint_dir)
         try_out(place)
-        # Of local disks, each node holds its own.
+        # With local disks, each node holds its own place.
         held = hold_for(place, options.job)
         return claim(place, options.job) if held is None and options.resume.source == NONE else held
     except TakenError as error:
@@ -128,10 +138,15 @@ def _claimed(options: RunOptions) -> Claim | None:
 
 
 def find_start(options: RunOptions, life: int = 1) -> Beginning:
-    """The checkpoint that the options ask for. Raises ConfigError where one that was named is not good, and where the
-    job is to begin anew beside checkpoints that are there: later lives would take these for its own.
+    """Return the checkpoint that the options ask for.
 
-    life: the number of the job's life that starts from it.
+    Args:
+        options: the options of the run.
+        life: the number of the life that starts from the checkpoint.
+
+    Raises:
+        ConfigError: if a named checkpoint is not good. Also if the job is to begin anew in a place with checkpoints,
+            because its later lives would mistake these for their own.
     """
     wish, folder = options.resume, options.checkpoint_dir
     if folder is None and wish.source in (NONE, AUTO):
@@ -170,7 +185,10 @@ def _newest(options: RunOptions, place: str, life: int) -> Beginning:
 
 
 def _named(options: RunOptions, source: str, life: int) -> Beginning:
-    """A checkpoint's own folder, or a directory of them, of which the newest counts: it must be good."""
+    """Return the named checkpoint, or the newest in the named directory.
+
+    Raises ConfigError if it is not good.
+    """
     at, named = checkpoint_at(source or "nothing")
     if not source or not at.exists():
         what = "it is a file" if Path(source).is_file() else "there is no such folder"
@@ -188,20 +206,23 @@ def _named(options: RunOptions, source: str, life: int) -> Beginning:
 
 
 def _offered(options: RunOptions, source: str, life: int) -> Beginning:
-    """What lies in this node's part of the source; a checkpoint's name may be given, too."""
+    """Return this node's share of the checkpoints on local disks.
+
+    Only a named checkpoint is offered if one was named.
+    """
     place, asked = place_at(source), options.resume.source
     named = options.resume.named if asked != AUTO and place_in_time(options.resume.named) else ""
     left = _left_behind(options, place)
     names = [name for name in place.names() if place_in_time(name) and named in ("", name) and name not in left]
     offers = [_offer(options, place, name, life) for name in names[-_OFFERS_MAX:]]
     sentence = "there is no checkpoint on the disks of this job's nodes yet: the job starts anew"
-    # A later life is there because checkpoints are: nodes that have none of them do not begin the job anew.
+    # A later life needs a checkpoint: nodes without any must not begin the job anew.
     least = "" if life == 1 else "a checkpoint of this job"
     return Beginning(resume=None, sentence=sentence, offers=tuple(offers), named=least if asked == AUTO else asked)
 
 
 def _offer(options: RunOptions, place: CheckpointPlace, name: str, life: int) -> DiskOffer:
-    """Of one checkpoint: its parts that lie here and are good."""
+    """Return the good parts of one checkpoint that lie on this node's disk."""
     files = tuple(file for file in place.names(name) if file.startswith("part-"))
     try:
         checkpoint = Checkpoint.open([place], name)
@@ -230,14 +251,14 @@ def _choose(options: RunOptions, place: str, *, is_thorough: bool) -> Choice:
 
 
 def _read_through(options: RunOptions, checkpoint: Checkpoint) -> list[str]:
-    """What is wrong with it, by every byte."""
+    """Read every byte of the checkpoint, and return its problems."""
     with _shown(options, checkpoint) as shown:
         return thorough(shown)
 
 
 @contextmanager
 def _shown(options: RunOptions, checkpoint: Checkpoint) -> Iterator[Checkpoint]:
-    """The same one; whoever reads all of it shows how far that is."""
+    """Yield the checkpoint so that reading it shows progress."""
     if not options.output.shows_progress:
         yield checkpoint
         return
@@ -246,7 +267,7 @@ def _shown(options: RunOptions, checkpoint: Checkpoint) -> Iterator[Checkpoint]:
 
 
 def _left_behind(options: RunOptions, place: CheckpointPlace) -> list[str]:
-    """What others have written after the checkpoint that this job was told to go back to."""
+    """Return checkpoints of other jobs that are newer than the one to which this job was told to go back."""
 
     def is_ours(name: str) -> bool:
         try:
@@ -259,13 +280,13 @@ def _left_behind(options: RunOptions, place: CheckpointPlace) -> list[str]:
 
 
 def _lives_before(options: RunOptions, name: str, life: int) -> int:
-    """What lifts the job's lives above those in the directory that it writes to."""
+    """Return the offset that numbers this job's lives above those in the directory that it writes to."""
     there = visible(place_at(options.checkpoint_dir)) if options.checkpoint_dir is not None else []
     return lives_before(there, name, life)
 
 
 def _what_is_left(options: RunOptions, resume: Resume) -> str:
-    """Newer ones in the directory that the job writes to stay there, until they are old."""
+    """Return a clause about newer checkpoints that stay in the directory that the job writes to, or ""."""
     left = _left_behind(options, place_at(options.checkpoint_dir)) if options.checkpoint_dir is not None else []
     return f"; {left[-1]} is left behind: what this job writes counts as newer" if left else ""
 

@@ -1,6 +1,6 @@
-"""From the options of a run to a running agent: alone, or as one node of several.
+"""The way from the options of a run to a running agent: alone, or as one node of several.
 
-Puts parts together; nothing is decided about the job, and no option is parsed here.
+Connects the parts. Decisions about the job and the parsing of options are made elsewhere.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 _GRPC_VERBOSITY = "GRPC_VERBOSITY"
 _SETTLE_S = 6.0
-"""Two leases."""
+"""Seconds of two leases. Nodes that know the job may restore it in this time."""
 _SIGNALLED = 128
-"""Higher codes are those of a node that was told to go: it does not come back by itself."""
+"""Base of the exit codes of nodes that were told to leave. Such a node does not come back by itself."""
 
 
 def run_alone(options: RunOptions) -> End:
-    """One node, a store in memory; one life after the other. Raises ConfigError."""
+    """Run a job of one node with a store in memory, one life after the other. Raises ConfigError."""
     from elastrain.launcher.agent.agent import Agent
     from elastrain.launcher.store.port import MemoryStore
 
     with ExitStack() as stack:
         stack.enter_context(held_place(options))
         life = Life()
-        started = _with_start(options, life)  # a job that is refused leaves nothing behind
+        started = _with_start(options, life)  # first, so that a refused job leaves no files behind
         options = options.with_own_log_dir()
         guardian = stack.enter_context(Guardian("AGENT", process_environment.without("ELASTRAIN_")))
         run = rundir.create(options.output.run_dir, options.job)
@@ -68,7 +68,7 @@ def run_alone(options: RunOptions) -> End:
 
 
 def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) -> End:
-    """One node of several, in one life after the other. `run` is given where the nodes are simulated.
+    """Run one node of several, one life after the other. `run` is given if the nodes are simulated.
 
     Raises ConfigError, StoreError.
     """
@@ -89,7 +89,7 @@ def _run_lives(options: RunOptions, node: NodeOptions, run: RunDir | None) -> En
 
 
 def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tuple[LifeEnd, RunDir]:
-    """This node's part of the life that the job is in; the run's folder is made in the first."""
+    """Run this node's part of the job's current life. The first life creates the run's folder."""
     from elastrain.launcher.agent.agent import Agent
     from elastrain.launcher.start.registration import Terms, enter
 
@@ -108,7 +108,7 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
             say(f"job {options.job}, node {node.name}, {count(options.size.workers, 'worker')}; run folder {run.path}")
         keep_in(run.events)
         has_begun = place.store.get(place.keys.prefix + "roster") is not None
-        # A node that comes in a later life has the same command as all others.
+        # A node that joins in a later life was started with the same command as all others.
         options = options if place.life.number == 1 else options.in_a_later_life()
         life = place.life if has_begun else _with_start(options, place.life)
         config = options.config(node=node.name, incarnation=place.incarnation, life=life)
@@ -126,13 +126,13 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
 
 
 def _with_start(options: RunOptions, life: Life) -> Life:
-    """With what this node would start the life from; not asked where the life has begun. Raises ConfigError."""
+    """Return the life with the checkpoint that this node would start it from. Raises ConfigError."""
     found = find_start(options, life.number)
     return replace(life, resume=found.resume, start=found.sentence, offers=found.offers, named=found.named)
 
 
 def shared_lives(options: RunOptions, etcd: EtcdConfig, run: RunDir) -> SharedLives:
-    """The lives of a job of several nodes. Raises OSError where the job's secret cannot be read."""
+    """Return the lives of a job of several nodes. Raises OSError if the job's secret cannot be read."""
     return SharedLives(
         job=options.job,
         secret=run.secret.read_bytes(),
@@ -143,23 +143,23 @@ def shared_lives(options: RunOptions, etcd: EtcdConfig, run: RunDir) -> SharedLi
 
 
 def _newest_step(options: RunOptions, end: End) -> int | None:
-    """Asked only where it matters: a disk may be slow to answer."""
+    """Return the newest checkpoint's step if the state was lost, else None. A look at the disk may be slow."""
     return newest_step(options) if end.lost else None
 
 
 def _tell(options: RunOptions, run: RunDir, following: Following, ended: LifeEnd) -> End:
-    if options.checkpoint_dir is None:  # the sentence says already that there is no way back
+    if options.checkpoint_dir is None:  # the sentence says already that the state cannot be restored
         return ended.end
     with closing(EventLog(run.events, "launcher")) as log:
         end = tell(following, ended, log)
-    # The agent has left the end of its life there. Who asks meanwhile is to read whether the job is over.
+    # The agent wrote the end of its life there. `status` should show whether the job is over.
     goes_on = {"state": "starting", "exit_code": None, "end": None}
     run.write_state(run.read_state() | (goes_on if following.life is not None else {"end": asdict(end)}))
     return end
 
 
 def _etcd_store(config: EtcdConfig) -> EtcdStore:
-    """gRPC reads how much it may say when it is imported: what goes wrong is told in one sentence of ours."""
+    """Connect to etcd. gRPC, which reads its verbosity on import, prints no messages unless the user asked for them."""
     with process_environment.set_for_a_moment(_GRPC_VERBOSITY, process_environment.inherited(_GRPC_VERBOSITY, "NONE")):
         from elastrain.launcher.store.etcd import EtcdStore
     return EtcdStore(config)
@@ -187,7 +187,7 @@ def _agent_config(
 
 
 def address_towards(endpoint: str) -> str:
-    """This machine's address on the way to HOST:PORT: where others on that way reach it. Raises ConfigError."""
+    """Return this machine's address on the route to HOST:PORT, which other nodes can reach. Raises ConfigError."""
     host, _, port = endpoint.rpartition(":")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
@@ -199,15 +199,16 @@ def address_towards(endpoint: str) -> str:
 
 
 def report(end: End) -> int:
-    """The last words on the screen; the exit code."""
+    """Print the end of the job on the screen, and return the exit code."""
     say_last(end.sentence, end.detail)
     return end.code
 
 
 def say_last(sentence: str, detail: str) -> None:
-    """`detail`, a traceback, follows the sentence."""
+    """Print the last sentence, followed by `detail`, a traceback."""
     say(sentence + (f"\n{detail.rstrip()}" if detail else ""))
 
 
 def count(number: int, noun: str) -> str:
+    """Return the number with its noun, such as "2 workers"."""
     return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,1 +1,1 @@
-"""One file per command of `elastrain`."""
+"""Commands of `elastrain`, one file each."""

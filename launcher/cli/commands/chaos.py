@@ -1,4 +1,7 @@
-"""`elastrain chaos`: faults at random, from a seed, into a running job; prints them as a schedule that replays them."""
+"""Command `elastrain chaos`: inject random faults into a running job.
+
+The faults follow from a seed. The command prints them as a schedule that replays them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosFlags:
-    """What is drawn, and for how long."""
+    """Options for the choice of faults, and for how long they are drawn."""
 
     seed: Annotated[int, typer.Option("--seed", help="Of all that is drawn.")]
     mtbf: Annotated[float, typer.Option("--mtbf", min=0.01, max=1e9, help="Mean seconds between two faults.")] = 10.0
@@ -46,12 +49,12 @@ class ChaosFlags:
     ] = False
 
     def plan(self) -> ChaosPlan:
-        """Raises ConfigError."""
+        """Return what to draw from. Raises ConfigError."""
         classes = tuple(filter(None, self.classes.split(",")))
         return ChaosPlan(seed=self.seed, mean_s=self.mtbf, classes=classes, reckless=self.reckless)
 
     def for_s(self) -> float:
-        """Raises ConfigError."""
+        """Return --for in seconds. Raises ConfigError."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", self.duration)
         if found is None:
             raise ConfigError(f"--for {self.duration!r}: write a number of seconds, or of m or h, such as 10m or 1h")
@@ -89,10 +92,11 @@ class AskedJob:
     folder: RunDir
 
     def state(self) -> dict[str, Any]:
+        """Return the state of the job. Raises ConfigError, NoAnswerError."""
         return operator_messages.state(self.folder)
 
     def ask(self, fault: Fault, careful_of: tuple[str, ...] | None) -> Answer:
-        """Whatever it says: a job that has just ended has nothing to say, and is no error here."""
+        """Request a fault. If the job does not answer or has ended, return a refusal instead of raising an error."""
         try:
             return ask(self.folder, fault, careful_of)
         except (ConfigError, operator_messages.NoAnswerError) as error:
@@ -101,7 +105,10 @@ class AskedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnFault:
-    """One fault, struck or passed over. `fault` has the time since the job's start, unless there was nobody."""
+    """Outcome of one drawn fault: it struck, or was passed over.
+
+    `fault` has the time since the job's start; None if there was no possible target.
+    """
 
     draw: Draw
     fault: Fault | None
@@ -111,12 +118,13 @@ class DrawnFault:
 
 @dataclass(kw_only=True)
 class Tally:
-    """What has come of the faults so far."""
+    """Counts of the faults so far: all that were drawn, and by class those that struck."""
 
     drawn: int = 0
     struck: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: DrawnFault) -> None:
+        """Count one outcome."""
         self.drawn += 1
         self.struck[outcome.draw.kind] += outcome.struck
 
@@ -139,7 +147,7 @@ class Chaos:
         self._known = job.state()
 
     def run(self) -> int:
-        """Until the job has ended; its exit code."""
+        """Inject faults until the time is over, wait for the end of the job, and return its exit code."""
         began_s = self._clock()
         for draw in draws(self._plan):
             if draw.at_s > self._for_s:
@@ -153,13 +161,13 @@ class Chaos:
         return self._sum_up()
 
     def _state(self) -> dict[str, Any]:
-        """The last that was heard: while all agents are stopped, nobody answers."""
+        """Return the job's state, or its last known state while no agent answers."""
         with suppress(operator_messages.NoAnswerError):
             self._known = self._job.state()
         return self._known
 
     def _ends_before(self, at_s: float) -> bool:
-        """Wait for the time; true if the job has ended before."""
+        """Wait until the given time. Returns True if the job has ended before."""
         while (state := self._state())["exit_code"] is None and state["state"] != "vanished":
             left_s = at_s - self._clock()
             if left_s <= 0:
@@ -178,7 +186,7 @@ class Chaos:
         return DrawnFault(draw=draw, fault=placed, struck=answer.ok, sentence=answer.sentence)
 
     def _ask(self, fault: Fault, situation: Situation) -> Answer:
-        # Who was struck is kept here: agents are struck, too, and would not know.
+        # This command keeps the struck members itself: agents are struck, too, and lose that knowledge.
         doubtful = self._maybe_lost.members(situation.members, self._clock())
         answer = self._job.ask(fault, None if self._plan.reckless else doubtful)
         if answer.ok:
@@ -204,7 +212,7 @@ class Chaos:
 
 
 def _as_lines(told: DrawnFault | dict[str, Any]) -> None:
-    """A schedule: what did not strike, and the summary, are comments."""
+    """Print an outcome as a line of the schedule. Faults that did not strike, and the summary, become comments."""
     if isinstance(told, DrawnFault):
         print(told.fault if told.struck else f"# {told.sentence}", flush=True)
     else:

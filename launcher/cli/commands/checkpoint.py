@@ -1,4 +1,4 @@
-"""`elastrain checkpoint ls | verify | show | export | import`: durable checkpoints without a job."""
+"""Commands `elastrain checkpoint ls | verify | show | export | import`: durable checkpoints without a job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
 def list_checkpoints(places: Places, as_json: Json = False) -> int:
-    """List the checkpoints, the newest first; each is looked at quickly: manifest, files and their sizes."""
+    """List the checkpoints, the newest first.
+
+    Each is checked quickly: its manifest, its files and their sizes.
+    """
     with _sentences():
         where, _ = _found(places)
         rows = [_row(where, name) for name in candidates(where)]
@@ -143,7 +146,7 @@ def import_state(
 
 @contextmanager
 def _sentences() -> Iterator[None]:
-    """What is damaged or cannot be read ends with exit code 1, all else with 2."""
+    """Map errors to exit codes: damaged or unreadable checkpoints end with 1, all other errors with 2."""
     try:
         yield
     except DamagedError as error:
@@ -153,7 +156,10 @@ def _sentences() -> Iterator[None]:
 
 
 def _found(locations: Sequence[str]) -> tuple[list[CheckpointPlace], str | None]:
-    """The places, which must be there, and the checkpoint that a location names, if one does. Raises ConfigError."""
+    """Return the places, and the name of the checkpoint if a location names one.
+
+    Raises ConfigError if a place does not exist.
+    """
     pairs = [checkpoint_at(location) for location in locations]
     missing = [place.location for place, _ in pairs if not place.exists()]
     if missing:
@@ -176,7 +182,7 @@ def _named(places: Sequence[CheckpointPlace]) -> str:
 
 
 def parts_here(checkpoint: Checkpoint) -> str:
-    """Of a checkpoint on local disks, what these places have, if that is not all of it; else empty."""
+    """Return "3 of 8 parts are here: …" if parts of a checkpoint on local disks are missing, else ""."""
     lacking = checkpoint.lacking() if checkpoint.manifest.is_spread else []
     if not lacking:
         return ""
@@ -213,7 +219,7 @@ def _age(seconds: float) -> str:
 
 
 def _verified(places: Sequence[CheckpointPlace], name: str) -> tuple[list[str], str]:
-    """What is wrong with it; which of its parts are here."""
+    """Return the problems of a checkpoint, and the text of `parts_here`."""
     try:
         checkpoint = Checkpoint.open(places, name)
         with closing(ProgressBar(f"verifying {name}", checkpoint.size_here_bytes)) as bar:

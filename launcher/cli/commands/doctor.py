@@ -1,4 +1,4 @@
-"""`elastrain doctor --memory`: what each member of a job will hold in memory, before it starts."""
+"""Command `elastrain doctor --memory`: report what each member of a job will hold in memory, before it starts."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _PARTS = {
     "spill": "what of all this lies on disk under the memory limit: taken off the total",
     "total": "at the moment at which the member holds most",
 }
-"""What a member holds, and what each of it is."""
+"""Names of the parts of a member's memory, and their meanings for the printed legend."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionFlags:
-    """What is asked, of which job."""
+    """Options for what to report, and for which size of job."""
 
     memory: Annotated[bool, typer.Option("--memory", help="State the bytes that each member will hold.")] = False
 
@@ -63,7 +63,7 @@ class QuestionFlags:
     ] = None
 
     def check(self) -> None:
-        """Raises ConfigError for more stages than there are members."""
+        """Raise ConfigError if there are more stages than members."""
         members = self.nnodes * self.nproc_per_node
         if self.stages is not None and self.stages > members:
             raise ConfigError(
@@ -72,6 +72,7 @@ class QuestionFlags:
             )
 
     def wish(self, file: Path) -> EstimateWish:
+        """Return the request for the script's process. `file` is where that process writes its answer."""
         return EstimateWish(
             file=str(file), nodes=self.nnodes, members_per_node=self.nproc_per_node, backups=self.backups
         )
@@ -86,8 +87,10 @@ def doctor(
     args: Annotated[list[str] | None, typer.Argument(help="Its arguments, after --.", metavar="[-- ARGS...]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> int:
-    """Run SCRIPT up to `job.prepare`, alone, and say what each member of a job of it will hold; with stages up to its
-    first micro-batch, with blocks that compute nothing. Exit code 1 if it is more than --memory-limit.
+    """Run SCRIPT up to `job.prepare`, alone, and say what each member of a job of it will hold.
+
+    With stages, it runs up to its first micro-batch, with blocks that compute nothing. The exit code is 1 if a member
+    will hold more than --memory-limit.
     """
     if not question.memory:
         raise ConfigError("doctor: say what to look at: --memory")
@@ -95,7 +98,7 @@ def doctor(
     if not is_file(Path(script)):
         raise ConfigError(f"there is no script {script!r}: check the path")
     written = checkpoints.checkpoints()
-    # A script is run as under plain `python`, as a job of one: whatever a launcher has set for another job is left out.
+    # The script runs as a job of one, as under plain `python`, so variables set by a launcher are removed.
     around = {name: value for name in (MEMORY_LIMIT, OFFLOAD_DIRS) if (value := inherited(name))}
     environment = {**without("ELASTRAIN_"), **around, **replace(limits.limit(), stages=question.stages).environment()}
     environment |= {"OMP_NUM_THREADS": inherited("OMP_NUM_THREADS", "1")}
@@ -112,10 +115,13 @@ def doctor(
 
 
 def _asked(named: str, script: Script, question: QuestionFlags, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the script's own `prepare` answers. Raises ConfigError where it is never reached, ElastrainError."""
+    """Run the script, and return the answer that its own `prepare` writes.
+
+    Raises ConfigError if the script never gets there, ElastrainError if it fails.
+    """
     with held_folder("elastrain-doctor-") as folder:
         file = folder / "memory.json"
-        # What the script prints is no part of the answer.
+        # The script's own output goes to standard error, because it is no part of the answer.
         done = subprocess.run(
             [script.command, *script.args],
             env={**environment, **question.wish(file).environment()},

@@ -1,4 +1,4 @@
-"""`elastrain inject`: ask a running, armed job for a fault; or list what can be asked for."""
+"""Command `elastrain inject`: request a fault from a running, armed job, or list the possible faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from elastrain.launcher.shared.rundir import RunDir
 
 @dataclass(frozen=True, kw_only=True)
 class FaultWords:
-    """Where and for how long, as words that `grammar` checks."""
+    """Options for the target, time and duration of a fault, as words that `grammar` checks."""
 
     target: Annotated[
         str | None,
@@ -39,18 +39,20 @@ class FaultWords:
     ] = None
 
     def words(self) -> list[str]:
+        """Return the given options as command-line words."""
         flags = {"--target": self.target, "--at": self.at, "--for": self.duration}
         return [word for flag, value in flags.items() if value is not None for word in (flag, value)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListFlags:
-    """What there is, instead of a fault."""
+    """Options for listing the fault classes instead of injecting a fault."""
 
     list_: Annotated[bool, typer.Option("--list", help="List the classes with their targets and options.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="With --list: for programs.")] = False
 
     def show(self) -> None:
+        """Print the fault classes."""
         print(json.dumps(as_data()) if self.as_json else as_text())
 
 
@@ -80,11 +82,16 @@ def inject(
 
 
 def ask(run: RunDir, fault: Fault, careful_of: tuple[str, ...] | None = None) -> Answer:
-    """Of whoever carries it out. `careful_of`: see `AskFault`. Raises ConfigError if the run has ended, takes no faults
-    or has nobody who can do so, NoAnswerError if its agent is stuck.
+    """Request a fault from the agent or launcher that carries it out, and return the answer.
+
+    careful_of: see `AskFault`.
+
+    Raises ConfigError if the run has ended, accepts no faults, or has no process that can carry the fault out. Raises
+    NoAnswerError if its agent does not answer.
     """
     request, row = AskFault(line=str(fault), careful_of=careful_of), CLASSES[fault.kind]
-    # At a step or a phase, a member tells its agent, and the agent the launcher. Agents know who holds the state.
+    # Faults at a step or phase go to an agent: a member reports the place to it, and it asks the launcher. Only agents
+    # know which members hold the state.
     by_way_of_an_agent = fault.place.step is not None or fault.place.phase is not None
     by_way_of_an_agent |= careful_of is not None and row.loses
     asked = (
@@ -93,6 +100,6 @@ def ask(run: RunDir, fault: Fault, careful_of: tuple[str, ...] | None = None) ->
         else operator_messages.ask
     )
     answer = asked(run, request)
-    if answer.sentence == NOT_ARMED:  # as `elastrain chaos` says it: the input has to change
+    if answer.sentence == NOT_ARMED:  # wrong input, as in `elastrain chaos`
         raise ConfigError(NOT_ARMED)
     return answer

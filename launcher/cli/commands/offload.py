@@ -1,4 +1,7 @@
-"""`elastrain offload show`: what offloading did in a run, alive or ended: memory, what is where, stalls, wear."""
+"""Command `elastrain offload show`: report what offloading did in a run that is alive or has ended.
+
+It shows memory, the place of each storage, stalls and wear.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,9 @@ def show_offload(
         ),
     ] = None,
 ) -> int:
-    """Show memory over one iteration, what is in memory and what on disk, stalls, and the wear of the drives. For what
-    `training.save_profile` left: the plan beside what happened.
+    """Show memory over one iteration, what is in memory and what on disk, stalls, and the wear of the drives.
+
+    For a file written by `training.save_profile`: show the plan beside what happened.
     """
     chosen_run = one_of(run, named)
     if chosen_run is not None and _is_of_a_plan(Path(chosen_run)):
@@ -64,7 +68,7 @@ def show_offload(
 
 
 def _profiles(run: str | None) -> dict[str, Profile]:
-    """Member -> profile, in the members' order. Raises ConfigError if there is none."""
+    """Return the profile of each member, in the members' order. Raises ConfigError if there is none."""
     if run is not None and rundir.is_file(Path(run)):
         files, where = [Path(run)], Path(run)
     else:

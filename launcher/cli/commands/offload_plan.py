@@ -1,4 +1,7 @@
-"""`elastrain offload plan`: how fast a step would be with other memory, drives or host memory, by replay of plans."""
+"""Command `elastrain offload plan`: predict the time of a step with other memory limits, drives or host memory.
+
+The prediction comes from a replay of plans.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ if TYPE_CHECKING:
 
 MOST_DRIVES = 64
 HOST_BANDWIDTH = 20e9
-"""Bytes per second of host memory across a bus, each way, where the profile has measured none."""
+"""Bytes per second of host memory across a bus, in each direction, if the profile has no measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfFlags:
-    """What is to be other than it was."""
+    """Options for what should differ from the recorded step."""
 
     memory: Annotated[
         str | None, typer.Option("--memory", help="Limits, as 24G,48G; default: the one that the step ran with.")
@@ -57,7 +60,7 @@ class WhatIfFlags:
     ] = None
 
     def question(self, profile: StepProfile) -> Question:
-        """Raises ConfigError for what cannot be understood."""
+        """Return the options as values for the replay. Raises ConfigError if one is not understood."""
         from elastrain.offload.report.what_if import Question
 
         memory = None if self.memory is None else [size_bytes(each, "--memory") for each in self.memory.split(",")]
@@ -77,8 +80,9 @@ def plan_offload(
     flags: WhatIfFlags,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> int:
-    """Say how fast the step of PROFILE would be within other limits and with other drives: plans are made and replayed,
-    nothing is trained.
+    """Say how fast the step of PROFILE would be within other limits and with other drives.
+
+    Plans are made and replayed; nothing is trained.
     """
     from elastrain.offload.report.what_if import COLUMNS, row, what_if
 
@@ -94,7 +98,7 @@ def plan_offload(
 
 
 def show_plan(file: Path, plot: Path | None, rating: str | None, *, as_json: bool) -> int:
-    """The plan of a profile beside what happened."""
+    """Print the plan of a profile beside what happened. Returns the exit code."""
     from elastrain.offload.planning import step_profile
     from elastrain.offload.report import plan_picture, plan_report, recording_report
 
@@ -112,7 +116,7 @@ def show_plan(file: Path, plot: Path | None, rating: str | None, *, as_json: boo
 
 
 def plotted(draw: Callable[[Path], None], file: Path) -> None:
-    """Let a picture be drawn. Raises ConfigError where it cannot be written."""
+    """Draw a picture into the file. Raises ConfigError if it cannot be written."""
     try:
         draw(file)
     except (OSError, ValueError) as error:
@@ -129,7 +133,7 @@ def _read(file: Path) -> StepProfile:
 
 
 def rating_bytes(text: str | None) -> float | None:
-    """Raises ConfigError."""
+    """Return --rating in bytes, or None if it was not given. Raises ConfigError."""
     return None if text is None else float(size_bytes(text, "--rating"))
 
 
@@ -185,5 +189,5 @@ def _prices(text: str) -> Prices:
 
 
 def _plain(found: WhatIf) -> dict[str, object]:
-    """As JSON has it: what is unknown, or without an end, is null."""
+    """Return the answer as JSON values: unknown and infinite values become null."""
     return {name: None if value == float("inf") else value for name, value in asdict(found).items()}

@@ -1,5 +1,6 @@
-"""`elastrain run`: start a job, or this machine's part in one, and stay until it ends. torchrun's flags keep their
-meaning. Options are declared and checked in `options`; `starting` does what they ask for.
+"""Command `elastrain run`: start a job, or this machine's part of one, and stay until it ends.
+
+torchrun's flags keep their meaning. `options` declares and checks the options; `starting` carries them out.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RunFlags:
     checkpoints: CheckpointFlags
 
     def options(self, target: str, args: list[str]) -> RunOptions:
-        """Raises ConfigError."""
+        """Return all options, checked. Raises ConfigError."""
         refuse_unknown(target)
         refuse_backend(self.rendezvous.rdzv_backend)
         script, job = self.script.script(target, args), self.rendezvous.job()

@@ -1,4 +1,4 @@
-"""`elastrain status` and `top`: the state of a run, alive or ended, for people or (--json) for programs."""
+"""Commands `elastrain status` and `top`: the state of a run, alive or ended, for people or (--json) for programs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _show(state: dict[str, Any]) -> None:
 
 
 def window_words(window: dict[str, Any]) -> str:
-    """Which shards are short of holders, and since when."""
+    """Return a text that says which shards have too few holders, and since when."""
     by_holders: dict[int, list[int]] = {}
     for shard, living in window["shards"].items():
         by_holders.setdefault(living, []).append(int(shard))
@@ -96,7 +96,7 @@ def _shards(shards: list[int]) -> str:
 
 
 def _node(node: dict[str, Any]) -> str:
-    """The name, and what is wrong with it, if anything."""
+    """Return the node's name, with its state in brackets unless it is well."""
     return str(node["node"]) + ("" if node["state"] in ("here", "linked") else f" ({node['state']})")
 
 

@@ -1,1 +1,1 @@
-"""The options of `elastrain run`, in groups: each file has the flags of one subject, checks them, and makes values."""
+"""Options of `elastrain run` in groups. Each file has the flags of one subject, checks them, and makes values."""

@@ -1,7 +1,4 @@
-"""Where and when a job writes durable checkpoints.
-
-What a job starts from.
-"""
+"""Options for durable checkpoints: where and when a job writes them, and which one it starts from."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from elastrain.launcher.start.run_options import AUTO, NONE, StartWish
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFlags:
-    """Without a directory there are none."""
+    """Options for writing checkpoints. Without --checkpoint-dir, none are written."""
 
     checkpoint_dir: Annotated[
         str | None,
@@ -47,7 +44,7 @@ class CheckpointFlags:
     ] = None
 
     def checkpoints(self) -> CheckpointOptions | None:
-        """Raises ConfigError."""
+        """Return the checked options, or None without --checkpoint-dir. Raises ConfigError."""
         if self.checkpoint_dir is None:
             if self.checkpoint_every is not None:
                 raise ConfigError("--checkpoint-every: say where they are written, too, with --checkpoint-dir DIR")
@@ -73,7 +70,10 @@ class CheckpointFlags:
         )
 
     def _place(self, folder: str) -> str:
-        """Absolute, since a script may change its working directory. Raises ConfigError."""
+        """Return the place with an absolute path, because a script may change its working directory.
+
+        Raises ConfigError.
+        """
         if not folder.strip():
             raise ConfigError("--checkpoint-dir: it is empty: name a folder or a URL")
         protocol, is_url, path = folder.partition("://")
@@ -85,13 +85,13 @@ class CheckpointFlags:
             raise ConfigError(
                 f"--checkpoint-dir {folder}: no local disk is at an address: use --checkpoint-layout shared"
             )
-        # Every member would write what the others cannot read, and each checkpoint would be called complete.
+        # Members could not read each other's parts, although each checkpoint would be called complete.
         if folder.startswith("memory://"):
             raise ConfigError(f"--checkpoint-dir {folder}: each process has its own: name a folder or a store's URL")
         return f"{protocol}://{_absolute(path)}" if protocol in ("file", "local") else folder
 
     def _age_s(self) -> float | None:
-        """Raises ConfigError."""
+        """Return --keep-for in seconds, or None if it was not given. Raises ConfigError."""
         if self.keep_for is None:
             return None
         try:
@@ -104,9 +104,9 @@ class CheckpointFlags:
 
 
 def _absolute(folder: str) -> str:
-    """Raises ConfigError."""
+    """Return the absolute path of a folder, with `~` expanded. Raises ConfigError."""
     try:
-        path = str(Path(folder).expanduser().absolute())  # a shell leaves `--checkpoint-dir=~/x` as it is
+        path = str(Path(folder).expanduser().absolute())  # a shell does not expand `--checkpoint-dir=~/x`
     except RuntimeError:
         raise ConfigError(f"--checkpoint-dir {folder}: nobody here has that name: write the whole path") from None
     if re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", path):
@@ -116,7 +116,7 @@ def _absolute(folder: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeFlags:
-    """A checkpoint, or nothing."""
+    """Options that choose the checkpoint to start from."""
 
     resume: Annotated[
         str,
@@ -136,7 +136,7 @@ class ResumeFlags:
     ] = False
 
     def folder(self) -> str | None:
-        """That the option names, or that a checkpoint it names lies in."""
+        """Return the folder that --resume names, or the parent of a named checkpoint; None for auto and none."""
         if self.resume in (AUTO, NONE) or not self.resume:
             return None
         from elastrain.snapshot.durable.manifest import place_in_time
@@ -145,4 +145,5 @@ class ResumeFlags:
         return str(path.parent if place_in_time(path.name) else path)
 
     def wish(self) -> StartWish:
+        """Return the options as values for the start of the job."""
         return StartWish(source=self.resume, accepts_changes=self.accept_changes)

@@ -1,4 +1,4 @@
-"""Commands whose options come in groups: a group is a frozen dataclass whose fields are options of the command line."""
+"""Commands with grouped options. A group is a frozen dataclass whose fields are options of the command line."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Group = TypeVar("Group")
 
 
 def grouped(command: Callable[..., int]) -> Callable[..., int]:
-    """The command takes a group as one argument; its command line has every field of it, in order.
+    """Turn a command that takes groups as arguments into one whose options are the fields of these groups, in order.
 
-    Groups may hold groups. What typer reads (the signature) is that of the command with its groups opened.
+    Groups may contain groups. typer reads the signature of the returned function.
     """
     hints = get_type_hints(command, include_extras=True)
     opened: list[inspect.Parameter] = []
@@ -48,7 +48,7 @@ def _options(group: Any) -> list[inspect.Parameter]:
 
 
 def _make(group: Callable[..., Group], values: Mapping[str, Any]) -> Group:
-    """The group, of those values that are its own."""
+    """Return the group, built from the values of its own fields."""
     hints = get_type_hints(group)
     made = {
         field.name: _make(hints[field.name], values) if is_dataclass(hints[field.name]) else values[field.name]

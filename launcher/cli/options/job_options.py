@@ -1,4 +1,4 @@
-"""What workers may hold in memory, how long a job waits for what, and which faults it is to meet."""
+"""Options for the memory limit of workers, for timeouts of a job, and for injected faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS_OF_A_YEAR = 365 * 86_400.0
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryFlags:
-    """A limit for each worker, and where the rest goes."""
+    """Options for the memory limit of each worker, and for the directories that take what exceeds it."""
 
     memory_limit: Annotated[
         str | None,
@@ -33,7 +33,7 @@ class MemoryFlags:
     ] = None
     offload_dir: Annotated[
         list[Path] | None,
-        typer.Option(  # whether it is fit is said in a sentence of ours
+        typer.Option(  # `limit` checks it, and reports problems in one sentence
             "--offload-dir",
             readable=False,
             help="Directory on an SSD for what does not fit into --memory-limit; repeatable.",
@@ -41,7 +41,7 @@ class MemoryFlags:
     ] = None
 
     def limit(self) -> WorkerWish:
-        """What is not given here may stand in the launcher's environment. Raises ConfigError."""
+        """Return the checked options. Workers inherit what is not given from the environment. Raises ConfigError."""
         own = WorkerWish(
             bytes_per_worker=None if self.memory_limit is None else size_bytes(self.memory_limit, "--memory-limit"),
             offload_dirs=tuple(each.absolute() for each in self.offload_dir or ()),
@@ -63,7 +63,7 @@ class MemoryFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitFlags:
-    """In seconds."""
+    """Options for timeouts, in seconds."""
 
     join_timeout: Annotated[
         float,
@@ -110,9 +110,9 @@ class WaitFlags:
     ] = 5.0
 
     def waits(self) -> Waits:
-        """Raises ConfigError."""
+        """Return the checked timeouts. Raises ConfigError."""
         for field in fields(self):
-            # Neither the kernel nor etcd takes all numbers: infinity would end an agent in the middle of its work.
+            # The kernel and etcd reject some numbers: infinity would crash a running agent.
             if (value := getattr(self, field.name)) is not None and value > SECONDS_OF_A_YEAR:
                 option = "--" + field.name.replace("_", "-")
                 raise ConfigError(f"{option} {value:g}: at most {SECONDS_OF_A_YEAR:.0f} seconds, which are a year")
@@ -133,7 +133,7 @@ class WaitFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultFlags:
-    """Faults on request."""
+    """Options for fault injection."""
 
     inject: Annotated[bool, typer.Option("--inject", help="Arm fault injection: allow `elastrain inject`.")] = False
     faults: Annotated[
@@ -142,21 +142,22 @@ class FaultFlags:
 
     @property
     def armed(self) -> bool:
+        """True if faults may be injected."""
         return self.inject or self.faults is not None
 
     def check(self, *, has_launcher: bool) -> None:
-        """Raises ConfigError for faults that nobody could carry out."""
+        """Raise ConfigError if a fault needs simulated nodes and the job has none."""
         around = next((f for f in self.read() if CLASSES[f.kind].by is Carrier.LAUNCHER), None)
         if around is not None and not has_launcher:
             raise ConfigError(f"{self.faults}: {around.kind} needs simulated nodes: say --local-nodes N")
 
     def read(self) -> tuple[Fault, ...]:
-        """Raises ConfigError."""
+        """Return the faults in the file of --faults. Raises ConfigError."""
         return read_faults(self.faults) if self.faults is not None else ()
 
 
 def size_bytes(text: str, option: str) -> int:
-    """What an option says of bytes. Raises ConfigError."""
+    """Return the bytes that an option's text such as 4G stands for. Raises ConfigError."""
     found = re.fullmatch(r"([1-9]\d*)([KMGT]?)(?:i?B)?", text)
     if found is None:
         raise ConfigError(f"{option} {text!r}: write a whole number of bytes, or of K, M, G or T, such as 4G")

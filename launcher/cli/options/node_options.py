@@ -1,4 +1,4 @@
-"""How many nodes and workers there are, and how the nodes find each other."""
+"""Options for the number of nodes and workers, and for how the nodes find each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, kw_only=True)
 class SizeFlags:
-    """How many."""
+    """Options for the number of nodes, workers and restarts."""
 
     standalone: Annotated[bool, typer.Option("--standalone", help="One node, this machine; the default.")] = False
     nnodes: Annotated[
@@ -58,7 +58,7 @@ class SizeFlags:
     ] = None
 
     def size(self, rendezvous: RendezvousFlags) -> JobSize:
-        """Raises ConfigError."""
+        """Return the checked size of the job. Raises ConfigError."""
         local = self.local_nodes
         nodes_min, nodes_max = _range(self.nnodes) if local is None else (local, local)
         self._check_together(rendezvous, nodes_max)
@@ -66,9 +66,9 @@ class SizeFlags:
         return JobSize(workers=workers, nodes_min=nodes_min, nodes_max=nodes_max, max_restarts=self.max_restarts)
 
     def stages_of(self, size: JobSize) -> int | None:
-        """Raises ConfigError for more stages than there can be members."""
+        """Return the number of stages. Raises ConfigError if it exceeds the possible number of members."""
         most = size.workers * size.nodes_max
-        # Where each node is started by a command of its own, others may start more workers than this one.
+        # If each node has a command of its own, other nodes may start more workers than this one.
         if self.stages is not None and self.stages > most and (self.local_nodes is not None or size.nodes_max == 1):
             raise ConfigError(
                 f"--stages {self.stages} asks for pipelines of {self.stages} members, and this job has {most}: start "
@@ -95,7 +95,7 @@ class SizeFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousFlags:
-    """The job's name, and this node's way to the others."""
+    """Options for the job's name, and for this node's way to the other nodes."""
 
     rdzv_id: Annotated[
         str | None, typer.Option("--rdzv-id", "--rdzv_id", help="The job's name; default: made from the time.")
@@ -119,14 +119,14 @@ class RendezvousFlags:
     ] = None
 
     def job(self) -> str:
-        """Raises ConfigError."""
+        """Return the job's name, made from the time if none was given. Raises ConfigError."""
         job = self.rdzv_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         if not _NAME.fullmatch(job):
             raise ConfigError(f"--rdzv-id {job!r}: use up to 64 letters, digits, '.', '_' and '-'")
         return job
 
     def node(self, etcd: EtcdConfig) -> NodeOptions:
-        """Raises ConfigError."""
+        """Return the options of this node among several. Raises ConfigError."""
         return NodeOptions(
             name=_node_name(self.node_name),
             etcd=etcd,
@@ -137,7 +137,7 @@ class RendezvousFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class EtcdFlags:
-    """How etcd lets this node in."""
+    """Options for TLS and the login to etcd."""
 
     etcd_ca: Annotated[Path | None, typer.Option("--etcd-ca", help="TLS to etcd: the authority's certificate.")] = None
     etcd_cert: Annotated[Path | None, typer.Option("--etcd-cert", help="This node's certificate for etcd.")] = None
@@ -148,7 +148,7 @@ class EtcdFlags:
     ] = None
 
     def config(self, endpoint: str) -> EtcdConfig:
-        """Raises ConfigError."""
+        """Return the configuration of the connection to etcd. Raises ConfigError."""
         return EtcdConfig(
             endpoints=parse_endpoints(endpoint),
             ca=self.etcd_ca,
@@ -160,7 +160,7 @@ class EtcdFlags:
 
 
 def _range(text: str) -> tuple[int, int]:
-    """torchrun's form of --nnodes: N, or MIN:MAX. Raises ConfigError."""
+    """Return the minimum and maximum of torchrun's --nnodes: N, or MIN:MAX. Raises ConfigError."""
     found = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", text)
     if not found:
         raise ConfigError(f"--nnodes {text!r}: write N, or MIN:MAX")

@@ -1,4 +1,4 @@
-"""Where a run's files and its workers' output go, and how the script is started."""
+"""Options for a run's folders, for the output of its workers, and for how the script is started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elastrain.launcher.start.run_options import OutputPlan
 
 
 def _folder(text: str) -> Path:
-    # As a path it would be the working directory, which nobody means who has forgotten to set a variable.
+    # An empty path is the working directory. An empty text more likely comes from an unset shell variable.
     if not text:
         raise typer.BadParameter("it is empty: name a folder")
     return Path(text)
@@ -26,7 +26,7 @@ def _folder(text: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputFlags:
-    """Folders, and what of each worker's output goes into files."""
+    """Options for folders, and for which parts of each worker's output go into files."""
 
     run_dir: Annotated[
         Path | None,
@@ -55,14 +55,14 @@ class OutputFlags:
     ] = "0"
 
     def output(self, workers: int, script: ScriptFlags) -> OutputPlan:
-        """Raises ConfigError."""
+        """Return where the output of each worker goes. Raises ConfigError."""
         slots = range(workers)
         tees, redirected = _masks(self.tee, "--tee", slots), _masks(self.redirects, "--redirects", slots)
         shown = _ranks(script.local_ranks_filter, slots)
         return OutputPlan(
             run_dir=self.run_dir,
             log_dir=self.log_dir,
-            # A worker that is not shown writes into files instead.
+            # A worker whose output is not shown writes it into files instead.
             redirects={slot: mask if slot in shown else 3 for slot, mask in redirected.items()},
             tee={slot: mask if slot in shown else 0 for slot, mask in tees.items()},
         )
@@ -70,7 +70,7 @@ class OutputFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptFlags:
-    """What the script is, and which of its processes are shown."""
+    """Options for the kind of script, and for the workers whose output is shown."""
 
     module: Annotated[bool, typer.Option("-m", "--module", help="The script is a module, as with python -m.")] = False
     no_python: Annotated[
@@ -82,7 +82,7 @@ class ScriptFlags:
     ] = None
 
     def script(self, target: str, args: Sequence[str]) -> Script:
-        """Raises ConfigError."""
+        """Return the command that workers run. Raises ConfigError."""
         return Script.of(self._found(target), args, module=self.module, python=not self.no_python)
 
     def _found(self, target: str) -> str:
@@ -117,7 +117,7 @@ def _ranks(text: str | None, slots: range) -> set[int]:
 
 
 def _masks(text: str, option: str, slots: range) -> dict[int, int]:
-    """torchrun's form: `3` for every local rank, or `0:3,1:2`. Raises ConfigError."""
+    """Return a bit mask per slot from torchrun's form: `3` for every local rank, or `0:3,1:2`. Raises ConfigError."""
     if re.fullmatch("[0-3]", text):
         return dict.fromkeys(slots, int(text))
     if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):

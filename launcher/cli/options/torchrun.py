@@ -1,5 +1,6 @@
-"""torchrun's options (torch 2.13): what `elastrain run` says to whoever gives one that it does not have, and the words
-that two of them take. Nothing else may come in here.
+"""torchrun's options (torch 2.13): advice for those that `elastrain run` lacks, and the words that two of them take.
+
+Other code does not belong here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _ADVICE = {
 
 
 def refuse_unknown(script: str) -> None:
-    """`script`: the first word that is no option of ours, with its value. Raises ConfigError if it looks like one."""
+    """Raise ConfigError if the script's name looks like an unknown option.
+
+    script: the first word of the command line that is no known option or its value.
+    """
     if not script.startswith("-"):
         return
     name = script.partition("=")[0]
@@ -39,7 +43,7 @@ def refuse_unknown(script: str) -> None:
 
 
 def refuse_backend(backend: str) -> None:
-    """Raises ConfigError for any but our own."""
+    """Raise ConfigError for any backend except etcd-v3."""
     if backend != BACKEND:
         raise ConfigError(
             f"--rdzv-backend {backend}: nodes meet in an etcd v3 only. Leave it out, and name that etcd in "
@@ -48,9 +52,10 @@ def refuse_backend(backend: str) -> None:
 
 
 def local_world_size(words: str) -> int:
-    """What --nproc-per-node says: a number, or one per core (cpu), GPU (gpu), or GPU if there are any (auto).
+    """Return the number of workers that --nproc-per-node asks for.
 
-    Raises ConfigError.
+    The text is a number, or one worker per core (cpu), per GPU (gpu), or per GPU if there are any, else per core
+    (auto). Raises ConfigError.
     """
     if words.isdecimal():
         number = int(words)
