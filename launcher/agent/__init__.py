@@ -1,1 +1,1 @@
-"""The agent: the process on each node that owns its workers."""
+"""The agent: the process on each node that starts, watches and stops its workers."""

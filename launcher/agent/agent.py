@@ -1,7 +1,7 @@
 """The agent: one event loop that owns a node's workers and carries out what `core` decides.
 
-It puts its parts together (workers in `worker_processes`, other agents in `peer_agents`, the store in `registry`), and
-turns the loop; it answers the operator. It decides nothing and never imports the user's code.
+It connects its parts (workers in `worker_processes`, other agents in `peer_agents`, the store in `registry`), runs the
+loop, and answers the operator. It makes no decisions and never imports the user's code.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from elastrain.launcher.store.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """What the agent needs beside the job's own configuration."""
+    """Configuration of the agent beside that of the job."""
 
     job: str
     settings: JobConfig
-    """Its life, too."""
+    """Configuration of the job, with its current life."""
     run: RunDir
     script: Script
     logs: Logs
@@ -61,17 +61,17 @@ class AgentConfig:
     host: str = "127.0.0.1"
     """This node's address for other nodes."""
     one_host: bool = True
-    """All nodes are on this machine: members talk over shared memory."""
+    """True if all nodes are on this machine, so that members communicate over shared memory."""
     stop_grace_s: float = 5.0
-    """How long workers may take to end after SIGTERM, before SIGKILL."""
+    """Seconds from SIGTERM to SIGKILL for workers that must end."""
     settle_s: float = 0.0
-    """How long a store without a history is left to nodes that may know of the job."""
+    """Seconds for which a store with little history is left to nodes that may know the job."""
     key_ttl_s: float
-    """How long the keys of a job of several nodes outlive its last agent, if that could not take them along."""
+    """Seconds that the keys of a job of several nodes live if its agents were killed before they could delete them."""
 
     @property
     def scope(self) -> str:
-        """The name of this life: its store keys, its handshakes, its addresses."""
+        """Name of this life in store keys, handshakes and addresses."""
         return scope(self.job, self.settings.life.number)
 
 
@@ -82,7 +82,7 @@ class _Timed(Protocol):
 
 
 class Agent:
-    """`run` runs the node's part of the job to its end. For the main thread of a process: it takes over the signals."""
+    """The agent of a node. `run` must be called in the main thread, because it takes over the signals."""
 
     def __init__(self, config: AgentConfig, store: Store, guardian: Guardian, faults: Sequence[Fault] = ()) -> None:
         self._config, self._store, self._guardian = config, store, guardian
@@ -95,11 +95,11 @@ class Agent:
 
     @property
     def first_unused_member(self) -> int:
-        """The number that no member of this life bears, by all that this agent has seen."""
+        """First number that no member of this life has, as far as this agent knows."""
         return self._core.cluster.first_unused_number()
 
     def run(self) -> End:
-        """Start the workers, serve them until the job has ended, leave nothing behind. Raises ConfigError."""
+        """Start the workers, serve them until the job has ended, and clean up. Raises ConfigError."""
         settings = self._config.settings
         with self._open:
             self._open.callback(self._leave_nothing)
@@ -109,14 +109,14 @@ class Agent:
             if not settings.alone:
                 self._parts.registry.put_record(self._record)
             self._happen(ev.NodeRegistered(record=self._record, settle_s=self._config.settle_s))
-            self._state.write(time.monotonic())  # plain scripts may say nothing for ever
+            self._state.write(time.monotonic())  # plain scripts may never send a message
             while not self._parts.end.is_over:
                 self._turn()
         assert self._parts.end.end is not None
         return self._parts.end.end
 
     def _life(self) -> dict[str, int]:
-        """What the event log says of the life that begins."""
+        """Return the fields of the event log about the life that begins; none for the first one."""
         life = self._config.settings.life
         return {"life": life.number, "step": life.step} if life.number > 1 else {}
 
@@ -126,7 +126,7 @@ class Agent:
         self._loop.register(signals, lambda _events: self._on_stop_signals(signals))
 
     def _open_up(self) -> None:
-        """What is opened last is closed first: workers end before anything that they use."""
+        """Create the parts. They are closed in reverse order, so that workers end before anything that they use."""
         config, settings = self._config, self._config.settings
         address = worker_start.agent_address(config.scope, None if settings.alone else settings.node)
         listener = listen_abstract(address)
@@ -206,7 +206,7 @@ class Agent:
         return WorkerSpec(script=config.script, common=common, logs=config.logs)
 
     def _master(self) -> tuple[str, int]:
-        """Where scripts that call init_process_group themselves meet: on the roster's first node."""
+        """Return the host and port for scripts that call init_process_group: those of the roster's first node."""
         roster = self._core.cluster.roster
         first = roster.nodes[0] if roster is not None else self._record
         host = first.endpoint.rpartition(":")[0].strip("[]")
@@ -219,7 +219,7 @@ class Agent:
         for timed in self._timed:
             timed.on_tick(now)
         self._runner.queue.add(self._core.on_tick(now))
-        # After the members were told of a view: they wait for that.
+        # Last, because members wait for the messages sent above.
         self._state.on_tick(now)
 
     def _happen(self, event: ev.Event) -> None:
@@ -259,7 +259,7 @@ class Agent:
 
 
 def _free_port() -> int:
-    """A port for scripts that call init_process_group themselves, as under torchrun."""
+    """Return a free port for scripts that call init_process_group themselves, as under torchrun."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

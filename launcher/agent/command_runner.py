@@ -1,6 +1,6 @@
-"""The core's commands in their order, whatever follows from carrying one out.
+"""Execution of the core's commands, in order: on workers, on other agents, in the store, in the log.
 
-Carries out what the core commands: on workers, on other agents, in the store, in the log. It decides nothing.
+Events that follow from a command go back to the core. Makes no decisions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from elastrain.protocol.agent_messages import Reading
 
 
 class CommandQueue:
-    """`carry_out` may add commands; it is never entered twice at once."""
+    """A queue of commands. `carry_out` may add commands, and is never entered recursively."""
 
     def __init__(self, carry_out: Callable[[Command], None]) -> None:
         self._carry_out = carry_out
@@ -60,12 +60,12 @@ class CommandQueue:
         self._busy = False
 
     def add(self, commands: Sequence[Command]) -> None:
-        """Behind those that wait."""
+        """Append the commands to the queue."""
         self._waiting.extend(commands)
         self._work()
 
     def add_first(self, commands: Sequence[Command]) -> None:
-        """What follows from a command's answer comes before the commands behind it."""
+        """Put the commands at the front: consequences of an answer come before later commands."""
         self._waiting.extendleft(reversed(commands))
         self._work()
 
@@ -85,7 +85,7 @@ _CONCERNS_ALL = ("view", "parked", "unparked", "store_away", "store_back")
 
 @dataclass(frozen=True, kw_only=True)
 class NodeParts:
-    """What an agent acts through. `peers`: None in a job of one node."""
+    """Parts through which an agent acts. `peers` is None in a job of one node."""
 
     workers: WorkerProcesses
     lookout: WorkerMonitor
@@ -94,11 +94,11 @@ class NodeParts:
     end: NodeEnd
     strikes: Strikes
     launcher: RunDir | None
-    """Where the launcher of the simulated nodes listens."""
+    """Run folder in which the launcher of simulated nodes listens, or None without such a launcher."""
 
 
 class CommandRunner:
-    """`shares_screen`: the other nodes are simulated on this machine, and say things on the same screen."""
+    """Executor of the core's commands. `shares_screen`: other nodes, simulated here, print on the same screen."""
 
     def __init__(self, core: Core, parts: NodeParts, log: EventLog, state: StateFile, *, shares_screen: bool) -> None:
         self._core, self._parts, self._log, self._state = core, parts, log, state
@@ -107,7 +107,10 @@ class CommandRunner:
         self.queue = CommandQueue(self._carry_out)
 
     def happen(self, event: ev.Event) -> None:
-        """The core hears of it, and what it commands is done. What workers have read is shown, and decides nothing."""
+        """Pass an event to the core, and carry out its commands.
+
+        A worker's progress in reading a checkpoint is only shown, and does not reach the core.
+        """
         if isinstance(event, ev.WorkerSpoke) and isinstance(event.message, Reading):
             self._show(event.member, event.message)
             return
@@ -116,13 +119,13 @@ class CommandRunner:
         self.queue.add(self._core.handle(event, time.monotonic()))
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Remove the progress bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
     def _show(self, member: str, reading: Reading) -> None:
-        """All read alike: one worker stands for all, and one node where several share a screen."""
+        """Show the progress of one worker on one node per screen. All workers read the same amount."""
         cluster = self._core.cluster
         if cluster.workers.by_id[member].slot == 0 and (cluster.first_rank == 0 or not self._shares_screen):
             self._bar = self._bar or ProgressBar(f"{member} is reading the checkpoint")
@@ -131,7 +134,7 @@ class CommandRunner:
                 self.close()
 
     def _answered(self, event: ev.Event) -> None:
-        """The store has answered a command."""
+        """Pass the store's answer to a command to the core."""
         self.queue.add_first(self._core.handle(event, time.monotonic()))
 
     def _carry_out(self, command: Command) -> None:
@@ -205,11 +208,11 @@ class CommandRunner:
         self._state.stale = self._state.stale or log.event == "view"
 
     def _is_said_elsewhere(self, log: Log) -> bool:
-        """Of what concerns all, the first node that answers tells."""
+        """Return True if another node prints it. The first node that answers prints job-wide information."""
         if not self._shares_screen or log.event not in _CONCERNS_ALL:
             return False
         cluster, me = self._core.cluster, self._core.cluster.config.node
-        # A node that has only just come reaches nobody yet.
+        # A node that has only just joined does not reach the other nodes yet.
         takes_part = cluster.view is None or any(member.node == me for member in cluster.members)
         return not takes_part or cluster.first_answering_node() != me
 

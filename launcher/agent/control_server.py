@@ -1,4 +1,7 @@
-"""The agent's side of the operator's socket: one request per connection, one answer. `control` is the other side."""
+"""The agent's end of the operator's socket: one request and one answer per connection.
+
+`operator_messages` is the other end.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from elastrain.protocol.codec import BadMessageError
 
 
 class ControlServer:
-    """Reads requests from the listener's connections; `answer` is called with each, in the agent's loop."""
+    """Server for the operator's requests. It calls `answer` with each request, in the agent's loop."""
 
     def __init__(self, loop: EventLoop, listener: socket.socket, answer: Callable[[Request], Answer]) -> None:
         self._loop = loop
@@ -24,6 +27,7 @@ class ControlServer:
         loop.register(listener, lambda _events: self._on_connection())
 
     def close(self) -> None:
+        """Close the listener and all connections."""
         for channel in self._open:
             channel.close()
         self._listener.close()

@@ -95,7 +95,7 @@ def _follow_size(target: int, terminal: int) -> None:
 
 def _never_waiting(fd: int) -> int:
     """Return a non-blocking descriptor for the file of `fd`. Other users of `fd` see no change."""
-    if not os.path.isfile(f"/proc/self/fd/{fd}"):  # a regular file never blocks; reopened, it would lose its position
+    if not os.path.isfile(f"/proc/self/fd/{fd}"):  # a regular file never blocks, and would lose its position
         with suppress(OSError):  # not possible for a socket, or for a file of another user
             return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     return os.dup(fd)
