@@ -1,12 +1,11 @@
-"""What survives a launcher that is killed, for as long as it takes to clear up: processes, files, network namespaces,
-control groups.
+"""The guardian: a small process that cleans up after a launcher or agent that was killed.
 
-A process that gets SIGKILL cannot end what it has started: its workers would train on, or sleep for ever. So each
-launcher and each agent has a guardian, a process of a few megabytes in a session of its own, which waits for the end
-of a pipe that only its owner can write to. This file is also what that process runs, by its path and with the standard
-library alone: nothing of elastrain may be imported here.
+It kills the remaining processes, and removes files, network namespaces and control groups. A process that gets SIGKILL
+cannot stop what it has started: its workers would train on, or sleep forever. So each launcher and each agent has a
+guardian in a session of its own, which waits for the end of a pipe that only its owner can write to. That process runs
+this file by its path, with the standard library alone: nothing of elastrain may be imported here.
 
-Sees to it that there is a guardian: where its process is killed, another one takes its place at once.
+`Guardian` is the owner's side. `GuardianWatch` starts another guardian if the process is killed.
 """
 
 from __future__ import annotations
@@ -26,43 +25,44 @@ from pathlib import Path
 from elastrain.base.event_loop import EventLoop
 
 _LOOK_AT_LEAST_S = 0.5
-"""Who was being started when the owner died shows its mark only when it has become its program."""
+"""A process that was being started when the owner died shows its mark only after its exec."""
 _LOOK_AT_MOST_S = 10.0
 _LOOK_AGAIN_S = 0.02
 
 
 class Guardian:
-    """The owner's side. `kind` tells the marks of an agent from those of the launcher that has several agents here.
+    """The owner's side. Its processes are marked, and end with the owner, as does every session that is watched.
 
-    `environment` is the guardian's own, without any mark: it must not end with those whom it is to end.
-    Everything that is started with `mark` in its environment, and every session that is watched, ends with the owner.
+    `kind` distinguishes the marks of an agent from those of a launcher with several agents on this machine. Every
+    process with `mark` in its environment is killed, so `environment`, which is the guardian's own, must contain no
+    mark.
     """
 
     def __init__(self, kind: str, environment: Mapping[str, str]) -> None:
         self.mark = {f"ELASTRAIN_{kind}_MARK": secrets.token_hex(16)}
         self._environment = environment
         self._told: list[tuple[str, object]] = []
-        """What another one would have to know."""
+        """Instructions so far, to be repeated to a replacement process."""
         self._process = self._start()
 
     def __enter__(self) -> Guardian:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """The owner has cleared up itself."""
+        """Kill the guardian's process, because the owner has cleaned up by itself."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody had killed it before
+        with suppress(BrokenPipeError):  # it had been killed before
             self._process.stdin.close()
 
     @property
     def pid(self) -> int:
-        """Of the guardian's own process. It is not reaped before `begin_again` or the end."""
+        """Process id of the guardian. The process is not reaped before `begin_again` or the end."""
         return self._process.pid
 
     def begin_again(self) -> None:
-        """The process was killed: another one takes its place, and is told all that this one knew."""
+        """Start a replacement for a killed process, and repeat all instructions to it."""
         self.__exit__()
         self._process = self._start()
         told, self._told = self._told, []
@@ -70,36 +70,39 @@ class Guardian:
             self._tell(what, value)
 
     def watch(self, session: int) -> None:
-        """Of a process that may overwrite its environment, as some do to set their title."""
+        """Kill this session, too.
+
+        Needed for processes that may overwrite their environment, for instance to set a title.
+        """
         self._tell("watch", session)
 
     def unwatch(self, session: int) -> None:
-        """Before its leader is reaped: the number may be used again."""
+        """Forget a session. Call this before its leader is reaped, because the number may be used again."""
         self._tell("unwatch", session)
         self._told = [each for each in self._told if each not in (("watch", session), ("unwatch", session))]
 
     def remove(self, path: Path) -> None:
-        """A file that is there now, this one only; or a folder, whether it is there or will be."""
+        """Delete a file that exists now, but no later file of that name; or a folder, even if it is made later."""
         identity = _identity(path)
         self._tell("remove", [str(path), identity])
 
     def remove_namespace(self, name: str) -> None:
-        """A network namespace, whether it is there or will be."""
+        """Delete a network namespace, even if it is created later."""
         self._tell("namespace", name)
 
     def remove_group(self, path: Path) -> None:
-        """A control group, whether it is still there then or not."""
+        """Delete a control group, if it still exists then."""
         self._tell("group", str(path))
 
     def _start(self) -> subprocess.Popen[bytes]:
         [[name, value]] = self.mark.items()
         return subprocess.Popen(
-            # It knows the mark before anything can happen to its owner.
+            # The mark is an argument, so the guardian knows it even if its owner dies at once.
             [sys.executable, "-I", "-S", __file__, f"{name}={value}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # It must not bear a mark itself, nor hold the owner's folder.
+            # It must not carry a mark itself, nor keep the owner's folder busy.
             env=self._environment,
             cwd="/",
             start_new_session=True,
@@ -112,11 +115,11 @@ class Guardian:
             self._process.stdin.write(json.dumps([what, value]).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it was killed, and the next one is told all of it
+            pass  # it was killed, and its replacement gets all instructions
 
 
 def _identity(path: Path) -> list[int] | None:
-    """Of a file under this name; another one may take the name when this one is gone."""
+    """Return what distinguishes a file from a later one of the same name; None for a folder or a missing file."""
     try:
         found = path.lstat()
     except OSError:
@@ -125,7 +128,10 @@ def _identity(path: Path) -> list[int] | None:
 
 
 def _guard(mark: bytes) -> None:
-    """Listen until the owner has ended without a farewell (it kills the guardian as one), then clear up."""
+    """Read instructions until the owner has died, then clean up.
+
+    An owner that ends normally kills this process first.
+    """
     assert b"=" in mark, "without a mark, every process would seem to bear it"
     sessions, paths = set[int](), list[tuple[Path, list[int] | None]]()
     namespaces, groups = list[str](), list[str]()
@@ -165,7 +171,7 @@ def _end_all(mark: bytes, sessions: Collection[int]) -> None:
 
 
 def _remove_groups(groups: Collection[str]) -> None:
-    """A process that has just ended may keep its own for a moment."""
+    """Delete the control groups. Retries, because a process that just ended may keep its group for a moment."""
     left, began_s = set(groups), time.monotonic()
     while left and time.monotonic() < began_s + _LOOK_AT_MOST_S:
         for group in list(left):
@@ -196,14 +202,14 @@ if __name__ == "__main__":
 
 
 class GuardianWatch:
-    """Watches the guardian's process in its owner's loop; `tell` takes a sentence for people."""
+    """A watch on the guardian's process in its owner's loop. `tell` takes a sentence for people."""
 
     def __init__(self, loop: EventLoop, guardian: Guardian, tell: Callable[[str], None]) -> None:
         self._loop, self._guardian, self._tell = loop, guardian, tell
         self._begin()
 
     def close(self) -> None:
-        """Before the guardian itself is let go."""
+        """Stop the watch. Call this before the guardian itself is closed."""
         self._loop.unregister(self._pidfd)
         os.close(self._pidfd)
 

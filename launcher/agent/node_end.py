@@ -1,4 +1,4 @@
-"""How an agent ends once its core has said so: its workers are asked, then killed, then given up."""
+"""The end of an agent once its core has decided it: workers get SIGTERM, then SIGKILL, and then are given up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GIVE_UP_S = 10.0
 
 
 class NodeEnd:
-    """Owns the end and its deadlines. The store is told how this node ends before its key goes."""
+    """The end and its deadlines. The store learns how this node ends before the node's key is deleted."""
 
     def __init__(
         self, workers: WorkerProcesses, registry: Registry, log: EventLog, *, incarnation: int, stop_grace_s: float
@@ -29,13 +29,14 @@ class NodeEnd:
 
     @property
     def is_over(self) -> bool:
-        """No worker is left, or none that the kernel lets go of."""
+        """True if no worker is left, or if the remaining ones were given up because the kernel does not end them."""
         if self.end is None:
             return False
         given_up = self._give_up_s is not None and self._give_up_s <= time.monotonic()
         return given_up or not self._workers.running
 
     def begin(self, end: End) -> None:
+        """Report the end to the log and the store, and ask all workers to stop."""
         self.end = end
         self._log.write("end", exit_code=end.code, reason=end.sentence)
         if end.job_is_over or end.lost:
@@ -50,14 +51,16 @@ class NodeEnd:
             self._kill_due_s = time.monotonic() + self._stop_grace_s
 
     def hurry(self) -> None:
-        """The operator has asked again: no more grace."""
+        """Kill all workers at once if the end has begun, because the operator has asked again."""
         if self.end is not None:
             self._kill_all()
 
     def next_deadline_s(self) -> float | None:
+        """Return the monotonic time at which `on_tick` or `is_over` has to be looked at next, or None."""
         return min((due_s for due_s in (self._kill_due_s, self._give_up_s) if due_s is not None), default=None)
 
     def on_tick(self, now: float) -> None:
+        """Kill the workers once the grace period is over."""
         if self._kill_due_s is not None and self._kill_due_s <= now:
             self._kill_all()
 

@@ -1,6 +1,7 @@
-"""What `status` shows, as one JSON object: made from the core's state, kept in the run's folder after the end.
+"""State of a run for `status`, as one JSON object.
 
-The run's state for `status`, written when the view changes and now and then.
+`describe` makes it from the core's state. `StateFile` writes it into the run's folder when the view changes and every
+few seconds, where it remains after the end.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from elastrain.launcher.shared.rundir import EventLog, RunDir
 
 
 def describe(core: Core, job: str, now: float) -> dict[str, Any]:
-    """Members of the view in rank order first, then this node's warming up; the gone are left to the event log.
+    """Return the state. Members of the view come first, in rank order, then this node's workers that warm up.
 
-    `now`: monotonic seconds.
+    Members that are gone appear only in the event log. `now`: monotonic seconds.
     """
     cluster, parking, view = core.cluster, core.parking, core.cluster.view
     waiting = [w for w in cluster.workers.by_id.values() if w.alive and (view is None or w.id not in view)]
@@ -58,7 +59,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
 def _redundancy(core: Core) -> str:
     backups = (core.joins.spec or {}).get("backups", 0)
     alive = core.cluster.alive_in_view()
-    # A word, not a number, means everywhere.
+    # A word in place of the number means a backup on every member.
     return redundancy(core.cluster.holders or {}, alive, backups if isinstance(backups, int) else len(alive))
 
 
@@ -69,7 +70,7 @@ def _state(core: Core) -> str:
 
 
 def _nodes(cluster: Cluster) -> list[dict[str, Any]]:
-    """This node, then the others in the order in which they came."""
+    """Return the states of this node, then of the other nodes in the order of their start."""
     others = sorted(cluster.peers.nodes.values(), key=lambda node: node.record.incarnation)
     here = {"node": cluster.config.node, "state": "here", "endpoint": cluster.peers.record.endpoint}
     return [here] + [
@@ -104,23 +105,25 @@ def _worker(cluster: Cluster, worker: Worker, rank: int | None) -> dict[str, Any
 
 
 _STATE_EVERY_S = 5.0
-"""So that `status` knows about where a run was whose agent was killed."""
+"""Seconds between two writes, so that `status` has a recent state of a run whose agent was killed."""
 
 
 class StateFile:
-    """`describe` makes the state as of a monotonic time."""
+    """Writer of the state file. `describe` returns the state at a monotonic time."""
 
     def __init__(self, run: RunDir, log: EventLog, describe: Callable[[float], dict[str, Any]]) -> None:
         self._run, self._log, self._describe = run, log, describe
         self._written_s = 0.0
         self.stale = False
-        """Something has changed that `status` should show soon."""
+        """True if a change happened that `status` should show soon."""
 
     def on_tick(self, now: float) -> None:
+        """Write the state if it is stale or old."""
         if self.stale or now - self._written_s > _STATE_EVERY_S:
             self.write(now)
 
     def write(self, now: float) -> None:
+        """Write the state now."""
         self.stale, self._written_s = False, now
         try:
             self._run.write_state(self._describe(now))

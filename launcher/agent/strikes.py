@@ -1,6 +1,6 @@
-"""Faults on request that an agent carries out from outside: on a worker of its node, or on the node with itself.
+"""Injected faults that an agent carries out from outside: on a worker of its node, or on the node with itself.
 
-What ends again is undone in time, and at the latest when the agent ends. Whom a fault means is decided in `core`.
+Temporary faults are undone in time, and at the latest when the agent ends. `core` chooses the targets.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from elastrain.launcher.shared.rundir import EventLog
 
 _LOOK_AGAIN_S = 0.005
 _ANSWERED_S = 0.1
-"""Within it an answer is sent."""
+"""Seconds within which the answer to the operator is sent."""
 
 
 class Strikes:
-    """Driven by the agent's loop. What is due later is a call, kept with its time (monotonic seconds)."""
+    """Executor of faults, driven by the agent's loop. Later actions are kept with their monotonic times."""
 
     def __init__(self, workers: WorkerProcesses, log: EventLog, guardian: Guardian) -> None:
         self._workers, self._log, self._guardian = workers, log, guardian
@@ -37,34 +37,36 @@ class Strikes:
         }
 
     def strike(self, command: Strike) -> None:
-        """Carry it out now; what cannot be done here is in the event log."""
+        """Carry out the fault now. If this machine cannot do it, write the reason to the event log."""
         try:
             self._strikes[command.kind](command)
         except OSError as error:
             self._log.write("fault_refused", reason=f"{command.kind} cannot be injected on this machine: {error}")
 
     def next_deadline_s(self) -> float | None:
+        """Return the monotonic time of the next action, or None."""
         return min((due_s for due_s, _ in self._due), default=None)
 
     def on_tick(self, now: float) -> None:
+        """Carry out the actions that are due."""
         due = [call for due_s, call in self._due if due_s <= now]
         self._due = [(due_s, call) for due_s, call in self._due if due_s > now]
         for call in due:
             call()
 
     def close(self) -> None:
-        """After the workers have ended."""
+        """Undo all limits. Call this after the workers have ended."""
         for name in list(self._limited):
             self._unlimit(name)
 
     def _stop(self, command: Strike) -> None:
-        # Who has told that it is there stops itself, exactly there: a signal of ours would come before its own, and the
-        # one that lets it go on between the two.
+        # A member that has reached the place of the fault stops itself there. A SIGSTOP from here would come before
+        # that stop, and SIGCONT between the two.
         if command.at and not self._workers.is_stopped(command.at):
             self._later(_LOOK_AGAIN_S, lambda: self._stop(command))
             return
         if not command.member:
-            # The operator who has asked this very node is answered first.
+            # First let the answer reach the operator, who may have asked this node.
             self._later(0.0 if command.at else _ANSWERED_S, lambda: self._stop_node(command.for_s))
             return
         self._workers.signal(command.member, signal.SIGSTOP)
@@ -74,7 +76,7 @@ class Strikes:
     def _stop_node(self, for_s: float | None) -> None:
         self._workers.signal_all(signal.SIGSTOP)
         if for_s is not None:
-            # Somebody else has to wake this agent up; then it wakes its workers.
+            # A separate process has to continue this agent, which then continues its workers.
             wake = ["sh", "-c", f"sleep {for_s}; kill -CONT {os.getpid()}"]
             subprocess.Popen(wake, start_new_session=True, stdin=subprocess.DEVNULL, cwd="/")
             self._later(0.0, lambda: self._workers.signal_all(signal.SIGCONT))
@@ -104,7 +106,7 @@ class Strikes:
     def _limit(self, command: Strike, limited: worker_limits.Limited) -> None:
         name = f"{command.kind} {command.member}"
         self._limited[name] = limited
-        self._guardian.remove_group(limited.path)  # should this agent be killed
+        self._guardian.remove_group(limited.path)  # in case this agent is killed
         if command.for_s is not None:
             self._later(command.for_s, lambda: self._unlimit(name))
 

@@ -1,9 +1,10 @@
-"""Low priority for a worker that warms up while others train, and full priority once it is a member.
+"""Priorities of workers, and limits on their CPU time or memory. Linux only.
 
-Linux schedules sessions against each other where autogroups are on, so that `nice` alone has no effect between workers:
-the autogroup's own value is set as well. Nothing is lowered that could not be raised again.
+A worker warms up at low priority while other workers train, and gets full priority once it is a member. With autogroups
+on, Linux schedules sessions against each other, so `nice` alone has no effect between workers. The autogroup's own
+value is set as well. No priority is lowered that could not be raised again.
 
-Limits on one worker by the kernel's control groups (version 1, for root): a share of a core, or no more memory.
+Limits use the kernel's control groups (version 1, as root): a share of a core, or no further memory.
 """
 
 from __future__ import annotations
@@ -13,31 +14,34 @@ import resource
 from pathlib import Path
 
 WARM_UP_NICE = 5
-"""A third of a member's share. A tenth (10) kept a joiner of a busy two-core machine from its first view for 45 s."""
+"""Nice value for a third of a member's share. With 10, a tenth, a joiner of a two-core machine took 45 s."""
 AHEAD_NICE = -4
-"""Of a newcomer in its first step: nearly twice a member's share where cores are scarce, nothing elsewhere."""
+"""Nice value of a newcomer in its first step: nearly twice a member's share if cores are scarce."""
 _CAP_SYS_NICE = 23
 
 
 def lower(pid: int) -> None:
-    """Before the process has threads: they inherit it."""
+    """Lower the priority of the process. Call this before it has threads, because they inherit the value."""
     _set_autogroup(pid, WARM_UP_NICE)
     if _may_raise():
         _set_nice(pid, min(_own_nice() + WARM_UP_NICE, 19))
 
 
 def restore(pid: int) -> bool:
-    """All threads that the process has by now. False: the kernel limits how often this may be done; try again soon."""
+    """Restore the priority of all present threads of the process.
+
+    Returns False if the kernel refuses, because it limits how often this may be done. Try again soon.
+    """
     done = _set_autogroup(pid, 0)
     if _may_raise():
-        # Twice: a thread that was begun meanwhile may have inherited the low priority.
+        # Twice, because a thread that started meanwhile may have inherited the low priority.
         _set_nice(pid, _own_nice())
         _set_nice(pid, _own_nice())
     return done
 
 
 def ahead(pid: int) -> bool:
-    """As `restore`, and where this process may, before all others; to be restored later."""
+    """Restore the priority and, if permitted, raise it above all others. Returns False as `restore` does."""
     done = restore(pid)
     if _may_raise():
         _set_autogroup(pid, AHEAD_NICE)
@@ -51,12 +55,12 @@ def _set_autogroup(pid: int, nice: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        pass  # no autogroups in this kernel, or the process is gone: it merely keeps its priority
+        pass  # no autogroups in this kernel, or the process has ended; it keeps its priority
     return True
 
 
 def _own_nice() -> int:
-    """The agent's: what the workers began with. (An autogroup begins with 0, whoever makes it.)"""
+    """Return the agent's nice value, with which workers begin. An autogroup always begins with 0."""
     return os.getpriority(os.PRIO_PROCESS, 0)
 
 
@@ -84,16 +88,16 @@ _LEAST_QUOTA_US = 1000
 
 
 class Limited:
-    """A group of its own for a process and all its children from now on. Raises OSError where that may not be made."""
+    """A control group of its own for one process and its future children."""
 
     def __init__(self, controller: str, pid: int, name: str) -> None:
-        """`path`: where it is."""
+        """Compute the group's folder, `path`. Raises OSError if the kernel does not have the controller."""
         self._before = ROOT / controller / _path_in(controller, pid)
         self.path = self._before / name
         self._controller, self._pid = controller, pid
 
     def begin(self, **values: int) -> None:
-        """Make the group with these values (`cfs_quota_us=…`), and move the process into it."""
+        """Create the group with these values (`cfs_quota_us=…`), and move the process into it. Raises OSError."""
         self.path.mkdir()
         try:
             for name, value in values.items():
@@ -104,7 +108,10 @@ class Limited:
             raise
 
     def end(self) -> None:
-        """Move back what is left in it, and remove it. A process that has just ended may keep it for a moment."""
+        """Move the remaining processes back, and remove the group.
+
+        Raises OSError if a process that has just ended keeps the group for a moment.
+        """
         for pid in (self.path / "cgroup.procs").read_text().split():
             try:
                 (self._before / "cgroup.procs").write_text(pid)
@@ -114,22 +121,22 @@ class Limited:
 
 
 def throttled(pid: int, name: str, share: float) -> Limited:
-    """A process with this share of one core. Raises OSError."""
+    """Limit a process to this share of one core. Raises OSError."""
     limited = Limited("cpu", pid, name)
     limited.begin(cfs_period_us=_PERIOD_US, cfs_quota_us=max(_LEAST_QUOTA_US, round(share * _PERIOD_US)))
     return limited
 
 
 def out_of_memory(pid: int, name: str, room_mib: float) -> Limited:
-    """A process that may get so much more memory; with the next page after that the kernel kills it. Raises OSError."""
-    # What it has already stays charged to the group that it comes from.
+    """Limit a process to `room_mib` MiB of further memory. With the next page the kernel kills it. Raises OSError."""
+    # The memory that it has already stays charged to its former group.
     limited = Limited("memory", pid, name)
     limited.begin(limit_in_bytes=max(1 << 20, round(room_mib * (1 << 20))))
     return limited
 
 
 def _path_in(controller: str, pid: int) -> str:
-    """Raises OSError where there is no such controller."""
+    """Return the group of the process below the controller's root. Raises OSError if there is no such controller."""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):

@@ -1,6 +1,6 @@
-"""Looks at this node's workers from outside: their pages of whereabouts, the kernel's word of them, their stacks.
+"""Monitor of this node's workers from outside: their heartbeat pages, the kernel's view of them, and their stacks.
 
-Nothing here asks a worker for anything that it would need its interpreter for. What follows is decided in `core.watch`.
+No check needs the worker's interpreter, which may hang. `core.hang_detector` decides what follows.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ _LOOK_EVERY_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedWorker:
-    """A running worker that has handed over its beacon."""
+    """A running worker that has sent its beacon."""
 
     pid: int
     watcher: Watcher
 
 
 class WorkerMonitor:
-    """`workers` are those that can be seen now; `happen` takes what was seen."""
+    """The monitor. `workers` returns those that can be observed now; `happen` takes the observations."""
 
     def __init__(
         self, workers: Callable[[], Mapping[str, WatchedWorker]], happen: Callable[[ev.Event], None], folder: Path
     ) -> None:
         self._workers, self._happen = workers, happen
         self.folder = folder
-        """Where workers write their stacks, a file each."""
+        """Folder in which workers write their stacks, one file each."""
         self._due_s = time.monotonic() + _LOOK_EVERY_S
 
     def next_deadline_s(self) -> float | None:
+        """Return the monotonic time of the next observation, or None without workers."""
         return self._due_s if self._workers() else None
 
     def on_tick(self, now: float) -> None:
+        """Observe all workers if it is time, and report the result."""
         if now < self._due_s:
             return
         self._due_s = now + _LOOK_EVERY_S
@@ -52,9 +54,10 @@ class WorkerMonitor:
             self._happen(ev.Looked(seen=seen))
 
     def take_stacks(self, reason: str) -> dict[str, str]:
-        """Each worker appends its threads' stacks to its file in `folder`, below a line that says why, what it was at,
-        what the kernel says, and the last operation of each group of torch.distributed that it made. Returns these
-        lines, by member.
+        """Have each worker append the stacks of its threads to its file in `folder`.
+
+        Above the stacks the agent writes the reason and a line about the worker: its place in the script, its state in
+        the kernel, and the last operation of each torch.distributed group that it made. Returns these lines by member.
         """
         at, said = time.strftime("%H:%M:%S"), dict[str, str]()
         for member, worker in self._workers().items():
@@ -64,7 +67,7 @@ class WorkerMonitor:
             head = f"\n---- {at} {reason}\n{member}: {said[member]}\n"
             try:
                 fd = os.open(self.folder / f"{member}.txt", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
-            except OSError:  # whoever has no such file does not know the signal, and would end by it
+            except OSError:  # a worker without the file does not handle the signal, which would kill it
                 continue
             with suppress(OSError), os.fdopen(fd, "wb", 0) as file:  # its disk may be full
                 file.write(head.encode())

@@ -1,4 +1,4 @@
-"""The agent's hold on its workers: processes, channels, watchers. Carries out; what follows is decided in `core`."""
+"""Worker processes of one agent, with their channels and death watchers. `core` decides what follows from events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RESTORE_AGAIN_S = 0.2
 
 @dataclass(kw_only=True)
 class _WorkerHandle:
-    """The agent's hold on one worker."""
+    """Process, channel and death watcher of one worker."""
 
     process: WorkerProcess
     channel: LineSocket | None = None
@@ -39,7 +39,7 @@ class _WorkerHandle:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """What every worker is started with."""
+    """Values with which every worker is started."""
 
     script: Script
     common: WorkerEnvironment
@@ -47,7 +47,7 @@ class WorkerSpec:
 
 
 class WorkerProcesses:
-    """A handle per worker ever started. `happen` takes what the core is to hear."""
+    """All workers that the agent has ever started. `happen` takes events for the core."""
 
     def __init__(
         self, loop: EventLoop, log: EventLog, spec: WorkerSpec, guardian: Guardian, happen: Callable[[ev.Event], None]
@@ -56,23 +56,27 @@ class WorkerProcesses:
         self._guardian = guardian
         self._handles: dict[str, _WorkerHandle] = {}
         self._restore_due_s: dict[str, float] = {}
-        # Filled by watcher threads; the eventfd wakes the loop.
+        # Watcher threads fill this queue; the eventfd wakes the loop.
         self._mutex_deaths: deque[tuple[str, float]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         loop.register(self._wake, lambda _events: self._on_wake())
 
     @property
     def running(self) -> list[str]:
+        """Ids of the members whose processes have not been reaped yet."""
         return [member for member, handle in self._handles.items() if handle.running]
 
     def next_deadline_s(self) -> float | None:
+        """Return the monotonic time of the next attempt to restore a priority, or None."""
         return min(self._restore_due_s.values(), default=None)
 
     def on_tick(self, now: float) -> None:
+        """Repeat attempts to restore priorities that are due."""
         for member in [m for m, due_s in self._restore_due_s.items() if due_s <= now]:
             self.restore_priority(member)
 
     def start(self, command: Start) -> None:
+        """Start a worker, or report `StartFailed`."""
         try:
             process = worker_start.start(command, self._spec.script, self._spec.common, self._spec.logs)
         except OSError as error:
@@ -85,17 +89,19 @@ class WorkerProcesses:
         self._loop.register(process.pidfd, lambda _events: self._on_process_end(command.member))
 
     def tell(self, command: Tell) -> None:
+        """Send a message to a worker. Does nothing if it has no channel."""
         handle = self._handles.get(command.member)
         if handle is None or handle.channel is None:
             return
         if not handle.channel.send(TO_WORKER.encode(command.message)):
-            # It may have said its last words before it closed its end.
+            # The worker may have sent its last messages before it closed its end.
             self._on_channel(command.member)
             self._drop_channel(command.member)
         elif handle.channel.wants_to_write:
             self._loop.modify(handle.channel.sock, READ | WRITE)
 
     def restore_priority(self, member: str, *, ahead: bool = False) -> None:
+        """Restore a worker's priority, or raise it with `ahead`. Repeats later if the kernel refuses."""
         self._restore_due_s.pop(member, None)
         handle = self._handles[member]
         change = worker_limits.ahead if ahead else worker_limits.restore
@@ -103,14 +109,14 @@ class WorkerProcesses:
             self._restore_due_s[member] = time.monotonic() + _RESTORE_AGAIN_S
 
     def pid(self, member: str) -> int:
-        """Raises ProcessLookupError, an OSError, where it has ended."""
+        """Return the process id. Raises ProcessLookupError, an OSError, if the worker has ended."""
         handle = self._handles.get(member)
         if handle is None or not handle.running:
             raise ProcessLookupError(f"{member} has ended")
         return handle.process.pid
 
     def seen(self) -> Mapping[str, WatchedWorker]:
-        """The running workers whose beacons are here."""
+        """Return the running workers whose beacons have arrived."""
         return {
             member: WatchedWorker(pid=handle.process.pid, watcher=handle.watcher)
             for member, handle in self._handles.items()
@@ -118,32 +124,37 @@ class WorkerProcesses:
         }
 
     def is_stopped(self, member: str) -> bool:
-        """Or has ended."""
+        """Return True if the worker is stopped or has ended."""
         try:
             return state_of(self.pid(member)) in ("T", "Z", "X", "")
         except ProcessLookupError:
             return True
 
     def signal(self, member: str, number: int) -> None:
+        """Send a signal to the worker's process group, if it still runs."""
         handle = self._handles.get(member)
         if handle is not None and handle.running:
             handle.process.signal_group(number)
 
     def signal_all(self, number: int) -> None:
+        """Send a signal to the process groups of all running workers."""
         for member in self._handles:
             self.signal(member, number)
 
     def hear_all(self) -> None:
-        """Everything that was said until now: by the dead, why; by the others, who holds what by now."""
+        """Read all messages that have arrived.
+
+        A dead worker may have sent the cause of its death; the others may have sent which state they hold.
+        """
         for member in [m for m, handle in self._handles.items() if handle.channel is not None]:
             self._on_channel(member)
 
     def objection(self, member: str) -> str | None:
-        """Return why this worker is not let in; None if it may come."""
+        """Return why the worker is refused, or None if it may connect."""
         handle = self._handles.get(member)
         if handle is None or not handle.running:
             return f"{member} is no worker that this agent waits for"
-        if handle.channel is not None or handle.watcher is not None:  # the latter came with the first one's hello
+        if handle.channel is not None or handle.watcher is not None:  # the watcher came with the first process's hello
             return (
                 f"another process has come as {member} of this job. Of the processes of a worker one calls "
                 "elastrain.init(): start the others behind that call, or without the variables ELASTRAIN_*"
@@ -151,7 +162,7 @@ class WorkerProcesses:
         return None
 
     def admit(self, member: str, sock: Connection) -> str | None:
-        """A proven connection of a worker; returns why it is not taken."""
+        """Take an authenticated connection of a worker. Returns why it is refused, or None."""
         if (objection := self.objection(member)) is not None:
             return objection
         handle = self._handles[member]
@@ -160,9 +171,9 @@ class WorkerProcesses:
         return None
 
     def close(self) -> None:
-        """Leave nothing behind, whatever has happened."""
+        """Kill remaining workers and close all resources, whatever has happened before."""
         for handle in self._handles.values():
-            if handle.running:  # only if the loop itself failed, or the kernel does not let go of the process
+            if handle.running:  # only if the loop failed, or if the kernel does not end the process
                 handle.process.signal_group(signal.SIGKILL)
             if handle.watcher is not None:
                 handle.watcher.cancel()
@@ -171,7 +182,7 @@ class WorkerProcesses:
         for handle in self._handles.values():
             if not handle.running:
                 handle.process.close()
-        # The last to close: watcher threads write to it until they are cancelled.
+        # Closed last, because watcher threads write to it until they are cancelled.
         os.close(self._wake)
 
     def _on_wake(self) -> None:
@@ -229,7 +240,7 @@ class WorkerProcesses:
 
         try:
             self._handles[member].watcher = watch_beacon(fd, on_death)
-        except Exception as error:  # a descriptor that is no beacon is the worker's fault, whatever it makes us raise
+        except Exception as error:  # any error means that the worker sent no valid beacon
             raise BadMessageError(f"its beacon is not usable: {error}") from error
 
     def _drop_channel(self, member: str) -> None:

@@ -1,6 +1,6 @@
-"""Worker processes: their environment, their start through torchelastic, their end. One context per worker.
+"""Start and end of worker processes through torchelastic, one context per worker, and their environment.
 
-Torch is imported here only, late. Which worker is started or ended when is decided in `core`.
+torch is imported late, and in the agent only here. `core` decides when to start or end which worker.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _TORCH_SIGNALS_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What every worker runs."""
+    """The command that every worker runs."""
 
     command: str
     args: tuple[str, ...] = ()
 
     @staticmethod
     def of(target: str, args: Sequence[str], *, module: bool = False, python: bool = True) -> Script:
-        """As torchrun: `python -u script args…`, `python -u -m module args…`, or the program itself."""
+        """Return torchrun's form: `python -u script args…`, `python -u -m module args…`, or the program itself."""
         if not python:
             return Script(command=target, args=tuple(args))
         return Script(command=sys.executable, args=("-u", *(("-m",) if module else ()), target, *args))
@@ -49,7 +49,7 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class Logs:
-    """Where output goes. `redirects` and `tee` are bit masks per slot: 1 standard output, 2 standard error."""
+    """Places for output. `redirects` and `tee` are bit masks per slot: 1 standard output, 2 standard error."""
 
     folder: Path
     redirects: Mapping[int, int] = field(default_factory=dict)
@@ -62,7 +62,10 @@ def import_torch_early() -> None:
 
 
 def import_torch() -> None:
-    """Returns when it is imported. Meanwhile no other thread runs for long: none must have anything to keep alive."""
+    """Import torch.
+
+    Other threads hardly run during the import, so none of them may have a heartbeat or lease to keep alive.
+    """
     import torch.distributed.elastic.multiprocessing  # noqa: F401
 
 
@@ -75,12 +78,18 @@ class WorkerProcess:
         self.pidfd = os.pidfd_open(self.pid)
 
     def signal_group(self, number: int) -> None:
-        """To the worker and all that it started. Safe until `reap`: its process id cannot be used again before."""
+        """Send a signal to the worker and all processes of its group.
+
+        Safe until `reap`, because the process id cannot be reused before.
+        """
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def reap(self) -> int:
-        """After `pidfd` is readable: end what is left of its group, return the exit code (< 0: minus the signal)."""
+        """Kill the rest of the process group, and return the exit code (< 0: minus the signal).
+
+        Call this after `pidfd` is readable.
+        """
         self.signal_group(signal.SIGKILL)
         handler = self._context.subprocess_handlers[0]  # type: ignore[attr-defined]
         exit_code = int(handler.proc.wait())
@@ -88,7 +97,7 @@ class WorkerProcess:
         return exit_code
 
     def close(self) -> None:
-        """Let the last lines of its logs through and close them. Takes up to a tenth of a second per log."""
+        """Write the last lines of its logs, and close them. Takes up to a tenth of a second per log."""
         for log in self._logs:
             log.close()
         self._context.close()
@@ -101,7 +110,7 @@ def start(worker: Start, script: Script, common: WorkerEnvironment, logs: Logs) 
     program, *args = tied([script.command, *script.args])
     files = _MemberLogs(logs, worker.member, worker.slot)
     handler_before = signal.getsignal(signal.SIGURG)
-    # torchelastic would install its own handlers for these; the agent's stay, and the worker inherits the usual value.
+    # Without this, torchelastic would replace the agent's signal handlers. The worker gets the usual value.
     with set_for_a_moment(_TORCH_SIGNALS, "SIGURG") as before:
         try:
             context = start_processes(
@@ -123,7 +132,7 @@ def start(worker: Start, script: Script, common: WorkerEnvironment, logs: Logs) 
 
 
 class _MemberLogs:
-    """torchelastic's LogsSpecs, one folder per member: error.json, and stdout.log and stderr.log where asked for."""
+    """torchelastic's LogsSpecs with one folder per member: error.json, and stdout.log and stderr.log if requested."""
 
     def __init__(self, logs: Logs, member: str, slot: int) -> None:
         self._folder = logs.folder / member
@@ -149,22 +158,23 @@ class _MemberLogs:
         )
 
     def _carried_to(self, path: str) -> str:
-        """Return what torchelastic is to open in place of the file, whose disk may become full."""
+        """Return the path that torchelastic opens instead of the log file, whose disk may become full."""
         self.carried.append(ScreenPipe(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)))
         return f"/proc/self/fd/{self.carried[-1].into}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerWish:
-    """What the operator asks of every worker. What is not given here is inherited."""
+    """Options that apply to every worker. Options that are not given are inherited from the environment."""
 
     bytes_per_worker: int | None = None
     offload_dirs: tuple[Path, ...] = ()
-    """Where what does not fit into its memory goes."""
+    """Directories for data that exceeds the memory limit."""
     stages: int | None = None
-    """How many members a pipeline is to have."""
+    """Number of members of a pipeline."""
 
     def environment(self) -> dict[str, str]:
+        """Return the options as environment variables for workers."""
         directories = os.pathsep.join(str(each) for each in self.offload_dirs)
         wished = {MEMORY_LIMIT: self.bytes_per_worker, OFFLOAD_DIRS: directories or None, STAGES: self.stages}
         return {name: str(value) for name, value in wished.items() if value is not None}
@@ -172,7 +182,7 @@ class WorkerWish:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnvironment:
-    """What all workers of this agent have in common."""
+    """Values that the environments of all workers of this agent share."""
 
     job: str
     settings: JobConfig
@@ -180,17 +190,20 @@ class WorkerEnvironment:
     run_dir: Path
     secret_file: Path
     host: str | None
-    """The address at which members on other machines reach this node's; None if all are on this one."""
+    """Address at which members on other machines reach this node, or None if all nodes are on this machine."""
     master: Callable[[], tuple[str, int]]
-    """Host and port where scripts that call init_process_group themselves meet."""
+    """Function that returns host and port for scripts that call init_process_group themselves."""
     mark: Mapping[str, str]
-    """By which the agent's guardian knows them, and what they have started."""
+    """Variable by which the agent's guardian recognizes workers and their child processes."""
     wish: WorkerWish
     checkpoints: CheckpointOptions | None = None
 
 
 def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
-    """torchrun's names, and ours. RANK is the rank in the first view that the worker is expected to belong to."""
+    """Return a worker's environment: torchrun's variables and those of elastrain.
+
+    RANK is the rank in the first view that the worker is expected to belong to.
+    """
     master_addr, master_port = common.master()
     env: dict[str, Any] = {
         "LOCAL_RANK": worker.slot,
@@ -209,9 +222,9 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "TORCHELASTIC_MAX_RESTARTS": common.settings.max_restarts,
         "TORCHELASTIC_USE_AGENT_STORE": False,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        # As torchrun does; and the bits depend on it. A value that the user has set stays.
+        # As torchrun does. Results depend on it bit for bit. A value that the user has set stays.
         "OMP_NUM_THREADS": inherited("OMP_NUM_THREADS", "1"),
-        # A set of words has one order in every worker, on every node and in every run: a vocabulary made of it too.
+        # Gives sets of strings the same order in all workers, nodes and runs, and so a vocabulary made of one.
         "PYTHONHASHSEED": inherited("PYTHONHASHSEED", "0"),
         "ELASTRAIN_AGENT": common.agent,
         "ELASTRAIN_JOB": common.job,
@@ -221,7 +234,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "ELASTRAIN_NODE": common.settings.node,
         "ELASTRAIN_SECRET_FILE": common.secret_file,
         "ELASTRAIN_RUN_DIR": common.run_dir,
-        # Said either way: an armed run must not arm the runs that its scripts start.
+        # Always set, because an armed run must not arm the runs that its scripts start.
         "ELASTRAIN_INJECT": int(common.settings.armed),
         "ELASTRAIN_WRONG": worker.wrong,
         "ELASTRAIN_HOST": common.host or "",
@@ -233,5 +246,8 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
 
 
 def agent_address(job: str, node: str | None) -> str:
-    """Where the agent's channel listens: an abstract UNIX address, without the leading NUL. `node`: one of several."""
+    """Return the abstract UNIX address of the agent's channel, without the leading NUL.
+
+    `node`: the node's name, or None in a job of one node.
+    """
     return f"elastrain/{job}/agent" + (f"/{node}" if node else "")
