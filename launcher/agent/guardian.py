@@ -25,7 +25,7 @@ from pathlib import Path
 from elastrain.base.event_loop import EventLoop
 
 _LOOK_AT_LEAST_S = 0.5
-"""A process that was being started when the owner died shows its mark only after its exec."""
+"""Minimum seconds of the search. A process that was being started shows its mark only after its exec."""
 _LOOK_AT_MOST_S = 10.0
 _LOOK_AGAIN_S = 0.02
 

@@ -20,7 +20,7 @@ def home() -> str | None:
 
 
 def inherited(name: str, otherwise: str = "") -> str:
-    """Return the value of a variable that the user may have set and that workers get, or `otherwise`."""
+    """Return the variable from this process's environment, or `otherwise`. The user may set it for workers."""
     return os.environ.get(name, otherwise)
 
 

@@ -108,7 +108,7 @@ def shared() -> Iterator[None]:
     former = {1: os.dup(1), 2: os.dup(2)}
     for fd, stream in ((1, sys.__stdout__), (2, sys.__stderr__)):
         found = os.fstat(fd)
-        # One pipe per file keeps the order of output. Output to a stream that was closed from the start cannot be shown.
+        # One pipe per file keeps the order of output. Output to a stream that was closed from the start is lost.
         key = fd if stream is None else (found.st_dev, found.st_ino)
         if key not in streams:
             streams[key] = ScreenPipe(_never_waiting(fd) if stream is not None else os.open("/dev/full", os.O_WRONLY))

@@ -21,7 +21,7 @@ class JobTimes:
     leave_timeout_s: float = 2.0
     """Limit for a worker that must end to end by itself, for instance to print its traceback."""
     exit_timeout_s: float = 30.0
-    """Limit for a worker to end after its work is finished, and then for the digests of the other nodes."""
+    """Limit for a worker to end after its work is done. Then, limit for the digests of other nodes to arrive."""
     silence_grace_s: float = 0.5
     """Delay from the first silent node to the judgement.
 
@@ -53,7 +53,7 @@ class HangTimes:
     Also the limit for all members until four steps are committed.
     """
     alike_s: float = 1800.0
-    """Limit if all members stand at the same place and none waits, and for a member with a sole copy of state."""
+    """Limit if all members are stuck at the same place, and for a stuck member with the only copy of a shard."""
     stacks_s: float = 0.3
     """Limit for writing stacks before a member that hangs is killed."""
 
