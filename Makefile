@@ -1,4 +1,4 @@
-# Everything a newcomer needs: `make demo`, `make test`, `make check`. Each sets itself up.
+# Everything a newcomer needs: `make demo`, `make test-all`, `make check`. Each sets itself up.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -15,11 +15,13 @@ export PYTHONHASHSEED := 0
 # What is compiled once need not be compiled by every process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install lint check check-tests format test test-all docs house demo clean
+.PHONY: help install lint check check-tests format test test-all run-chosen run-all network docs house demo clean wheel
 help:
 	@echo "make demo    three nodes train, a worker and a node are killed, nothing is lost (some two minutes)"
 	@echo "make check   format, lint, types, layers, unit and property tests but the slow, transcripts (about a minute)"
-	@echo "make test    everything that runs without a GPU (some twelve minutes on two quiet cores)"
+	@echo "make test    lint, and the tests that a change can reach: since BASE, of the working tree, or of the last commit"
+	@echo "make test-all  lint and all tests that run without a GPU (some fourteen minutes on two quiet cores)"
+	@echo "make wheel   the wheel in an environment of its own, and one job with it (a minute or two)"
 	@echo "make sim     whole jobs in virtual time, from SEED=0 on SCHEDULES=2000 of them, and the planted bugs"
 	@echo "make docs    pages and API reference, in site/ (a quarter of a minute)"
 	@echo "make house   sizes, double names, unused dependencies: what is over the limits (seconds)"
@@ -41,6 +43,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check $(FOLDERS)
 	$(BIN)/ruff check --quiet $(FOLDERS)
 	$(BIN)/mypy -p elastrain
+	$(BIN)/mypy examples tests/support
 
 check: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint check-tests
@@ -52,11 +55,25 @@ format: $(STAMP)
 	$(BIN)/ruff format $(FOLDERS)
 	$(BIN)/ruff check --quiet --fix $(FOLDERS)
 
-test: $(STAMP)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint test-all
+test: $(STAMP) network
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint run-chosen
 
-test-all: $(STAMP)
+test-all: $(STAMP) network
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint run-all
+
+run-chosen: $(STAMP)
+	$(PYTEST) -m "not on_demand" $$($(BIN)/python -m tests.support.choose $(BASE))
+
+run-all: $(STAMP)
 	$(PYTEST) -m "not on_demand" tests
+
+# Nodes in network namespaces need nft, tc and ip: without them, and without root to install them, their tests are skipped.
+network:
+	@for program in nft tc ip; do command -v $$program >/dev/null || lacking="$$lacking $$program"; done; \
+	if [ -z "$$lacking" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -q >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -q -y nftables iproute2 >/dev/null; \
+	else echo "missing, and cannot be installed here:$$lacking"; fi
 
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -66,6 +83,13 @@ sim: $(STAMP)
 
 house: $(STAMP)
 	@$(BIN)/python -m tests.support.table
+
+# The wheel in an environment of its own: the command, and one job.
+wheel: $(STAMP)
+	rm -rf build/wheel && $(PYTHON) -m venv build/wheel/venv
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	build/wheel/venv/bin/pip install --quiet --constraint constraints.txt torch build/wheel/*.whl
+	cd build/wheel && venv/bin/elastrain --version && venv/bin/elastrain run --nproc-per-node 2 ../../examples/plain_loop.py
 
 demo: $(STAMP)
 	$(BIN)/python -m experiments.demo.run

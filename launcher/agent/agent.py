@@ -23,7 +23,8 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.agent import worker_start
 from elastrain.launcher.agent.command_runner import CommandRunner, NodeParts
 from elastrain.launcher.agent.control_server import ControlServer
-from elastrain.launcher.agent.guardian import Guardian, GuardianWatch
+from elastrain.launcher.agent.guardian import Guardian
+from elastrain.launcher.agent.guardian_watch import GuardianWatch
 from elastrain.launcher.agent.node_end import NodeEnd
 from elastrain.launcher.agent.run_state import StateFile, describe
 from elastrain.launcher.agent.strikes import Strikes

@@ -23,7 +23,8 @@ from elastrain.base.event_loop import EventLoop
 from elastrain.base.processes import die_with_parent, is_stopped, state_of
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher.agent.control_server import ControlServer
-from elastrain.launcher.agent.guardian import Guardian, GuardianWatch
+from elastrain.launcher.agent.guardian import Guardian
+from elastrain.launcher.agent.guardian_watch import GuardianWatch
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.table import CLASSES, NOT_ARMED, Carrier
 from elastrain.launcher.namespaces.switch import SWITCH, SWITCH_ADDRESS, Switch, enter, lacking

@@ -45,7 +45,7 @@ ENDS_THE_JOB: dict[type[BaseException], type[am.NoRoom | am.LostState | am.Diver
 _SIGNATURE_CHARS_MAX, _TRACEBACK_CHARS_MAX = 1 << 12, 1 << 16
 """Limits of the texts for the launcher, whose lines have a limited length: an exception may contain a whole tensor."""
 # Paths of libraries, and "<" for generated code such as that of dataclasses.
-_NOT_THE_SCRIPT = (*(f"{Path(file).parent}{os.sep}" for file in (str(Path(__file__).parent), torch.__file__)), "<")
+_NOT_THE_SCRIPT = (*(f"{Path(file).parent}{os.sep}" for file in (str(Path(__file__).parents[1]), torch.__file__)), "<")
 
 
 def _sentence(error: ConfigError) -> str:
