@@ -1,6 +1,6 @@
 """elastrain: elastic, fault-tolerant training for PyTorch.
 
-Lazy on purpose: `elastrain status`, `--help` and the agent's control code start without importing torch.
+Names are imported on first use, so that `elastrain status`, `--help` and the agent start without importing torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HOMES = {
     "LossScale": "elastrain.job.scaling",
 }
 _ROOMS = ("comm", "offload")
-"""Those with names for scripts: `elastrain.offload.save_on_disk` works after `import elastrain`."""
+"""Packages with names for scripts: `elastrain.offload.save_on_disk` works after `import elastrain`."""
 
 __all__ = [
     "ConfigError",
@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 
-# torch takes seconds to import: commands that only look at a job, and its agents, must not wait for it.
+# torch takes seconds to import. Commands that only look at a job, and the agents, must not wait for it.
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"elastrain.{name}")

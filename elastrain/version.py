@@ -1,3 +1,3 @@
-"""The version, in a file of its own: packaging reads it, and what needs it imports no package for it."""
+"""The version, in a file of its own: packaging reads it without importing the package."""
 
 __version__ = "0.2.0"

@@ -1,4 +1,4 @@
-"""What every room may import, and what imports nothing of ours: small parts that several rooms need alike.
+"""Small parts that every package may import, and that import nothing else of elastrain.
 
-Torch may never come in: the launcher imports these too.
+Never imports torch, because the launcher imports these modules too.
 """

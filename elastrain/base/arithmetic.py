@@ -1,11 +1,8 @@
-"""splitmix64 (Steele, Lea and Flood, 2014): a bijection of 64-bit numbers. Pure arithmetic.
+"""Integer arithmetic: the splitmix64 hash, the shape of summation trees, and a first-fit allocator of ranges. Pure.
 
-The shape of every summation tree: where a run of leaves splits in two. Pure arithmetic.
-
-Sums of floating-point numbers depend on their order. One shape for all of them makes results bitwise equal on all
-members, whatever the algorithm, and between runs.
-
-Which parts of a stretch of numbers are free: a first-fit allocator. Pure arithmetic.
+splitmix64 (Steele, Lea and Flood, 2014) is a bijection of 64-bit numbers. All summation trees have one shape, because
+the sum of floating-point numbers depends on their order. With one shape, results are bitwise equal on all members,
+under every algorithm, and in every run.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def scramble(value: int) -> int:
-    """The generator's output function, of a number taken modulo 2**64."""
+    """Return splitmix64's output function of `value` modulo 2**64."""
     z = value & MASK
     z = ((z ^ (z >> 30)) * FACTORS[0]) & MASK
     z = ((z ^ (z >> 27)) * FACTORS[1]) & MASK
@@ -27,24 +24,24 @@ def scramble(value: int) -> int:
 
 
 def mix(state: int) -> int:
-    """The generator's next output from this state."""
+    """Return the next output of splitmix64 from this state."""
     return scramble(state + GOLDEN)
 
 
 def split_at(start: int, stop: int) -> int:
-    """Where the leaves `[start, stop)` split: after the largest power of two that is smaller than their number.
+    """Return where the leaves `[start, stop)` split: after the largest power of two that is smaller than their number.
 
-    So a left half is always a full binary tree, and does not change when leaves are added at the right. At least two
+    So the left half is always a full binary tree, and does not change when leaves are added at the right. At least two
     leaves are needed.
     """
     return start + (1 << ((stop - start - 1).bit_length() - 1))
 
 
 class FreeRanges:
-    """The free ranges of `[0, size)`: sorted, never touching each other.
+    """The free ranges of `[0, size)`, sorted; no two of them touch.
 
-    First fit, because callers ask for the same sizes in the same order again and again (a training step does): they get
-    the same places again, and what is in use stops growing.
+    First fit, because a training step asks for the same sizes in the same order each time. It gets the same ranges
+    again, and the memory in use stops growing.
     """
 
     def __init__(self, size: int) -> None:
@@ -56,10 +53,14 @@ class FreeRanges:
 
     @property
     def all_free(self) -> bool:
+        """True if no range is taken."""
         return self._free == [(0, self.size)]
 
     def take(self, length: int, alignment: int = 1) -> int | None:
-        """The start of the first free range of this length at a multiple of `alignment`; None if there is none."""
+        """Take the first free range of this length, and return its start, a multiple of `alignment`.
+
+        None if there is none.
+        """
         for index, (start, stop) in enumerate(self._free):
             at = -(-start // alignment) * alignment
             if stop - at >= length:
@@ -69,7 +70,7 @@ class FreeRanges:
         return None
 
     def give(self, start: int, stop: int) -> None:
-        """Take a range back. Raises ValueError where a part of it is free already."""
+        """Return a range to the free ones. Raises ValueError if a part of it is free already."""
         index = bisect.bisect_left(self._free, (start, stop))
         before = self._free[index - 1] if index else None
         after = self._free[index] if index < len(self._free) else None

@@ -1,4 +1,4 @@
-"""How a job writes durable checkpoints, as the launcher was asked: carried to its workers in their environment."""
+"""Settings for durable checkpoints. The launcher passes them to its workers in environment variables."""
 
 from __future__ import annotations
 
@@ -14,39 +14,47 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """`place`: a folder, or a URL. Without a number of steps or a time, only what the script asks for is written."""
+    """Settings for durable checkpoints of one job.
+
+    `place` is a folder or a URL. If both `every_steps` and `every_s` are 0, only checkpoints that the script requests
+    are written. `keep` is the number of checkpoints to keep.
+    """
 
     place: str
     every_steps: int = 0
     every_s: float = 0.0
     keep: int = 3
     keep_for_s: float | None = None
-    """Older ones go, too; None: whatever their age."""
+    """Checkpoints older than this are removed too. None: age does not matter."""
     layout: str = SHARED
-    """`local`: each node has a disk of its own there, and every holder writes its copy."""
+    """`local` if `place` lies on a separate disk of each node; then every holder writes its copy. Else `shared`."""
     source: str | None = None
-    """Where disks are local, what this node has of the checkpoint to start from; None: they are not."""
+    """The folder with this node's parts of the checkpoint to start from, under layout `local`. None under `shared`."""
     resumes: bool = False
-    """The job goes on from what lies there, whoever wrote it."""
+    """True if the job resumes from a checkpoint in `place`, whichever job wrote it."""
     resumed_job: str = ""
-    """The job whose checkpoint, on other nodes' disks, it goes on from: what that job has left there is its own."""
+    """Name of the resumed job, if its checkpoint lies on the disks of the nodes.
+
+    This job treats its files as its own.
+    """
 
     @property
     def is_local(self) -> bool:
-        """Each node has a disk of its own there."""
+        """True if `place` lies on a separate disk of each node."""
         return self.layout == LOCAL
 
     def started_from(self, source: str | None = None) -> CheckpointOptions:
-        """With the folder in which this node looks for what the job starts from: its own, unless another is named."""
+        """Return these settings with the folder that this node starts from: `source`, or `place` if it is None."""
         return replace(self, source=source or self.place) if self.is_local else self
 
     def on_node(self, node: str) -> CheckpointOptions:
-        """Where several nodes are simulated on one machine, each has a folder of its own for its disk."""
+        """Return these settings for a simulated node: with layout `local`, each has a folder of its own."""
         if not self.is_local:
             return self
         return replace(self, place=f"{self.place}/{node}", source=f"{self.source or self.place}/{node}")
 
     def environment(self) -> dict[str, str]:
+        """Return these settings as environment variables for a worker."""
         every = str(self.every_steps) if self.every_steps else f"{self.every_s:.0f}s" if self.every_s else ""
         age = "" if self.keep_for_s is None else str(self.keep_for_s)
         return {
@@ -60,7 +68,10 @@ class CheckpointOptions:
 
 
 def parse_every(text: str) -> tuple[int, float]:
-    """Steps, or seconds of a time such as 30s, 5m, 1h or 2d; the other one is 0. Raises ValueError."""
+    """Parse a number of steps, or a time such as 30s, 5m, 1h or 2d.
+
+    Returns (steps, 0) or (0, seconds). Raises ValueError for any other text.
+    """
     found = re.fullmatch(r"([1-9]\d{0,15})([smhd]?)", text)
     if found is None:
         raise ValueError(f"{text!r}: write a number of steps, or a time such as 30s, 5m, 1h or 2d")

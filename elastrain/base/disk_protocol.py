@@ -1,7 +1,7 @@
-"""How a worker reads from the disk of another node: requests and answers as bytes. No I/O.
+"""Requests by which a worker reads files from the disk of another node, and their encoding. No I/O.
 
-A request is a length and JSON. An answer is a head (whether it went well, and its length) and a body: what was read,
-or a sentence that says why not.
+A request is its length and JSON. An answer is a head (a success flag, and the length of the body) and a body: the data
+that was read, or an error message.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 import msgspec
 
 READER = "reader:"
-"""Begins the name under which a worker knocks at the door of another node's agent."""
+"""Prefix of the name under which a worker connects to the agent of another node."""
 REQUEST_BYTES_MAX = 4096
 READ_BYTES_MAX = 16 << 20
 LENGTH = struct.Struct("<I")
@@ -19,20 +19,20 @@ ANSWER = struct.Struct("<BQ")
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True, tag="names", forbid_unknown_fields=True):
-    """Answer: the names of the files in this checkpoint's folder, as a JSON list."""
+    """A request for the names of the files in this checkpoint's folder. The answer is a JSON list."""
 
     checkpoint: str
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True, tag="size", forbid_unknown_fields=True):
-    """Answer: the file's size in bytes, as JSON."""
+    """A request for the size of a file. The answer is the number of bytes, as JSON."""
 
     checkpoint: str
     file: str
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True, tag="read", forbid_unknown_fields=True):
-    """Answer: so many bytes of the file. Raises ValueError for sizes that cannot be."""
+    """A request for `size_bytes` bytes of a file from `offset_bytes` on. Raises ValueError for impossible sizes."""
 
     checkpoint: str
     file: str
@@ -49,13 +49,13 @@ _DECODER: msgspec.json.Decoder[DiskRequest] = msgspec.json.Decoder(DiskRequest)
 
 
 def encode_request(request: DiskRequest) -> bytes:
-    """With its length."""
+    """Return the request as JSON, after its length."""
     body = msgspec.json.encode(request)
     return LENGTH.pack(len(body)) + body
 
 
 def decode_request(body: bytes) -> DiskRequest:
-    """Raises ValueError for what is none."""
+    """Parse a request without its length. Raises ValueError if the bytes are not a request."""
     try:
         return _DECODER.decode(body)
     except RecursionError:

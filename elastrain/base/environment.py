@@ -1,8 +1,7 @@
-"""A worker's environment, read here and nowhere else: for the runtime, and for rooms that stand alone.
+"""A worker's environment variables, which only this module reads, and the names of a job's lives.
 
-How `elastrain doctor` asks a script what a job of it will hold in memory: carried in the environment.
-
-The name under which one life of a job goes among processes and in the store: another for each life.
+Also holds the request by which `elastrain doctor` asks a script for the memory that its job will need. Each life of a
+job (one start of all its workers) has its own name among processes and in the store.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ NAME = "ELASTRAIN_STATE_MEMORY"
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateWish:
-    """`prepare` writes what each member will hold into `file`, as JSON, and ends the process."""
+    """A request of `elastrain doctor`: `prepare` writes each member's memory estimate to `file`, as JSON, and exits."""
 
     file: str
     nodes: int
     members_per_node: int
     backups: int | None = None
-    """None: as many as the script says."""
+    """Backups per shard. None: the number that the script sets."""
 
     @property
     def members(self) -> dict[str, str]:
@@ -38,39 +37,40 @@ class EstimateWish:
         return {f"m{rank}": f"node{rank // each}" for rank in range(count)}
 
     def environment(self) -> dict[str, str]:
+        """Return the request as an environment variable for the script."""
         return {NAME: json.dumps(asdict(self))}
 
     def answer(self, text: str) -> None:
-        """Raises OSError."""
+        """Write the answer to `file`. Raises OSError."""
         Path(self.file).write_text(text)
 
 
 _MARK = "~"
-"""In no job's name."""
+"""Separator between job name and life. No job name contains it."""
 
 
 def scope(job: str, life: int) -> str:
-    """The job's own name in its first life. Whoever still is in an older life is refused by every handshake."""
+    """Return the name of a life. The first one has the job's own name. Handshakes refuse processes of other lives."""
     return job if life == 1 else f"{job}{_MARK}{life}"
 
 
 def life_of(name: str) -> int:
-    """The number of the life that goes under this name."""
+    """Return the number of the life with this name."""
     return int(name.partition(_MARK)[2] or 1)
 
 
 def job_of(name: str) -> str:
-    """The job's name, of any of its lives."""
+    """Return the job's name, given the name of any of its lives."""
     return name.partition(_MARK)[0]
 
 
 _PROCESS = "ELASTRAIN_PROCESS"
-"""The process that has entered the job as the worker: its pid, and when it was started."""
+"""Variable with the process that has entered the job as the worker: its pid and its start time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Who this process is. Without a launcher it is a job of one."""
+    """Identity and settings of this process. Without a launcher it is a job of one member."""
 
     job: str
     member: str
@@ -80,30 +80,30 @@ class Environment:
     secret: bytes | None
     run_dir: Path | None
     host: str | None
-    """The address of this node that members on other machines dial; None where all are on this one."""
+    """Address of this node that members on other machines dial. None if all members are on this machine."""
     memory_limit_bytes: int | None
-    """What this process may hold in memory, and the directories on SSDs for what does not fit."""
+    """Memory that this process may use. `offload_dirs` are directories on SSDs for what does not fit."""
     offload_dirs: tuple[str, ...]
     armed: bool = False
-    """Faults on request are taken."""
+    """True if fault injection is enabled."""
     wrong: str = ""
-    """One of them: what of this process must not fit the job."""
+    """An injected fault: the property of this process that shall not fit the job (for example `secret`)."""
     life: int = 1
-    """Which of the job's lives this process belongs to."""
+    """Number of the job's life that this process belongs to."""
 
     @property
     def scope(self) -> str:
-        """The name under which this life's processes know one another."""
+        """The name of this life, by which its processes recognize one another."""
         return scope(self.job, self.life)
 
 
 def claim() -> None:
-    """Note that this process is the worker that the variables are meant for: the processes that it starts are not."""
+    """Mark this process as the worker that the variables are meant for. Processes that it starts ignore them."""
     os.environ[_PROCESS] = _this_process()
 
 
 def parent_worker() -> str | None:
-    """Return the worker that started this process or an ancestor of it, in words; None if there is none."""
+    """Return a description of the worker that started this process or an ancestor of it, or None if there is none."""
     if not _is_inherited():
         return None
     pid = os.environ[_PROCESS].partition(" ")[0]
@@ -119,23 +119,23 @@ def _this_process() -> str:
 
 
 def _told(name: str) -> str | None:
-    """Return what the launcher says under this name, to the worker itself. It says nothing to the worker's children."""
+    """Return the variable's value if this process is the worker. Processes that a worker starts get None."""
     return None if _is_inherited() else os.environ.get(name)
 
 
 def run_folder() -> Path | None:
-    """The run's folder for what members write; None without a launcher."""
+    """Return the run's folder for files of members; None without a launcher."""
     named = _told("ELASTRAIN_RUN_DIR")
     return Path(named) if named else None
 
 
 def member() -> str:
-    """This member's id."""
+    """Return this member's id."""
     return _told("ELASTRAIN_MEMBER") or "m0"
 
 
 def secret() -> bytes | None:
-    """The job's secret; None without a launcher. Raises OSError if its file cannot be read."""
+    """Return the job's secret; None without a launcher. Raises OSError if its file cannot be read."""
     named = _told("ELASTRAIN_SECRET_FILE")
     found = Path(named).read_bytes() if named else None
     return found[::-1] if found and _wrong() == "secret" else found
@@ -144,7 +144,7 @@ def secret() -> bytes | None:
 def expected_place() -> tuple[int, int]:
     """Return the rank and the world size that the launcher expects of this worker; (0, 1) without a launcher.
 
-    Raises ValueError if one of them is no number.
+    Raises ValueError if one of them is not a number.
     """
     if _told("ELASTRAIN_AGENT") is None:
         return 0, 1
@@ -160,13 +160,19 @@ def _wrong() -> str:
 
 
 def resume() -> Resume | None:
-    """The checkpoint that this life of the job starts from; None: it starts anew. Raises ValueError if it is none."""
+    """Return the checkpoint that this life of the job starts from, or None.
+
+    Raises ValueError if the text is invalid.
+    """
     told = _told("ELASTRAIN_RESUME")
     return from_text(told) if told else None
 
 
 def checkpoint_options() -> CheckpointOptions | None:
-    """Where this job writes durable checkpoints; None: nowhere. Raises ValueError where no launcher has written it."""
+    """Return the settings for durable checkpoints; None if the job writes none.
+
+    Raises ValueError for invalid settings.
+    """
     place = _told(checkpoint_settings.DIR)
     if not place:
         return None
@@ -186,7 +192,7 @@ def checkpoint_options() -> CheckpointOptions | None:
 
 
 def _goes_on_from(place: str, source: str | None) -> bool:
-    """Whether the job starts from what lies in this very place, and not from a copy elsewhere."""
+    """Return True if the job resumes from a checkpoint in this very place, not from a copy elsewhere."""
     resumed = resume()
     if resumed is None:
         return False
@@ -196,7 +202,7 @@ def _goes_on_from(place: str, source: str | None) -> bool:
 
 
 def _resumed_job(place: str, source: str | None) -> str:
-    """Whose checkpoint the job starts from, where all nodes look for it on the disks that they write to."""
+    """Return the resumed job if its checkpoint lies on the nodes' disks, in the place that is written to, else ""."""
     resumed = resume()
     return resumed.job if resumed is not None and resumed.disks and _is_same(source or place, place) else ""
 
@@ -206,24 +212,30 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def statement_wish() -> EstimateWish | None:
-    """What `elastrain doctor` asks of this script; None in every job."""
+    """Return the request of `elastrain doctor`; None in every job."""
     told = _told(NAME)
     return EstimateWish(**json.loads(told)) if told else None
 
 
 def stages() -> int | None:
-    """How many members a pipeline is to have, if the launcher was told. Raises ValueError if it is no number."""
+    """Return the number of members per pipeline that the launcher was given, or None.
+
+    Raises ValueError for other text.
+    """
     told = _told("ELASTRAIN_STAGES")
     return int(told) if told else None
 
 
 def master_address() -> str:
-    """Where scripts that call init_process_group themselves meet: torch's own variable."""
+    """Return torch's MASTER_ADDR, where scripts that call init_process_group themselves meet."""
     return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
 
 def read_environment() -> Environment:
-    """Raises OSError if the secret's file cannot be read, ValueError if a number is none."""
+    """Read this process's environment.
+
+    Raises OSError if the secret's file cannot be read, and ValueError if a number is invalid.
+    """
     limit = _told("ELASTRAIN_MEMORY_LIMIT")
     return Environment(
         job=_told("ELASTRAIN_JOB") or f"alone-{uuid.uuid4().hex[:12]}",

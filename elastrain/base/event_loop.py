@@ -1,4 +1,4 @@
-"""One epoll, one wake-up descriptor, one callback per descriptor. What the descriptors mean is not known here."""
+"""An event loop: one epoll, one wake-up descriptor, and one callback per descriptor. Linux only."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ WRITE = select.EPOLLOUT
 
 
 class HasFileno(Protocol):
-    """A socket, for one."""
+    """An object with a file descriptor, such as a socket."""
 
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        ...
 
 
 Source = int | HasFileno
@@ -31,9 +33,10 @@ class _Watched:
 
 
 class EventLoop:
-    """Callbacks get the events that are ready; they never block, and may register and unregister anything.
+    """A loop that passes ready events to callbacks. Callbacks never block, and may register and unregister descriptors.
 
-    Driven by one thread at a time. Other threads may call `wake` at any time, and anything while one is in `wait`.
+    One thread at a time drives it. Other threads may call `wake` at any time, and every method while the loop is in
+    `wait`.
     """
 
     def __init__(self) -> None:
@@ -43,17 +46,19 @@ class EventLoop:
         self._round = 0
         self._open = True
         self._epoll.register(self._wake_fd, READ)
-        # Not with `close`: a thread that is about to wake the loop just then would write into whatever is opened under
-        # the same number next, a socket of somebody else's for one.
+        # `close` leaves this descriptor open. A thread that wakes the loop at that moment would otherwise write into
+        # whatever gets the same number next, for example another object's socket.
         self._close_wake_fd = weakref.finalize(self, os.close, self._wake_fd)
         self._close_wake_fd.atexit = False
 
     def register(self, source: Source, callback: Callable[[int], None], events: int = READ) -> None:
+        """Call `callback` with the ready events whenever the descriptor has some of `events`."""
         fd = _fd(source)
         self._watched[fd] = _Watched(callback=callback, events=events, born=self._round)
         self._epoll.register(fd, events)
 
     def modify(self, source: Source, events: int) -> None:
+        """Wait for other events of a registered descriptor."""
         fd = _fd(source)
         watched = self._watched[fd]
         if watched.events != events:
@@ -61,7 +66,10 @@ class EventLoop:
             self._epoll.modify(fd, events)
 
     def unregister(self, source: Source) -> None:
-        """Before the descriptor is closed. Nothing happens where it is not registered."""
+        """Stop watching a descriptor.
+
+        Call this before the descriptor is closed. Does nothing if it is not registered.
+        """
         fd = _fd(source)
         if self._watched.pop(fd, None):
             self._epoll.unregister(fd)
@@ -75,35 +83,38 @@ class EventLoop:
                 pass  # full: it is awake already; closed meanwhile: nobody is left to wake
 
     def turn(self, deadline_s: float | None) -> None:
-        """Serve what is ready; wait for it until the deadline (time.monotonic()) at most."""
+        """Wait until something is ready, or until the deadline (time.monotonic()), then run its callbacks."""
         self.serve(self.wait(None if deadline_s is None else max(0.0, deadline_s - time.monotonic())))
 
-    # A turn in two halves, between which another thread may take over
+    # A turn in two halves, between which another thread may take over.
 
     def wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
-        """Wait until something is ready, at most `timeout_s`; returns what is, for `serve`."""
+        """Wait at most `timeout_s` until something is ready. Returns the ready descriptors for `serve`."""
         self._round += 1
         return self._epoll.poll(-1 if timeout_s is None else timeout_s)
 
     def serve(self, ready: Sequence[tuple[int, int]]) -> None:
-        """Run the callbacks of what `wait` has found."""
+        """Run the callbacks of the descriptors that `wait` returned."""
         for fd, events in ready:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
                 continue
             watched = self._watched.get(fd)
-            # The descriptor may have been closed since `wait` began, and another one opened anew under its number.
+            # The descriptor may have been closed since `wait` began, and its number given to a new one.
             if watched is not None and watched.born < self._round:
                 watched.callback(events)
 
     def close(self) -> None:
-        """Nothing is waited for any more. In a forked child this leaves the parent's loop as it is."""
+        """Close the epoll.
+
+        Nothing is waited for afterwards. In a forked child this leaves the parent's loop as it is.
+        """
         if self._open:
             self._open = False
             self._epoll.close()
 
     def close_in_child(self) -> None:
-        """`close`, and the wake-up descriptor at once: a forked child has no other thread that could wake the loop."""
+        """Close the loop in a forked child, with its wake-up descriptor: no other thread there could wake the loop."""
         self.close()
         self._close_wake_fd()
 

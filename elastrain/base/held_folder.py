@@ -1,4 +1,4 @@
-"""A temporary folder that its process holds, so that the next command of its kind can tell that the owner is dead."""
+"""A temporary folder with a lock held by its process. A later command can so detect folders of dead processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pathlib import Path
 
 @contextmanager
 def held_folder(prefix: str, inside: Path | None = None) -> Iterator[Path]:
-    """A new folder with this prefix, removed at the end; those of killed processes with the same prefix go first.
+    """Create a folder with this prefix, and remove it at the end. Folders of killed processes are removed first.
 
-    `inside`: of which folder; default: the one for temporary files. On NFS, which has no such locks, none goes first.
+    `inside` is the parent folder, by default that for temporary files. On NFS, which has no such locks, folders of
+    killed processes stay.
     """
     inside = inside or Path(tempfile.gettempdir())
     _remove_abandoned(prefix, inside)
@@ -29,7 +30,10 @@ def held_folder(prefix: str, inside: Path | None = None) -> Iterator[Path]:
 
 
 def _made(prefix: str, inside: Path) -> tuple[Path, int]:
-    """A folder, and the descriptor by which this process holds it: the kernel lets go of it with the process."""
+    """Create a folder and lock it.
+
+    Returns it with the descriptor of the lock, which the kernel frees with the process.
+    """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=inside))
         hold = _opened(folder)
@@ -37,7 +41,7 @@ def _made(prefix: str, inside: Path) -> tuple[Path, int]:
             continue
         with suppress(OSError):
             fcntl.flock(hold, fcntl.LOCK_EX)
-        # Until it was held, another process may have taken it for one whose owner is dead.
+        # Before it was locked, another process may have taken its owner for dead and removed it.
         if folder.exists():
             return folder, hold
         os.close(hold)

@@ -1,10 +1,7 @@
-"""Bytes of a stream, cut into lines.
+"""Lines and small files: a splitter of byte streams, a log of JSON lines, private files, and bounded decompression.
 
-A log of JSON lines: appended as things happen, never rewritten.
-
-Files that only their user may read, written whole or not at all.
-
-Unpacks zstd into as many bytes as are due: what is packed may state or hold any number.
+The log is appended to and never rewritten. Private files have mode 0600 and are written whole or not at all. Packed
+data may state or hold any size, so decompression accepts exactly the expected number of bytes.
 """
 
 from __future__ import annotations
@@ -20,14 +17,20 @@ import zstandard
 
 
 class LineBuffer:
-    """Keeps the beginning of a line until its end comes. `limit_bytes`: lines are shorter than this."""
+    """A splitter of a byte stream into lines, each shorter than `limit_bytes`.
+
+    It keeps an unfinished line until its end comes.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that are whole now, without their ends. Raises ValueError if one is too long."""
+        """Add bytes, and return the lines that are complete now, without their ends.
+
+        Raises ValueError if a line is too long.
+        """
         *lines, self._rest = (self._rest + data).split(b"\n")
         if any(len(line) >= self._limit_bytes for line in (*lines, self._rest)):
             raise ValueError(f"a line longer than {self._limit_bytes} bytes")
@@ -35,21 +38,22 @@ class LineBuffer:
 
 
 class LineLog:
-    """Each line is one write, so that nothing written is lost when the process is killed. For any thread.
+    """A log of JSON lines, safe from any thread.
 
-    A full disk must not end a job: lines that cannot be written are dropped, and the next one tells their number as
-    `lines_lost`. Nothing is forced to the disk.
+    Each line is one write, so that a killed process loses no line that it wrote. Nothing is forced to the disk. A full
+    disk must not end a job: lines that cannot be written are dropped, and the next line has their number as
+    `lines_lost`.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where the file cannot be opened, or is a symbolic link."""
+        """Open the file for appending. Raises OSError if it cannot be opened or is a symbolic link."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
         self._lock = threading.Lock()
         self._lines_lost = 0
 
     def write(self, fields: Mapping[str, object]) -> None:
-        """Append one line; what JSON does not know is written as text. Nothing happens after `close`."""
+        """Append one line. Values that JSON does not know are written as text. Does nothing after `close`."""
         with self._lock:
             if self._fd < 0:
                 return
@@ -62,6 +66,7 @@ class LineLog:
                 self._lines_lost += 1
 
     def close(self) -> None:
+        """Close the file. Later lines are dropped."""
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -69,12 +74,15 @@ class LineLog:
 
 
 def create(path: Path) -> int:
-    """A descriptor of a new file of mode 0600. Raises OSError, FileExistsError for a name that is taken (by a link)."""
+    """Create a file of mode 0600 and return its descriptor.
+
+    Raises FileExistsError if the name is taken, also by a symbolic link, and OSError for other failures.
+    """
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Whoever reads `path` finds what was there before, or all of `data`. Raises OSError."""
+    """Write `data` to `path` atomically: readers find the old content or all of the new one. Raises OSError."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(create(fresh), "wb") as file:
@@ -89,8 +97,8 @@ _UNSTATED = -1
 
 
 def unpacked(packed: memoryview, plain_bytes: int) -> bytes:
-    """Exactly so many bytes. Raises ZstdError for what is of another size, and takes no memory for that."""
-    # A frame may state its size, and then zstandard takes that much memory, whatever `max_output_size` is.
+    """Decompress exactly `plain_bytes` bytes. Raises ZstdError, without taking memory, if the data has another size."""
+    # A frame may state its size. zstandard then allocates that much, whatever `max_output_size` is.
     stated_bytes = zstandard.frame_content_size(packed)
     if stated_bytes not in (_UNSTATED, plain_bytes):
         raise zstandard.ZstdError(f"it states {stated_bytes:,} bytes, and {plain_bytes:,} are due")

@@ -1,6 +1,6 @@
-"""The tie between a process and the one that started it, by Linux's prctl.
+"""Processes on Linux: ties between parent and child (prctl), what the kernel says of a process, standard streams.
 
-The standard streams of a process, which may be closed, full, or read by nobody.
+A standard stream may be closed or full, or have no reader.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-# As `die_with_parent`, which is not imported: the child must not depend on where this package lies.
+# The same as `die_with_parent`. It is not imported, so that the child does not depend on where this package lies.
 _TIED_TO_PARENT = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
@@ -29,15 +29,15 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command line that has a program killed by the kernel when the thread that starts it ends, even if stopped."""
+    """Return a command line whose program the kernel kills when the starting thread ends, even if it is stopped."""
     return [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), *command]
 
 
 def die_with_parent(number: signal.Signals, parent: int | None = None) -> None:
     """Have the kernel send this process a signal when the thread that started it ends, however it ends.
 
-    `parent`: the pid of the process that started this one; where it has gone already, before the kernel was asked, this
-    process ends at once.
+    `parent` is the pid of the process that started this one. If it ended before the kernel was asked, this process
+    exits at once.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
@@ -45,7 +45,7 @@ def die_with_parent(number: signal.Signals, parent: int | None = None) -> None:
 
 
 def state_of(pid: int) -> str:
-    """The letter that the kernel gives a process: R, S, D, T for a stopped one, …; empty where it has ended."""
+    """Return the kernel's letter for a process's state (R, S, D, T for stopped, …), or "" if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
     except OSError:
@@ -58,21 +58,24 @@ def started() -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether it has got SIGSTOP and does not run."""
+    """Return True if the process was stopped by SIGSTOP."""
     return state_of(pid) == "T"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduled:
-    """What the kernel's scheduler has given a thread so far, in seconds."""
+    """Time that the kernel's scheduler has counted for a thread, in seconds."""
 
     ran_s: float = 0.0
     waited_s: float = 0.0
-    """Ready to run, and no processor was free."""
+    """Time in which the thread was ready to run, but no processor was free."""
 
 
 def scheduled(pid: int, thread: int | None = None) -> Scheduled:
-    """Of a thread of the process, by default its first; zeros where the kernel does not say."""
+    """Return the scheduler's times of a thread, by default the process's first one.
+
+    Zeros if the kernel does not tell them.
+    """
     try:
         fields = Path(f"/proc/{pid}/task/{pid if thread is None else thread}/schedstat").read_bytes().split()
         return Scheduled(ran_s=int(fields[0]) / 1e9, waited_s=int(fields[1]) / 1e9)
@@ -91,7 +94,7 @@ def open_missing() -> None:
 
 
 def say(sentence: str) -> None:
-    """Write a line to standard error, in one write. It is lost if nobody takes it within a second."""
+    """Write a line to standard error, in one write. The line is lost if the stream stays full for a second."""
     text, stream = f"elastrain: {sentence}\n", sys.stderr
     with suppress(OSError, ValueError):
         if stream is not sys.__stderr__:  # a script's or a notebook's own

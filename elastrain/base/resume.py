@@ -1,4 +1,4 @@
-"""From which checkpoint a life of the job starts, and what has to be as it was then. Plain values; no I/O."""
+"""The checkpoint that a life of the job starts from, and the check that the job's spec still fits. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 MAY_CHANGE = frozenset(
-    # Where the state lies and how often members look at one another; what runs the script. None of it decides a bit.
+    # They decide where the state lies, how often members compare results, and what runs the script. No bit depends on
+    # them.
     {"audit", "backups", "cross_check_every", "elastrain", "Python", "NumPy", "stages"}
 )
 """Settings of the spec in which a resumed job may differ from the one that wrote the checkpoint."""
@@ -19,53 +20,52 @@ _HASHES = ("layers' switches and numbers", "model")
 
 @dataclass(frozen=True, kw_only=True)
 class NodeDisk:
-    """A node whose own disk has parts of a checkpoint, and where its agent lets others read them."""
+    """A node whose own disk has parts of a checkpoint. Its agent lets other nodes read them."""
 
     node: str
     door: str
-    """The agent's name in the handshake."""
+    """Name of the agent in the handshake."""
     endpoint: str
-    """HOST:PORT; empty where there is no other node."""
+    """HOST:PORT of the agent; empty if the job has no other node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """A checkpoint, chosen once: the same for all members of a life, also for those that come later."""
+    """A checkpoint that a life of the job starts from. All its members use the same one, also those that join later."""
 
     place: str
-    """The directory or address that it lies in."""
+    """Directory or address of the checkpoints."""
     name: str
-    """Its folder there."""
+    """Folder of this checkpoint in `place`."""
     step: int
-    """The committed step after which it stands; -1: parameters alone, of a model that was trained elsewhere."""
+    """The committed step that the state belongs to. -1: only parameters, of a model that was trained elsewhere."""
     job: str = ""
-    """That has written it; empty where nobody has said so."""
+    """The job that wrote the checkpoint; empty if unknown."""
     scale: float | None = None
-    """The loss scale of the next step, and how many steps it has been clean; None: as the rule begins."""
+    """Loss scale of the next step; `clean_steps` belongs to it. None: the rule's initial scale."""
     clean_steps: int = 0
     spec: Mapping[str, Any] = field(default_factory=dict)
-    """What all members of the job that wrote it had in common; empty where nobody has said so."""
+    """Settings that all members of the writing job had in common; empty if unknown."""
     changes: tuple[str, ...] = ()
-    """What was changed on purpose before it was written, a sentence each."""
+    """Changes of the spec that users accepted before the checkpoint was written, one sentence each."""
     accepts_changes: bool = False
-    """A changed spec is taken on purpose."""
+    """True if the user accepts that the spec differs from the checkpoint's."""
     lives_before: int = 0
-    """Added to the numbers of this job's lives where its checkpoints are named: they are newer than all that lie there,
-    also than those that it has left behind."""
+    """An offset for the life numbers in names of this job's checkpoints, so that they sort after all existing ones."""
     disks: tuple[NodeDisk, ...] = ()
-    """Where its parts lie on the disks of several nodes; `place` names these for people then."""
+    """Nodes whose disks hold the parts, under layout `local`. `place` then only describes them to people."""
 
     def __str__(self) -> str:
         return f"{self.name} in {self.place}"
 
 
 def as_text(resume: Resume) -> str:
-    """For an environment variable; see `from_text`."""
+    """Return the value as text for an environment variable; see `from_text`."""
     return msgspec.json.encode(resume).decode()
 
 
 def from_text(text: str) -> Resume:
-    """Inverse of `as_text`. Raises ValueError."""
+    """Parse the text of `as_text`. Raises ValueError."""
     return _DECODER.decode(text)
 
 
@@ -73,22 +73,23 @@ _DECODER = msgspec.json.Decoder(Resume)
 
 
 def is_taken_over(name: str) -> bool:
-    """Whether a member that comes later gets this setting from the others, whatever its own script has set.
+    """Return True if a member that joins later takes this setting from the others, whatever its own script has set.
 
-    What a script sets may follow from the number of members, which is another one by then.
+    A script may derive such a setting from the number of members, which may have changed since.
     """
     return name == "schedulers" or " of parameter group " in name or " of scheduler " in name
 
 
 def changed(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of what a job with this spec does otherwise than the one that wrote the checkpoint, in order."""
+    """Return the names of the settings in which `spec` differs from the checkpoint's, the most telling first."""
     differing = (n for n, its in resume.spec.items() if n not in MAY_CHANGE and spec.get(n, "(unset)") != its)
-    # Another optimizer or script has other settings, too, and a hash tells nobody what: what says most is named first.
+    # With another optimizer or script other settings differ too, and a hash tells a reader little: the telling names
+    # come first.
     return tuple(sorted(differing, key=lambda n: (n != "optimizer", n in _HASHES, " of scheduler " in n, n)))
 
 
 def changes(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """The same as clauses, with both values."""
+    """Return the differences of `changed` as clauses, with both values."""
     return tuple(
         f"its {name} is {spec.get(name, '(unset)')}, the checkpoint's is {resume.spec[name]}"
         for name in changed(resume, spec)
@@ -96,7 +97,7 @@ def changes(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def changes_so_far(resume: Resume | None, spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """What was changed on purpose until now, a sentence each: for the checkpoints that a job with this spec writes."""
+    """Return all changes accepted so far, one sentence each, for the checkpoints that a job with this spec writes."""
     if resume is None:
         return ()
     now = f" (accepted when the job went on after step {resume.step})"
@@ -104,7 +105,7 @@ def changes_so_far(resume: Resume | None, spec: Mapping[str, Any]) -> tuple[str,
 
 
 def refusal(resume: Resume, spec: Mapping[str, Any]) -> str:
-    """Why a job with this spec may not go on from the checkpoint, in one clause; empty if it may."""
+    """Return why a job with this spec may not resume from the checkpoint, in one clause, or "" if it may."""
     found = () if resume.accepts_changes else changes(resume, spec)
     if not found:
         return ""

@@ -1,4 +1,4 @@
-"""Where a thread of a worker is, as values: what a worker's page of whereabouts says, and what its agent judges."""
+"""Status of a worker's thread: the values that a worker writes to shared memory, and that its agent judges."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from enum import IntEnum
 
 
 class Station(IntEnum):
-    """Where a thread is, as far as others care: whether they wait for it."""
+    """Place of a thread, by what others may expect of it."""
 
     OUTSIDE = 0
-    """Not in the steps of a job: it has not come there yet, or has left."""
+    """Outside of the job's steps: the thread has not entered them yet, or has left them."""
     WAITING = 1
-    """For others: it owes nothing."""
+    """Waiting for other members. The thread owes them nothing."""
     COMPUTING = 2
     """In a micro-batch."""
     BETWEEN = 3
     """In the script's own code between two steps."""
     DECLARED = 4
-    """In something that has a name and a bound of its own."""
+    """In a phase that the script has declared, with a name and a time limit of its own."""
     TURNING = 5
-    """The engine's thread, which comes round at least twice a second."""
+    """In the engine thread's loop, which turns at least twice a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadStatus:
-    """What one thread has said last. `count` changes with each move; equal counts are one and the same moment."""
+    """The last status that a thread has written. `count` changes with each move; equal counts mean the same moment."""
 
     count: int = 0
     place: Station = Station.OUTSIDE
     thread: int = 0
-    """Its id in the kernel; 0 before it has moved."""
+    """Thread id in the kernel; 0 before the first move."""
     step: int = -1
     allowed_s: float = 0.0
-    """How long it may stay there; 0: what is usual there."""
+    """Time that the thread may stay there; 0: the usual bound of this place."""
     name: str = ""
-    """Of a declared stretch; of what the engine did last."""
+    """Name of the declared phase, or of the engine's last action."""

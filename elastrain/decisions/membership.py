@@ -1,7 +1,7 @@
-"""Decides who is a member: the next view, restarts, failures of the user's code, specs. Each decision has its reason.
+"""Decisions about membership: the next view, restarts, failures of the user's code, specs. Each has a reason.
 
-Values in, values out: no clock, no store, no process may come in here. The agents call these functions; several of them
-decide at once, and the store takes the first answer.
+Pure: no clock, no store, no process. The agents call these functions. Several agents decide at the same time, and the
+store accepts the first answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOBODY_LEFT = "every member of the view is gone, and with them the state"
 
 
 class Outcome(StrEnum):
-    """What follows from the wish to change a view: a new view, none, a wait, or the end of the job."""
+    """Kind of answer to a wanted change of the view: a new view, no change, a wait, or the end of the job."""
 
     CHANGE = "change"
     KEEP = "keep"
@@ -31,14 +31,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """`view` is set if and only if `outcome` is CHANGE. `reason` is one clause or sentence for logs and `status`."""
+    """An answer to a wanted change of the view.
+
+    `view` is set if and only if `outcome` is CHANGE. `reason` is one clause or sentence for logs and `status`.
+    """
 
     outcome: Outcome
     reason: str
     view: View | None = None
 
 
-# Answers that no view comes with: whether to restart a worker, whether a failure ends the job.
+# For answers without a view: whether a worker is restarted, and whether a failure ends the job.
 @dataclass(frozen=True, kw_only=True)
 class Ruling:
     """A yes or no with its reason."""
@@ -49,22 +52,23 @@ class Ruling:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An exception in the user's code. The same `place` and `signature` on two members: the code is at fault."""
+    """An exception in the user's code. If two members have the same `place` and `signature`, the code is at fault."""
 
     member: str
     step: int
     micro_batch: int | None
     signature: str
-    # Lines of a traceback name folders, which differ between machines: it takes no part in the comparison.
+    # Tracebacks name folders, which differ between machines, so they are not compared.
     traceback: str = field(default="", compare=False)
 
     @property
     def place(self) -> str:
+        """Step and micro-batch, in words."""
         return f"step {self.step}" + ("" if self.micro_batch is None else f", micro-batch {self.micro_batch}")
 
 
 def first_view(members: Sequence[Member]) -> View:
-    """The view of generation 1, in the given order, which becomes the order of ranks."""
+    """Return the view of generation 1. The given order becomes the order of ranks."""
     return View(generation=1, members=tuple(members), reason=f"all {len(members)} workers are ready")
 
 
@@ -79,16 +83,18 @@ def propose(
 ) -> Proposal:
     """Propose the next view, if one is wanted and allowed.
 
-    dead: members that are proven dead. They go, whatever this agent believes about holders: the members that remain
-        compare what they have, and say so themselves if state is lost. Where none remain, it is lost.
-    suspected: members that are only silent. They go only if a strict majority of the old view remains and has every
-        shard by `holders`; where that fails, the dead go alone.
-    holders: who holds what, by the word of a living member of this view; None where nobody here has heard one.
-    joining: members that are ready. They wait while a removal waits.
-    begun: whether a step was committed. Before that the initial state is as good with any member, also with newcomers
-        alone, so that nothing can be lost.
+    Args:
+        view: the present view.
+        holders: the holders of each shard, as a living member of this view reports them; None if no report has come.
+        dead: members that are proven dead. They are always removed: the remaining members compare what they have, and
+            report lost state themselves. If none remain, the state is lost.
+        suspected: members that are only silent. They are removed only if a strict majority of the old view remains and
+            has every shard by `holders`. Otherwise only the dead are removed.
+        joining: members that are ready. They wait while a removal waits.
+        begun: True if a step may have been committed. Before that no state can be lost, because any member can make the
+            initial state, also newcomers alone.
     """
-    # Before the first commit no member holds anything that another could not make: nothing can be missing.
+    # Before the first commit no member holds anything that another could not make, so nothing can be missing.
     holders = holders if begun else {}
     begun = begun or view.begun
     proven = tuple(m for m in view.ids if m in dead)
@@ -97,8 +103,8 @@ def propose(
     if silent:
         whole = _without(view, (*proven, *silent), newcomers, begun=begun)
         unfit = _unfit(view, (*proven, *silent), holders)
-        # Silence is not proof: those who are silent may think the same of us. Of two halves that do not hear each other
-        # at most one is a strict majority, so at most one goes on.
+        # Silence is not proof: the silent members may suspect us in turn. Of two halves that do not hear each other at
+        # most one is a strict majority, so at most one goes on.
         majority = 2 * (len(view.members) - len(proven) - len(silent)) > len(view.members)
         if majority and not unfit:
             return whole
@@ -112,8 +118,8 @@ def propose(
 
 
 def with_quotas(view: View, quotas: Mapping[str, int]) -> View | None:
-    """Make the next view, of the same members, where some are to get another quota; None where all have theirs."""
-    # Like one that only adds members, it waits for the end of the step: nobody is lost, nothing is computed again.
+    """Return the next view, with the same members and these quotas. None if all members have theirs already."""
+    # Like a view that only adds members, it waits for the end of the step: nothing is lost or computed again.
     changed = {m.id: quotas[m.id] for m in view.members if quotas.get(m.id, m.quota) != m.quota}
     if not changed:
         return None
@@ -123,7 +129,7 @@ def with_quotas(view: View, quotas: Mapping[str, int]) -> View | None:
 
 
 def missing_state(holders: HoldersByShard, members: Collection[str]) -> str:
-    """Name the shards that no one of `members` holds, in a sentence; empty if every shard has a holder."""
+    """Return a sentence about the shards that none of `members` holds; empty if every shard has a holder."""
     gone = {shard: held for shard, held in holders.items() if not any(m in members for m in held)}
     if not gone:
         return ""
@@ -135,9 +141,9 @@ def missing_state(holders: HoldersByShard, members: Collection[str]) -> str:
 
 
 def redundancy(holders: HoldersByShard, alive: Collection[str], backups: int) -> str:
-    """Say what the living members can still lose, in words for the operator; empty before anything is known.
+    """Return, in words for the operator, how many more losses each shard survives; empty if no holders are known.
 
-    Says "copying" where there are fewer copies than the members that live could hold: those copies are being made.
+    Adds "copying" if there are fewer copies than the living members could hold: these copies are being made.
     """
     if not holders or not alive:
         return ""
@@ -151,7 +157,7 @@ def redundancy(holders: HoldersByShard, alive: Collection[str], backups: int) ->
 
 def may_restart(*, exit_code: int, finishing: bool, refused: bool, used: int, allowed: int) -> Ruling:
     """Decide whether a worker that ended is started again. `exit_code` < 0 is minus the signal that ended it."""
-    # The order of the questions is that of the reasons that an operator wants to read.
+    # In the order of importance of the reasons for an operator.
     if refused:
         return Ruling(yes=False, reason="it was refused; the same worker would be refused again")
     if exit_code == 0:
@@ -166,9 +172,9 @@ def may_restart(*, exit_code: int, finishing: bool, refused: bool, used: int, al
 def ends_job(failure: Failure, earlier: Sequence[Failure], *, committed: bool) -> Ruling:
     """Decide whether an exception in the user's code ends the job: before the first commit, or the same on two members.
 
-    `earlier`: the failures heard of before, from all nodes.
+    earlier: failures reported before, from all nodes.
     """
-    # Before the first commit the script has never worked: to try it on another member would only delay the traceback.
+    # Before the first commit the script has never worked: a try on another member would only delay the traceback.
     if not committed:
         return Ruling(yes=True, reason=f"the script raised on {failure.member} before the first commit")
     # One member may raise because its machine is broken. Two that raise alike at one place share only the script.
@@ -184,7 +190,7 @@ def ends_job(failure: Failure, earlier: Sequence[Failure], *, committed: bool) -
 
 
 def spec_difference(expected: Mapping[str, object], came: Mapping[str, object]) -> str:
-    """Name the first setting that differs, with both values and what to do, in one sentence; empty if all are equal."""
+    """Return a sentence about the first setting that differs, with both values and advice; empty if all are equal."""
     # Sorted, so that every agent names the same one.
     for key in sorted(name for name in {*expected, *came} if not is_taken_over(name)):
         ours, theirs = expected.get(key, "(unset)"), came.get(key, "(unset)")
@@ -197,13 +203,13 @@ _SAME_MACHINES = (
     "start every worker on the same kind of processor, with the same libraries and the same ATEN_CPU_CAPABILITY, "
     "ONEDNN_MAX_CPU_ISA and MKL_CBWR in its environment (elastrain.init(deterministic=False) lets such workers in)"
 )
-# Only settings whose own name does not say what to change.
+# Only for settings whose own name does not say what to change.
 _ADVICE = {
     "CPU model": _SAME_MACHINES,
     "result of a fixed": _SAME_MACHINES,
     "hash of a word": "start every worker with the same PYTHONHASHSEED, which decides the order of sets",
 }
-"""How a setting's name begins -> what to do where its own name does not say it."""
+"""Prefix of a setting's name -> advice for the user."""
 
 
 def _what_to_do(key: str) -> str:
@@ -222,14 +228,19 @@ def without_a_suspect(
     answering: Collection[str],
     begun: bool = True,
 ) -> Proposal:
-    """Propose a view without one member where living members do not reach one another.
+    """Propose a view without one member if living members do not reach one another.
 
-    suspicions: member -> the members that suspect it.
-    answering: members that are not proven dead, on nodes whose agents answer; words of and about others count nothing.
+    The removed member is one that suspects or is suspected. If members that hold state suspect each other, it is one of
+    these. A member whose end would leave a shard without a holder stays, unless that is so for all. The most suspected
+    member goes first; among equals, a newcomer before a holder, then the later one in the view.
 
-    The member is one of those who suspect or are suspected; where members that hold state suspect each other, it is one
-    of these. A member whose end would leave a shard without a holder stays, unless that is so for all. The most
-    suspected goes first; if equal, a newcomer before a holder, then the later in the view.
+    Args:
+        view: the present view.
+        suspicions: member -> the members that suspect it.
+        holders: the holders of each shard.
+        answering: members that are not proven dead, on nodes whose agents answer. Suspicions of and about others are
+            ignored.
+        begun: True if a step may have been committed.
     """
     holders = (holders or {}) if begun else {}
     here = [m for m in view.ids if m in answering]
@@ -241,8 +252,8 @@ def without_a_suspect(
         return Proposal(outcome=Outcome.KEEP, reason="all who live reach one another")
 
     def rank(member: str) -> tuple[int, bool, int]:
-        # A newcomer has just opened its links, and may be what is wrong: its word weighs half, and nothing against a
-        # holder whom no other holder suspects. (It once ended the only member that had the state.)
+        # A newcomer has just opened its links, and may itself be at fault. So its suspicion has half the weight, and
+        # none against a holder that no other holder suspects. (It once ended the only member that had the state.)
         firm = len(words[member] & keep)
         votes = 2 * firm + len(words[member] - keep)
         return (votes if firm or member not in keep else 0), member not in keep, view.ids.index(member)
@@ -253,15 +264,15 @@ def without_a_suspect(
     others = [m for m in here if member in words[m]]
     how = f"{_some(by)} cannot reach it" if by else f"it cannot reach {_some(others)}"
     what = "it is ended" if fit else "it is ended, though each of them holds what nobody else does"
-    # The next view is as after its death; it learns from it that it has to end.
+    # The next view is the same as after the member's death. The member learns from it that it has to end.
     proposal = _without(view, [member], (), begun=begun or view.begun)
     return replace(proposal, reason=f"{member} lives, but {how}: {what}")
 
 
 def with_new_links(view: View, suspect: Proposal) -> Proposal:
-    """Propose the same members instead of one less: nobody is dead, so that their links may come about again.
+    """Propose the same members with new links, instead of one member less. No member is dead, so new links may work.
 
-    To be tried first, and once; where links do not come about, a member has to go.
+    Agents try this first, and once. If the links fail again, a member has to go.
     """
     reason = f"{suspect.reason.partition(':')[0]}: all links between nodes are made anew"
     generation = view.generation + 1
@@ -271,7 +282,10 @@ def with_new_links(view: View, suspect: Proposal) -> Proposal:
 
 
 def with_step_anew(view: View, proposed: View | None, reason: str) -> View:
-    """Make the next view one in which the open step begins anew; `proposed`: what it is to be besides, if anything."""
+    """Return the next view as one in which the open step starts again.
+
+    proposed: the next view for other reasons, if any; its changes are kept.
+    """
     generation = view.generation + 1
     if proposed is None:
         return replace(view, generation=generation, reason=f"step anew: {reason}", anew_since=generation)
@@ -279,17 +293,17 @@ def with_step_anew(view: View, proposed: View | None, reason: str) -> View:
 
 
 def _parties(words: Mapping[str, Collection[str]]) -> set[str]:
-    """The members that suspect another, or are suspected."""
+    """Return the members that suspect another, or are suspected."""
     return {m for m, by in words.items() if by} | {m for by in words.values() for m in by}
 
 
 def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member], *, begun: bool) -> Proposal:
-    # Ranks of those who stay keep their order, and newcomers come last, so that little of the plan moves.
+    # The ranks of those that stay keep their order, and newcomers come last, so that the plan changes little.
     rest = tuple(m for m in view.members if m.id not in gone)
-    # Newcomers alone may begin a job, but not go on with one: the state died with the last member that had it.
+    # Newcomers alone may begin a job but not continue one: the state died with the last member that had it.
     if not rest and not (newcomers and not begun):
         return Proposal(outcome=Outcome.LOST, reason=NOBODY_LEFT)
-    # Said in the order of what an operator asks first: what was lost, then what has come.
+    # In the order of an operator's questions: first the losses, then the newcomers.
     reason = "; ".join(_clause(word, ids) for word, ids in (("lost", gone), ("joined", _ids(newcomers))) if ids)
     return Proposal(
         outcome=Outcome.CHANGE,
@@ -306,7 +320,7 @@ def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member], *, be
 
 
 def _unfit(view: View, gone: Sequence[str], holders: HoldersByShard | None) -> str:
-    """Say why those who remain may not go on alone; empty if they may."""
+    """Return why the remaining members may not go on alone; empty if they may."""
     if holders is None:
         return "no member of this node can tell what the others hold"
     return missing_state(holders, {m for m in view.ids if m not in gone})

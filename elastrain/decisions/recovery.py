@@ -1,7 +1,7 @@
-"""Decides what a new view does first: one pure function of the reports of all its members.
+"""Decision about the first actions in a new view: one pure function of the reports of all its members.
 
-Every member gets the same reports and so comes to the same decision; nobody leads. The order of what follows is told in
-docs/index.md, "One failure".
+Every member gets the same reports and so makes the same decision; there is no leader. docs/index.md, "One failure",
+describes the order of the steps that follow.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _NEWCOMERS_ONLY = (
 
 
 def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery | Unrecoverable:
-    """Decide for all members of `view`, whichever of them asks. `reports` has an entry for each of them.
+    """Decide for all members of `view`; each of them gets the same answer. `reports` has an entry for each of them.
 
-    Returns Unrecoverable, with a sentence, where a shard has no holder left that has or can make its state.
+    Returns Unrecoverable, with a reason, if no holder of a shard has its state or can make it.
     """
-    # Rank order, wherever one of several equals has to be chosen: the same on every member.
+    # In rank order, wherever one of several equal members is chosen: the same one on every member.
     members = view.ids
-    # A step that any member has passed is committed, and can never be undone: nobody goes on from an older one.
+    # A step that any member has passed is committed and can never be undone. No member continues from an older one.
     committed = max(reports[m].committed for m in members)
     if view.begun and not any(reports[m].base for m in members):
-        # Newcomers by themselves would begin the job anew, and nobody would notice that its state was lost.
+        # Newcomers alone would start the job again, and its lost state would go unnoticed.
         return Unrecoverable(shards=tuple(range(len(shape.shards))), reason=_NEWCOMERS_ONLY)
-    # Only a member that has passed the step knows who its holders are; of these any tells the same.
+    # Only a member that has passed the step knows its holders. All such members know the same ones.
     leader = next((m for m in members if reports[m].committed == committed and reports[m].base), members[0])
-    # A state that all can make, or read, is nobody's to lose: until the first commit of the job that is all of it.
+    # Until the first commit nothing can be lost, because all members can make or read the initial state.
     is_initial = committed == shape.initial.step
     base = _initial(view, reports[leader].base, shape) if is_initial else reports[leader].base
     assert base is not None
@@ -44,7 +44,7 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
     able, lost = (base, ()) if is_initial else _able_holders(view, reports, base, committed, wrong or ())
     if lost:
         return Unrecoverable(shards=lost, reason=_lost_sentence(lost, base, committed))
-    # What is left to do: not what some primary has, nor what survivors have computed, nor what they are computing.
+    # The work left: runs that no primary has, and that no survivor has computed or is computing.
     folded = _folded(reports, able, shape, committed)
     fixed = {m: reports[m].work.fixed if reports[m].committed == committed else 0 for m in members}
     pending = _once({m: _pending(reports[m], committed) for m in members}, fixed)
@@ -69,20 +69,24 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
 
 
 def open_plan(decision: Recovery, reports: Mapping[str, Report]) -> PipelinePlan | None:
-    """Find who computes which blocks of the open step; None: whole runs, or the first step before all have traced."""
+    """Return the plan of the open step.
+
+    None: whole runs, or the first step before all members have traced the model.
+    """
     if decision.record is not None:
         return decision.record.plan
-    # All members that know one know the same: it is made in one view, and whoever comes to a later view with it brings
-    # it to the others. Of a step that begins anew nothing is left that it would have to fit. Nor is it where all who
-    # have traced are lost: newcomers can be given no task by their plan, and make another one once they have traced.
+    # The first step's plan is made in one view, and members bring it along to later views, so all that know one know
+    # the same. It does not count if the step starts again, because nothing is left that it has to fit. It does not
+    # count either if all members that traced are lost: newcomers cannot get tasks by it, and make another once they
+    # have traced.
     if decision.wrong is not None or all(report.work.traced is None for report in reports.values()):
         return None
     return next((report.work.plan for report in reports.values() if report.work.plan is not None), None)
 
 
 def accused(reports: Mapping[str, Report]) -> tuple[Accusation, ...]:
-    """Whom members that report have seen to compute the open step wrongly."""
-    # Of an older step, too: it was seen by votes, whatever has become of the step.
+    """Return the accusations, known to the reporting members, of wrong results in the open step."""
+    # Accusations from an older step count too: votes have shown them, whatever became of the step.
     told = [report.wrong for report in reports.values() if report.wrong is not None]
     return tuple(sorted({each for wrong in told for each in wrong.accused}))
 
@@ -90,8 +94,9 @@ def accused(reports: Mapping[str, Report]) -> tuple[Accusation, ...]:
 def _what_counts(
     reports: Mapping[str, Report], committed: int
 ) -> tuple[tuple[tuple[int, str], ...] | None, Mapping[str, Report]]:
-    """Collect what members know to be wrong of the open step (see `Wrong`); leave what counts all the same."""
-    # Of a member that is a step behind nothing: what it has found wrong was committed without it, and so was right.
+    """Collect the known errors of the open step (see `Wrong`), and return them with the reports that remain valid."""
+    # A member that is a step behind does not count: the step that it found wrong was committed without it, so it was
+    # right.
     told = [report.wrong for report in reports.values() if report.committed == committed]
     known = [wrong for wrong in told if wrong is not None]
     if not known:
@@ -101,35 +106,35 @@ def _what_counts(
 
 
 def _voided(report: Report, committed: int) -> Report:
-    """What is left of a report when nothing of the open step counts: states, as of the committed step."""
-    # All of it, although mostly one partial is wrong: it is in sums already, and which of them is known to nobody.
+    """Return the report without its results of the open step. States of the committed step remain."""
+    # All results go, although mostly one partial is wrong: it is part of sums already, and no member knows of which.
     held = tuple((shard, version, tuple(s for s in kept if s <= committed)) for shard, version, kept in report.held)
-    # Runs under way included: their loops are told, and give no result.
+    # This includes runs under way: the loops are informed, and these runs give no result.
     return replace(report, own=(), folded=(), work=OpenWork(traced=report.work.traced), held=held)
 
 
 def _initial(view: View, base: Placement | None, shape: Shape) -> Placement:
-    """Place the initial state: before the first commit any member can make or read it, so none is lost."""
+    """Place the initial state. Before the first commit any member can make or read it, so no shard is lost."""
     now = effective(base, view.ids)[0] if base is not None else (None,) * len(shape.shards)
     fresh = target(now, shape.sizes, view.nodes, shape.backups)
     return tuple(left or new for left, new in zip(now, fresh, strict=True))
 
 
 def _source(members: Sequence[str], reports: Mapping[str, Report]) -> str:
-    """Name the member whose initial parameters are everybody's: the first that has those of an earlier source.
+    """Return the member whose initial parameters all members take.
 
-    Else the first in rank order.
+    It is the first member that has parameters of an earlier source, else the first in rank order.
     """
-    # Scripts may make unequal initial models; once any member has computed with one, all have to keep to it.
+    # Scripts may make unequal initial models. Once any member has computed with one, all have to use it.
     return next((m for m in members if set(reports[m].parameters) == {-1}), members[0])
 
 
 def _able_holders(
     view: View, reports: Mapping[str, Report], base: Placement, committed: int, wrong: Collection[tuple[int, str]]
 ) -> tuple[tuple[Holders, ...], tuple[int, ...]]:
-    """Find the living holders of each shard that have or can make the state of `committed`, and shards without any.
+    """Return the living holders of each shard that have or can make the state of `committed`, and shards without any.
 
-    The first of them is the primary. `wrong`: (shard, holder) of states that count for nothing.
+    The first holder is the primary. `wrong`: (shard, holder) of states that do not count.
     """
     held = {m: {shard: (version, kept) for shard, version, kept in reports[m].held} for m in view.ids}
     able: list[Holders] = []
@@ -145,14 +150,14 @@ def _able_holders(
 
 
 def _can_serve(held: tuple[int, tuple[int, ...]] | None, committed: int) -> bool:
-    # A backup keeps the gradient of a step until its own update is verified: with it, it can make the update now.
+    # A backup keeps the gradient of a step until its own update is verified. With it, it can make the update now.
     return held is not None and (held[0] == committed or (held[0] == committed - 1 and committed in held[1]))
 
 
 def _folded(
     reports: Mapping[str, Report], now: tuple[Holders, ...], shape: Shape, committed: int
 ) -> dict[tuple[int, int], frozenset[Node]]:
-    """Find what each primary has of the next step, by (shard, lane)."""
+    """Return the partials of the next step that each primary has, by (shard, lane)."""
     found: dict[tuple[int, int], frozenset[Node]] = {}
     for shard, holders in enumerate(now):
         report = reports[holders.primary]
@@ -169,16 +174,16 @@ def _folded(
 
 
 def _pending(report: Report, committed: int) -> tuple[int, ...]:
-    # Runs that a member has to do for an older step are of no use to anybody.
+    # Runs of an older step are useless, because that step is committed.
     return report.work.pending if report.committed == committed else ()
 
 
 def _once(pending: Mapping[str, tuple[int, ...]], fixed: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Leave a run that two members report with one of them, unless both are computing it.
+    """Remove duplicates: leave a run that two members report with one of them, unless both are computing it.
 
-    Two report it where one of them has not heard the last decision.
+    Two members report a run if one of them has not received the last decision.
     """
-    # What is under way cannot be taken away: the training loop computes it, and does not listen meanwhile.
+    # A run under way cannot be taken away: the training loop computes it and does not listen meanwhile.
     taken = {run for member, runs in pending.items() for run in runs[: fixed[member]]}
     once: dict[str, tuple[int, ...]] = {}
     for member, runs in pending.items():
@@ -195,11 +200,11 @@ def _missing(
     pending: Mapping[str, tuple[int, ...]],
     committed: int,
 ) -> tuple[int, ...]:
-    """Find the runs that some shard still needs and that no member has or is about to compute."""
-    # Of a step in pipelines whole runs are not handed out: `rerouting` says what is computed of it.
+    """Return the runs that some shard still needs and that no member has or is about to compute."""
+    # In pipelines whole runs are not handed out: `rerouting` decides what is computed.
     if shape.pipelining is not None:
         return ()
-    # By block: a member may have died in the middle of a backward, with the gradients of its last blocks handed over.
+    # By block: a member may have died in the middle of a backward, after it delivered the gradients of its last blocks.
     computed = [
         frozenset().union(*(leaves(r.own[block]) for r in reports.values() if r.committed == committed and r.own))
         for block in range(shape.blocks)

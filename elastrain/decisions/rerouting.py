@@ -1,6 +1,6 @@
-"""Decides after a change of view who computes what of an open step in pipelines: pure, of the reports of all members.
+"""Decision after a change of view: which member computes which part of an open step in pipelines. Pure.
 
-Which blocks of which runs are computed again is decided in `pipeline.redo`; here reports are put into its words.
+`pipeline.redo` decides which blocks of which runs are computed again. This module converts all members' reports for it.
 """
 
 from __future__ import annotations
@@ -17,40 +17,43 @@ from elastrain.pipeline.redo import BlockRun, LossSituation, Resend, TaskReport,
 
 @dataclass(frozen=True, kw_only=True)
 class Rerouting:
-    """The open tasks of all members from now on."""
+    """The open tasks of all members after a change of view."""
 
     tasks: tuple[TaskProgress, ...]
-    """Those of living members as they reported them, and new ones."""
+    """Tasks of living members as they reported them, and new ones."""
     new: tuple[Task, ...]
     resends: tuple[Resend, ...]
     reason: str
     adopted: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """Member -> blocks of the graph of which it is a replica until the commit, besides those of the plan."""
     redone: int = 0
-    """How many (block, run) pairs of `new` were computed before, as far as anybody alive can tell."""
+    """Number of (block, run) pairs in `new` that were computed before, as far as living members know."""
 
 
 def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, plan: PipelinePlan) -> Rerouting:
-    """Decide for all members of the view, whichever asks. `reports`: in rank order; `plan`: of the open step."""
-    # Who has not traced the model yet cannot name a block: it computes nothing of the open step.
+    """Decide for all members of the view; each of them gets the same answer.
+
+    reports: in rank order. plan: the plan of the open step.
+    """
+    # A member that has not traced the model yet cannot name a block. It computes nothing of the open step.
     able = {m: report for m, report in reports.items() if report.work.traced is not None}
     traced = next((report.work.traced for report in able.values()), None)
     if traced is None:
         return Rerouting(tasks=(), new=(), resends=(), reason="nobody has traced the model yet")
     told = {m: _told(report, shape, traced, decision) for m, report in able.items()}
     folded = _folded(shape, traced, decision)
-    # Adoptions end with their step: what a member that is a step behind has adopted belongs to another one.
+    # Adoptions end with their step: those of a member that is a step behind belong to another step.
     before = {m: frozenset(r.work.adopted) for m, r in able.items() if r.committed == decision.committed}
     has_begun = any(decision.folded.values()) or any(each != TaskReport() for each in told.values())
     if not has_begun and set(plan.members) <= set(able):
-        # Who joined changes nothing of the plan that the record brought.
+        # Newcomers change nothing in the plan that the record brought.
         whole = tuple(task for route in routes(plan) for task in route)
         return Rerouting(
             tasks=_anew(whole), new=whole, resends=(), reason="the step begins by its plan", adopted=before
         )
     situation = _situation(shape, traced, decision, _replicas(plan, before), told, folded)
     decided = redo(situation)
-    # A task goes on where it is: what it has read and made stays with its member.
+    # A task continues on its member, which keeps what it has read and made.
     living = tuple(progress for report in told.values() for progress in report.tasks)
     return Rerouting(
         tasks=(*living, *_anew(decided.tasks)),
@@ -67,8 +70,8 @@ def _anew(tasks: Iterable[Task]) -> tuple[TaskProgress, ...]:
 
 
 def _replicas(plan: PipelinePlan, adopted: Mapping[str, frozenset[int]]) -> tuple[tuple[str, ...], ...]:
-    """By block of the graph: those of the plan, then members that an earlier recovery of the step has made replicas."""
-    # Who has adopted a block has its parameters, and tasks with it: to name another one would publish it once more.
+    """Return the replicas of each block: those of the plan, then members that an earlier recovery of the step added."""
+    # A member that adopted a block has its parameters, and tasks with it. Naming another one would publish it again.
     return tuple(
         (*of, *(m for m, blocks in adopted.items() if block in blocks and m not in of))
         for block, of in enumerate(replicas(plan))
@@ -94,11 +97,11 @@ def _situation(
 
 
 def _told(report: Report, shape: Shape, traced: TracedGraph, decision: Recovery) -> TaskReport:
-    """What a member has of the open step; of one that is a step behind, nothing counts."""
-    # Where the step begins anew because something was wrong, each of its results may have come of that.
+    """Return what a member has of the open step. Nothing counts from a member that is a step behind."""
+    # If the step starts again because something was wrong, each of its results may be affected.
     if report.committed != decision.committed or decision.wrong is not None:
         return TaskReport()
-    # A place of the graph counts only where each of its blocks has its gradient: they are computed together.
+    # A graph block counts only if all its layout blocks have their gradients: they are computed together.
     whole = [leaves(nodes) for nodes in report.own]
     done: dict[int, list[frozenset[int]]] = {}
     for place, runs in zip(traced.places, whole, strict=True):
@@ -108,8 +111,8 @@ def _told(report: Report, shape: Shape, traced: TracedGraph, decision: Recovery)
 
 
 def _folded(shape: Shape, traced: TracedGraph, decision: Recovery) -> frozenset[BlockRun]:
-    """Gradients that the primaries of all shards of a place have. A place without shards has none to wait for."""
-    # By place: redo asks for blocks of the graph, and a block may lie in shards of several primaries.
+    """Return the (graph block, run) pairs whose gradients all primaries have. A block without shards waits for none."""
+    # By graph block: `redo` asks for these, and one of them may lie in shards of several primaries.
     lanes: dict[int, list[frozenset[int]]] = {}
     for (shard, lane), nodes in decision.folded.items():
         place = traced.places[shape.shards[shard].lanes[lane]]

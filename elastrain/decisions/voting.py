@@ -1,4 +1,4 @@
-"""Votes of all members become the commit record: the same on every member, because all combine the same votes."""
+"""Combination of all members' votes into the commit record. Every member combines the same votes to the same record."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from elastrain.pipeline.pipeline_plan import PipelinePlan
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """Votes that cannot be of one job."""
+    """Votes that cannot belong to the same job."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dispute:
-    """Audits came out differently: the step is computed anew before anything of it counts."""
+    """Differing results of audits. The step is computed again before anything of it counts."""
 
     reason: str
     accused: tuple[Accusation, ...]
@@ -41,17 +41,17 @@ def combine_votes(
     scaler: Scaler = NO_SCALE,
     plan: PipelinePlan | None = None,
 ) -> Record | Disagreement | Dispute:
-    """Combine votes, in rank order and one per member, into the record of `step`; `scaler` is that of this step,
-    `plan` the one that it is computed by.
+    """Combine votes, in rank order and one per member, into the record of `step`.
 
-    Squared norms are added in shard order, whoever measured them. An overflow of any micro-batch stays in the sums, so
-    the norm or the loss tells it.
+    `scaler` is the loss scaling of this step, and `plan` the plan that it is computed by. Squared norms are added in
+    shard order, whichever member measured them. An overflow of any micro-batch stays in the sums, so the norm or the
+    loss shows it.
     """
     if (parted := _of_two_jobs(step, view, votes)) is not None:
         return parted
     told = {m: v.checks for m, v in zip(view.ids, votes, strict=False)}
     before = {m: v.before for m, v in zip(view.ids, votes, strict=False)}
-    # Without audits it is the script's fault, or that of a machine that fits badly: nothing is computed again.
+    # Without audits the cause is the script, or a machine of another kind: computing again would not help.
     judgement = judge(step, told, before) if shape.audit.every else Judgement()
     if judgement.disputed and not judgement.is_hopeless:
         return Dispute(reason=what_differs(step, told, shape.block_names), accused=_accused(view, judgement))
@@ -69,7 +69,7 @@ def combine_votes(
         contribution=contribution,
         square_norm=square_norm,
         skipped=not is_finite or contribution.weight == 0.0,  # a mean over no weight is no number
-        # Only when all have seen a newer view: whoever had not could not compute the next step there.
+        # Only when all have seen a newer view: a member that had not could not compute the next step there.
         switch=min(vote.seen for vote in votes) > view.generation,
         roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),
         scaler=scaler,
@@ -81,12 +81,12 @@ def combine_votes(
 
 
 def _square_norm(votes: Sequence[Vote]) -> float:
-    # In shard order, whoever measured them: the clipping factor must have the same bits on every member.
+    # In shard order, whichever member measured them: the clipping factor must have the same bits on every member.
     return sum(norm for _, norm in sorted(pair for vote in votes for pair in vote.square_norms))
 
 
 def _of_two_jobs(step: int, view: View, votes: Sequence[Vote]) -> Disagreement | None:
-    # Different settings would part the members in the next update: better no commit than two jobs.
+    # Different settings would make members differ after the next update, so the step is not committed.
     if len({vote.settings for vote in votes}) > 1:
         return _different_settings(step, votes)
     if len({vote.graph for vote in votes}) == 1:
@@ -100,10 +100,10 @@ def _accused(view: View, judgement: Judgement) -> tuple[Accusation, ...]:
 
 
 def _contribution(step: int, votes: Sequence[Vote], *, is_deterministic: bool) -> Contribution | Disagreement:
-    """What the step's gradient stands for, which every primary has folded for itself."""
+    """Return the contribution of the step's gradient. Every primary has folded it for itself, and all must agree."""
     told = [vote.contribution for vote in votes if vote.contribution is not None]
-    # Without determinism a run computed again has another loss: shards then agree on which samples are in, and the
-    # first member's loss counts.
+    # Without determinism a run computed again has another loss. The shards then have to agree on the samples only, and
+    # the first member's loss counts.
     compared = told if is_deterministic else [replace(each, loss=0.0) for each in told]
     if len({repr(each) for each in compared}) != 1:  # repr: a NaN loss is the same NaN to all
         return Disagreement(reason=f"shards of step {step} were folded from different contributions: {told}")
@@ -120,7 +120,7 @@ def _different_settings(step: int, votes: Sequence[Vote]) -> Disagreement:
 
 
 def different_graphs(step: int, told: Mapping[str, str], where: str = "see `traced` in their journals") -> str:
-    """What members are told that do not have the same block graph. `told`: member -> digest of its graph."""
+    """Return the error text for members whose block graphs differ. `told`: member -> digest of its graph."""
     names = ", ".join(f"{member}: {digest[:8] or 'none'}" for member, digest in told.items())
     return (
         f"members have traced different block graphs in step {step} ({names}): {where}; the same blocks have to be "
@@ -129,8 +129,8 @@ def different_graphs(step: int, told: Mapping[str, str], where: str = "see `trac
 
 
 def _differing(settings: Iterable[str]) -> str:
-    """Name the settings of which members told different digests."""
-    # Names, since a digest tells nobody what to look at.
+    """Name the settings for which members sent different digests."""
+    # Names, because a digest does not tell a user where to look.
     told = [json.loads(text) for text in settings]
     names = dict.fromkeys(name for one in told for name in one)
     return ", ".join(name for name in names if len({one.get(name) for one in told}) > 1)

@@ -1,8 +1,8 @@
-"""Chooses the runs that a second member computes, too, and says who was wrong where the results of two differ.
+"""Audits: the choice of runs that a second member also computes, and the judgement if two results differ. Pure.
 
-An audit compares a run bit for bit: its micro-batches are added in place, so that only their sum is there to be
-compared (with `run_length=1`, the default, that is one micro-batch). All functions are pure: of the job's seed, the
-step, the hand-out of runs, and what came out.
+An audit compares a run bit for bit. Its micro-batches are added in place, so that only their sum can be compared. With
+`run_length=1`, the default, that is one micro-batch. Results depend only on the job's seed, the step, the distribution
+of runs, and the members' checks.
 """
 
 from __future__ import annotations
@@ -15,38 +15,43 @@ from elastrain.base.arithmetic import mix
 from elastrain.job.values import AuditPlan, Check
 
 Told = Mapping[str, Sequence[Check]]
-"""Member, in rank order -> what it has computed."""
+"""Member, in rank order -> its checks."""
 _Found = Mapping[int, Mapping[str, str]]
-"""Micro-batch -> member -> what came out there, as text: a NaN must equal a NaN."""
+"""Micro-batch -> member -> its check, as text, so that a NaN equals a NaN."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audits:
-    """The audits of one attempt at a step: which runs, and who computes those of each owner, too."""
+    """Audits of one attempt at a step: the audited runs, and the auditors of each owner's runs."""
 
     runs: tuple[int, ...] = ()
     ring: tuple[str, ...] = ()
-    """The members when the runs were handed out, in rank order."""
+    """Members when the runs were handed out, in rank order."""
     turn: int = 0
-    """How far from a run's owner its first auditor is."""
+    """Distance in the ring from a run's owner to its first auditor."""
     auditors: int = 1
-    """Of each run."""
+    """Auditors per run."""
 
     def auditors_of(self, owner: str, living: Collection[str]) -> tuple[str, ...]:
+        """Return the living members that audit the runs of `owner`."""
         at = self.ring.index(owner)
         others = (*self.ring[at + 1 :], *self.ring[:at])
         turn = self.turn % max(1, len(others))
-        # Who is gone is left out afterwards: so a loss moves the audits of the lost member, and no others.
+        # Lost members are left out at the end, so that a loss moves the audits of the lost member only.
         return tuple(m for m in (*others[turn:], *others[:turn]) if m in living)[: self.auditors]
 
 
 def audits_of(plan: AuditPlan, step: int, runs: int, members: Sequence[str], *, is_anew: bool = False) -> Audits:
-    """The audits of `step`, whose `runs` are handed out to the `members`. One that is begun anew is audited by two."""
+    """Choose the audits of `step`, whose `runs` are handed out to `members`.
+
+    A restarted step has two auditors per run.
+    """
     if not plan.every or len(members) < 2:
         return Audits()
-    # Another auditor in each step: two members that are wrong in the same way would find nothing in each other.
+    # Another auditor in each step: two members that are wrong in the same way would never find each other's fault.
     draw = mix(mix(plan.seed) ^ step)
-    # Anew, all of it: which micro-batch was wrong may be known to nobody who is left. Of three results two decide.
+    # A restarted step is audited completely, since perhaps no member left knows which micro-batch was wrong. Each run
+    # has three results then, and two of them decide.
     if is_anew or plan.is_of_all:
         chosen = tuple(range(runs))
     else:
@@ -55,7 +60,7 @@ def audits_of(plan: AuditPlan, step: int, runs: int, members: Sequence[str], *, 
 
 
 def duties(plan: AuditPlan, step: int, runs: Mapping[str, Sequence[int]], me: str) -> list[int]:
-    """The runs that `me` audits in a step that nothing disturbs, where they are handed out so."""
+    """Return the runs that `me` audits in an undisturbed step, if they are handed out as in `runs`."""
     audits = audits_of(plan, step, sum(map(len, runs.values())), tuple(runs))
     owners = {run: member for member, todo in runs.items() for run in todo}
     return [run for run in audits.runs if me in audits.auditors_of(owners[run], runs)]
@@ -63,18 +68,21 @@ def duties(plan: AuditPlan, step: int, runs: Mapping[str, Sequence[int]], me: st
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What the votes of an attempt say of its audits."""
+    """The outcome of an attempt's audits, according to the votes."""
 
     disputed: tuple[int, ...] = ()
-    """Micro-batches that came out differently: nothing of this attempt is committed."""
+    """Micro-batches with differing results. If there are any, nothing of this attempt is committed."""
     wrong: tuple[tuple[str, str], ...] = ()
-    """(member, sentence): each time that a member is known to have been wrong."""
+    """(member, sentence) for each time that a member is known to have been wrong."""
     is_hopeless: bool = False
-    """To compute it once more would not tell who is wrong, either."""
+    """True if another attempt would not show either which member is wrong."""
 
 
 def judge(step: int, now: Told, before: Told) -> Judgement:
-    """Compare what the members have computed of `step`; `before`: what they told in an earlier attempt."""
+    """Compare the members' results of `step`.
+
+    now: checks of this attempt. before: checks of an earlier attempt.
+    """
     found, earlier = _by_micro_batch(now), _by_micro_batch(before)
     right = {micro_batch: agreed for micro_batch, by in found.items() if (agreed := _agreed(by)) is not None}
     disputed = tuple(m for m, by in found.items() if len(set(by.values())) > 1)
@@ -82,14 +90,15 @@ def judge(step: int, now: Told, before: Told) -> Judgement:
     changing = {
         m: [who for who, what in found[m].items() if earlier.get(m, {}).get(who, what) != what] for m in undecided
     }
-    # Both: a member that was wrong in two attempts has two faults, and is to leave.
+    # Both attempts count: a member that was wrong in two attempts has two faults, and has to leave.
     wrong = [*_against(step, right, earlier, found), *_against(step, right, found, found)]
-    # Where nobody else can say which is right. One is enough: a fault is a member's, not a micro-batch's.
+    # If no majority decides, a member whose own result changed is wrong. One accusation is enough, because a fault
+    # belongs to the member, not to the micro-batch.
     for m in undecided[:1]:
         which = f"micro-batch {m} of step {step}"
         wrong += [(who, f"{which} came out on {who} with another result each time") for who in changing[m]]
-    # Several that change are no bad memory but a script that is no function of its data; none that changes but differs
-    # are two machines that compute otherwise.
+    # Several members whose results change point to a script that is not a function of its data, not to bad memory. If
+    # results differ and none changes, two machines compute differently.
     is_hopeless = any(len(earlier.get(m, {})) > 1 and len(changing[m]) != 1 for m in undecided)
     return Judgement(disputed=disputed, wrong=tuple(wrong), is_hopeless=is_hopeless)
 
@@ -103,15 +112,15 @@ def _by_micro_batch(told: Told) -> _Found:
 
 
 def _agreed(by: Mapping[str, str]) -> str | None:
-    """What two members at the least have, and more than have anything else."""
-    # One alone proves nothing: it may be the one that is wrong.
+    """Return the result that at least two members have, and more members than any other result; else None."""
+    # A single result proves nothing: it may be the wrong one.
     (first, count), *others = Counter(by.values()).most_common()
     return first if count > 1 and (not others or others[0][1] < count) else None
 
 
 def _against(step: int, right: Mapping[int, str], told: _Found, found: _Found) -> Iterator[tuple[str, str]]:
-    """Members that told otherwise; each once, however many micro-batches it was."""
-    # A bad memory spoils many at once: that is one fault, and not the second after which a member leaves.
+    """Yield the members that reported a wrong result, each once, with a sentence."""
+    # Bad memory spoils many micro-batches at once. That is one fault, not the second one after which a member leaves.
     accused: dict[str, int] = {}
     for m in (m for m in told if m in right):
         for member in (member for member, result in told[m].items() if result != right[m]):

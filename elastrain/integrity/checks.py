@@ -1,7 +1,7 @@
-"""Chooses the micro-batches that two members compute, and says what differs where they got different results.
+"""Cross-checks: the choice of micro-batches that two members compute, and sentences about differing results. Pure.
 
-One micro-batch of each member's, the first of its last run, is its *probe*. Its neighbour computes the probe again
-after its own runs. All functions are pure: of the view, of the hand-out of runs, and of what came out.
+A member's *probe* is one of its micro-batches: the first of its last run. Its neighbour computes the probe again after
+its own runs. Results depend only on the view, the distribution of runs, and the members' checks.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from elastrain.job.values import Check
 
-# A model has hundreds of blocks, and usually all from some block on differ: a few say where it began.
+# A model has hundreds of blocks, and usually all from one block on differ. A few names show where it began.
 _NAMED = 3
-"""How many differing blocks a sentence names; of the others it gives the number."""
+"""Number of differing blocks that a sentence names; it only counts the others."""
 _CAUSES = (
     "a micro-batch has to be a function of parameters, data and step alone, whoever computes it. Usual causes: "
     "a random generator of one's own in forward or dataset (torch.Generator, numpy.random.default_rng: draw from the "
@@ -25,26 +25,27 @@ _CAUSES = (
 
 @dataclass(frozen=True)
 class Due:
-    """When all members check each other: in the job's first step, and in every `every`-th unless that is 0."""
+    """Steps in which all members check each other: the job's first one, and every `every`-th unless that is 0."""
 
     first: int
     every: int
 
     def is_in(self, step: int) -> bool:
-        # The first step finds a script that is no function of (parameters, data, step), before anybody has trained
-        # long; and in a resumed job it is the first on other machines, perhaps.
+        """Return True if members check each other in this step."""
+        # The first step finds a script that is not a function of (parameters, data, step) before much time is spent. In
+        # a resumed job it is also the first step on possibly other machines.
         return step == self.first or (self.every > 0 and step % self.every == 0)
 
 
 def probes(runs: Mapping[str, Sequence[int]], newcomers: Collection[str] | None = None) -> dict[str, int]:
-    """Choose the probes: owner -> the run that its probe begins.
+    """Choose the probes, as owner -> the run that its probe begins.
 
     runs: all runs of the step, by member in rank order.
     newcomers: check only these, each against a member that was there before; None checks all members.
     """
-    # The first micro-batch of a run: there the slot is empty, so that its gradient is that of the micro-batch alone. Of
-    # the last run: where shares are even, who computes it again has computed one run more, and not a whole share, after
-    # which what changes from one micro-batch to the next and back could be as it was.
+    # The first micro-batch of a run: the slot is empty there, so its gradient is that of the micro-batch alone. Of the
+    # last run: with even shares, its checker has then computed one run more, not a whole share more. After a whole
+    # share, state that alternates between micro-batches could be as it was.
     firsts = {member: todo[-1] for member, todo in runs.items() if todo}
     if newcomers is None:
         return firsts
@@ -55,29 +56,30 @@ def probes(runs: Mapping[str, Sequence[int]], newcomers: Collection[str] | None 
 
 
 def neighbour(me: str, members: Sequence[str], owners: Collection[str]) -> str | None:
-    """Find the next member after `me`, in a ring, that has a probe; None if there is no other."""
-    # A ring, so that the checks are spread over all members, and nobody computes more than one.
+    """Return the next member after `me`, in a ring, that has a probe; None if there is no other."""
+    # A ring spreads the checks over all members, so that each computes at most one.
     at = members.index(me)
     return next((m for m in (*members[at + 1 :], *members[:at]) if m in owners), None)
 
 
 def difference(step: int, told: Mapping[str, Sequence[Check]], blocks: Sequence[str]) -> str:
-    """Say in one sentence where two members had different results of one micro-batch; empty if nowhere.
+    """Return a sentence, with usual causes, about two members' differing results for one micro-batch; empty if equal.
 
-    told: what each member computed, by member in rank order, so that every member builds the same sentence.
+    told: the checks of each member, in rank order, so that every member builds the same sentence.
     """
     found = what_differs(step, told, blocks)
     return f"{found}: {_CAUSES}" if found else ""
 
 
 def what_differs(step: int, told: Mapping[str, Sequence[Check]], blocks: Sequence[str]) -> str:
-    """As `difference`, without the usual causes."""
+    """Return the sentence of `difference` without the usual causes."""
     first: dict[int, tuple[str, Check]] = {}
     pairs: list[tuple[str, Check, str, Check]] = []
     for member, checks in told.items():
         for check in checks:
             before, other = first.setdefault(check.micro_batch, (member, check))
-            # Compared as text: a NaN must equal a NaN, since a step with NaN is skipped by all and no difference.
+            # Compared as text, so that a NaN equals a NaN: a step with NaN is skipped by all members and is no
+            # difference.
             if repr(other) != repr(check):
                 pairs.append((before, other, member, check))
     if not pairs:
@@ -97,7 +99,7 @@ def _results_differ(left: Check, right: Check, blocks: Sequence[str]) -> str:
     differing = [_named(block, blocks) for block, (ours, theirs) in pairs if ours != theirs]
     more = len(differing) - _NAMED
     parts = []
-    # The loss first: where it differs, forward is to blame, and the gradients only follow.
+    # The loss first: if it differs, the cause is in forward, and the gradients only follow.
     for name in ("loss", "weight"):
         ours, theirs = getattr(left, name), getattr(right, name)
         if repr(ours) != repr(theirs):

@@ -1,1 +1,1 @@
-"""What is fixed for the life of a job: batches, layout, fold, placement. Pure."""
+"""Values that are fixed for the life of a job: batches, layout, summation tree, placement. Pure."""

@@ -1,11 +1,9 @@
-"""Says which sample is in which micro-batch: a pure function of the job's spec, computed per index.
+"""The order of the samples, and the keys of all random streams: pure functions of the job's spec.
 
-Samples come from the endless concatenation of the data epochs' permutations, a global batch at a time, so that each
-sample is used exactly once per data epoch whatever the remainder. No dataset, no random state, nothing in memory.
-
-Makes the keys of the random streams: 63-bit numbers out of the job's seed and of what is drawn for.
-
-A key never depends on who computes, so that any member draws the same numbers. Pure values only.
+Samples come from the endless concatenation of the epochs' permutations, one global batch at a time. So each sample is
+used exactly once per epoch, whatever the remainder. Each sample is computed by its index: there is no dataset, no
+random state, and no table in memory. A key is a 63-bit number made of the job's seed and the purpose. It never depends
+on which member computes, so any member draws the same numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class DataOrder:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1; got {value!r}")
-        # A shorter last micro-batch would need its own scale, and its own kernels: other bits for one of them.
+        # A shorter last micro-batch would need its own scale and its own kernels, and so give other bits.
         if self.global_batch_size % self.micro_batch_size:
             raise ConfigError(
                 f"global_batch_size={self.global_batch_size} is not a multiple of micro_batch_size="
@@ -49,19 +47,22 @@ class DataOrder:
         return self.global_batch_size // self.micro_batch_size
 
     def positions(self, step: int, micro_batch: int) -> range:
-        """The micro-batch's places in the endless concatenation of the data epochs."""
+        """Return the micro-batch's positions in the endless concatenation of the epochs."""
         if not (0 <= micro_batch < self.micro_batches and step >= 0):
             raise ValueError(f"no micro-batch {micro_batch} in step {step}: there are {self.micro_batches} per step")
-        # Global batches cut the concatenation, not the epoch: no remainder is dropped, and no step is smaller.
+        # Global batches cut the concatenation, not the epoch. So no remainder is dropped, and no step is smaller.
         start = step * self.global_batch_size + micro_batch * self.micro_batch_size
         return range(start, start + self.micro_batch_size)
 
     def samples(self, step: int, micro_batch: int) -> tuple[tuple[int, int], ...]:
-        """`(data epoch, sample index)` of each sample, in order."""
+        """Return `(data epoch, sample index)` of each sample, in order."""
         return tuple(self._sample(position) for position in self.positions(step, micro_batch))
 
     def fingerprint(self, step: int, micro_batch: int) -> int:
-        """Sum up the samples' fingerprints, mod 2**64; sums over micro-batches tell whether each was used once."""
+        """Sum up the samples' fingerprints, mod 2**64.
+
+        Sums over all micro-batches show if each sample was used once.
+        """
         return sum(sample_fingerprint(epoch, sample) for epoch, sample in self.samples(step, micro_batch)) & MASK
 
     def _sample(self, position: int) -> tuple[int, int]:
@@ -76,18 +77,19 @@ class DataOrder:
 
 
 def sample_fingerprint(data_epoch: int, sample: int) -> int:
-    """What one use of a sample adds to the fingerprint: 0..2**64-1."""
-    # With the epoch: a sample that is used twice in one epoch and never in the next must not look right.
+    """Return the term that one use of a sample adds to the fingerprint: 0..2**64-1."""
+    # The epoch is part of it. Else a sample used twice in one epoch and never in the next would look right.
     return mix(mix(data_epoch + GOLDEN) + sample)
 
 
 def permuted(index: int, size: int, key: int) -> int:
-    """Send `index` to its place in a permutation of `0..size-1` that the 64-bit key chooses.
+    """Return the place of `index` in a permutation of `0..size-1` that the 64-bit key chooses.
 
-    A balanced Feistel network on the next even number of bits; results outside of the range are sent through again
-    ("cycle walking"; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002): less than four passes on average.
+    A balanced Feistel network on the next even number of bits. Results outside of the range are sent through again
+    ("cycle walking"; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002), in less than four passes on
+    average.
     """
-    # Computed per index: a stored permutation of a large data set would be memory, and state to hand to newcomers.
+    # Computed per index: a stored permutation of a large data set would take memory, and newcomers would need a copy.
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     half_mask = (1 << half_bits) - 1
     while True:
@@ -100,34 +102,34 @@ def permuted(index: int, size: int, key: int) -> int:
 
 
 def block_key(seed: int, step: int, micro_batch: int, block: str, entry: int = 0, *, aside: bool = False) -> int:
-    """Key what a block's forward draws in one micro-batch; the block `""` is everything outside of named blocks.
+    """Return the key of a block's random draws in one micro-batch. Block `""` is all code outside of named blocks.
 
-    entry: how often the micro-batch has entered the block before. aside: an entry that is not one of the training's.
+    entry: number of times that the micro-batch has entered the block before.
+    aside: True for an entry outside of training, such as an evaluation.
     """
-    # One key per entry, and not one per micro-batch: a recomputation in backward enters the block alone, and has to
-    # draw the same mask whatever was drawn in between.
-    # A salt of zeros, that of the first entry, is none.
+    # One key per entry, not one per micro-batch: a recomputation in backward enters the block alone, and has to draw
+    # the same mask whatever was drawn in between. The first entry's salt of zeros has the same effect as no salt.
     message = pack("<qqq", _int64(seed), step, micro_batch) + block.encode()
     return _key(b"block", message, salt=pack("<QQ", entry, aside))
 
 
 def sample_key(seed: int, data_epoch: int, sample: int) -> int:
-    """Key what a dataset draws while it makes one sample."""
-    # Of the sample and not of the micro-batch, so that batch sizes do not decide how a sample is augmented.
+    """Return the key of a dataset's random draws for one sample."""
+    # By sample and not by micro-batch, so that the batch size does not change how a sample is augmented.
     return _key(b"sample", pack("<qqq", _int64(seed), data_epoch, sample))
 
 
 def collate_key(seed: int, step: int, micro_batch: int) -> int:
-    """Key what `collate_fn` draws while it makes one micro-batch."""
+    """Return the key of the random draws of `collate_fn` for one micro-batch."""
     return _key(b"collate", pack("<qqq", _int64(seed), step, micro_batch))
 
 
 def _int64(seed: int) -> int:
-    """Bring any seed into a signed 64-bit number, as torch does."""
+    """Reduce any seed to a signed 64-bit number, as torch does."""
     return ((seed + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
 def _key(kind: bytes, message: bytes, salt: bytes = b"") -> int:
-    # A cryptographic hash: neighbouring steps and micro-batches must not get related streams. The kind separates uses
-    # of the same numbers; without its last bit the key fits all generators, those that take signed seeds, too.
+    # A cryptographic hash, so that neighbouring steps and micro-batches get unrelated streams. The kind separates uses
+    # of the same numbers. Without its last bit the key fits all generators, also those that take signed seeds.
     return int.from_bytes(blake2b(message, digest_size=8, person=kind, salt=salt).digest(), "little") >> 1

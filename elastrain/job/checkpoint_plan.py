@@ -1,6 +1,6 @@
-"""Decides which committed steps become durable checkpoints, and which holders write them: functions of values.
+"""Decisions about durable checkpoints: which committed steps become one, and which holders write it. Pure.
 
-All members come to the same decision, because it is part of the commit record, which all combine from the same votes.
+All members decide alike, because the decision is part of the commit record, which all combine from the same votes.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ from enum import IntEnum
 from elastrain.job.placement import Holders, Placement
 
 LOOP = -1
-"""In the place of a shard: the training loop's state, which on local disks is written on every node."""
+"""Value in place of a shard's index: the training loop's state. On local disks it is written on every node."""
 
 
 class Wish(IntEnum):
-    """What a member says of a checkpoint in its vote; the higher counts."""
+    """A member's wish for a checkpoint, in its vote. The highest wish of all members counts."""
 
     NONE = 0
     DUE = 1
-    """This step is one of those that become a checkpoint: where it cannot, the next such step is as good."""
+    """This step is due by its number. If it cannot become a checkpoint, the next due step may."""
     WANTED = 2
-    """Somebody has asked for one: the wish stays until a step has become a checkpoint."""
+    """A checkpoint was requested. The wish stays until a step has become a checkpoint."""
     LAST = 3
-    """The job is about to be stopped: no step is to follow."""
+    """The job is about to be stopped, and no step is to follow."""
 
 
 class Checkpointed(IntEnum):
-    """What a commit record says of its step."""
+    """The decision about a step's checkpoint, in its commit record."""
 
     NO = 0
     TAKEN = 1
     LAST = 2
-    """Taken, and no step follows in this view."""
+    """The step becomes a checkpoint, and no step follows in this view."""
     PASSED_OVER = 3
-    """It was due, but an earlier checkpoint is still being written."""
+    """A checkpoint was due, but an earlier one is still being written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointPlan:
-    """What this member was started with. Members of one job may differ: what counts are the votes of all."""
+    """Settings of this member. They may differ between members, because the votes of all decide."""
 
     every_steps: int = 0
-    """Every so many steps one is due; 0: none is by its number."""
+    """Steps between two checkpoints; 0: none is due by its number."""
     all_holders: bool = False
-    """Every holder writes its copy, since others cannot read its disk; else each shard is written once."""
+    """True if every holder writes its copy, since others cannot read its disk. Else each shard is written once."""
 
 
 def decide(wishes: Collection[Wish], *, writing: bool) -> Checkpointed:
-    """Say whether the step becomes a checkpoint. `writing`: some member has part in one that is not complete."""
+    """Decide if the step becomes a checkpoint. `writing`: a member still writes an earlier one."""
     wish = max(wishes, default=Wish.NONE)
-    # One at a time: the memory of the copies that are being written stays bounded, whatever the disk does.
+    # One at a time, so that the copies being written take bounded memory, however slow the disk is.
     if writing:
-        # Only a wish by number is gone with its step: what somebody has asked for stays wished.
+        # Only a wish by number ends with its step. A requested checkpoint stays wished.
         return Checkpointed.PASSED_OVER if wish is Wish.DUE else Checkpointed.NO
     if wish is Wish.LAST:
         return Checkpointed.LAST
@@ -61,8 +61,8 @@ def decide(wishes: Collection[Wish], *, writing: bool) -> Checkpointed:
 
 
 def steady(before: Placement, after: Placement) -> Placement:
-    """Holders that a commit leaves in their places; the primary of before stays whatever the commit makes of it."""
-    # Whose role has just begun or ended may drop the state before it is verified; the primary has it at once.
+    """Return the holders that keep their places in a commit. The old primary always stays one of them."""
+    # A member whose role begins or ends now may drop the state before it is verified. The primary has it at once.
     return tuple(
         Holders(old.primary, tuple(member for member in old.backups if member in new.backups))
         for old, new in zip(before, after, strict=True)
@@ -70,22 +70,22 @@ def steady(before: Placement, after: Placement) -> Placement:
 
 
 def writers(holders: Placement, sizes: Sequence[int], *, all_holders: bool) -> frozenset[tuple[str, int]]:
-    """Name who writes what, as (member, shard).
+    """Return the pairs (member, shard) that are to be written.
 
     sizes: bytes per shard.
     """
-    # A node's disk can be lost with its node: each copy may be the only one that is left to go on from.
+    # A node's disk can be lost with its node, so each copy may be the only one left to resume from.
     if all_holders:
         return frozenset((member, shard) for shard, each in enumerate(holders) for member in each.all)
     return frozenset(balanced(range(len(sizes)), holders, sizes))
 
 
 def keepers(named: Collection[tuple[str, int]], nodes: Mapping[str, str]) -> frozenset[str]:
-    """Name one of the writers on each node: where disks are local, it writes the loop's state and keeps the manifest.
+    """Choose one writer on each node. On local disks it writes the loop's state and keeps the manifest.
 
-    nodes: member -> node, of those that live.
+    nodes: living member -> node.
     """
-    # Of writers alone, which all members name alike: one that came meanwhile knows nothing of this checkpoint.
+    # Only among writers, whom all members name alike: a member that joined since knows nothing of this checkpoint.
     first: dict[str, str] = {}
     for member in sorted({member for member, _ in named if member in nodes}):
         first.setdefault(nodes[member], member)
@@ -93,12 +93,12 @@ def keepers(named: Collection[tuple[str, int]], nodes: Mapping[str, str]) -> fro
 
 
 def balanced(shards: Iterable[int], holders: Placement, sizes: Sequence[int]) -> list[tuple[str, int]]:
-    """One writer for each of these shards."""
+    """Choose one writer for each of these shards, so that all write about the same number of bytes."""
     load: dict[str, int] = {}
     chosen: list[tuple[str, int]] = []
-    # The largest first, so that the small ones even out what these leave unequal.
+    # The largest first, so that the small ones even out what remains unequal.
     for shard in sorted(shards, key=lambda s: (-sizes[s], s)):
-        # A backup's state is replaced by its next one, never changed in place: writing it costs no copy and no wait.
+        # A backup replaces its state and never changes it in place: writing it needs no copy and no waiting.
         candidates = holders[shard].backups or (holders[shard].primary,)
         writer = min(candidates, key=lambda member: load.get(member, 0))
         load[writer] = load.get(writer, 0) + sizes[shard]

@@ -1,11 +1,9 @@
-"""Describes the fixed summation tree over the runs of a step, and sets of partial sums over it.
+"""The fixed summation tree over the runs of a step, and sets of partial sums over it.
 
-A *run* is `c` consecutive micro-batches, summed in order and in place; above the runs the tree is binary. A node is the
-half-open interval `(start, stop)` of runs below it, so two partials are nested or disjoint. A node splits at the
-largest power of two below its length.
-
-Floating-point addition depends on its order: this tree is that order, whoever computes what. Only intervals live here;
-the numbers that they stand for live with the caller.
+A *run* is `c` consecutive micro-batches, summed in order and in place. Above the runs the tree is binary. A node is the
+half-open interval `(start, stop)` of the runs below it, so two nodes are nested or disjoint. A node splits at the
+largest power of two below its length. Floating-point addition depends on its order: this tree is that order, whichever
+member computes. Only intervals live here; the caller has the numbers that they stand for.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ Node = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Combine:
-    """The order to add `parent := left + right`, with the left one first. The children are used up."""
+    """A command to add `parent := left + right`, with the left one first. The children are used up."""
 
     left: Node
     right: Node
@@ -29,7 +27,7 @@ class Combine:
 
 
 def split(node: Node) -> tuple[Node, Node]:
-    """The two children of an inner node. Raises ValueError for a leaf."""
+    """Return the two children of an inner node. Raises ValueError for a leaf."""
     start, stop = node
     if stop - start < 2:
         raise ValueError(f"run {start} is a leaf of the fold and has no children")
@@ -38,21 +36,23 @@ def split(node: Node) -> tuple[Node, Node]:
 
 
 def covers(outer: Node, inner: Node) -> bool:
+    """Return True if `inner` lies within `outer`."""
     return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
 def overlap(one: Node, other: Node) -> bool:
-    """Tell whether two nodes have a run in common; then one covers the other."""
+    """Return True if two nodes have a run in common. Then one covers the other."""
     return one[0] < other[1] and other[0] < one[1]
 
 
 def is_covered(node: Node, nodes: Iterable[Node]) -> bool:
+    """Return True if one of `nodes` covers `node`."""
     return any(covers(have, node) for have in nodes)
 
 
 @dataclass(frozen=True)
 class Fold:
-    """A tree over `runs` leaves."""
+    """A summation tree over `runs` leaves."""
 
     runs: int
 
@@ -60,25 +60,25 @@ class Fold:
         if self.runs < 1:
             raise ValueError(f"a step has at least one run; got {self.runs}")
 
-    # A gradient is finished exactly when this node is there.
     @property
     def root(self) -> Node:
+        """The node over all runs. The gradient is finished when this partial exists."""
         return (0, self.runs)
 
     def parent(self, node: Node) -> tuple[Node, Node, Node]:
-        """Find `(left, right, parent)`, of which `node` is a child. Raises ValueError for the root."""
+        """Return `(left, right, parent)`, of which `node` is a child. Raises ValueError for the root."""
         return _family(self.runs, node)
 
     def cover(self, runs: Iterable[int]) -> tuple[Node, ...]:
-        """Find the fewest nodes that together hold exactly these runs, in order."""
-        # A member's share is sent as these nodes: the fewer, the more was added before anything travels.
+        """Return the fewest nodes that together hold exactly these runs, in order."""
+        # A member sends its share as these nodes. Fewer nodes mean that more was added before sending.
         wanted = frozenset(runs)
         found: list[Node] = []
         self._cover(self.root, wanted, found)
         return tuple(found)
 
     def _cover(self, node: Node, wanted: frozenset[int], found: list[Node]) -> None:
-        # From above, so that a node that is wholly wanted is found before its children are looked at.
+        # From above: a node whose runs are all wanted is found before its children are looked at.
         inside = sum(1 for run in range(*node) if run in wanted)
         if inside == node[1] - node[0]:
             found.append(node)
@@ -107,11 +107,11 @@ def absorb(
     below `within` are left apart.
     """
     limit = within or fold.root
-    # The same partial may come twice, from its maker and from a survivor that computed it again: the bits are equal,
-    # and counting them twice is the mistake that this line prevents.
+    # The same partial may come twice: from its maker, and from a survivor that computed it again. The bits are equal,
+    # and this line prevents that they are counted twice.
     if is_covered(node, held):
         return held, []
-    # A parent replaces its children: it was made of the same runs, by somebody who had both.
+    # A parent replaces its children, because it is the sum of the same runs.
     nodes = {have for have in held if not covers(node, have)} | {node}
     steps: list[Combine] = []
     while node != limit:
@@ -126,5 +126,5 @@ def absorb(
 
 
 def leaves(nodes: Iterable[Node]) -> frozenset[int]:
-    """Collect all runs below these nodes."""
+    """Return all runs below these nodes."""
     return frozenset(run for node in nodes for run in range(*node))

@@ -1,7 +1,7 @@
-"""Cuts a model into blocks, flat buffers, shards, pieces and gradient leaves, once and for all.
+"""The partition of a model into blocks, flat buffers, shards, pieces and gradient leaves, made once.
 
-The cut is a function of the model and of the optimizer's parameter groups, never of the members. Every digest of the
-job rests on it, so members compare it when they join (`Layout.digest`). Only names and numbers here, no tensors.
+It depends on the model and its parameter groups, never on the members. Every digest of the job depends on it, so
+members compare it when they join (`Layout.digest`). No tensors, only names and numbers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from elastrain.errors import ConfigError
 ALIGN = 64
 """Elements. Parameters and shards start at multiples of it, so that vectorised kernels never see tails."""
 FROZEN = -1
-"""The group of parameters that no optimizer moves: they are published to joiners, but have no gradient."""
+"""Group of parameters that no optimizer updates. They are published to joining members, but have no gradient."""
 STATISTICS = -2
-"""The group of running statistics: no optimizer moves them, each micro-batch has its part in them."""
+"""Group of running statistics. No optimizer updates them, but each micro-batch contributes to them."""
 # A smaller shard costs more in messages and digests than its optimizer's step does.
 MIN_SHARD_NUMEL = 4096
-# A shard is copied and digested as a whole: a larger one would keep a member from its messages for too long.
+# A shard is copied and digested in one go: a larger one would keep a member from its messages for too long.
 MAX_SHARD_NUMEL = 4 * 1024 * 1024
 
 
 def master_dtype(dtype: str) -> str:
-    """The dtype in which gradients of `dtype` are summed and its parameters updated: half precision only computes."""
+    """Return the dtype in which gradients of `dtype` are summed and parameters updated: float32 for half precision."""
     return "float32" if dtype in ("bfloat16", "float16") else dtype
 
 
@@ -38,7 +38,7 @@ def round_up(numel: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterSpec:
-    """One distinct parameter, named as the block that registers it first names it; or one running statistic."""
+    """A parameter, with the name under which the first block registers it, or a running statistic."""
 
     name: str
     block: str
@@ -46,12 +46,12 @@ class ParameterSpec:
     dtype: str
     """torch's name without the prefix, e.g. `float32`."""
     group: int
-    """Index of the optimizer's parameter group, FROZEN when it is in none, or STATISTICS."""
+    """Index of the optimizer's parameter group, FROZEN if it is in none, or STATISTICS."""
     requires_grad: bool
 
     @property
     def numel(self) -> int:
-        # A scalar has no sizes, and one element.
+        """Number of elements; 1 for a scalar."""
         numel = 1
         for size in self.shape:
             numel *= size
@@ -59,13 +59,13 @@ class ParameterSpec:
 
     @property
     def trained(self) -> bool:
-        # Both: a parameter of no optimizer may still want a gradient, which nobody would use.
+        """True if autograd computes its gradient and an optimizer updates it."""
         return self.requires_grad and self.group >= 0
 
     @property
     def flat_group(self) -> int:
-        """The group of the flats that it may lie in."""
-        # What has no gradient must not lie between what has one: a flat's gradient is one contiguous tensor.
+        """Group of the flats that it may lie in."""
+        # A flat's gradient is one contiguous tensor, so parameters without a gradient must lie elsewhere.
         return self.group if self.trained or self.group == STATISTICS else FROZEN
 
 
@@ -86,35 +86,35 @@ class Leaf:
 class Flat:
     """A 1-D buffer of the parameters of one (block, parameter group, dtype), and of their gradients.
 
-    A tied parameter has a flat of its own; its leaf in a later block has an alias flat, which is only a gradient.
+    A tied parameter has a flat of its own. Its leaf in a later block has an alias flat, which is only a gradient.
     """
 
     index: int
     block: int
     group: int
     dtype: str
-    """Of the parameters."""
+    """Data type of the parameters."""
     numel: int
     alias_of: int | None = None
 
     @property
     def trained(self) -> bool:
-        """Whether it has a gradient. Frozen flats and statistics have none."""
+        """True if it has a gradient. Frozen flats and statistics have none."""
         return self.group >= 0
 
     @property
     def folded(self) -> bool:
-        """Whether micro-batches contribute to it: gradients, or two numbers for each element of statistics."""
+        """True if micro-batches contribute to it: gradients, or two numbers for each element of statistics."""
         return self.group != FROZEN
 
     @property
     def folded_numel(self) -> int:
-        # What a micro-batch does to a running statistic is a map `keep * old + add`: two numbers per element.
+        """Elements of a micro-batch's contribution: for statistics two each, of the map `keep * old + add`."""
         return 2 * self.numel if self.group == STATISTICS else self.numel
 
     @property
     def master_dtype(self) -> str:
-        """The dtype of its gradients."""
+        """Data type of its gradients."""
         return master_dtype(self.dtype)
 
 
@@ -130,8 +130,8 @@ class GradientLane:
 class Shard:
     """Elements `start..stop` of a flat: the unit of optimizer ownership.
 
-    Its gradient is the sum of its lanes in their order, each folded alone. A frozen shard has no lanes and no pieces;
-    one of statistics has one lane and no pieces.
+    Its gradient is the sum of its lanes in their order, each folded alone. A frozen shard has no lanes and no pieces. A
+    shard of statistics has one lane and no pieces.
     """
 
     index: int
@@ -144,19 +144,20 @@ class Shard:
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         return self.stop - self.start
 
     @property
     def master_dtype(self) -> str:
-        """The dtype of the optimizer's state and of the parameters in it; the model's are rounded from these."""
+        """Data type of the optimizer's state and its parameters. The model's parameters are rounded from these."""
         return master_dtype(self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """The part of a parameter that lies in a shard: what the optimizer steps as one tensor.
+    """The part of a parameter that lies in a shard; the optimizer steps it as one tensor.
 
-    `start..stop` count from the shard's start and include the padding; the first `valid_numel` elements are real.
+    `start..stop` count from the shard's start and include the padding. The first `valid_numel` elements are real.
     """
 
     shard: int
@@ -169,7 +170,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """All that `cut` makes of a model; whatever refers to another part does so by index."""
+    """The complete partition of a model, as `cut` makes it. Parts refer to one another by index."""
 
     blocks: tuple[str, ...]
     parameters: tuple[ParameterSpec, ...]
@@ -182,20 +183,19 @@ class Layout:
     shard_numel: int
 
     def digest(self) -> str:
-        """32 hexadecimal digits over every field: two members with the same digest cut alike."""
-        # Every field, so that nobody has to remember a new one here.
+        """Return 32 hexadecimal digits over every field. Members with equal digests have equal partitions."""
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return blake2b(text.encode(), digest_size=16, person=b"elastrain-layout").hexdigest()
 
     def leaves_of(self, block: int) -> tuple[Leaf, ...]:
-        """The gradient leaves of a block; frozen parameters have none."""
+        """Return the gradient leaves of a block; frozen parameters have none."""
         return self._leaves_by_block[block]
 
     def touched_parameters(self, leaves: Iterable[int]) -> frozenset[int]:
-        """The parameters of these leaves: those with a gradient, if `leaves` are the ones that got one."""
+        """Return the parameters of these leaves: those with a gradient, if `leaves` are the ones that got one."""
         return frozenset(self.leaves[leaf].parameter for leaf in leaves)
 
-    # Asked for every block of every run: worth keeping.
+    # Cached, because it is used for every block of every run.
     @cached_property
     def _leaves_by_block(self) -> tuple[tuple[Leaf, ...], ...]:
         trained = [leaf for leaf in self.leaves if self.flats[leaf.flat].trained]
@@ -203,8 +203,7 @@ class Layout:
 
 
 def default_shard_numel(total_numel: int) -> int:
-    """Choose a shard size: about 64 shards for the whole model, within 4096 and 4 Mi elements each."""
-    # Few, so that votes stay small, which have numbers for each shard; enough to share them evenly among members.
+    """Choose a shard size: about 64 shards per model, so that votes stay small, of 4096 to 4 Mi elements each."""
     return max(MIN_SHARD_NUMEL, min(MAX_SHARD_NUMEL, round_up(-(-total_numel // 64))))
 
 
@@ -220,7 +219,7 @@ def cut(
     parameters: in the model's order, running statistics last.
     blocks: names in the model's order.
     ties: parameter name -> the other blocks in which the same parameter is registered.
-    shard_numel: elements per shard, a multiple of ALIGN; by default made of the model's size.
+    shard_numel: elements per shard, a multiple of ALIGN; by default derived from the model's size.
 
     Raises ConfigError if names or blocks do not fit together.
     """
@@ -246,7 +245,7 @@ def cut(
 def _check(parameters: Sequence[ParameterSpec], blocks: Sequence[str], ties: Mapping[str, Sequence[str]]) -> None:
     if len(set(blocks)) != len(blocks):
         raise ConfigError(f"each block is named once; got {list(blocks)}")
-    # A checkpoint finds parameters by their names: two of one name could not be told apart.
+    # A checkpoint finds parameters by their names, so two must not have the same one.
     by_name = {p.name: p for p in parameters}
     if len(by_name) != len(parameters):
         raise ConfigError("each parameter is named once")
@@ -258,7 +257,7 @@ def _check(parameters: Sequence[ParameterSpec], blocks: Sequence[str], ties: Map
     for name, others in ties.items():
         if name not in by_name:
             raise ConfigError(f"tie of an unknown parameter {name!r}")
-        # Lanes are added in block order, which is the order that the ties name: it is part of the bits.
+        # Lanes are added in the order of the blocks here, which therefore affects the bits.
         order = [blocks.index(block) if block in blocks else -1 for block in (by_name[name].block, *others)]
         if min(order) < 0 or order != sorted(set(order)):
             raise ConfigError(f"the blocks of {name!r} must be known, distinct and in the model's order; got {others}")
@@ -277,7 +276,7 @@ def _lay_out(
     flats: list[Flat] = []
     leaves: list[Leaf] = []
     home: dict[str, Flat] = {}
-    # In the model's order, and not in that of the keys: names of dtypes must not show in the bits.
+    # In the model's order, not in that of the keys: names of dtypes must not affect the bits.
     for (block, group, dtype, tied_name), indices in sorted(members.items(), key=lambda item: (item[0][0], item[1][0])):
         start = 0
         for index in indices:
@@ -290,7 +289,7 @@ def _lay_out(
         flats.append(Flat(index=len(flats), block=block, group=group, dtype=dtype, numel=start))
         if tied_name:
             home[tied_name] = flats[-1]
-    # In every later block a tied parameter has one more gradient, and no parameters of its own: an alias flat.
+    # In every later block a tied parameter has one more gradient, but no parameters of its own: an alias flat.
     for name, flat in home.items():
         first = next(leaf for leaf in leaves if leaf.flat == flat.index)
         for block in map(blocks.index, ties[name]):
@@ -306,8 +305,7 @@ def _cut_shards(flats: Sequence[Flat], size: int) -> list[Shard]:
         if flat.alias_of is not None:
             continue
         aliases = [other for other in flats if other.alias_of == flat.index]
-        # Frozen parameters and statistics get shards, too: newcomers receive them like all others.
-        # They have no lanes, because nobody adds gradients for them.
+        # Newcomers receive shards of frozen parameters and statistics too. Frozen shards have no gradient lanes.
         lanes = tuple(GradientLane(block=f.block, flat=f.index) for f in (flat, *aliases)) if flat.folded else ()
         for start in range(0, flat.numel, size):
             stop = min(start + size, flat.numel)
@@ -328,11 +326,10 @@ def _cut_shards(flats: Sequence[Flat], size: int) -> list[Shard]:
 def _cut_pieces(
     shard: Shard, parameters: Sequence[ParameterSpec], flats: Sequence[Flat], leaves: Sequence[Leaf]
 ) -> tuple[Piece, ...]:
-    # No optimizer steps them, so that there is nothing to cut.
     if not flats[shard.flat].trained:
         return ()
     pieces = []
-    # One per parameter, so that `step` counters and missing gradients mean what they do in torch, however it was cut.
+    # One per parameter, so that `step` counters and missing gradients mean the same as in torch, however it was cut.
     for leaf in leaves:
         start, stop = max(shard.start, leaf.start), min(shard.stop, leaf.start + round_up(leaf.numel))
         if leaf.flat == shard.flat and start < stop:

@@ -1,7 +1,7 @@
-"""Places every shard's optimizer state: one primary and `B` backups, on different nodes while there are several.
+"""Placement of every shard's optimizer state: one primary and `B` backups, on different nodes if there are several.
 
-Holders are state, and only a commit changes them. `target` says where they should be; `next_roles` is the step towards
-that which the living, verified holders allow. All functions are pure, and every member computes the same.
+Holders are state, and only a commit changes them. `target` computes where they should be. `next_roles` computes the
+step towards it that the living, verified holders allow. All functions are pure, and every member computes the same.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Holders:
-    """The members that hold one shard: `primary` updates and publishes it; its successor is the first of `backups`."""
+    """The members that hold one shard.
+
+    `primary` updates the shard and publishes its parameters. The first of `backups` is its successor.
+    """
 
     primary: str
     backups: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[str, ...]:
+        """All holders, the primary first."""
         return (self.primary, *self.backups)
 
 
@@ -27,14 +31,14 @@ Placement = tuple[Holders, ...]
 
 
 def living(holders: Holders, members: Collection[str]) -> Holders | None:
-    """Leave out holders that are gone; the first that is left is the primary. None when all are gone."""
-    # Every member must come to the same primary without asking: the committed order decides.
+    """Return the holders that are still members. The first one left is the primary. None if none is left."""
+    # Every member must find the same primary without asking, so the committed order decides.
     left = tuple(holder for holder in holders.all if holder in members)
     return Holders(left[0], left[1:]) if left else None
 
 
 def effective(base: Placement, members: Collection[str]) -> tuple[tuple[Holders | None, ...], tuple[int, ...]]:
-    """Leave members that are gone out of the committed holders; returns also the shards that have no holder left."""
+    """Return the living holders of each shard, and the shards that have no holder left."""
     now = tuple(living(holders, members) for holders in base)
     return now, tuple(shard for shard, holders in enumerate(now) if holders is None)
 
@@ -46,28 +50,29 @@ def target(
     backups: int,
     homes: Sequence[Collection[str]] | None = None,
 ) -> Placement:
-    """Say where shards should be held: balanced, interleaved over nodes, with as little movement as that allows.
+    """Compute which members should hold each shard: balanced, spread over nodes, with as little movement as possible.
 
-    current: where each shard is now; None where nobody holds it.
+    current: present holders of each shard; None if it has none.
     sizes: bytes per shard.
     nodes: member -> node, in rank order.
-    homes: per shard, the members that compute with it: its holders are among them, where one lives. None: all do.
+    homes: per shard, the members that compute with it. Holders are chosen among them if one lives. None: all members
+        do.
 
     A backup is never on its primary's node while another node lives.
     """
-    # In rank order: of equally loaded members the first is taken, the same one by everybody.
+    # In rank order: of equally loaded members, every member takes the same first one.
     members = list(nodes)
-    # Primaries first: an update takes time on the primary while others wait, a backup updates in the background.
+    # Primaries first: others wait for a primary's update, but backups update in the background.
     kept = [holders.primary if holders else None for holders in current]
-    # A primary that does not compute with its shard would have to keep parameters for nobody but others.
+    # A primary that does not compute with its shard would have to keep its parameters only for other members.
     outside = [_outside(frozenset(), members, homes, s) for s in range(len(sizes))]
     primaries = _balance(kept, sizes, members, outside)
     chosen: list[tuple[str, ...]] = [() for _ in sizes]
-    # One layer of backups after the other, so that each layer by itself is balanced.
+    # One layer of backups after the other, so that each layer is balanced by itself.
     for place in range(min(backups, len(members) - 1)):
         wanted = [_backup_at(holders, place, primaries[s], chosen[s]) for s, holders in enumerate(current)]
         forbidden = [_forbidden(primaries[s], chosen[s], nodes) for s in range(len(sizes))]
-        # Who computes with it can take over without anything being sent; being on another node comes before that.
+        # A member that computes with the shard can take over without a transfer. Being on another node matters more.
         forbidden = [_outside(each, members, homes, s) for s, each in enumerate(forbidden)]
         layer = _balance(wanted, sizes, members, forbidden, spread_from=primaries)
         chosen = [(*chosen[s], layer[s]) for s in range(len(sizes))]
@@ -75,14 +80,14 @@ def target(
 
 
 def next_roles(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
-    """Name the holders after the next commit: `goal` once all of it is ready, until then what is possible.
+    """Return the holders after the next commit: `goal` once all of it is ready, until then the best that is possible.
 
-    ready: members whose copy is verified and that hold this step's gradient, the present holders among them.
+    ready: members whose copy is verified and that hold this step's gradient, including the present holders.
     """
     # Roles move all at once: a half-moved shard could have its backup on the primary's node.
     if set(goal.all) <= set(ready):
         return goal
-    # Until then a copy that is ready counts as one more backup, as far as there are places: it survives losses already.
+    # Until then a ready copy counts as one more backup, if there is a free place. It survives losses already.
     kept = [m for m in now.backups if m in ready]
     new = [m for m in (*goal.backups, goal.primary) if m in ready and m not in now.all]
     size = max(len(goal.backups), len(now.backups))
@@ -90,12 +95,12 @@ def next_roles(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
 
 
 def first_copies(have: Sequence[str], goal: Holders, nodes: Mapping[str, str]) -> tuple[str, ...]:
-    """Name the members of `goal` whose copies bring a shard back to as many holders as it should have.
+    """Return the members of `goal` whose copies bring a shard back to its full number of holders.
 
-    have: who holds it now, or gets each gradient already. Empty where those are enough, whoever they are.
+    have: members that hold the shard now, or get each gradient already. Empty result if these are enough.
     """
-    # On another node than those that hold it: a node dies as a whole. A backup to be before a primary to be, whose copy
-    # would be worth no more and makes the role move.
+    # Members on nodes without a holder come first, because a node dies as a whole. Future backups come before a future
+    # primary: its copy would be worth no more, and would also make the role move.
     used = {nodes.get(holder) for holder in have}
     new = [member for member in (*goal.backups, goal.primary) if member not in have]
     apart = sorted(new, key=lambda member: nodes.get(member) in used)
@@ -103,7 +108,7 @@ def first_copies(have: Sequence[str], goal: Holders, nodes: Mapping[str, str]) -
 
 
 def _backup_at(holders: Holders | None, place: int, primary: str, taken: tuple[str, ...]) -> str | None:
-    """Name the member that can keep this backup place without movement: the first present holder without a role yet."""
+    """Return the member that can take this backup place without movement: the first holder without a role yet."""
     if holders is None:
         return None
     rest = [m for m in (*holders.backups, holders.primary) if m != primary and m not in taken]
@@ -111,7 +116,7 @@ def _backup_at(holders: Holders | None, place: int, primary: str, taken: tuple[s
 
 
 def _forbidden(primary: str, taken: tuple[str, ...], nodes: Mapping[str, str]) -> frozenset[str]:
-    """Name members that may not back a shard up: its holders, and the primary's node as long as another one is free."""
+    """Return the members that may not back a shard up: its holders, and the primary's node if another one is free."""
     # A node dies as a whole: a backup beside its primary would die with it.
     here = {member for member, node in nodes.items() if node == nodes[primary]}
     used = {primary, *taken}
@@ -122,7 +127,7 @@ def _forbidden(primary: str, taken: tuple[str, ...], nodes: Mapping[str, str]) -
 def _outside(
     forbidden: frozenset[str], members: Sequence[str], homes: Sequence[Collection[str]] | None, shard: int
 ) -> frozenset[str]:
-    """Add to `forbidden` who does not compute with the shard, as long as somebody else is left who does."""
+    """Add to `forbidden` the members that do not compute with the shard, if one that does is left."""
     at_home = set() if homes is None else set(members).intersection(homes[shard]) - forbidden
     return frozenset(members) - at_home if at_home else forbidden
 
@@ -134,13 +139,13 @@ def _balance(
     forbidden: Sequence[frozenset[str]] | None = None,
     spread_from: Sequence[str] | None = None,
 ) -> list[str]:
-    """Choose a member per shard: keep what may stay, give the rest to the lightest, then move only what evens out.
+    """Choose a member per shard: keep what may stay, give the rest to the least loaded, then move only to even out.
 
     held: the member that has the shard now, if any. spread_from: the shards' primaries, when backups are placed.
     """
     banned = forbidden or [frozenset()] * len(sizes)
     load = dict.fromkeys(members, 0)
-    # How much of one primary's shards a member backs up: keeps the backups of a lost member spread over the others.
+    # Bytes of one primary's shards that a member backs up. Spreads the backups of one primary over the other members.
     pair: dict[tuple[str, str], int] = {}
     placed: list[str | None] = []
     for shard, member in enumerate(held):
@@ -149,7 +154,7 @@ def _balance(
         if stays is not None:
             load[stays] += sizes[shard]
             _count(pair, spread_from, shard, stays, sizes[shard])
-    # Large shards first, as bin packing does: small ones fill what is uneven afterwards.
+    # Large shards first, as in bin packing: small ones then fill the gaps.
     for shard in sorted((s for s, m in enumerate(placed) if m is None), key=lambda s: -sizes[s]):
         choice = min(
             (m for m in members if m not in banned[shard]),
@@ -174,7 +179,7 @@ def _even_out(
     placed: list[str | None], sizes: Sequence[int], banned: Sequence[frozenset[str]], load: dict[str, int]
 ) -> None:
     """Move shards from the heaviest to lighter members while a move narrows the gap between the two."""
-    # Each move is a copy over the network. As many moves as there are shards are more than any real imbalance needs.
+    # Each move is a copy over the network. No real imbalance needs more moves than there are shards.
     for _ in range(len(sizes)):
         move = _best_move(placed, sizes, banned, load)
         if move is None:

@@ -1,6 +1,6 @@
-"""Loss scaling for float16: the rule, which is part of the job, and its state, which every commit record carries.
+"""Loss scaling for float16: the rule, which is part of the job, and its state, which is in every commit record.
 
-Values in, values out; who multiplies and divides is elsewhere.
+Values only; other modules multiply and divide by the scale.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from elastrain.errors import ConfigError
 
 LEAST_SCALE = 2.0**-24
-"""A scale never falls below: a model that yields only NaN must not bring it to zero."""
+"""Lower bound of the scale: a model that yields only NaN must not bring it to zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
-    """How losses are scaled: by `initial`, and from there as torch.amp.GradScaler does it.
+    """A rule for scaling losses: it begins with `initial` and then follows torch.amp.GradScaler.
 
-    After a step that overflowed the scale is multiplied by `backoff_factor`; after `growth_interval` steps in a row
-    that did not, by `growth_factor`. An interval of 0 keeps it fixed. Raises ConfigError on bad values.
+    A step that overflows multiplies the scale by `backoff_factor`. After `growth_interval` steps in a row without
+    overflow it is multiplied by `growth_factor`. An interval of 0 keeps it fixed. Raises ConfigError on bad values.
     """
 
-    # torch's own defaults, so that a script that comes from GradScaler trains as it did.
+    # torch's own defaults, so that a script that used GradScaler before trains the same way.
     initial: float = 65536.0
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
@@ -43,13 +43,14 @@ class LossScale:
 
     @property
     def start(self) -> Scaler:
+        """Scaling of the first step."""
         return Scaler(scale=float(self.initial))
 
 
 # In every commit record, so that newcomers and survivors scale the next step alike.
 @dataclass(frozen=True, kw_only=True)
 class Scaler:
-    """Where the scaling stands in one step."""
+    """State of the loss scaling in one step."""
 
     scale: float = 1.0
     clean_steps: int = 0
@@ -61,7 +62,10 @@ NO_SCALE = UNSCALED.start
 
 
 def rule_of(setting: object) -> LossScale:
-    """Read a user's setting: None (no scaling), a number (fixed), "dynamic", or a rule. Raises ConfigError."""
+    """Return the rule for a user's setting. Raises ConfigError for any other value.
+
+    The setting is None (no scaling), a number (fixed scale), "dynamic", or a rule.
+    """
     match setting:
         case None:
             return UNSCALED
@@ -75,15 +79,15 @@ def rule_of(setting: object) -> LossScale:
 
 
 def advance(rule: LossScale, scaler: Scaler, *, overflow: bool) -> Scaler:
-    """Compute the scaling of the next step by torch's rule (`_amp_update_scale_`), the same on every member."""
-    # A fixed scale: an overflow skips the step, and the scale stays what the user chose.
+    """Return the scaling of the next step by torch's rule (`_amp_update_scale_`), the same on every member."""
+    # With a fixed scale, an overflow skips the step, and the scale stays.
     if rule.growth_interval == 0:
         return scaler
-    # The count begins anew, because growth needs clean steps in a row.
+    # The count starts again, because growth needs clean steps in a row.
     if overflow:
         return Scaler(scale=max(LEAST_SCALE, scaler.scale * rule.backoff_factor))
     if scaler.clean_steps + 1 < rule.growth_interval:
         return Scaler(scale=scaler.scale, clean_steps=scaler.clean_steps + 1)
-    # As torch does, a scale that would become infinite stays where it is.
+    # A scale that would become infinite stays as it is, as in torch.
     grown = scaler.scale * rule.growth_factor
     return Scaler(scale=grown if math.isfinite(grown) else scaler.scale)

@@ -1,7 +1,7 @@
 """Values that the decisions about a step take and return: the logical job, and what members know and agree on.
 
-Frozen, and below everything else: `recovery`, `voting` and the member's machine decide over them, `messages` carries
-some of them between members. Nothing here decides anything, and no wire format is known here.
+Frozen and without logic. `recovery`, `voting` and the member's machine decide with them, and `messages` sends some of
+them between members. No wire format is known here.
 """
 
 from __future__ import annotations
@@ -23,60 +23,60 @@ class ShardShape:
     """A shard as the protocol sees it: its bytes, and the block of each of its gradient lanes."""
 
     size_bytes: int
-    # Several blocks where they share a weight: each block's gradient is folded alone, then all are added in this order.
+    # Several blocks if they share a weight: each block's gradient is folded alone, then all are added in this order.
     lanes: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Initial:
-    """What the job starts from: parameters that the scripts make, or a checkpoint."""
+    """The state that the job starts from: parameters that the scripts make, or a checkpoint."""
 
     step: int = -1
-    """The step after which the initial state stands; -1: none was made yet."""
+    """The step after which the initial state stands; -1: before the first step."""
     is_stored: bool = False
-    """Every member reads it for itself. Else one member's parameters become everybody's."""
+    """True if every member reads it for itself. Else all take the parameters of one member."""
     scaler: Scaler | None = None
-    """The loss scaling of the first step; None: as the rule begins."""
+    """Loss scaling of the first step; None: the rule's own start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditPlan:
-    """Which runs a second member computes, too."""
+    """Choice of the runs that a second member also computes."""
 
     every: int = 0
-    """In every so many steps; 0: none is."""
+    """Steps between two audited steps; 0: no audits."""
     is_of_all: bool = False
-    """All runs of such a step, else one, drawn from the seed."""
+    """True: all runs of an audited step. False: one run, drawn from the seed."""
     seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipelining:
-    """The job computes in pipelines, and what it takes to cut a step into tasks."""
+    """Settings of a job that computes in pipelines. They say how a step is cut into tasks."""
 
     stages: int
-    """Members per pipeline, as asked for; at least 2."""
+    """Members per pipeline, as requested; at least 2."""
     micro_batches: int
-    """Of one step."""
+    """Micro-batches of one step."""
     run_length: int
     """Micro-batches of a run; the last run may have fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedGraph:
-    """What a member's tracing pass has found. It is the same on all members, or they are not of one job."""
+    """Result of a member's tracing pass. It is the same on all members of a job."""
 
     graph: BlockGraph
-    # Layout blocks own parameters and graph blocks are entered by a forward: neither list is a part of the other.
+    # Layout blocks own parameters, and graph blocks are entered by a forward. Neither list is a part of the other.
     places: tuple[int, ...]
-    """Per block of the layout, the place in the graph that it is computed with."""
+    """Per block of the layout, the block of the graph that it is computed with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """The logical job as the protocol sees it; fixed for its whole life."""
 
-    # No tensors, and no names but for people: so the simulator can play the job of any model.
+    # No tensors, and names only for people, so that the simulator can play the job of any model.
 
     runs: int
     blocks: int
@@ -84,32 +84,36 @@ class Shape:
     backups: int
     loss_scale: LossScale = UNSCALED
     deterministic: bool = True
-    """Whether a run that is computed again gives the same bits."""
+    """True if a run that is computed again gives the same bits."""
     cross_check_every: int = 0
-    """Members check each other in every so many steps, besides the first one; 0: in that one only."""
+    """Steps between two cross-checks of members, besides the one in the first step; 0: only that one."""
     audit: AuditPlan = AuditPlan()
     block_names: tuple[str, ...] = ()
-    """For people."""
+    """Names for messages to people."""
     initial: Initial = Initial()
     pipelining: Pipelining | None = None
     """None: every member computes whole runs."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """Bytes of each shard."""
         return tuple(shard.size_bytes for shard in self.shards)
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a partial stands for besides its gradient; folded with it, along the same tree."""
+    """Loss, weight, sample count and fingerprint of a partial. They are added along the same tree as its gradient."""
 
     loss: float = 0.0
     """Sum of weight × loss."""
-    # A sum and not a mean, because means of unequal shares cannot be put together: it is divided once, by the record.
+    # A sum and not a mean, because means of unequal shares cannot be combined. The record divides once.
     weight: float = 0.0
     samples: int = 0
     fingerprint: int = 0
-    """Sum modulo 2**64 of a mix of each sample's number: proves which samples are in, whoever computed them."""
+    """Sum modulo 2**64 of a hash of each sample's number.
+
+    It proves which samples are included, whoever computed them.
+    """
 
     # Losses are floats, so the order counts: callers add along the tree, the left child first.
     def __add__(self, other: Contribution) -> Contribution:
@@ -123,21 +127,21 @@ class Contribution:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What one member has computed from the first micro-batch of a run to `micro_batch`, for comparison."""
+    """One member's results from the first micro-batch of a run up to `micro_batch`, for comparison."""
 
     micro_batch: int
     loss: float
     """Sum of weight × loss."""
     weight: float
     digests: tuple[int, ...]
-    """Per block, of its summed gradients (and running statistics)."""
+    """Per block, the digest of its summed gradients (and running statistics)."""
     kept: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    """Names of what forwards change in the model beside running statistics, for the sentence about other results."""
+    """Names of what forwards change in the model besides running statistics, for messages about differences."""
 
 
 @dataclass(frozen=True, order=True)
 class Accusation:
-    """Audits have shown a member's gradient to be wrong, by votes of one generation."""
+    """Proof by audits, in votes of one generation, that a member's gradient was wrong."""
 
     generation: int
     member: str
@@ -146,94 +150,95 @@ class Accusation:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What comparisons of members' results have shown."""
+    """Results of comparing the members' checks."""
 
     warning: str = ""
-    """Where members that need not be deterministic differ."""
+    """Message about differing results, if the job need not be deterministic."""
     accused: tuple[Accusation, ...] = ()
     """Members whose gradients audits have found wrong, in earlier attempts at this step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vote:
-    """All that a member answers for is finished and backed up."""
+    """A member's message that its part of the step is finished and backed up."""
 
     step: int
     seen: int
     """Newest generation that this member has seen."""
-    # None where this member is the primary of no shard, and so has folded nothing.
+    # None if this member is the primary of no shard, and so has folded nothing.
     contribution: Contribution | None
     # By shard, and added only in the record: a sum made here would depend on which shards this member has.
     square_norms: tuple[tuple[int, float], ...]
-    # The primary of a shard says who its next holders are, because it knows whose copy is verified.
+    # The primary of a shard names its next holders, because it knows which copies are verified.
     roles: tuple[tuple[int, Holders], ...]
     settings: str
-    """JSON, name -> digest of hyperparameters, layers, registered state: who differs there must not go on with us."""
+    """JSON, name -> digest of hyperparameters, layers and registered state. Members must not go on if they differ."""
     checks: tuple[Check, ...]
-    """Micro-batches that this member and another one compute, if any in this step."""
-    # Whoever was wrong then may be the only one who still knows what it told.
+    """Results for micro-batches that this member and another one both compute, if there are any in this step."""
+    # The member that was wrong then may be the only one left that knows what it reported.
     before: tuple[Check, ...]
-    """Its checks in an earlier vote for this step, with audits."""
+    """Checks of its earlier vote for this step, with audits."""
     checkpoint: Wish
-    """Whether this step should become a durable checkpoint."""
+    """Wish to make this step a durable checkpoint."""
     writing: bool
-    """This member has part in a checkpoint that is not complete yet."""
+    """True if this member takes part in a checkpoint that is not complete yet."""
     graph: str
     """Digest of the block graph that this member has traced; empty without pipelines."""
-    # One member's word, so that planning need not come out alike everywhere: the first of the view proposes it.
+    # Only the first member of the view proposes a plan, so that planning need not give the same result on all members.
     plan: PipelinePlan | None
-    """Who is to compute which blocks from the next step on."""
+    """Proposed assignment of blocks to members from the next step on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """The commit record: a member that holds it has passed the commit of `step`."""
 
-    # It travels with everything that follows from the commit, so that learning of the commit and passing it are one.
+    # It travels with everything that follows from the commit, so that a member that learns of the commit also passes
+    # it.
 
     step: int
     generation: int
     contribution: Contribution
     square_norm: float
-    """Of the summed gradient, before division by the weight; shards added in index order."""
-    # NaN or overflow: number and samples advance for all, parameters, moments and schedules for nobody.
+    """Squared norm of the summed gradient, before division by the weight. Shards are added in index order."""
+    # True after NaN or overflow: number and samples advance, but parameters, moments and schedules do not.
     skipped: bool
     switch: bool
-    """Every member has seen a newer view: the next step is computed there."""
+    """True if every member has seen a newer view. The next step is computed there."""
     roles: tuple[tuple[int, Holders], ...] = ()
     scaler: Scaler = NO_SCALE
-    """The loss scaling of this step: its gradients carry it until they are applied."""
+    """Loss scaling of this step. Its gradients carry it until they are applied."""
     next_scaler: Scaler = NO_SCALE
-    """That of the next step, for everyone alike."""
+    """Loss scaling of the next step, the same for all members."""
     findings: Findings = Findings()
     checkpoint: Checkpointed = Checkpointed.NO
-    """Whether this step becomes a durable checkpoint."""
+    """Decision about a durable checkpoint of this step."""
     plan: PipelinePlan | None = None
-    """Who computes which blocks from the next step on. None: every member computes whole runs."""
+    """Assignment of blocks to members from the next step on. None: every member computes whole runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wrong:
-    """What a member knows to be wrong of the open step."""
+    """Errors of the open step that a member knows."""
 
     parameters: tuple[tuple[int, str], ...]
-    """Shards whose committed parameters all are to take again, each with the holder whose state is wrong, if any."""
-    # Whoever was wrong may not have got the votes that show it: others went on to this view before.
+    """Shards whose committed parameters all members receive again, each with the holder of a wrong state, or ""."""
+    # A member that was wrong may lack the votes that show it, because the others moved on to this view before.
     accused: tuple[Accusation, ...]
-    """What votes have shown to this member."""
+    """Accusations that votes have shown to this member."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenWork:
-    """What a member has still to compute of step `committed + 1`."""
+    """Work of step `committed + 1` that a member still has to compute."""
 
     pending: tuple[int, ...] = ()
     """Runs still to do here, the running one first."""
     fixed: int = 0
-    """How many of `pending` may already be under way and cannot be taken away."""
-    # Told again in each view, because a newcomer decides with the others, and has not traced anything yet.
+    """Number of runs at the head of `pending` that may be under way and cannot be taken away."""
+    # Sent in each view, because a newcomer decides with the others and has not traced anything yet.
     traced: TracedGraph | None = None
-    """None without pipelines, and until this member's tracing pass is over: it may be given no task before."""
+    """None without pipelines, and until this member's tracing pass is over. It gets no task before that."""
     tasks: tuple[TaskProgress, ...] = ()
     """Tasks of pipelines with something left to compute here."""
     kept: tuple[BoundaryName, ...] = ()
@@ -241,14 +246,14 @@ class OpenWork:
     adopted: tuple[int, ...] = ()
     """Blocks of the graph of which a recovery of this step has made this member a replica."""
     plan: PipelinePlan | None = None
-    """Of the job's first step, if it is in force here; later ones are in the record."""
+    """Plan of the job's first step, if it is in force here. Later plans are in the record."""
     present: tuple[int, ...] = ()
     """Blocks of the layout whose parameters lie in this member's memory until the next commit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Where a member stands when a view begins, after it has stopped reading anything of older generations."""
+    """State of a member at the start of a view, after it has stopped reading messages of older generations."""
 
     # Everything that the decision depends on is in here: members that have the same reports decide alike.
 
@@ -257,65 +262,65 @@ class Report:
     base: Placement | None
     """Holders as of `committed`; None before the first recovery."""
     parameters: tuple[int, ...]
-    """Per shard, the step whose parameters the model holds; below `committed` where they have not arrived."""
+    """Per shard, the step whose parameters the model holds; below `committed` if they have not arrived yet."""
     held: tuple[tuple[int, int, tuple[int, ...]], ...]
     """(shard, verified version, steps of the kept gradients)."""
-    # An unverified update is no state to go on from: only the version that was compared counts.
+    # Only the compared version counts: no member may continue from an unverified update.
     begun: int
     """Newest step that the training loop has entered; -1 for a newcomer."""
-    # At the end of the job parameters alone count: members that leave in peace take their shards along.
+    # At the end of the job parameters alone count: members that leave regularly take their shards with them.
     finishing: bool
     work: OpenWork
     own: tuple[tuple[Node, ...], ...]
     """Per block, the partials of step `committed + 1` that this member has computed."""
     folded: tuple[tuple[int, int, tuple[Node, ...]], ...]
     """(shard, lane, partials that this primary has)."""
-    # By one member's word alone: who computed with wrong parameters knows it, and the others have its sums.
+    # One member's report is enough: a member that computed with wrong parameters knows it, and others have its sums.
     wrong: Wrong | None
-    """Something of step `committed + 1` was wrong, so that nothing of it counts. None: nothing is known to be."""
+    """Errors that make all results of step `committed + 1` void. None: no error is known."""
     keeps_own: bool = False
-    """Its training loop has ended, and its memory limit leaves no room for the blocks of others."""
+    """True if its training loop has ended, and its memory limit leaves no room for other members' blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Complete the highest committed step, then resume the attempt of the next one."""
+    """The decision of a new view: complete the highest committed step, then resume the next one."""
 
     committed: int
     record: Record | None
-    # The holders that the record made; `now` are those of them that live and can serve.
+    # The holders that the record made; `now` has those that are alive and can serve.
     base: Placement
     now: tuple[Holders, ...]
     source: str | None
-    """Before the first commit: the member whose initial parameters are everybody's; None where they are stored."""
+    """Member whose initial parameters all take, before the first commit. None if they are stored."""
     lacking: Mapping[str, tuple[int, ...]]
     """Per member, the shards whose parameters of `committed` it does not have."""
     newcomers: tuple[str, ...]
-    """Members whose training loop needs the loop state of the others, from the `donor`."""
+    """Members whose training loop needs the loop state of the `donor`."""
     runs: Mapping[str, tuple[int, ...]]
     """Per member, the runs to do, those under way first."""
     redone: int
-    """How many runs were handed out again."""
+    """Number of runs that were handed out again."""
     folded: Mapping[tuple[int, int], frozenset[Node]]
-    """(shard, lane) -> what its primary has."""
+    """(shard, lane) -> partials that its primary has."""
     reason: str
     wrong: tuple[tuple[int, str], ...] | None = None
-    """The open step begins anew, whatever was computed of it; see `Wrong.parameters`. None: it goes on."""
+    """Set if the open step starts again from nothing; see `Wrong.parameters`. None: the step goes on."""
 
     @property
     def distrusted(self) -> frozenset[int]:
-        """Shards whose parameters all take again."""
+        """Shards whose parameters all members receive again."""
         return frozenset(shard for shard, _ in self.wrong or ())
 
     @property
     def donor(self) -> str | None:
-        """The first member that is no newcomer: it hands the loop's state on. None where there is no newcomer."""
+        """The first member that is not a newcomer; it sends the loop's state. None if there is no newcomer."""
         return next((m for m in self.runs if m not in self.newcomers), None) if self.newcomers else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unrecoverable:
-    """No member of the view can answer for these shards."""
+    """A failed recovery: no member of the view has the state of these shards, or can make it."""
 
     shards: tuple[int, ...]
     reason: str

@@ -1,6 +1,6 @@
-"""The nouns of the physical world: members, views, phases. Plain values, shared by the runtime and the launcher.
+"""The physical world: members, views, phases. Plain values, shared by the runtime and the launcher.
 
-Nothing that does I/O, reads a clock or imports torch may come in here.
+No I/O, no clock, no torch.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-# In the order of a step; `join` comes before the first one of a member, `shutdown` after its last. From `quiesce` to
-# `complete` they are those of a recovery, and none of them is passed in the first view: nothing is recovered there.
+# In the order of a step. `join` comes before a member's first step, `shutdown` after its last. `quiesce` to `complete`
+# belong to a recovery. No member passes them in the first view, because nothing is recovered there.
 PHASES = (
     "join",
     "forward",
@@ -29,40 +29,43 @@ PHASES = (
 
 
 FULL_QUOTA = 4
-"""In quarters: what a member gets that is as fast as the others."""
+"""Quota of a member that is as fast as the others, in quarters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
     """One training process. `id` is never used twice in a job: a restarted worker is a new member."""
 
-    # Never used twice, so that words about a member that is gone cannot be taken for words about its successor.
+    # Never used twice, so that messages about a lost member cannot be taken for messages about its successor.
     id: str
     node: str
     address: str = ""
-    """Where its mesh listens, e.g. `unix:elastrain/job/m0` or `tcp:10.0.0.1:4711`."""
+    """Address at which its mesh listens, e.g. `unix:elastrain/job/m0` or `tcp:10.0.0.1:4711`."""
     incarnation: int = 0
-    """Of its node: the start of the agent that started it."""
-    # Part of the view, so that all members plan with the same ones: who computes what shows in no bit.
+    """Incarnation of its node: the start of the agent that started this member."""
+    # Part of the view, so that all members plan with the same quotas. Which member computes a run changes no bit.
     quota: int = FULL_QUOTA
-    """How much of a full share of the runs it gets, 1 to 4 quarters: a straggler gets less."""
+    """Share of the runs that this member gets, 1 to 4 quarters. A straggler gets less than 4."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """`(generation, ordered members)`. A member's rank is its position."""
+    """A generation and its ordered members. A member's rank is its position."""
 
-    # In order: ranks are positions, and wherever one of several equals is chosen, the first in the view is it.
+    # Ordered: ranks are positions, and wherever one of several equal members is chosen, the first of the view is taken.
     generation: int
     members: tuple[Member, ...]
-    # Words and what is learned later are no part of a view's identity: two agents may tell them differently.
+    # Texts and facts learned later do not belong to a view's identity: two agents may state them differently.
     reason: str = field(default="", compare=False)
     begun: bool = field(default=False, compare=False)
-    """A step may have been committed: members that all come new to the job do not begin it, its state is gone."""
+    """True if a step may have been committed.
+
+    Then a view of newcomers alone must not begin, because the state is lost.
+    """
     links_since: int = field(default=0, compare=False)
-    """The generation with which members last made the links between their nodes anew."""
+    """Generation in which members last renewed the links between their nodes."""
     anew_since: int = field(default=0, compare=False)
-    """The generation with which members last began their open step anew."""
+    """Generation in which members last restarted their open step."""
 
     def __post_init__(self) -> None:
         if len(set(self.ids)) != len(self.members):
@@ -70,6 +73,7 @@ class View:
 
     @cached_property  # a simulated job asks for it ten times per event
     def ids(self) -> tuple[str, ...]:
+        """Member ids, in rank order."""
         return tuple(member.id for member in self.members)
 
     @property
@@ -79,11 +83,11 @@ class View:
 
     @property
     def quotas(self) -> dict[str, int]:
-        """Member id -> its quota, of those that have not a full one."""
+        """Member id -> quota, for members without a full one."""
         return {member.id: member.quota for member in self.members if member.quota != FULL_QUOTA}
 
     def rank(self, member_id: str) -> int:
-        """Find the member's position. Raises ValueError if it is not in the view."""
+        """Return the member's position. Raises ValueError if it is not in the view."""
         return self.ids.index(member_id)
 
     def __contains__(self, member_id: str) -> bool:

@@ -1,1 +1,1 @@
-"""Memory of a member: its budget, its peak and what has to leave. Pure."""
+"""Memory of a member: its budget, its peak, and what has to move to disk. Pure."""

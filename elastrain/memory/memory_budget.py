@@ -1,7 +1,7 @@
-"""Decides whether a member's plan fits into its memory, and what has to leave for it: functions of measured bytes.
+"""Decision if a member's plan fits into its memory, and what moves to disk for it. Pure functions of measured bytes.
 
 Activations leave first: they are written once and read once per micro-batch, while the model computes. Then optimizer
-shards, for which the step waits. Nothing else can leave, and splitting a micro-batch would change the bits.
+shards leave, and the step waits for them. Nothing else can leave, and splitting a micro-batch would change the bits.
 """
 
 from __future__ import annotations
@@ -13,53 +13,56 @@ from elastrain.job.fold import Fold, Node, absorb
 from elastrain.job.placement import Placement
 
 COPY_SHARE = 16
-"""Of the parameters, one such part at least may be on its way to new holders, whatever memory is left."""
+"""At least 1/COPY_SHARE of the parameters may be on their way to new holders, however little memory is left."""
 
 WRITING_BYTES = 16 << 20
-"""What writing a checkpoint takes besides the states: frames that are packed, and those that are read back."""
+"""Bytes for writing a checkpoint, besides the states: frames being packed, and frames being read back."""
 COMPUTING_BYTES = 8 << 20
-"""What computing keeps from its first step on, besides what is counted; at least: up to 20 MB were seen."""
+"""Bytes that computing keeps from its first step on, besides what is counted. A minimum: up to 20 MB were seen."""
 AT_THE_END = "; at the end of the loop rank 0, which this member is, takes the parameters of all blocks"
-"""Why the first member of pipelines may need more than for its own blocks."""
+"""Reason why the first member of pipelines may need more than its own blocks do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a member must hold at once under a plan, in bytes."""
+    """Bytes that a member must hold at once under a plan."""
 
     base_bytes: int
     """Interpreter, libraries, data, and what computing takes besides saved activations."""
     parameters_bytes: int
     gradients_bytes: int
-    """Slots of gradients, sums on the way, finished and kept gradients, scratch of updates."""
+    """Gradient slots, sums under way, finished and kept gradients, and scratch of updates."""
     shards_bytes: int
     """Optimizer state of the shards that it holds, as their primary or as a backup."""
     shards_least_bytes: int
-    """What of it has to be in memory while all of it is kept on disk."""
+    """Part of `shards_bytes` that has to be in memory while all of it is kept on disk."""
     activations_bytes: int
-    """Saved for backward by the micro-batches in flight, which is one but in pipelines; there it is known from the
-    tracing pass, else 0 until a step was measured."""
+    """Activations saved for backward by the micro-batches in flight (one, except in pipelines).
+
+    In pipelines the number comes from the tracing pass. Else it is 0 until a step was measured.
+    """
     activations_least_bytes: int
-    """What of it has to be in memory while as much as possible is kept on disk."""
+    """Part of `activations_bytes` that has to be in memory while as much as possible is kept on disk."""
     is_measured: bool = True
-    """Whether a step has shown what activations need."""
+    """True once a step has shown how much memory activations need."""
     boundaries_bytes: int = 0
-    """What crosses the cuts of a pipeline, as far as this member makes it or reads it."""
+    """Boundary tensors of a pipeline that this member makes or reads."""
 
     @property
     def fixed_bytes(self) -> int:
-        """What cannot leave."""
-        # Gradients neither: they are read by other members, from this memory, at any moment of a step.
+        """Bytes that cannot move to disk."""
+        # Not even gradients: other members read them from this memory, at any moment of a step.
         return self.base_bytes + self.parameters_bytes + self.gradients_bytes + self.boundaries_bytes
 
     @property
     def total_bytes(self) -> int:
+        """All bytes of the plan."""
         return self.fixed_bytes + self.shards_bytes + self.activations_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The plan fits, if saved activations get at most `activations_bytes` and so much of the shards leaves."""
+    """Limits under which the plan fits: bytes of saved activations in memory, and bytes of shards on disk."""
 
     activations_bytes: int
     shards_on_disk_bytes: int
@@ -68,16 +71,16 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Shortfall:
-    """The plan does not fit, whatever leaves."""
+    """A plan that does not fit, whatever moves to disk."""
 
     missing_bytes: int
     reason: str
 
 
 def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s: float) -> Fit | Shortfall:
-    """Decide what stays in memory under `limit_bytes`: less and less of the activations, then of the shards.
+    """Decide what stays in memory under `limit_bytes`. Activations move to disk first, then shards.
 
-    disk_bytes_per_s: the slower of the disk's two directions; with it the reason tells what a step pays.
+    disk_bytes_per_s: the slower of the disk's two directions. The reason states the cost per step with it.
     """
     left_bytes = limit_bytes - needs.fixed_bytes
     if needs.shards_bytes + needs.activations_bytes <= left_bytes:
@@ -87,8 +90,8 @@ def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s
     least_bytes = needs.shards_least_bytes + needs.activations_least_bytes
     if not has_disk or least_bytes > left_bytes:
         return _missing(limit_bytes, needs, has_disk=has_disk)
-    # Before anybody has measured what activations need, they get all that shards can leave them: a refusal for want of
-    # activations would end the job, while shards come back to memory after the first step.
+    # Before activations were measured, they get all memory that shards can leave them. Too little room for activations
+    # would end the job, while shards come back to memory after the first step.
     may_stay_bytes = needs.shards_bytes if needs.is_measured else needs.shards_least_bytes
     kept_shards_bytes = min(may_stay_bytes, left_bytes - needs.activations_least_bytes)
     kept_activations_bytes = left_bytes - kept_shards_bytes
@@ -103,9 +106,9 @@ def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s
 
 
 def at_the_end(needs: Needs, parameters_bytes: int, copying_bytes: int = 0) -> Needs:
-    """Say what a member of a pipeline needs when its loop has ended: all parameters, and nothing is computed.
+    """Return the needs of a pipeline's member when its loop has ended: all parameters, and no more computing.
 
-    copying_bytes: of `gradients_bytes`, what copies take that are on their way; the rest goes before blocks come.
+    copying_bytes: part of `gradients_bytes` for copies under way; the rest is freed before blocks arrive.
     """
     return replace(
         needs,
@@ -119,15 +122,15 @@ def at_the_end(needs: Needs, parameters_bytes: int, copying_bytes: int = 0) -> N
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One step under the present plan: the most that was held, and the part of it that was saved activations."""
+    """One step under the present plan: peak of the memory held, and the part of it that was saved activations."""
 
     peak_bytes: int
     activations_bytes: int
 
 
 def settle(limit_bytes: int, last: Fit, decided: Fit | Shortfall, measured: Measured) -> Fit | Shortfall:
-    """Choose between `last`, which a step has just kept to, and `decided`, which was estimated anew after it."""
-    # What was measured to fit goes before estimates: within a view nothing is then refused, and no shard leaves.
+    """Choose between `last`, which the last step has kept to, and `decided`, which was estimated after it."""
+    # A measured fit beats an estimate: within a view no plan is then refused, and no shard leaves.
     more_leaves = isinstance(decided, Shortfall) or decided.shards_on_disk_bytes > last.shards_on_disk_bytes
     if measured.peak_bytes > limit_bytes or not more_leaves:
         return decided
@@ -139,7 +142,7 @@ def settle(limit_bytes: int, last: Fit, decided: Fit | Shortfall, measured: Meas
 
 
 def _leaving(activations_bytes: int, shards_bytes: int, disk_bytes_per_s: float) -> str:
-    """Say what leaves and what it costs: activations are written and read once per micro-batch, shards per step."""
+    """Return what moves to disk, and its cost per micro-batch (activations) or per step (shards), in words."""
     parts = [
         f"{mib(size_bytes)} of {what} go to disk ({2 * size_bytes / disk_bytes_per_s:.3f} s of its time per {unit})"
         for what, size_bytes, unit in (
@@ -161,7 +164,7 @@ def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Shortfall:
         if has_disk
         else "and there is no directory on an SSD to move anything to (--offload-dir)"
     )
-    # An operator who raises the limit by what is missing must not be refused again for what was not known yet.
+    # An operator who raises the limit by the missing bytes must not be refused again for an unknown need.
     is_known = needs.is_measured or (needs.activations_bytes > 0 and not has_disk)
     unknown = "" if is_known else ", and more for saved activations, which nobody has measured yet"
     return Shortfall(
@@ -173,9 +176,9 @@ def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Shortfall:
 
 
 def too_small(limit_bytes: int, *, needed_bytes: int, left_bytes: int, share: int) -> str:
-    """Say that one operation needs more of its saved activations at once than is left for them.
+    """Return the error text if one operation needs more of its saved activations at once than is left for them.
 
-    share: of so many more bytes under the limit, activations get one.
+    share: activations get 1/share of every additional byte of the limit.
     """
     smallest_bytes = limit_bytes + share * (needed_bytes - left_bytes)
     needed_mib, left_mib = needed_bytes / (1 << 20), left_bytes / (1 << 20)
@@ -187,7 +190,7 @@ def too_small(limit_bytes: int, *, needed_bytes: int, left_bytes: int, share: in
 
 
 def mib(size_bytes: int) -> str:
-    """Write bytes as MiB, rounded up, so that a shortfall is never shown as nothing."""
+    """Return bytes as MiB, rounded up, so that a shortfall is never shown as 0."""
     return f"{-(-size_bytes // (1 << 20))} MiB"
 
 
@@ -195,9 +198,9 @@ def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int], *, is_chec
     """Count the copies of the gradient that a member holds at the peak of a step of `runs` runs.
 
     own: the partials that it has. todo: the runs that it is going to compute, in order.
-    is_checked: whether it computes a micro-batch of another member's after them, in a copy of its own.
+    is_checked: True if it then computes a micro-batch of another member, in a copy of its own.
     """
-    # Siblings are added in place, so that one copy remains of both; the run being computed has a copy of its own.
+    # Siblings are added in place, so one copy remains of both. The run being computed has a copy of its own.
     fold, held = Fold(runs), frozenset(own)
     most = len(held)
     for run in todo:
@@ -209,19 +212,19 @@ def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int], *, is_chec
 def copy_budget(
     limit_bytes: int, needs: Needs, *, members: int, state_per_parameter: float, least_bytes: int, most_bytes: int
 ) -> int:
-    """Say how many bytes of parameters a member may have on their way to new holders, with their state.
+    """Return how many bytes of parameters a member may have on their way to new holders, together with their state.
 
-    The answer lies between `least_bytes`, so that copying comes to an end, and `most_bytes`.
+    The result lies between `least_bytes`, so that copying comes to an end, and `most_bytes`.
     """
-    # Copies in flight are memory of the receiver, and all other members may copy to one at once. The sooner a shard is
-    # held twice again, the sooner the next loss may come.
-    # It may be negative where things are on disk already: then as little as possible is copied.
+    # Copies in flight take memory of the receiver, and all other members may copy to one at once. A quick copy shortens
+    # the time in which the next loss is fatal. `free_bytes` is negative if things are on disk already: then as little
+    # as possible is copied.
     free_bytes = limit_bytes - needs.total_bytes
     return max(least_bytes, min(most_bytes, round(free_bytes / (members * state_per_parameter))))
 
 
 def least_copied(sizes: Sequence[int], most_bytes: int) -> int:
-    """Say how many bytes of parameters may be on their way at least, where shards are of these sizes."""
+    """Return the least bytes of parameters that may be on their way, for shards of these sizes."""
     return min(max(*sizes, sum(sizes) // COPY_SHARE), most_bytes)
 
 
@@ -233,7 +236,7 @@ def sums_needed(members: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """One shard that a member holds: `leaves_bytes` is what keeping its state on disk takes out of memory."""
+    """A shard that a member holds. `leaves_bytes` is the memory that is freed if its state is kept on disk."""
 
     shard: int
     is_primary: bool
@@ -250,14 +253,14 @@ def held_by(
     masters: bool = False,
     frozen: Collection[int] = (),
 ) -> tuple[Held, ...]:
-    """List what `member` holds in any of these placements: that of now, and those to come.
+    """List the shards that `member` holds in any of these placements: the present one, and those to come.
 
-    moments: size of the optimizer's own state, in units of the parameters': of all shards, or of each.
-    masters: whether primaries keep masters.
+    moments: size of the optimizer's own state, in units of the parameters': for all shards, or for each.
+    masters: True if primaries keep masters.
     frozen: shards that get no gradients.
     """
     more = moments if isinstance(moments, Sequence) else [moments] * len(sizes)
-    # A primary's parameters are the model's, unless it keeps masters. A backup has parameters of its own, and a second
+    # A primary uses the model's parameters, unless it keeps masters. A backup has parameters of its own, and a second
     # state while an update is not verified.
     primary: set[int] = set()
     backup: set[int] = set()
@@ -276,9 +279,9 @@ def held_by(
 
 
 def sums_bytes(held: Sequence[Held], members: int, behind_bytes: int) -> int:
-    """Count what gradients take besides a member's slots: `held` is what it holds, among `members` members.
+    """Count the memory for gradients besides a member's slots. `held`: its shards. `members`: size of the job.
 
-    As a primary: sums on the way, scratch of updates. As a backup: kept gradients of two steps, and scratch for the
+    A primary has sums under way and scratch of updates. A backup has kept gradients of two steps, and scratch for the
     `behind_bytes` that are updated in one go.
     """
     primary_bytes = sum(each.gradient_bytes for each in held if each.is_primary)
@@ -287,7 +290,7 @@ def sums_bytes(held: Sequence[Held], members: int, behind_bytes: int) -> int:
 
 
 def shards_bytes(held: Sequence[Held]) -> tuple[int, int]:
-    """Count the states of all that a member holds, and what of them is in memory while all are kept on disk."""
+    """Count the bytes of all states that a member holds, and those in memory while all states are kept on disk."""
     largest_bytes = max((each.leaves_bytes for each in held), default=0)
     total_bytes = sum(each.leaves_bytes for each in held)
     # One is updated while the one before it is still being written.
@@ -295,14 +298,17 @@ def shards_bytes(held: Sequence[Held]) -> tuple[int, int]:
 
 
 def choose_shards(held: Iterable[Held], wanted_bytes: int) -> tuple[frozenset[int], str]:
-    """Choose the shards whose states go to disk so that `wanted_bytes` leave memory, and say which."""
-    # Backups first: no step waits for them. Then the largest, so that few shards pay.
+    """Choose the shards whose states move to disk so that `wanted_bytes` leave memory.
+
+    Returns them, and a description.
+    """
+    # Backups first, because no step waits for them. Then the largest, so that few shards are affected.
     chosen: set[int] = set()
     backups = 0
     for each in sorted(held, key=lambda h: (h.is_primary, -h.leaves_bytes, h.shard)):
         if wanted_bytes <= 0:
             break
-        # A primary whose optimizer has no state, as plain SGD, would give no room: its shard stays out of the list.
+        # A primary whose optimizer has no state, such as plain SGD, would free nothing: its shard stays.
         if each.leaves_bytes:
             chosen.add(each.shard)
             backups += not each.is_primary

@@ -1,4 +1,4 @@
-"""States what each member will hold in memory, before a job starts, by the account that the memory limit keeps."""
+"""Estimate of the memory that each member will hold, made before a job starts, by the rules of the memory limit."""
 
 from __future__ import annotations
 
@@ -16,50 +16,52 @@ from elastrain.memory.pipeline_memory import Load, StagedScript, TaskBytes, advi
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLimit:
-    """What each member may hold, and how it decides what leaves."""
+    """A member's memory limit, and what its decision about moving to disk depends on."""
 
     limit_bytes: int
     has_disk: bool
     assumed_moments: float
-    """Optimizer state in units of the parameters', as a worker takes it to be until it has measured it."""
+    """Optimizer state in units of the parameters', as a worker assumes it until it has measured it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptNeeds:
-    """What a script prepares, in bytes; the same on every member."""
+    """Bytes that a script needs on every member."""
 
     sizes: tuple[int, ...]
-    """Per shard, of its parameters as the optimizer keeps them."""
+    """Per shard, its parameters as the optimizer keeps them."""
     moments: tuple[float, ...]
     """Per shard, the optimizer's own state after a step, in units of `sizes`."""
     frozen: frozenset[int] = frozenset()
     """Shards that get no gradients."""
     masters: bool
-    """Whether primaries keep parameters of more precision than the model's."""
+    """True if primaries keep parameters of more precision than the model's."""
     model_bytes: int
     slot_bytes: int
     """One copy of all gradients."""
     runs: int
     backups: int
     base_bytes: int
-    """Interpreter, libraries and data, as the kernel counts them where the script prepares."""
+    """Interpreter, libraries and data, as the kernel counts them when the script calls `prepare`."""
     landing_bytes: int
     """The largest parameter's gradient, as a backward makes it before it is added to a copy."""
     all_write: bool | None = None
-    """Whether every holder writes its copy of a shard (`--checkpoint-layout local`) instead of one per shard; None: no
-    checkpoint is written."""
+    """True if every holder writes its copy of a shard (`--checkpoint-layout local`). False: one writer per shard.
+
+    None: the job writes no checkpoint.
+    """
     limit: WorkerLimit | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemberBytes:
-    """What one member holds; without stages nobody has measured the activations yet."""
+    """Memory that one member holds. Without stages, activations are missing, because they were not measured yet."""
 
     member: str
     node: str
     moments: tuple[HeldAt, ...]
     shortfall: str = ""
-    """Why the memory limit is too small, if it is."""
+    """Reason why the memory limit is too small; empty if it is not."""
 
     @property
     def worst(self) -> HeldAt:
@@ -70,12 +72,12 @@ class MemberBytes:
 def state_memory(
     script: ScriptNeeds, nodes: Mapping[str, str], staged: StagedScript | None = None, *, is_checked_again: bool = False
 ) -> tuple[MemberBytes, ...]:
-    """State the bytes of every member of a job that begins with all of `nodes` (member -> node, in rank order).
+    """Estimate the bytes of every member of a job that begins with all of `nodes` (member -> node, in rank order).
 
-    staged: what it computes in pipelines; None without stages.
-    is_checked_again: members compute micro-batches of their neighbours' in later steps than the first, too.
+    staged: the pipelined computation; None without stages.
+    is_checked_again: members compute probes of their neighbours also in later steps than the first.
     """
-    # Nobody holds anything yet: the first view makes its placement in the same way.
+    # No member holds anything yet: the first view makes its placement in the same way.
     begun = target([None] * len(script.sizes), script.sizes, nodes, script.backups)
     stretches: Iterable[tuple[_Work, ...]] = ((each,) for each in _whole_runs(script, nodes, begun, is_checked_again))
     if staged is not None:
@@ -85,17 +87,17 @@ def state_memory(
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """What a member has and computes in one stretch of a job, and where shards are held then: now and soon."""
+    """A member's memory and work in one period of a job, with the placements of shards: present and future."""
 
     member: str
     when: str
     moments: tuple[str, ...]
-    """Besides those of the first step."""
+    """Moments besides those of the first step."""
     parameters_bytes: int
     slots_bytes: int
     check_bytes: int = 0
     planned_bytes: int
-    """Copies of the gradient that a worker plans with."""
+    """Bytes for copies of the gradient in a worker's own plan."""
     placements: tuple[Placement, ...]
     makers: tuple[tuple[str, ...], ...]
     """Per shard, the members that compute gradients of it."""
@@ -104,17 +106,17 @@ class _Work:
 
     @property
     def is_end(self) -> bool:
-        """The loop has ended, and nothing is computed any more."""
+        """True after the end of the loop, when nothing is computed."""
         return self.moments == (ENDED,)
 
 
 def _whole_runs(
     script: ScriptNeeds, nodes: Mapping[str, str], begun: Placement, is_checked_again: bool
 ) -> Iterator[_Work]:
-    # In its first step every member also computes a micro-batch of a neighbour's, if it has one.
+    # In its first step every member also computes a micro-batch of a neighbour, if it has one.
     runs, is_checked = hand_out(nodes, script.runs), len(nodes) > 1
     for member in nodes:
-        # Slots are used again in every step, so that the most that any step needs is what a member holds.
+        # Slots are reused in every step, so a member holds the most that any step needs.
         slots, planned = (budget.slots_needed(script.runs, (), runs[member], is_checked=c) for c in (False, is_checked))
         yield _Work(
             member=member,
@@ -132,10 +134,10 @@ def _whole_runs(
 def _stretches(
     script: ScriptNeeds, nodes: Mapping[str, str], begun: Placement, staged: StagedScript
 ) -> Iterator[tuple[_Work, ...]]:
-    """Of each member of a pipeline, in the order in which they come."""
+    """Yield the periods of each member of a pipeline, in order."""
     plan = staged.plan(list(nodes))
     homes = staged.homes(plan)
-    # With the first commit holders begin to move to where their blocks are computed.
+    # With the first commit holders begin to move to the members that compute their blocks.
     goal = target(begun, script.sizes, nodes, script.backups, homes)
     for member in nodes:
         load = staged.load(plan, member, is_spread=len(set(nodes.values())) > 1)
@@ -170,12 +172,12 @@ def _member(script: ScriptNeeds, nodes: Mapping[str, str], works: Sequence[_Work
     shortfall = ""
     for work in works:
         outside, activations_bytes, lack = _leaves(script, nodes, work)
-        # Only rank 0 has to take all blocks at the end: another one without room for them keeps its own.
+        # Only rank 0 has to take all blocks at the end. Other members without room for them keep their own.
         if lack and work.is_end and not is_first:
             continue
         shortfall = shortfall or lack
         if work is works[0]:
-            # Before the first update a backup has parameters alone, and nothing was added up.
+            # Before the first update a backup has only parameters, and no gradients were added.
             fresh = replace(script, moments=(0.0,) * len(script.sizes), frozen=frozenset(range(len(script.sizes))))
             begun = {**_taken(fresh, nodes, work, work.placements[0]), "staging": 0, "unverified": 0}
             on_disk = {**_states(fresh, work, work.placements[0], outside), "activations": activations_bytes}
@@ -190,10 +192,10 @@ def _member(script: ScriptNeeds, nodes: Mapping[str, str], works: Sequence[_Work
 
 
 def _taken(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, placement: Placement) -> dict[str, int]:
-    """Count by part what the member takes under one placement."""
+    """Count, by part, the memory of the member under one placement."""
     held = _held(script, work, script.moments, (placement,))
-    # At the worst all that it is to write waits at once, while what it holds has gone on: a backup's captured states
-    # are no copies, but they are kept beyond the step in which they would have been replaced.
+    # In the worst case all captured states wait to be written at once, while the held ones have moved on. A backup's
+    # captured states are no copies, but they are kept beyond the step in which they would have been replaced.
     every = script.all_write
     pairs = frozenset() if every is None else writers(placement, script.sizes, all_holders=every)
     staged = [shard for writer, shard in pairs if writer == work.member]
@@ -204,7 +206,7 @@ def _taken(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, placement
         "base": script.base_bytes,
         "computing": budget.COMPUTING_BYTES + script.landing_bytes,
         "model": work.parameters_bytes,
-        # One is kept by a backup until its update is verified, before which no later one is finished.
+        # A backup keeps one gradient until its update is verified; no later one is finished before that.
         "gradients": work.slots_bytes + sums_bytes + kept_bytes + max(primary_bytes, min(BEHIND_BYTES, kept_bytes)),
         "check": work.check_bytes,
         "activations": work.tasks.activations_bytes,
@@ -217,16 +219,16 @@ def _taken(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, placement
 
 
 def _buffers(work: _Work, shard: int) -> int:
-    """Count the sums of one shard that a primary has at once: one per level of the tree, where it adds in order."""
+    """Count the sums of one shard that a primary has at once: one per level of the tree if it adds in order."""
     makers = work.makers[shard]
-    # What one member has computed is no sum: it is used where it lies, or copied as it comes.
+    # Results of a single member are no sums: they are used in place, or copied as they arrive.
     return 0 if makers == (work.member,) else max(1, len(makers).bit_length() - 1)
 
 
 def _states(
     script: ScriptNeeds, work: _Work, placement: Placement, only: Collection[int] | None = None
 ) -> dict[str, int]:
-    """Count the states of the shards that the member holds, or of some of them."""
+    """Count the bytes of the states of the shards that the member holds, or of those in `only`."""
     held = [h for h in _held(script, work, script.moments, (placement,)) if only is None or h.shard in only]
     backups_bytes = sum(each.leaves_bytes for each in held if not each.is_primary)
     return {
@@ -245,7 +247,7 @@ def _held(
 
 
 def _needs(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, moments: float) -> budget.Needs:
-    """As a worker counts them: without copies on their way."""
+    """Return a worker's needs as it counts them itself: without copies under way."""
     held = _held(script, work, moments, work.placements)
     shards_bytes, least_bytes = budget.shards_bytes(held)
     return budget.Needs(
@@ -254,7 +256,7 @@ def _needs(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, moments: 
         gradients_bytes=work.planned_bytes + budget.sums_bytes(held, len(nodes), BEHIND_BYTES),
         shards_bytes=shards_bytes,
         shards_least_bytes=least_bytes,
-        # Captured states are not in its account, and without stages activations are not measured.
+        # Captured states are not part of its account, and without stages activations are not measured.
         activations_bytes=work.tasks.activations_bytes,
         activations_least_bytes=0,
         is_measured=False,
@@ -263,20 +265,20 @@ def _needs(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, moments: 
 
 
 def _new_bytes(script: ScriptNeeds, work: _Work) -> int:
-    """Count twice, as who gives them and who takes them do, the shards that members get without having held them."""
+    """Count the bytes of shards that get new holders. They count twice, at the giver and at the receiver."""
     now, goal = ([{s.primary, *s.backups} for s in each] for each in (work.placements[0], work.placements[-1]))
     new = [shard for shard, (before, then) in enumerate(zip(now, goal, strict=True)) if then - before]
     return sum(round(2 * script.sizes[shard] * (1 + script.moments[shard])) for shard in new)
 
 
 def _copying_bytes(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work) -> int:
-    """What copies take that are on their way to new holders; where holders stay in their places, there are none."""
+    """Count the bytes of copies on their way to new holders; 0 if holders stay in their places."""
     if work.pipeline is None or len(set(work.placements)) == 1:
         return 0
     most_bytes, moments = work.pipeline[0].copied_bytes, max(script.moments)
     copied_bytes = min(most_bytes, sum(script.sizes))
     if script.limit is not None:
-        # A worker plans its copies before it has seen an update, so with what it assumes.
+        # A worker plans its copies before it has seen an update, so it uses the assumed optimizer state.
         moments = script.limit.assumed_moments
         copied_bytes = budget.copy_budget(
             script.limit.limit_bytes,
@@ -290,18 +292,18 @@ def _copying_bytes(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work) -
 
 
 def _leaves(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work) -> tuple[frozenset[int], int, str]:
-    """Find shards and bytes of activations that are on disk, as a worker plans, or why nothing helps."""
+    """Return the shards and the bytes of activations that a worker plans to keep on disk, or why nothing fits."""
     limit = script.limit
     if limit is None:
         return frozenset(), 0, ""
-    # It has not seen an update yet: so it is with what it assumes that its limit has room, or has not.
+    # A worker has not seen an update yet, so it checks its limit with the assumed optimizer state.
     needs = _needs(script, nodes, work, limit.assumed_moments)
     copying_bytes = _copying_bytes(script, nodes, work)
     if work.is_end:
         needs = budget.at_the_end(needs, work.parameters_bytes, copying_bytes)
     else:
         needs = replace(needs, gradients_bytes=needs.gradients_bytes + copying_bytes)
-    # The pace of the disk shows only in a reason that nobody reads here.
+    # The disk's speed appears only in a reason, which is not used here.
     fit = budget.fit_plan(limit.limit_bytes, needs, has_disk=limit.has_disk, disk_bytes_per_s=1.0)
     if isinstance(fit, budget.Shortfall):
         return frozenset(), 0, fit.reason + _advice(script, len(nodes), work, needs, fit)
@@ -311,7 +313,7 @@ def _leaves(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work) -> tuple
 
 
 def _advice(script: ScriptNeeds, members: int, work: _Work, needs: budget.Needs, short: budget.Shortfall) -> str:
-    """Which stages would fit, where these do not."""
+    """Return advice on which stages would fit instead of these."""
     if work.pipeline is None or script.limit is None:
         return ""
     if work.is_end:

@@ -1,8 +1,7 @@
-"""What a member of a pipeline takes of memory for its tasks, and what would fit where a memory limit is too small.
+"""Memory that a pipeline's member needs for its blocks and tasks, and advice if a memory limit is too small. Pure.
 
-Functions of sizes and of tasks: nothing is measured here. Every member decides for itself, by its own limit.
-
-States what members of pipelines take for their blocks and tasks, before a job starts: by the first plan.
+Functions of sizes and tasks; nothing is measured here. Every member decides for itself, by its own limit.
+`StagedScript` computes the needs before a job starts, by the first plan.
 """
 
 from __future__ import annotations
@@ -19,64 +18,68 @@ from elastrain.pipeline.planning import PlanWish, first_plan
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBytes:
-    """What the blocks of a traced model take, in bytes."""
+    """Bytes of the blocks of a traced model."""
 
     graph: BlockGraph
     places: tuple[int, ...]
-    """By block of the layout, its place in the graph."""
+    """Per block of the layout, its place in the graph."""
     parameters: tuple[int, ...]
-    """By block of the layout; a weight that several read counts in each."""
+    """Per block of the layout. A weight shared by several blocks counts in each."""
     gradients: tuple[int, ...]
-    """By block of the layout: one copy."""
+    """Per block of the layout: one copy."""
     saved: tuple[int, ...]
-    """By place: what the forward of one micro-batch keeps for its backward."""
+    """Per block of the graph: bytes that the forward of one micro-batch keeps for its backward."""
 
     def parameters_of(self, block: int) -> int:
-        """Of one block of the graph."""
+        """Return the bytes of the parameters of one block of the graph."""
         return sum(size for size, place in zip(self.parameters, self.places, strict=True) if place == block)
 
     def gradients_of(self, block: int) -> int:
-        """One copy of the gradients of one block of the graph."""
+        """Return the bytes of one copy of the gradients of one block of the graph."""
         return sum(size for size, place in zip(self.gradients, self.places, strict=True) if place == block)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a member computes of one step in pipelines."""
+    """The work of a member in one step in pipelines."""
 
     tasks: tuple[Task, ...]
-    """Those that are done, too: what their run left is kept until the commit."""
+    """All tasks, also those that are done: boundary tensors of their run are kept until the commit."""
     shape: StepShape
     in_flight: int
-    """How many micro-batches may be in flight (see `actions.choose`)."""
+    """Limit of micro-batches in flight (see `actions.choose`)."""
     copies_received: bool = False
-    """What is received lies in this member's memory, as between nodes; on one host its maker's is read."""
+    """True if received tensors are copied to this member's memory, as between nodes.
+
+    On one host it reads the maker's.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskBytes:
-    """What tasks take at the peak of a step."""
+    """Bytes that tasks need at the peak of a step."""
 
     gradients_bytes: int = 0
     boundaries_bytes: int = 0
-    """All of a step, which stay until it is committed, and what graphs in flight hold of them."""
+    """All boundary tensors of a step, which stay until the commit, and those that graphs in flight hold."""
     activations_bytes: int = 0
-    """Saved for backward by all micro-batches that are in flight at once."""
+    """Activations saved for backward by all micro-batches that are in flight at once."""
 
     @property
     def total_bytes(self) -> int:
+        """All bytes of the tasks."""
         return self.gradients_bytes + self.boundaries_bytes + self.activations_bytes
 
 
 def task_bytes(model: ModelBytes, load: Load) -> TaskBytes:
-    """Count what the tasks of one member take."""
+    """Count the bytes that the tasks of one member need."""
     in_flight = _in_flight(load)
     kept_bytes = sum(
         (_made_bytes(model.graph, task) + load.copies_received * _received_bytes(model.graph, task))
         * len(load.shape.micro_batches_of(task.run))
         for task in load.tasks
     )
-    # What was received is saved by the first block; what is handed on by none, and stays until its backward.
+    # The first block saves what was received. No block saves what is handed on; it stays until its backward.
     held_bytes = sum(count * _bytes_of(model.graph.crossings[end]) for (_, end), count in in_flight.items())
     return TaskBytes(
         gradients_bytes=_gradients_bytes(model, load),
@@ -86,8 +89,8 @@ def task_bytes(model: ModelBytes, load: Load) -> TaskBytes:
 
 
 def _in_flight(load: Load) -> Mapping[tuple[int, int], int]:
-    """Stretch -> the most micro-batches of it that are in flight at once."""
-    # A forward is held back by tasks that begin at its cut or deeper, so that stretches have their limits side by side.
+    """Return, per stretch, the most micro-batches that are in flight at once."""
+    # A forward is held back by tasks that begin at its cut or deeper, so each stretch has its own limit.
     counts: dict[tuple[int, int], int] = {}
     for task in load.tasks:
         stretch = (task.begin, task.end)
@@ -96,7 +99,7 @@ def _in_flight(load: Load) -> Mapping[tuple[int, int], int]:
 
 
 def _gradients_bytes(model: ModelBytes, load: Load) -> int:
-    # By block: of runs that are no neighbours in the fold, each keeps a copy until what lies between them is there.
+    # By block: runs that are not neighbours in the fold keep a copy each, until what lies between them is computed.
     total_bytes = 0
     for block, place in enumerate(model.places):
         runs = sorted({task.run for task in load.tasks if place in task.blocks})
@@ -105,7 +108,7 @@ def _gradients_bytes(model: ModelBytes, load: Load) -> int:
 
 
 def _made_bytes(graph: BlockGraph, task: Task) -> int:
-    """Activations behind the task and gradients before it, of one micro-batch."""
+    """Count the bytes of the activations behind the task and the gradients before it, of one micro-batch."""
     return _bytes_of(graph.crossings[task.end]) + _gradient_bytes(graph.crossings[task.begin])
 
 
@@ -123,22 +126,28 @@ def _gradient_bytes(crossing: Iterable[CrossingTensor]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Lack:
-    """A limit that is too small for the tasks of one of `members` members."""
+    """Lack of memory: a limit that is too small for the tasks of one of `members` members."""
 
     members: int
     left_bytes: int
-    """What the limit leaves for parameters and tasks."""
+    """Bytes that the limit leaves for parameters and tasks."""
     missing_bytes: int
     activations_leave: bool
-    """They go to disk: what tasks take is counted without them."""
+    """True if activations move to disk. Tasks are then counted without them."""
     parameters_bytes: int | None = None
-    """What every member holds of parameters, whatever its blocks: before the first commit. None: those of its own."""
+    """Parameters that every member holds before the first commit, whatever its blocks.
+
+    None: those of its own blocks.
+    """
 
 
 def lack_of(
     needs: Needs, tasks: TaskBytes, *, members: int, missing_bytes: int, whole_bytes: int, activations_leave: bool
 ) -> Lack:
-    """Of a member with these needs, among them those of its tasks; `whole_bytes`: parameters of all blocks."""
+    """Describe the lack of a member with these needs, which include its tasks.
+
+    `whole_bytes`: parameters of all blocks.
+    """
     leaving_bytes = tasks.activations_bytes if activations_leave else 0
     return Lack(
         members=members,
@@ -151,7 +160,7 @@ def lack_of(
 
 
 def advice(model: ModelBytes, load: Load, lack: Lack) -> str:
-    """Say which of the member's blocks is the costliest, where the model can be cut, and what would fit."""
+    """Return a text with the member's largest block, the legal cuts of the model, and what would fit."""
     graph = model.graph
     blocks = {block for task in load.tasks for block in task.blocks}
     sizes = {block: _block_bytes(model, load, lack, block) for block in blocks}
@@ -175,9 +184,9 @@ def _what_fits(model: ModelBytes, load: Load, lack: Lack) -> str:
 
 
 def heaviest_bytes(model: ModelBytes, load: Load, stages: int, lack: Lack) -> int:
-    """Count parameters and tasks of the costliest member, if all of them begin with so many stages.
+    """Count parameters and tasks of the member that needs most, if all members begin with `stages` stages.
 
-    load: of any member, for what is the same of all.
+    load: of any member, for the values that all share.
     """
     names = [str(number) for number in range(lack.members)]
     plan = first_plan(model.graph, names, PlanWish(stages=stages, runs=load.shape.runs))
@@ -194,7 +203,7 @@ def _member_bytes(model: ModelBytes, load: Load, plan: PipelinePlan, member: str
 
 
 def _block_bytes(model: ModelBytes, load: Load, lack: Lack, block: int) -> int:
-    """What a block takes: parameters, one copy of the gradients, and what is saved of micro-batches in flight."""
+    """Count the bytes of a block: parameters, one copy of the gradients, and activations of micro-batches in flight."""
     counts = [count for (begin, end), count in _in_flight(load).items() if begin <= block < end]
     saved_bytes = 0 if lack.activations_leave else sum(counts) * model.saved[block]
     return model.parameters_of(block) + model.gradients_of(block) + saved_bytes
@@ -202,7 +211,7 @@ def _block_bytes(model: ModelBytes, load: Load, lack: Lack, block: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class StagedScript:
-    """What a script computes in pipelines; the same on every member."""
+    """The pipelined computation of a script; the same on every member."""
 
     model: ModelBytes
     stages: int
@@ -210,25 +219,28 @@ class StagedScript:
     lanes: tuple[tuple[int, ...], ...]
     """Per shard, the blocks of the layout that have a part of it."""
     copied_bytes: int
-    """So many bytes of parameters may be on their way to new holders, where memory does not forbid it."""
+    """Bytes of parameters that may be on their way to new holders, if memory allows it."""
 
     def plan(self, members: Sequence[str]) -> PipelinePlan:
-        """The plan that a job of these members begins with. Raises ConfigError where the model has too few cuts."""
+        """Return the first plan of a job with these members. Raises ConfigError if the model has too few cuts."""
         wish = PlanWish(stages=self.stages, runs=self.shape.runs)
         return first_plan(self.model.graph, members, wish)
 
     def homes(self, plan: PipelinePlan) -> list[tuple[str, ...]]:
-        """Per shard, the members that compute with it."""
+        """Return, per shard, the members that compute with it."""
         places = [{self.model.places[block] for block in blocks} for blocks in self.lanes]
         return [tuple(member for member, its in held(plan).items() if not its.isdisjoint(at)) for at in places]
 
     def parameters_bytes(self, plan: PipelinePlan, member: str, shards: Iterable[int]) -> int:
-        """Of the member's blocks and of those in which these shards lie; a weight that several read counts in each."""
-        # States of its own shards work on the model's memory.
+        """Count the parameters of the member's blocks and of blocks with these shards.
+
+        A shared weight counts in each block.
+        """
+        # The states of its own shards work on the model's memory.
         besides = {self.model.places[block] for shard in shards for block in self.lanes[shard]}
         return sum(self.model.parameters_of(place) for place in held(plan)[member] | besides)
 
     def load(self, plan: PipelinePlan, member: str, *, is_spread: bool) -> Load:
-        """What the member computes of a step. `is_spread`: members are on several nodes."""
+        """Return the member's work of one step. `is_spread`: members are on several nodes."""
         tasks = tuple(task for route in routes(plan) for task in route if task.member == member)
         return Load(tasks=tasks, shape=self.shape, in_flight=plan.limits[member], copies_received=is_spread)
