@@ -1,4 +1,4 @@
-"""The books of one member: which memory holds what. `ledger.BufferBook` carries the machine's commands out over them.
+"""Buffers of one member: gradient slots, folds, shard states. `BufferBook` carries the machine's commands out.
 
-The arithmetic is a port (`ports`): tensors in a worker, symbols in the simulator. Called by one thread only.
+All arithmetic goes through a port (`port`): tensors in a worker, symbols in the simulator. One thread calls all of it.
 """

@@ -1,7 +1,6 @@
-"""Carries out the work that the protocol commands, over the member's books.
+"""Execution of the work commands on a member's buffers.
 
-Decides nothing, sends nothing, waits for nothing; slots, tensors and states are whatever the port gives out, and are
-never looked into.
+It decides nothing, sends nothing and waits for nothing. Slots, tensors and states come from the port and are opaque.
 """
 
 from __future__ import annotations
@@ -19,7 +18,10 @@ from elastrain.protocol.messages import Boundary, Gradient, Message, Partial, Pu
 
 
 class BufferBook:
-    """`runs` and `lanes` (their number, per shard) are the logical job's."""
+    """The buffers of a member, and the execution of work commands.
+
+    `runs` and `lanes` (number per shard) are the job's.
+    """
 
     def __init__(
         self,
@@ -40,31 +42,32 @@ class BufferBook:
         self._captures = Captures(states, NoSink())
 
     def capture_into(self, sink: CaptureSink) -> None:
-        """States that are captured for a checkpoint go there."""
+        """Send states that are captured for a checkpoint to this sink."""
         self._captures = Captures(self._states.states, sink)
 
     @property
     def has_work_behind(self) -> bool:
+        """True if background work is queued."""
         return bool(self._behind.tasks) or self._captures.has_work
 
     def work_behind(self) -> list[p.Event]:
-        """Some work that nobody waits for at once, a few milliseconds at most; nothing when there is none."""
-        # Votes wait for digests and updates; for a copy, only the next update of that state.
+        """Do some background work, for a few milliseconds at most. Returns its results."""
+        # Votes wait for digests and updates. Only the next update of a state waits for its copy.
         if self._behind.tasks:
             return self._behind.work()
         self._captures.work()
         return []
 
     def kept_gradients(self) -> Iterable[Tensor]:
-        """What this member keeps as a backup until its updates are verified."""
+        """Return the gradients that this member keeps as a backup until its updates are verified."""
         return self._states.all_kept()
 
     def is_settled(self, shard: int) -> bool:
-        """Whether a backup's state stays as it is until the next finished gradient comes."""
+        """Return True if a backup's state stays as it is until the next finished gradient comes."""
         return self._states.is_settled(shard)
 
     def carry_out(self, command: p.Command) -> p.Event | None:
-        """Do the work of one command. Commands that are no work of this class are ignored."""
+        """Do the work of one command. Commands of other classes are ignored."""
         match command:
             case p.CombineOwn():
                 self.slots.combine(command)
@@ -86,13 +89,13 @@ class BufferBook:
                 is_intact = self._states.is_kept_intact(command.shard, command.step)
                 return None if is_intact else p.GradientsKept(step=command.step, damaged=(command.shard,))
             case p.CheckPartial():
-                # Only its maker still has what was sent: here shows whether it broke in memory or on the way.
+                # Only its maker still has what was sent, so it can tell damage in memory from damage on the way.
                 is_intact = self.slots.is_intact((command.step, command.block, command.node))
                 return p.PartialChecked(step=command.step, block=command.block, is_intact=is_intact)
             case p.TakeBoundary():
                 self.boundaries.put(command.message, command.payload)
             case p.VoidAttempt():
-                # All that was computed goes, kept gradients too: something in it was wrong, and nobody knows how far.
+                # All results go, also kept gradients: something was wrong, and no member knows how far it has spread.
                 self.boundaries.end_step(command.step)
                 self._folds.end_step()
                 self.slots.void_step()
@@ -112,7 +115,7 @@ class BufferBook:
             self._arithmetic.take_parameters(command.shard, command.payload[command.index])
 
     def _change_states(self, command: p.Command) -> p.Event | None:
-        """Commands after which updates that were left behind may be out of date."""
+        """Carry out a command that changes states. Queued background updates that it makes obsolete are removed."""
         self._settle(command)
         match command:
             case p.Create():
@@ -125,7 +128,7 @@ class BufferBook:
                 return self._states.try_update(command)
             case p.Apply():
                 step = command.record.step
-                # With the finished gradients, before the end of the attempt lets go of them.
+                # With the finished gradients, before the end of the attempt frees them.
                 self._states.apply(command, {shard: self._folds.finished(step, shard) for shard in command.shards})
                 for shard in command.shards:
                     self._behind.forget(shard, step)
@@ -138,7 +141,7 @@ class BufferBook:
             case p.TakeCopy():
                 self._behind.forget(command.shard, EVER)
                 return self._states.take_copy(command)
-            # A digest of a state that is gone would be taken for that of the next state of the shard.
+            # A digest of the freed state would be taken for that of the shard's next state.
             case p.Drop():
                 self._states.drop(command.shard)
                 self._arithmetic.hold(None, self._buffers.take_free())
@@ -146,7 +149,7 @@ class BufferBook:
         return None
 
     def _settle(self, command: p.Command) -> None:
-        """Copy, before the command changes them, states of which a checkpoint needs what they are now."""
+        """Copy states that a checkpoint still needs, before the command changes them."""
         match command:
             case p.Apply():
                 for shard in command.shards:
@@ -161,11 +164,11 @@ class BufferBook:
                 self._captures.drop(command.step)
 
     def _incoming(self, command: p.Keep) -> tuple[Tensor, int | None]:
-        """A partial, and its maker's checksum of it, if it is needed."""
-        # A partial of this member's own never travelled: it still lies where the training loop added it up.
+        """Return a partial, and its maker's checksum of it, if it is needed."""
+        # A partial of this member's own was never sent: it still lies where the training loop added it up.
         if command.payload is None:
             at = (command.step, command.block, command.node)
-            # The gradient over all runs is finished as it is: nothing is added any more, before which it was compared.
+            # The gradient over all runs is used as it is: no addition follows before which it would be checked.
             is_compared = not self._folds.is_whole(command.shard, command.node)
             checksum = self.slots.checksum(at, command.shard, command.lane) if is_compared else None
             return self.slots.lane(at, command.shard, command.lane), checksum
@@ -174,7 +177,7 @@ class BufferBook:
 
     def _digest_again(self, command: p.DigestAgain) -> p.Event:
         shard = command.shard
-        # Of what lies there now, and not of what was told: memory that has changed since then shows by that alone.
+        # The present content and not a reported digest: only so a change in memory can be found.
         if command.parameters:
             found = self._arithmetic.digest_published(shard, None)
         else:
@@ -184,7 +187,7 @@ class BufferBook:
         )
 
     def payload(self, message: Message) -> list[Tensor]:
-        """The tensors that travel with a message, in the order in which it names them; sums after their checksums."""
+        """Return the tensors sent with a message, in the order in which it names them. Checksums come before sums."""
         match message:
             case Partial():
                 at = (message.step, message.block, message.node)
@@ -198,7 +201,7 @@ class BufferBook:
             case Publish():
                 return [self._arithmetic.parameters(shard) for shard in message.shards]
             case Trial():
-                # The gradient and the state before it: the receiver has to make the update from what this member had.
+                # Gradient and former state: the receiver has to make the update from this member's inputs.
                 kept = self._states.kept(message.step, message.shard)
                 packed = self._arithmetic.pack_checksums([self._states.kept_checksum(message.step, message.shard)])
                 return [packed, kept, *self._arithmetic.pack(self._states.states[message.shard])]
@@ -209,9 +212,9 @@ class BufferBook:
         return []
 
     def _gradient(self, step: int, shard: int) -> tuple[Tensor, int]:
-        # Backups ask in a recovery, too: by then this primary may have applied what they lack.
+        # Backups ask for it in a recovery too: this primary may have applied it by then.
         finished = self._folds.finished(step, shard)
         if finished is None:
-            # It was applied already, and is kept for a backup that has not updated its state by it.
+            # It was applied already, and is kept for a backup that has not used it yet.
             return self._states.kept(step, shard), self._states.kept_checksum(step, shard)
         return finished, self._folds.checksum(step, shard)

@@ -1,4 +1,4 @@
-"""Folds of this primary's shards, lane by lane, and the gradients that are finished."""
+"""Folds of this primary's shards, lane by lane, and finished gradients."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from elastrain.job.fold import Node, overlap
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """What is there of one node of a fold."""
+    """The sum of one node of a fold."""
 
     tensor: Tensor
     checksum: int | None
-    """None: it is read in the turn in which it was made."""
+    """None if it needs none, because it is read in the turn in which it was made."""
     maker: str = ""
-    """The member that has computed it; empty: it was added up here."""
+    """The member that computed it; empty if it was added up here."""
     is_broken: bool = False
-    """Something in it was not what its maker had: it counts for nothing."""
+    """True if a part of it was not what its maker had. The sum then does not count."""
 
 
 class Folds:
-    """Owns the sums of one step; `runs` and `lanes` (their number, per shard) are the logical job's."""
+    """Owner of the sums of one step. `runs` and `lanes` (their number, per shard) are those of the job."""
 
     def __init__(self, runs: int, lanes: Sequence[int], arithmetic: Arithmetic, buffers: Buffers[Tensor]) -> None:
         self._root: Node = (0, runs)
@@ -33,16 +33,16 @@ class Folds:
         self._arithmetic = arithmetic
         self._buffers = buffers
         self._folds: dict[tuple[int, int], dict[Node, Sum]] = {}
-        """(shard, lane) -> what this primary has."""
+        """(shard, lane) -> partials that this primary has."""
         self._finished: dict[tuple[int, int], Sum] = {}
         """(step, shard) -> gradient over all runs."""
 
     def keep(self, command: p.Keep, tensor: Tensor, checksum: int | None) -> p.Event | None:
-        """Let a partial enter the fold; `checksum` is its maker's."""
+        """Enter a partial into the fold. `checksum` is its maker's. Returns PartialDamaged if its copy differs."""
         key, is_broken = (command.shard, command.lane), False
         if command.payload is not None and self.is_whole(command.shard, command.node):
-            # The whole gradient as it is, without an addition that would move it here. It is read once more after the
-            # commit, and by then its owner may have got the parameters from a new primary and be in its next run.
+            # A whole gradient needs no addition that would copy it here. It is read once more after the commit. By then
+            # its owner may have got parameters from a new primary and be in its next run. So it is copied now.
             incoming, tensor = tensor, self._buffers.take(tensor)
             self._arithmetic.copy(incoming, tensor)
             is_broken = not self._is_intact(tensor, checksum)
@@ -50,24 +50,24 @@ class Folds:
         return self._damaged(command.step, key, command.node, command.maker) if is_broken else None
 
     def is_whole(self, shard: int, node: Node) -> bool:
-        """Whether that is the shard's gradient over all runs, and of all blocks that have a part in it."""
+        """Return True if this is the shard's gradient over all runs and all blocks that have a part in it."""
         return node == self._root and self._lanes[shard] == 1
 
     def combine(self, command: p.CombineShard) -> p.Event | None:
-        """Add two sums that are still what their makers had; the answer names the first that is not."""
+        """Add two sums. Returns PartialDamaged for the first one that is not what its maker had."""
         key, c = (command.shard, command.lane), command.combine
         left, right = self._folds[key].pop(c.left), self._folds[key].pop(c.right)
-        # Read for the checksum and for the addition at once, while it is in the caches: nothing changes in between.
+        # Checksum and addition read it together, while it is in the caches, so that no change in between is missed.
         wrong = next(((node, its) for node, its in ((c.left, left), (c.right, right)) if not self._may_add(its)), None)
         total = self._sum(command.shard, left.tensor, right.tensor)
         checksum = None if self.is_whole(command.shard, c.parent) else self._arithmetic.checksum(total)
-        # Entered all the same: what follows in this turn takes the sum for given, and none of it will count.
+        # Entered even if damaged, because later work of this turn expects the sum. None of it will count.
         is_broken = wrong is not None or left.is_broken or right.is_broken
         self._enter(key, c.parent, Sum(total, checksum, is_broken=is_broken))
         return None if wrong is None else self._damaged(command.step, key, wrong[0], wrong[1].maker)
 
     def _may_add(self, its: Sum) -> bool:
-        # Whoever broke it has been named: to name it again in the sums above would blame who only added.
+        # The maker of a broken sum was named already. Reporting the sums above would blame members that only added.
         return its.is_broken or self._is_intact(its.tensor, its.checksum)
 
     def _is_intact(self, tensor: Tensor, checksum: int | None) -> bool:
@@ -77,15 +77,15 @@ class Folds:
         return p.PartialDamaged(step=step, shard=key[0], lane=key[1], node=node, maker=maker)
 
     def _enter(self, key: tuple[int, int], node: Node, its: Sum) -> None:
-        """Take the place of everything that has runs in common with it: a covered partial must not be found again."""
+        """Put it in place of all partials that share runs with it, so that a covered partial is not used again."""
         partials = self._folds.setdefault(key, {})
         for other in [other for other in partials if overlap(other, node)]:
             self._buffers.give_back(partials.pop(other).tensor)
         partials[node] = its
 
     def _sum(self, shard: int, left: Tensor, right: Tensor) -> Tensor:
-        """`left + right` in a buffer of ours; what belongs to a member's partial is never written."""
-        # A partial may be read by several primaries, in shared memory, and is sent again if a primary is lost.
+        """Return `left + right` in a buffer of this primary. A member's partial is never written to."""
+        # Several primaries may read a partial in shared memory, and it is sent again if a primary is lost.
         if self._buffers.owns(left):
             out = left
         else:
@@ -103,9 +103,9 @@ class Folds:
         return p.GradientsFinished(step=command.step, square_norms=norms, damaged=damaged)
 
     def _finish(self, step: int, shard: int) -> bool:
-        """The sum over all runs of each lane, and nothing less, added in block order; whether all were intact."""
+        """Add the complete sums of all lanes in block order. Returns True if all were intact."""
         lanes = [self._folds[shard, lane].pop(self._root) for lane in range(self._lanes[shard])]
-        # Where there are several, they have waited for one another.
+        # With several lanes, the first ones waited for the others, and may have changed meanwhile.
         is_intact = len(lanes) == 1 or all(self._may_add(its) for its in lanes)
         total, *more = (its.tensor for its in lanes)
         for tensor in more:
@@ -114,11 +114,12 @@ class Folds:
         return is_intact
 
     def finished(self, step: int, shard: int) -> Tensor | None:
+        """Return the shard's finished gradient, or None."""
         found = self._finished.get((step, shard))
         return None if found is None else found.tensor
 
     def checksum(self, step: int, shard: int) -> int:
-        """Of a finished gradient, as it was when it was first sent: that is when it was finished."""
+        """Return the checksum of a finished gradient, as of the first sending, just after it was finished."""
         found = self._finished[step, shard]
         if found.checksum is None:
             found = self._finished[step, shard] = replace(found, checksum=self._arithmetic.checksum(found.tensor))
@@ -126,7 +127,8 @@ class Folds:
         return found.checksum
 
     def end_step(self) -> None:
-        # Members' own partials are among them: `give_back` leaves alone what was not taken from there.
+        """Free all sums and finished gradients."""
+        # Some tensors are members' own partials, which `give_back` ignores.
         for sums in (*self._folds.values(), self._finished):
             for its in sums.values():
                 self._buffers.give_back(its.tensor)

@@ -1,6 +1,6 @@
-"""Defines the port of the member's ledger: what is done to numbers, and where the states of shards lie.
+"""Ports of the buffers: arithmetic on numbers, storage of shard states, and the sink of captured states.
 
-A worker implements it with tensors (`runtime/tensors/`), the simulator with symbols.
+A worker implements them with tensors (`runtime/tensors/`), the simulator with symbols.
 """
 
 from __future__ import annotations
@@ -10,101 +10,121 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from elastrain.job.values import Record
 
-# Any, not type variables: the ledger hands them on and never looks inside, and two drivers put different things there.
+# Any and not type variables: the buffers never look inside, and the two drivers use different types.
 Tensor: TypeAlias = Any
 """A place with numbers in it: a buffer, or a part of a slot, of the model or of another member's memory."""
 GradientSlot: TypeAlias = Any
-"""One copy of all gradients, into which the training loop accumulates. After `release()` nobody needs what is in it."""
+"""One copy of all gradients, into which the training loop accumulates. After `release()` its content is not needed."""
 State: TypeAlias = Any
-"""A shard's parameters and what the optimizer keeps beside them; `state.shard` says which shard's."""
+"""A shard's parameters and the optimizer's state for them. `state.shard` is the shard's index."""
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Arithmetic(Protocol):
-    """What is done to numbers. Nothing here remembers which step or member they belong to."""
+    """Operations on numbers. Implementations do not know which step or member the numbers belong to."""
 
-    def new_slot(self) -> GradientSlot: ...
+    def new_slot(self) -> GradientSlot:
+        """Return a new gradient slot."""
+        ...
 
     def add_block(self, slot: GradientSlot, later: GradientSlot, block: int) -> None:
         """Add a later run's part in one block to the slot, in place."""
 
     def lane(self, slot: GradientSlot, shard: int, lane: int) -> Tensor:
-        """A shard's part of the slot, as it lies there."""
+        """Return a shard's part of the slot, without a copy."""
 
-    def new_buffer(self, like: Tensor) -> Tensor: ...
+    def new_buffer(self, like: Tensor) -> Tensor:
+        """Return a new buffer like this tensor."""
+        ...
 
-    # Size and dtype, say: few kinds, so that a buffer that comes back is soon used again.
+    # For example size and dtype. Few kinds, so that a returned buffer is soon used again.
     def kind(self, tensor: Tensor) -> Hashable:
-        """Buffers of one kind may stand for one another."""
+        """Return a key. Buffers with equal keys can replace one another."""
 
     def add(self, shard: int, left: Tensor, right: Tensor, out: Tensor) -> None:
-        """`left + right`, in this order; `out` may be one of them."""
-        # The shard says how: running statistics are composed, which is no plain sum.
+        """Compute `left + right`, in this order. `out` may be one of them."""
+        # The operation depends on the shard: running statistics are composed, not added.
 
-    def copy(self, source: Tensor, out: Tensor) -> None: ...
+    def copy(self, source: Tensor, out: Tensor) -> None:
+        """Copy the numbers of `source` to `out`."""
+        ...
 
-    def square_norm(self, shard: int, total: Tensor) -> float: ...
+    def square_norm(self, shard: int, total: Tensor) -> float:
+        """Return the squared norm of a shard's gradient."""
+        ...
 
     def checksum(self, tensor: Tensor) -> int:
-        """Of its bits: cheap enough to be made of all that is sent, and made again of all that is read."""
+        """Return a cheap checksum of the tensor's bits. The sender computes it, and every reader computes it again."""
 
     def pack_checksums(self, checksums: Sequence[int]) -> Tensor:
-        """As they travel: before the tensors that they are of."""
+        """Return the checksums as a tensor, to be sent before the tensors that they belong to."""
 
-    def unpack_checksums(self, packed: Tensor) -> list[int]: ...
+    def unpack_checksums(self, packed: Tensor) -> list[int]:
+        """Return the checksums that `pack_checksums` has packed."""
+        ...
 
     def create(self, shard: int, *, bound: bool) -> State:
-        """The initial state, as it was read, else from the parameters; bound, it works on the model's own memory."""
+        """Return the initial state: as it was read, else from the parameters.
+
+        If `bound`, it uses the model's memory.
+        """
 
     def update(self, items: Sequence[tuple[State, Tensor, tuple[int, ...]]], record: Record) -> None:
-        """Bring states to after the step, in place: (state, gradient, bit masks of the leaves that got one)."""
-        # Several at once: one call of the optimizer is dearer than the arithmetic of a small shard.
+        """Apply a step to states, in place. Items: (state, gradient, bit masks of the leaves that got a gradient)."""
+        # Several at once, because one call of the optimizer costs more than the arithmetic of a small shard.
 
     def bind(self, state: State) -> None:
-        """The model gets the state's parameters, and they share memory from then on where they can."""
+        """Copy the state's parameters into the model. They share memory afterwards where possible."""
 
     def unbind(self, state: State) -> bool:
-        """Give the state memory of its own; False if it has that already."""
+        """Give the state memory of its own. Returns False if it has that already."""
 
-    def digest(self, state: State) -> int: ...
+    def digest(self, state: State) -> int:
+        """Return the digest of a state."""
+        ...
 
     def has_master(self, shard: int) -> bool:
-        """Whether a shard's state is more precise than what the model computes with."""
+        """Return True if the shard's state has more precision than the model's parameters."""
 
     def digest_published(self, shard: int, state: State | None) -> int:
-        """Of a shard's parameters as its primary publishes them; with no state, of what the model computes with."""
-        # From the state and not from the model: a bit that flipped between update and publish shows only that way.
+        """Return the digest of a shard's parameters as published from `state`; None: as the model has them."""
+        # From the state and not from the model, so that a bit that flipped between update and publish is found.
 
     def parameters(self, shard: int) -> Tensor:
-        """What the model computes with, as it lies there."""
+        """Return the shard's parameters in the model, without a copy."""
 
     def take_parameters(self, shard: int, published: Tensor) -> None:
-        """From now on the model computes with these."""
+        """Copy these published parameters into the model."""
 
     def hold(self, blocks: Collection[int] | None, unused: list[Tensor] | None = None) -> None:
-        """Have the parameters that these blocks read in the model's memory, and no others. None: those that are here.
+        """Keep the parameters that these blocks read in the model's memory, and no others. None: the present blocks.
 
-        unused: scratch and these buffers go before, as there are fewer states here or, with blocks, no gradient is
-        computed any more: then free slots go, too. None: that goes on.
+        unused: buffers to free first, together with scratch, since fewer states are needed. If `blocks` is given too,
+            the loop
+        has ended and free gradient slots are freed as well. None: gradients are still computed, and nothing is freed.
         """
         # A shard of several blocks stays as long as any of them does: a tied weight is one tensor.
 
-    def parameters_bytes(self, shard: int) -> int: ...
+    def parameters_bytes(self, shard: int) -> int:
+        """Return the bytes of the shard's parameters."""
+        ...
 
-    def pack(self, state: State) -> list[Tensor]: ...
+    def pack(self, state: State) -> list[Tensor]:
+        """Return the state as tensors to be sent."""
+        ...
 
     def unpack(self, payload: Sequence[Tensor]) -> tuple[State, int]:
-        """A state with memory of its own, and the digest of what was packed."""
+        """Return a state with memory of its own, and the digest of what was packed."""
 
 
 class StateStore(Protocol[Key]):
-    """States by key. What was taken out and changed has to be put back."""
+    """A mapping of states. A state that was taken out and changed has to be put back."""
 
-    # Put back, because a state may lie on disk: a change of what was read from there is lost otherwise.
+    # A state may lie on disk: a change of what was read from there is lost otherwise.
 
     @property
     def outside(self) -> frozenset[int]:
-        """Shards whose states are read before they are used, and written after they were changed."""
+        """Shards whose states are read from disk before use, and written back after changes."""
 
     def __getitem__(self, key: Key) -> State: ...
 
@@ -116,50 +136,63 @@ class StateStore(Protocol[Key]):
 
     def __delitem__(self, key: Key) -> None: ...
 
-    def pop(self, key: Key, /) -> State: ...
+    def pop(self, key: Key, /) -> State:
+        """Remove and return a state."""
+        ...
 
     def copy(self, key: Key) -> State:
-        """A state that shares no memory with anything here."""
+        """Return a copy of the state that shares no memory with any other state."""
 
     # Without a copy: an optimizer's state is twice the size of its parameters.
     def adopt(self, key: Key, other: Any, theirs: Any) -> None:
-        """Move a state over from another shelf."""
+        """Move a state here from another store."""
 
-    def size_bytes(self, key: Key) -> int: ...
+    def size_bytes(self, key: Key) -> int:
+        """Return the bytes of a state."""
+        ...
 
 
 class CaptureSink(Protocol):
-    """Takes the captured states of a checkpoint, to write them when there is time."""
+    """A receiver of captured states for a checkpoint. It writes them in the background."""
 
     def is_ready_for(self, size_bytes: int) -> bool:
-        """Whether it takes a state of this size before others are written: there is room for a copy, or never will be.
+        """Return True if it takes a state of this size now: there is room for a copy, or will never be.
 
-        Where there never will be, it has to be lent, and nothing is gained by waiting for the change that asks for it:
-        where no step follows, none ever asks.
+        If there never will be room, the state has to be lent, and waiting gains nothing. A step that changes the state
+        may never come.
         """
 
     def make_room(self, size_bytes: int, *, is_awaited: bool) -> bool:
-        """Wait until it does. False where it never will. `is_awaited`: a step waits until the next state is taken."""
+        """Wait until there is room for a copy.
+
+        Returns False if there never will be. `is_awaited`: a step waits for it.
+        """
 
     def take(self, step: int, digest: int | None, state: State) -> None:
-        """The state, as of `step`, is the sink's own from now on: it shares no memory with anything that changes.
+        """Take the state, as of `step`. It belongs to the sink, and shares no memory with anything that changes.
 
-        digest: as `Arithmetic.digest` has it; None where nobody knows it yet.
+        digest: as `Arithmetic.digest` computes it; None if it is not known yet.
         """
 
     def lend(self, step: int, digest: int | None, state: State) -> None:
-        """The state, as of `step`, is to change next: wait until it is written, since there is no room for a copy."""
+        """Wait until the state, as of `step`, is written. It changes next, and there is no room for a copy."""
 
 
 class NoSink:
-    """Where no checkpoint is ever written."""
+    """A sink for jobs that write no checkpoint."""
 
     def is_ready_for(self, size_bytes: int) -> bool:
+        """Return True."""
         return True
 
     def make_room(self, size_bytes: int, *, is_awaited: bool) -> bool:
+        """Return True."""
         return True
 
-    def take(self, step: int, digest: int | None, state: State) -> None: ...
+    def take(self, step: int, digest: int | None, state: State) -> None:
+        """Ignore the state."""
+        ...  # noqa: PIE790
 
-    def lend(self, step: int, digest: int | None, state: State) -> None: ...
+    def lend(self, step: int, digest: int | None, state: State) -> None:
+        """Ignore the state."""
+        ...  # noqa: PIE790

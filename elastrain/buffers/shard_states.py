@@ -1,4 +1,4 @@
-"""States of shards, what backups keep until an update of theirs is verified, and the updates themselves."""
+"""States of shards, the gradients and scratch that backups keep until an update is verified, and the updates."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from elastrain.buffers.port import Arithmetic, State, StateStore, Tensor
 from elastrain.buffers.slots import Buffers
 
 EVER = 1 << 62
-"""Later than any step."""
+"""A number larger than any step."""
 
 
 class StateBooks:
-    """Owns the states, the scratch beside them, and the gradients that a backup keeps."""
+    """Owner of the shard states, their scratch, and the gradients that a backup keeps."""
 
     def __init__(
         self,
@@ -26,14 +26,14 @@ class StateBooks:
         self._arithmetic = arithmetic
         self._buffers = buffers
         self._scratch = scratch
-        """(shard, step) -> what a backup has made of its state, until it is verified."""
+        """(shard, step) -> a backup's updated state, until it is verified."""
         self._kept: dict[tuple[int, int], Tensor] = {}
         """(shard, step) -> finished gradient at a backup, until its update is verified."""
         self._checksums: dict[tuple[int, int], int] = {}
         """(shard, step) -> the primary's checksum of that gradient."""
 
     def store_gradients(self, command: p.StoreGradients) -> p.GradientsKept:
-        """Looked at when they are here: what was damaged on its way is no gradient to answer for."""
+        """Copy finished gradients, and check the copies. Damaged ones are reported and do not count as kept."""
         packed, *tensors = command.payload
         step, checksums = command.step, self._arithmetic.unpack_checksums(packed)
         for shard, source, checksum in zip(command.shards, tensors, checksums, strict=True):
@@ -48,35 +48,39 @@ class StateBooks:
         return p.GradientsKept(step=step, shards=intact, damaged=damaged, source=command.source)
 
     def is_kept_intact(self, shard: int, step: int) -> bool:
-        """Whether the gradient that is kept is still what its primary had."""
+        """Return True if the kept gradient is still what its primary had."""
         return self._arithmetic.checksum(self._kept[shard, step]) == self._checksums[shard, step]
 
     def kept_checksum(self, step: int, shard: int) -> int:
+        """Return the primary's checksum of a kept gradient."""
         return self._checksums[shard, step]
 
     def is_settled(self, shard: int) -> bool:
-        """Whether no gradient is kept that will replace its state. Any thread."""
+        """Return True if no kept gradient will change the shard's state. Safe from any thread."""
         # Over a copy of the keys: the engine may add one while another thread looks.
         return all(at != shard for at, _ in list(self._kept))
 
     def all_kept(self) -> list[Tensor]:
-        """The gradients that are kept now, as they lie there; those of the newest step first."""
+        """Return the kept gradients, without copies, those of the newest step first."""
         return [self._kept[key] for key in sorted(self._kept, key=lambda key: -key[1])]
 
     def kept(self, step: int, shard: int) -> Tensor:
+        """Return a kept gradient."""
         return self._kept[shard, step]
 
     def create(self, command: p.Create) -> None:
+        """Make the initial states of these shards."""
         for shard in command.shards:
             self.states[shard] = self._arithmetic.create(shard, bound=shard in command.bound)
 
     def apply(self, command: p.Apply, gradients: dict[int, Tensor | None]) -> None:
-        """Together what is in memory, then one after another what has to be read for it.
+        """Update all resident states in one call, then each spilled state by itself.
 
-        `gradients` has the finished ones of this primary's own; where it has none, the shard is taken over from a lost
-        primary, and the one that was kept counts.
+        gradients: shard -> finished gradient of this primary. None: the shard was taken over from a lost primary, and
+            the kept
+        gradient is used.
         """
-        # One after another, so that never more than one of those that do not fit into memory is there.
+        # One after another, so that at most one state that does not fit into memory is there.
         outside = [(shard,) for shard in command.shards if shard in self.states.outside]
         inside = tuple(shard for shard in command.shards if shard not in self.states.outside)
         for shards in (inside, *outside):
@@ -84,7 +88,7 @@ class StateBooks:
 
     def _apply_together(self, command: p.Apply, shards: tuple[int, ...], gradients: dict[int, Tensor | None]) -> None:
         step = command.record.step
-        # A backup that has become primary may have made the update in scratch already: it is not made twice.
+        # A backup that became primary may have made the update in scratch already: it is not made twice.
         fresh = {s: self.states[s] for s in shards if (s, step) not in self._scratch}
         items = [
             (state, self._kept[s, step] if gradients[s] is None else gradients[s], command.touched[s])
@@ -96,16 +100,18 @@ class StateBooks:
             self.let_go(shard, step)
 
     def bind(self, command: p.Bind) -> None:
+        """Move a verified state to the model's memory, as its primary."""
         self._bind(self.states[command.shard])
         self.let_go(command.shard, command.step)
 
     def _bind(self, state: State) -> None:
-        """The state, changed or not, is put back."""
+        """Copy the state's parameters into the model, and store the state again, since it may have changed."""
         self._arithmetic.bind(state)
         self.states[state.shard] = state
 
     def unbind(self, shard: int) -> None:
-        # What lies in memory of its own already stays as it is, and need not be written to a drive once more.
+        """Move a state out of the model's memory."""
+        # A state in memory of its own stays as it is, and need not be written to a drive again.
         state = self.states[shard]
         if self._arithmetic.unbind(state):
             self.states[shard] = state
@@ -113,7 +119,7 @@ class StateBooks:
     def update_behind(self, tasks: Sequence[p.ApplyBehind]) -> list[p.Event]:
         """Make the updates of one step in scratch, together."""
         record = tasks[0].record
-        # Beside the state: that of the step before is what the update is made of again if the digests differ.
+        # Beside the state, because the update is made again from the old state if the digests differ.
         scratch = [self.states.copy(task.shard) for task in tasks]
         items = [(s, self._kept[t.shard, record.step], t.touched) for s, t in zip(scratch, tasks, strict=True)]
         self._arithmetic.update(items, record)
@@ -123,7 +129,8 @@ class StateBooks:
         return [p.AppliedBehind(step=record.step, shard=shard, digest=digest) for shard, digest in digests.items()]
 
     def update_again(self, command: p.UpdateAgain) -> p.Event:
-        # From the state itself, which is still that of the step before: the scratch is what is in doubt.
+        """Make a backup's update again from its state, into scratch. Returns digests of before and after."""
+        # From the state, which is still that of the step before: the scratch is what is in doubt.
         step, shard = command.record.step, command.shard
         state = self.states.copy(shard)
         before, is_intact = self._arithmetic.digest(state), self.is_kept_intact(shard, step)
@@ -133,7 +140,7 @@ class StateBooks:
         return p.UpdatedAgain(step=step, shard=shard, before=before, has_gradient=is_intact, digest=now)
 
     def try_update(self, command: p.TryUpdate) -> p.Event:
-        """As a witness: nothing of it is kept."""
+        """Make a backup's update from the state and gradient that it sent. Nothing of it is kept."""
         packed, gradient, *packed_state = command.payload
         state, _ = self._arithmetic.unpack(packed_state)
         before, has_gradient = self._arithmetic.digest(state), self._arithmetic.checksum(gradient)
@@ -149,26 +156,29 @@ class StateBooks:
         )
 
     def swap(self, command: p.Swap) -> None:
+        """Replace the state by its verified scratch."""
         self.states.adopt(command.shard, self._scratch, (command.shard, command.step))
         self.let_go(command.shard, command.step)
 
     def take_copy(self, command: p.TakeCopy) -> p.Event:
-        # The digest that travels with the tensors says what left the sender; the message's, what that had verified.
+        """Store a received copy, and compare its digest."""
+        # The digest in the payload is of what left the sender; the message's is of what the sender had verified.
         state, told = self._arithmetic.unpack(command.payload)
         told = told if command.digest is None else command.digest
-        # Whatever this member had of the shard led to another state than this one.
+        # Kept gradients and scratch belong to another state than this one.
         self.let_go(command.shard, EVER)
         self.states[command.shard] = state
         intact = self._arithmetic.digest(state) == told and state.shard == command.shard
         return p.TookCopy(step=command.step, shard=command.shard, intact=intact, source=command.source, told=told)
 
     def drop(self, shard: int) -> None:
+        """Free a shard's state, scratch and kept gradients."""
         if shard in self.states:
             del self.states[shard]
         self.let_go(shard, EVER)
 
     def void_step(self, step: int) -> None:
-        """The finished gradients of this step count for nothing."""
+        """Free the finished gradients of this step, which do not count."""
         for key in [key for key in self._kept if key[1] == step]:
             self._let_gradient_go(key)
 
@@ -177,7 +187,7 @@ class StateBooks:
         del self._checksums[key]
 
     def let_go(self, shard: int, step: int) -> None:
-        """Nothing that belongs to this shard's steps up to `step` is needed any more."""
+        """Free kept gradients and scratch of this shard, up to `step`."""
         for key in [key for key in self._kept if key[0] == shard and key[1] <= step]:
             self._let_gradient_go(key)
         for key in [key for key in self._scratch if key[0] == shard and key[1] <= step]:

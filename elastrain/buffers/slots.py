@@ -1,6 +1,6 @@
-"""Gradient slots: which holds which of this member's partials, which one the training loop writes, which are free.
+"""Gradient slots, each with its owner and use, and a pool of buffers.
 
-Lends buffers and takes them back. What a buffer is made of is not known here: tensors, or symbols in simulation.
+Slots hold this member's partials. Their content is opaque here: tensors, or symbols in the simulator.
 """
 
 from __future__ import annotations
@@ -17,40 +17,46 @@ from elastrain.pipeline.pipeline_plan import Task
 
 @dataclass(eq=False)
 class UsedSlot:
-    """A gradient slot, the blocks whose partial it holds, and whether the training loop accumulates into it."""
+    """A gradient slot, the blocks whose partial it holds, and a flag if the training loop accumulates into it."""
 
     slot: GradientSlot
-    # By block: the partials of one slot are added and let go of block by block, as backward passes them.
+    # By block: the partials of one slot are added and freed block by block, as backward passes them.
     blocks: set[int] = field(default_factory=set)
     is_running: bool = True
     is_void: bool = False
-    """What is being computed into it counts for nothing: the attempt that it belongs to was given up."""
+    """True if the loop's present results in it do not count, because their attempt was given up."""
 
 
 class GradientSlots:
-    """Owns the slots. One is free when it holds no partial and nobody computes into it."""
+    """Owner of the gradient slots. A slot is free if it holds no partial and no computation uses it."""
 
     def __init__(self, arithmetic: Arithmetic) -> None:
         self._arithmetic = arithmetic
         self._free: list[GradientSlot] = []
         self._running: UsedSlot | None = None
         self._tasks: dict[Task, UsedSlot] = {}
-        """Of tasks of pipelines that are begun and not done: several have micro-batches in flight at a time."""
+        """Slots of tasks of pipelines that have begun and are not done.
+
+        Several have micro-batches in flight at a time.
+        """
         self._own: dict[tuple[int, int], dict[Node, UsedSlot]] = {}
         """(step, block) -> this member's partials."""
         self._checksums: dict[tuple[int, int, Node], dict[tuple[int, int], int]] = {}
-        """(step, block, node) -> (shard, lane) -> checksum of that part as it was when it was first read from here."""
+        """(step, block, node) -> (shard, lane) -> checksum of that part when it was first read from here."""
         self._ended = -1
-        """Newest step whose attempt has ended: what is computed for it from then on serves nobody."""
+        """Newest step whose attempt has ended. Later results for it are ignored."""
 
     def start_run(self) -> GradientSlot:
-        """A slot for the next run; the training loop begins it and accumulates into it."""
+        """Return a slot for the next run. The training loop clears it and accumulates into it."""
         slot = self._free.pop() if self._free else self._arithmetic.new_slot()
         self._running = UsedSlot(slot)
         return slot
 
     def start_action(self, task: Task) -> GradientSlot:
-        """The slot of a task, for its next action; the training loop begins it before the run's first backward."""
+        """Return the slot of a task for its next action.
+
+        The training loop clears it before the run's first backward.
+        """
         if task not in self._tasks:
             self.start_run()
             assert self._running is not None
@@ -60,28 +66,28 @@ class GradientSlots:
 
     @property
     def is_void(self) -> bool:
-        """What the training loop is computing counts for nothing."""
+        """True if the results of the training loop's present computation do not count."""
         return self._running is not None and self._running.is_void
 
     def computed(self, event: p.Computed) -> None:
-        """After the last backward of its run nothing more is added to a task's slot."""
+        """Forget a task's slot after the last backward of its run, when nothing more is added to it."""
         if event.is_last:
             self._tasks.pop(event.action.task, None)
 
     def block_done(self, event: p.BlockDone) -> None:
-        """The block's part of the run is a partial of this member, unless it has it already or the step has ended."""
+        """Enter the block's part of the run as a partial, unless it is known already or the step has ended."""
         assert self._running is not None
         if self._running.is_void:
             return
         node, mine = (event.run, event.run + 1), self._own.setdefault((event.step, event.block), {})
-        # Covered: the run is computed again after a fault of the drive, and this block was reported the first time.
+        # Covered: the run is computed again after a drive fault, and this block was reported the first time.
         if event.step > self._ended and not is_covered(node, mine):
             mine[node] = self._running
             self._running.blocks.add(event.block)
 
     def change(self) -> GradientSlot:
-        """Another slot for the run being computed: what it has reported stays where it is, the rest is void."""
-        # Not the same slot: others may be reading what the run has reported from it.
+        """Return another slot for the present run. Blocks that were reported stay in the old one; the rest is void."""
+        # Not the same slot, because others may be reading the run's reported blocks from it.
         before = self._running
         assert before is not None
         slot = self.start_run()
@@ -91,8 +97,9 @@ class GradientSlots:
         return slot
 
     def end_run(self) -> None:
+        """Stop using the present run's slot, unless its task goes on."""
         if self._running is not None:
-            # A task that goes on keeps its slot: its other micro-batches are added to what is there.
+            # A task that goes on keeps its slot: its other micro-batches are added there.
             if self._running not in self._tasks.values():
                 self._stop(self._running)
             self._running = None
@@ -108,29 +115,30 @@ class GradientSlots:
             self._free.append(slot.slot)
 
     def combine(self, command: p.CombineOwn) -> None:
+        """Add two partials of one block in place in the left one, and free the right one."""
         mine, c = self._own[command.step, command.block], command.combine
         left, right = mine.pop(c.left), mine.pop(c.right)
         self._arithmetic.add_block(left.slot, right.slot, command.block)
-        # The left slot is the parent's from now on, and goes on holding its partials of other blocks.
+        # The left slot now belongs to the parent, and still holds its partials of other blocks.
         mine[c.parent] = left
         right.blocks.discard(command.block)
         self._recycle(right)
 
     def lane(self, at: tuple[int, int, Node], shard: int, lane: int) -> Tensor:
-        """A shard's part of a partial; `at` is (step, block, node)."""
+        """Return a shard's part of a partial; `at` is (step, block, node)."""
         step, block, node = at
         return self._arithmetic.lane(self._own[step, block][node].slot, shard, lane)
 
     def checksum(self, at: tuple[int, int, Node], shard: int, lane: int) -> int:
-        """Of a shard's part of a partial, as it was when this was asked first: the partial was complete just then."""
-        # Never made anew: what has changed in this memory since would get a checksum that fits.
+        """Return the checksum of a shard's part of a partial, as of the first call, just after it was complete."""
+        # Never computed again, because it would then match memory that has changed since.
         made = self._checksums.setdefault(at, {})
         if (shard, lane) not in made:
             made[shard, lane] = self._arithmetic.checksum(self.lane(at, shard, lane))
         return made[shard, lane]
 
     def is_intact(self, at: tuple[int, int, Node]) -> bool:
-        """Whether the partial is what it was when others were sent it; of one that is gone there is nothing to say."""
+        """Return True if the partial is still as it was sent, or was freed already."""
         step, block, node = at
         if node not in self._own.get((step, block), {}):
             return True
@@ -138,24 +146,25 @@ class GradientSlots:
         return all(self._arithmetic.checksum(self.lane(at, *key)) == checksum for key, checksum in made)
 
     def void_step(self) -> None:
-        """All that was computed of the open step counts for nothing, what is being computed included."""
-        # Not taken away: the training loop writes into this slot until it asks for more.
+        """Discard all results of the open step, and those of the present computation."""
+        # The running slot stays in use: the training loop writes into it until it asks for more.
         if self._running is not None:
             self._running.is_void = True
         self._let_go()
 
     def end_step(self, step: int) -> None:
-        # The training loop may still be computing for this step: what it reports from now on is not taken in.
+        """Free all slots of this step. Later results for it are ignored."""
+        # The training loop may still be computing for this step.
         self._ended = step
         self._let_go()
 
     def _let_go(self) -> None:
-        # Each once: a slot holds partials of many blocks.
+        # Each slot once, because it holds partials of many blocks.
         slots = dict.fromkeys(slot for mine in self._own.values() for slot in mine.values())
         self._own.clear()
         self._checksums.clear()
         tasks, self._tasks = self._tasks, {}
-        # The one that is being written is let go of when the training loop asks for more.
+        # A slot that is being written is freed when the training loop asks for more.
         for used in tasks.values():
             if used is not self._running:
                 used.is_running = False
@@ -169,9 +178,9 @@ Buffer = TypeVar("Buffer")
 
 
 class Buffers(Generic[Buffer]):
-    """Keeps buffers for the next use: every step needs the same few kinds.
+    """A pool of buffers for reuse, since every step needs the same few kinds.
 
-    `make(like)` gives a new buffer; those with the same `kind(buffer)` may replace one another.
+    `make(like)` makes a new buffer. Buffers with equal `kind(buffer)` can replace one another.
     """
 
     def __init__(self, make: Callable[[Buffer], Buffer], kind: Callable[[Buffer], Hashable]) -> None:
@@ -183,23 +192,23 @@ class Buffers(Generic[Buffer]):
 
     def take(self, like: Buffer) -> Buffer:
         """Lend a buffer of the same kind, with any content."""
-        # The last that came back first: its pages are in the caches, if any are.
+        # The last one returned is lent first: its pages may still be in the caches.
         free = self._free.get(self._kind(like))
         buffer = free.pop() if free else self._make(like)
         self._lent[id(buffer)] = buffer
         return buffer
 
     def give_back(self, buffer: Buffer) -> None:
-        """Take a buffer back; one that was not taken here is left alone."""
-        # Callers hand over whatever they have finished with, borrowed or not: only this room knows which it was.
+        """Take a buffer back. A buffer that was not lent from here is ignored."""
+        # Callers return every buffer that they have finished with; only the pool knows which ones it lent.
         if self._lent.pop(id(buffer), None) is not None:
             self._free.setdefault(self._kind(buffer), []).append(buffer)
 
     def take_free(self) -> list[Buffer]:
-        """Let go of those that are not lent: they are the caller's."""
+        """Return all buffers that are not lent, and forget them."""
         free, self._free = [each for those in self._free.values() for each in those], {}
         return free
 
     def owns(self, buffer: Buffer) -> bool:
-        """Tell whether the buffer is lent now."""
+        """Return True if the buffer is lent now."""
         return id(buffer) in self._lent

@@ -1,7 +1,8 @@
 """Events and commands of a member's machine, under one name: `from elastrain import protocol as p`.
 
-A driver feeds events to `MemberMachine.handle` one at a time and carries the commands out in order. A new command is a
-class in `commands`, a line in its union, and one in the ledger, if it is work, else in the engine and the simulator.
+A driver feeds events to `MemberMachine.handle` one at a time, and carries the commands out in order. A new command
+needs a class in `commands` or `work_commands`, and a place in the union there. `BufferBook` carries it out if it is
+work; else the engine and the simulator do.
 """
 
 from elastrain.protocol.commands import *  # noqa: F403  every event and command is meant  # noqa: F403  as above

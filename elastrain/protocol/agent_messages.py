@@ -1,7 +1,7 @@
-"""What a worker and its agent say to each other, in both directions. Both ends import these kinds; nobody spells one.
+"""Messages between a worker and its agent, in both directions. Both ends import these kinds.
 
-A message is one line of JSON over the worker's channel (`FROM_WORKER`, `TO_WORKER`). Values only: what follows from a
-message is decided by the agent's core and by the worker's lifecycle.
+A message is one line of JSON over the worker's channel (`FROM_WORKER`, `TO_WORKER`). The agent's core and the worker's
+machine decide what follows from a message.
 """
 
 from __future__ import annotations
@@ -13,155 +13,173 @@ from elastrain.protocol.codec import LineCodec, Tagged
 
 
 class Hello(Tagged, frozen=True, kw_only=True):
-    """The worker is ready to join: its model is built, its mesh listens. Its beacon's descriptor travels beside."""
+    """A notice that the worker can join: its model is built, its mesh listens.
+
+    Its beacon's descriptor is sent with it.
+    """
 
     member: str
     address: str
-    """Where its mesh listens."""
+    """Address at which its mesh listens."""
     spec: dict[str, Any]
-    """What all members must have in common; see `Settings.describe`."""
+    """Settings that all members must have in common; see `Settings.describe`."""
     # Values and not a digest, so that a refusal can name the setting and both values.
 
 
 class Suspect(Tagged, frozen=True, kw_only=True):
-    """The worker cannot reach `member`. `dead`: the other's process has ended, its robust mutex proves it."""
+    """A notice that the worker cannot reach `member`.
+
+    `dead`: the robust mutex proves that the member's process has ended.
+    """
 
     member: str
     reason: str
-    # A proof needs no second voice; without one the agents wait whether others see it, too.
+    # A proof needs no second report. Without one, the agents wait for reports of other members.
     dead: bool = False
     generation: int = 0
-    """Of the view in which it could not."""
+    """Generation of the view in which it could not reach the member."""
     link_lost: bool = False
-    """Their connection broke, or never came about: it may come about again."""
+    """True if their connection broke or was never made. It may come about again."""
 
 
 class StepAnew(Tagged, frozen=True, kw_only=True):
-    """The worker has found something wrong in the open step: a view is wanted in which that begins anew."""
+    """A request for a view in which the open step starts again, because the worker has found an error in it."""
 
     generation: int
-    """Of the view in which it was found: one that began anew later needs no other."""
+    """Generation of the view in which the error was found. A view that restarted the step later is enough."""
     reason: str
 
 
 class Reading(Tagged, frozen=True, kw_only=True):
-    """The worker has read so much of what it needs of the checkpoint that the job starts from; told now and then."""
+    """Progress of reading the checkpoint that the job starts from; sent from time to time."""
 
     done_bytes: int
     size_bytes: int
 
 
 class FirstCommitDue(Tagged, frozen=True, kw_only=True):
-    """All have voted for the first commit of the job. Answer: `FirstCommitAllowed`."""
+    """A notice that all members have voted for the job's first commit. Answer: `FirstCommitAllowed`."""
 
-    # Not before the store knows: others could take this node for dead, and begin the job from its initial state.
+    # The commit waits for the store. Else others could take this node for dead and start from the initial state.
 
 
 class Progress(Tagged, frozen=True, kw_only=True):
-    """The worker has passed the commit of `step`."""
+    """A notice that the worker has passed the commit of `step`."""
 
     step: int
     loss: float | None = None
-    """Weighted mean over the global batch; None where it is not a number."""
-    # JSON has no NaN, and an operator's screen has a dash for it.
+    """Weighted mean over the global batch; None if it is not a number."""
+    # JSON has no NaN; `status` shows a dash instead.
     samples: int | None = None
     micro_batch_s: float | None = None
-    """How long a micro-batch took this worker, in the median; None if it computed none."""
+    """Median time of a micro-batch on this worker, in seconds; None if it computed none."""
     holders: dict[str, tuple[str, ...]] | None = None
-    """Shard -> its primary, then its backups; sent only when they have changed."""
+    """Shard -> its primary, then its backups. Sent only when they have changed."""
     # Large jobs have thousands of shards, and their holders stay the same for most steps.
 
 
 class Window(Tagged, frozen=True, kw_only=True):
-    """Which shards have fewer living holders than they should; told when that has changed."""
+    """Shards with fewer living holders than they should have; sent when that has changed."""
 
     step: int
-    """The step that is open."""
+    """The open step."""
     short: dict[str, int]
-    """Shard -> how many living holders it has. Empty: all have as many as they should."""
+    """Shard -> number of its living holders. Empty if all have as many as they should."""
     since_step: int | None = None
-    """The step that was open when the first of them became short of holders."""
+    """The step that was open when the first of these shards lost a holder."""
 
 
 class Redone(Tagged, frozen=True, kw_only=True):
-    """After a loss pipelines compute something of the open step once more; all members of the view tell the same."""
+    """A notice that pipelines compute a part of the open step again after a loss.
+
+    All members of the view send the same.
+    """
 
     generation: int
-    """Of the view without the lost members."""
+    """Generation of the view without the lost members."""
     step: int
     pairs: int
-    """How many (block, run) pairs."""
+    """Number of (block, run) pairs."""
 
 
 class Failed(Tagged, frozen=True, kw_only=True):
-    """The user's script has raised; the worker ends after this."""
+    """A notice that the user's script has raised; the worker ends after it."""
 
     step: int
-    # None where the script raised outside of any micro-batch.
+    # None if the script raised outside of any micro-batch.
     micro_batch: int | None
     signature: str
-    """Type and text of the exception: two members with one signature at one place failed for one reason."""
+    """Type and text of the exception. Two members with one signature at one place failed for one reason."""
     traceback: str
 
 
 class LostState(Tagged, frozen=True, kw_only=True):
-    """No living member holds the state of some shard."""
+    """A notice that no living member holds the state of some shard."""
 
-    # A sentence and no list of shards: which they are matters to people only.
+    # A sentence and not a list of shards, because only people need to know which.
     sentence: str
 
 
 class Diverged(Tagged, frozen=True, kw_only=True):
-    """Two members differ where they must be equal, and no replacement could mend it: going on would keep wrong bits."""
+    """A notice that two members differ where they must be equal, and that no replacement can repair it.
+
+    The job ends.
+    """
 
     sentence: str
 
 
 class NoRoom(Tagged, frozen=True, kw_only=True):
-    """The present plan does not fit this worker's memory limit; the sentence says how much is missing."""
+    """A notice that the present plan does not fit this worker's memory limit. The sentence says how much is missing."""
 
     sentence: str
 
 
 class Finished(Tagged, frozen=True, kw_only=True):
-    """The worker has passed the end of the job, before `step`, with parameters of this digest."""
+    """A notice that the worker has passed the end of the job, before `step`, with parameters of this digest."""
 
     step: int
     digest: str
-    """Empty where its memory limit left no room for all of them."""
+    """Empty if its memory limit left no room for all of them."""
     raised: bool = False
-    """Its script was leaving the loop by an exception, which the script may still catch."""
+    """True if its script was leaving the loop by an exception, which the script may still catch."""
 
 
 class Struck(Tagged, frozen=True, kw_only=True):
-    """A fault on request: the worker has come to where its agent is to act."""
+    """A notice that the worker has reached the point of an injected fault that its agent must carry out."""
 
-    # Only the agent can kill a whole node, say: all its workers, and then itself.
+    # Only the agent can, for example, kill a whole node: all its workers and then itself.
     number: int
 
 
 class CheckpointReady(Tagged, frozen=True, kw_only=True):
-    """All parts of the checkpoint of `step` are written: may it become visible? Answer: `CheckpointSettled`."""
+    """A question whether the checkpoint of `step`, whose parts are written, may become visible.
 
-    # The store decides and not the member: one that was left out, and does not know it, must not overtake the job.
+    Answer: `CheckpointSettled`.
+    """
+
+    # The store decides: a member that was left out without knowing it must not publish a checkpoint.
     step: int
     name: str
     size_bytes: int
 
 
 class CheckpointEnded(Tagged, frozen=True, kw_only=True):
-    """The checkpoint of `step` is visible, or given up for this reason; told by the member of lowest rank."""
+    """A notice that the checkpoint of `step` is visible, or given up for this reason.
+
+    The member of lowest rank sends it.
+    """
 
     step: int
     size_bytes: int = 0
     took_s: float = 0.0
     reason: str = ""
     last: bool = False
-    """The job was to be stopped with it."""
+    """True if the job was to be stopped with this checkpoint."""
 
 
 class Note(Tagged, frozen=True, kw_only=True):
-    """A line for the run's event log; the fields are the worker's own."""
+    """A line for the run's event log, with the worker's own fields."""
 
     fields: dict[str, Any]
 
@@ -189,58 +207,59 @@ FROM_WORKER: LineCodec[FromWorker] = LineCodec(FromWorker)
 
 
 class NewView(Tagged, frozen=True, kw_only=True):
-    """This view stands in the store. Members that it leaves out are told, too: so they learn that they have to end."""
+    """The view in the store. Members that it leaves out get it too, and so learn that they have to end."""
 
-    # Whole, and not what has changed: a worker may have missed any number of them.
+    # The whole view and not its changes, because a worker may have missed some views.
     view: View
 
 
 class FirstCommitAllowed(Tagged, frozen=True, kw_only=True):
-    """The store knows that the first commit is due: nobody begins the job anew beside it."""
+    """A notice that the store has recorded the first commit as due. No member starts the job again beside it."""
 
 
 class EndReached(Tagged, frozen=True, kw_only=True):
-    """A member has passed the end of the job: from now on nobody waits for anybody."""
+    """A notice that a member has passed the end of the job. No member waits for others after it."""
 
 
 class ArmFault(Tagged, frozen=True, kw_only=True):
-    """A fault on request: strike at this step and phase, or at the first that comes where one of them is None."""
+    """An order for an injected fault at this step and phase. None stands for the first one that comes."""
 
     kind: str
     step: int | None
     phase: str | None
     for_s: float | None = None
-    """How long it lasts; None: for ever, or no time at all."""
+    """Duration in seconds; None: for ever, or no time at all, depending on the kind."""
     options: dict[str, str | int | float] = {}  # noqa: RUF012 - msgspec copies it for each value
     number: int | None = None
-    """Where the agent has to act: to be told by this number that the worker is there."""
+    """Number for the worker's `Struck`, if the agent has to carry out the fault; else None."""
 
 
 class HandOver(Tagged, frozen=True, kw_only=True):
-    """This node is to leave while others go on: the worker ends with the first commit after which another node has all
-    that it holds.
+    """An order to drain this node.
+
+    The worker ends with the first commit after which other nodes hold everything that it holds.
     """
 
 
 class CheckpointSettled(Tagged, frozen=True, kw_only=True):
-    """The store names the checkpoint of `step` as the newest; or it may not become visible, for this problem."""
+    """The store's answer: the checkpoint of `step` is the newest one, or must stay invisible because of `problem`."""
 
     step: int
     problem: str
 
 
 class WriteLast(Tagged, frozen=True, kw_only=True):
-    """The job is about to be stopped: the next step that is committed becomes the last checkpoint."""
+    """An order to make the next committed step the last checkpoint, because the job is about to be stopped."""
 
 
 class Refused(Tagged, frozen=True, kw_only=True):
-    """This worker may not join; the reason names the setting that differs."""
+    """Refusal of this worker. The reason names the setting that differs."""
 
     reason: str
 
 
 class Stop(Tagged, frozen=True, kw_only=True):
-    """The job has ended from outside, or for the reason given: the worker ends."""
+    """An order to end, because the job was ended from outside or for the given reason."""
 
     reason: str
 

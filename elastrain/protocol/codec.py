@@ -1,7 +1,6 @@
-"""Typed values to bytes and back: tagged kinds as lines of JSON, numbered kinds as MessagePack.
+"""Encoding of typed values: tagged kinds as lines of JSON, numbered kinds as MessagePack. No I/O.
 
-One library (msgspec) checks every field against its annotation while it parses, so that a kind needs no code but its
-class. Bytes in, values out; what carries the bytes is elsewhere.
+msgspec checks every field against its annotation while it parses, so a new kind needs only a class.
 """
 
 from __future__ import annotations
@@ -11,54 +10,60 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-# More than any traceback or list of holders needs; a bound, so that no peer can fill this process's memory.
+# More than any traceback or list of holders needs. The bound keeps a peer from filling this process's memory.
 LINE_BYTES_MAX = 1 << 20
 Value = TypeVar("Value")
 
 
 class BadMessageError(ValueError):
-    """Bytes that no correct program of ours sends. The message says what is wrong with them."""
+    """An error about bytes that no correct elastrain program sends. The message says what is wrong with them."""
 
 
-# Unknown fields are refused: a misspelt one would be a setting that nobody reads.
+# Unknown fields are refused, because a misspelt one would be a setting without effect.
 class Tagged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True, tag_field="type"):
-    """Base of the kinds that a `LineCodec` tells apart: has no fields; the name of the class travels as `type`."""
+    """Base class of the kinds that a `LineCodec` distinguishes.
+
+    It has no fields; the class's name is sent as `type`.
+    """
 
 
 class LineCodec(Generic[Value]):
-    """`kinds` is a union of subclasses of `Tagged`: one value is one line of JSON. NaN and infinities become null."""
+    """A codec that writes each value as one line of JSON. NaN and infinities become null.
+
+    `kinds` is a union of subclasses of `Tagged`.
+    """
 
     def __init__(self, kinds: Any) -> None:
-        # Made once: building one looks at all annotations of all kinds.
+        # Made once, because building one inspects all annotations of all kinds.
         self._encoder = msgspec.json.Encoder(enc_hook=_plain)
         self._decoder = msgspec.json.Decoder(kinds)
 
     def encode(self, value: Value) -> bytes:
-        """The line with its end. Raises ValueError if it is longer than LINE_BYTES_MAX."""
+        """Return the line with its end. Raises ValueError if it is longer than LINE_BYTES_MAX."""
         line = self._encoder.encode(value) + b"\n"
         if len(line) > LINE_BYTES_MAX:
             raise ValueError(f"a message of {len(line)} bytes is over the limit of {LINE_BYTES_MAX}")
         return line
 
     def decode(self, line: bytes) -> Value:
-        """The value that the line holds. Raises BadMessageError."""
+        """Return the value that the line holds. Raises BadMessageError."""
         try:
             value: Value = self._decoder.decode(line)
         except msgspec.ValidationError as error:
-            # Its beginning is enough to know the sender by; a whole line could fill the log.
+            # The beginning is enough to recognize the sender; a whole line could fill the log.
             raise BadMessageError(f"{error} (in {line[:80]!r})") from None
         except (ValueError, RecursionError) as error:  # a deep nesting costs the sender nothing
             raise BadMessageError(f"not a line of JSON ({error})") from None
         return value
 
 
-# A type of its own and not plain int: only fields that need it pay for bytes instead of a number.
+# A type of its own and not plain int, so that only fields that need it are sent as bytes.
 class BitMask(int):
-    """A whole number that may have more than 64 bits, for a field of a numbered kind: MessagePack has none such."""
+    """An integer that may have more than 64 bits, for a field of a numbered kind. MessagePack has no such integers."""
 
 
 def decoder_of(kind: type[Value]) -> Callable[[bytes], Value]:
-    """What reads one value as JSON, and raises ValueError for what is none."""
+    """Return a function that reads one value as JSON, and raises ValueError for other text."""
     decoder = msgspec.json.Decoder(kind)
 
     def decode(text: bytes) -> Value:
@@ -71,9 +76,10 @@ def decoder_of(kind: type[Value]) -> Callable[[bytes], Value]:
 
 
 class NumberedCodec(Generic[Value]):
-    """`kinds` maps classes of frozen values to the numbers that travel in a frame's head; bodies are MessagePack.
+    """A codec that writes each value as MessagePack, with a number for its class in the frame's head.
 
-    Not JSON, which has neither NaN nor infinities: a gradient that overflows must read as what it is.
+    `kinds` maps classes of frozen values to these numbers. JSON cannot be used, because it has neither NaN nor
+    infinities: a gradient that overflows must be read as what it is.
     """
 
     def __init__(self, kinds: Mapping[type[Value], int]) -> None:
@@ -84,11 +90,11 @@ class NumberedCodec(Generic[Value]):
         }
 
     def encode(self, value: Value) -> tuple[int, bytes]:
-        """`(number, body)`."""
+        """Return `(number, body)`."""
         return self._numbers[type(value)], self._encoder.encode(value)
 
     def decode(self, number: int, body: bytes) -> Value:
-        """The value. Raises BadMessageError."""
+        """Return the value. Raises BadMessageError."""
         if number not in self._decoders:
             raise BadMessageError(f"message kind {number} is unknown")
         kind, decoder = self._decoders[number]
@@ -99,8 +105,11 @@ class NumberedCodec(Generic[Value]):
 
 
 def _plain(value: object) -> object:
-    """Libraries subclass what JSON knows: torch's version is a str of its own, NumPy's float64 a float."""
-    # Sent as the plain kind, because the other end need not have the library that subclassed it.
+    """Return the value as a plain str, int or float.
+
+    Libraries subclass these types: torch's version is a subclass of str, NumPy's float64 one of float.
+    """
+    # The other end may lack the library that subclassed the type.
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)

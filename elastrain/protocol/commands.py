@@ -1,6 +1,7 @@
-"""What comes out of a member's machine: frozen values, to be carried out in order before the next event.
+"""Commands of a member's machine: frozen values, to be carried out in order before the next event.
 
-What commands do to the model's parameters.
+`overwrites` tells which parameters of the model a command replaces. Commands that are work on gradients and states are
+in `work_commands`.
 """
 
 from __future__ import annotations
@@ -18,61 +19,61 @@ from elastrain.protocol.messages import Message
 from elastrain.protocol.work_commands import Apply, Bind, TakeParameters, Work
 
 
-# In place: links between members that stay are kept, so that a loss costs the others no connection.
+# In place: links between members that stay are kept, so a loss costs the others no connection.
 @dataclass(frozen=True, kw_only=True)
 class EditMesh:
-    """Edit the mesh in place to this view, while `step` is tried; from now on frames of older generations are void."""
+    """Change the mesh to the members of this view, during `step`. Frames of older generations are void afterwards."""
 
     view: View
     step: int
 
 
-# Once in each view: who asked in the last one may have been answered there.
+# Once in each view, because the answer may have gone to the former view.
 @dataclass(frozen=True, kw_only=True)
 class AskToCommit:
-    """All have voted for the first commit of the job: have the store told before. Answer: `CommitAllowed`."""
+    """Have the store told that the first commit is due: all members have voted for it. Answer: `CommitAllowed`."""
 
 
-# Names instead of tensors: this machine never touches a number, and the driver knows where they lie.
+# Names instead of tensors: the machine never handles numbers, and the driver knows where they are.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SendMessage:
-    """Send with the tensors that the message names."""
+    """Send the message with the tensors that it names."""
 
     to: str
     message: Message
 
 
-# Asked for and not guessed from frames: which view stands is known to the store alone.
+# Requested, because only the store knows which view is valid; frames do not prove it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadView:
-    """A frame of a newer generation came: another member knows a view that this one has not seen."""
+    """Read the newest view: a frame of a newer generation shows that another member knows a later one."""
 
     generation: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Let the training loop compute this run, with losses times `loss_scale`. Answer if `probed`: `Checked`."""
+    """Let the training loop compute this run, with losses multiplied by `loss_scale`. Answer if `probed`: `Checked`."""
 
     step: int
     run: int
-    # Of this very step, from the last record: a newcomer scales as all others do.
+    # From the last record, so that a newcomer scales like all others.
     loss_scale: float = 1.0
     probed: bool = False
     audited: bool = False
-    """Answer once more, of the whole run."""
+    """Answer with a second `Checked`, of the whole run."""
 
 
-# The first micro-batch alone, because a run's others are added to it in place and cannot be told apart.
+# The first micro-batch alone, because the others of a run are added to it in place and cannot be separated.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recompute:
-    """Let the training loop compute the first micro-batch of another member's run: it counts for nothing.
+    """Let the training loop compute the first micro-batch of another member's run, as a check. It adds to no gradient.
 
     Answer: `Checked`.
     """
@@ -81,28 +82,28 @@ class Recompute:
     run: int
     loss_scale: float = 1.0
     whole: bool = False
-    """The whole run, for an audit."""
+    """Compute the whole run, for an audit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forward:
-    """Let the training loop compute one micro-batch forwards through a task. Answers: `Computed`, then `Ready`.
+    """Let the training loop compute the forward of one micro-batch through a task. Answers: `Computed`, then `Ready`.
 
-    Where the task ends with the loss, the loop's backward follows at once: two `Computed`, the forward's first.
+    If the task ends with the loss, the loop's backward follows at once: two `Computed`, the forward's first.
     """
 
     step: int
     task: Task
     micro_batch: int
-    # Of this very step, from the last record: a newcomer scales as all others do.
+    # From the last record, so that a newcomer scales like all others.
     loss_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backward:
-    """Let the training loop compute the backward of a micro-batch that has gone forward.
+    """Let the training loop compute the backward of a micro-batch after its forward.
 
-    Answers: `BlockDone` of each block of the task if it is the run's last one, `Computed`, then `Ready`.
+    Answers: `BlockDone` of each block of the task if this is the run's last backward, `Computed`, then `Ready`.
     """
 
     step: int
@@ -110,73 +111,67 @@ class Backward:
     micro_batch: int
 
 
-# Not before the parameters are here: the script may look at the model as soon as its loop goes on.
+# The parameters have arrived by then: the script may look at the model as soon as its loop continues.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advance:
-    """`record.step` is committed and its parameters are here: let the training loop leave the step."""
+    """Let the training loop leave the step: `record.step` is committed, and its parameters are here."""
 
     record: Record
 
 
-# At the beginning of a step: a script cannot enter its loop in the middle of one.
+# At the beginning of a step, because a script cannot enter its loop in the middle of one.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Enter:
-    """Let the training loop of a fresh member begin at `step`; `state` is None at the start of the job."""
+    """Let the training loop of a new member begin at `step`. `state` is None at the start of the job."""
 
     step: int
     state: str | None
     payload: Any = None
-    """What came beside the state."""
+    """Tensors that came with the state."""
 
 
-# By a view and not by a message: whoever is in it knows that nothing of the former attempt reaches it any more.
+# By a view and not by a message: its members know that nothing of the former attempt can reach them.
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeginAnew:
-    """Something of the open step is wrong: a view is wanted in which it begins anew, after this `generation`."""
+    """Request a view in which the open step starts again after an error, with a later generation than `generation`."""
 
     generation: int
     reason: str
 
 
-# In place: the right slot is free afterwards, and memory does not grow with the number of runs.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Noticed:
-    """Something went wrong and was put right: to be said and logged (carries no work)."""
+    """Report and log an error that was repaired. Carries no work."""
 
     reason: str
 
 
-# At once: the publisher's memory moves on with its next update, as soon as all have voted again.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Passed:
-    """This member holds the record (for logs; carries no work)."""
+    """Log that this member holds the record. Carries no work."""
 
     record: Record
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decided:
-    """All of the view have reported while `step` was tried; what they decide comes next (for faults; no work)."""
+    """Allow a fault at this place: all members of the view have reported, during `step`. Carries no work."""
 
     step: int
 
 
-# Before anything of the new plan takes memory: what does not fit is said while nothing has begun.
+# Before the new plan takes any memory, so that a lack of memory is reported before work begins.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """The view is in order and the open step goes on: for logs, and for the planning of memory.
+    """Log that the open step resumes in this view, and plan the memory for it.
 
     Answer, if the driver has limits: `CopyBudgetSet`.
     """
@@ -184,16 +179,16 @@ class Resumed:
     view: View
     recovery: Recovery
     target: Placement
-    """Where shards are to be held in this view."""
+    """Planned holders of the shards in this view."""
     own: frozenset[Node]
     """This member's partials of the open step, of all blocks."""
     is_checking: bool
-    """A neighbour's micro-batch is still to be computed here."""
+    """True if a neighbour's micro-batch is still to be computed here."""
     rerouting: Rerouting | None = None
-    """Of a step in pipelines: who computes what of it from now on."""
+    """Tasks of an open step in pipelines; None for whole runs."""
 
 
-# Before the first state is captured: so it is known when the last one is written.
+# Before the first state is captured, so that the driver can tell when the last one is written.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,64 +201,64 @@ class BeginPart:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureLoop:
-    """Keep what a newcomer's loop would need to enter step `step + 1`, for the checkpoint of `step`."""
+    """Keep the loop state that a newcomer would need to enter step `step + 1`, for the checkpoint of `step`."""
 
     step: int
     state: str
     is_written: bool
-    """Onto this node's own disk. Answer: `PartWritten` of LOOP."""
+    """True if it is written to this node's own disk. Answer: `PartWritten` of LOOP."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteManifest:
-    """All parts of the checkpoint are written: make it visible, if this group is still the job's.
+    """Make the checkpoint visible, if this group still belongs to the job. All its parts are written.
 
     Answer: `ManifestWritten`.
     """
 
     record: Record
     told: tuple[str, ...]
-    """Of all shards."""
+    """Places and digests of all shards, as in `PartReport.told`."""
     loops: tuple[str, ...]
-    """Of the loop's state, where it is written on every node."""
+    """The same for the loop's state, if it is written on every node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndCheckpoint:
-    """The checkpoint of `step` is complete, or given up for this reason: let go of what belongs to it."""
+    """End the checkpoint of `step`, which is complete or given up for this reason, and free what belongs to it."""
 
     step: int
     reason: str
     is_told: bool
-    """This member tells people of it, for all."""
+    """True if this member reports it to people, for all members."""
     told: str
-    """As in `ManifestWritten`."""
+    """Manifest, as in `ManifestWritten`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HoldBlocks:
-    """From now on the model's memory has the parameters of these blocks of the layout, ascending, and no others.
+    """Keep the parameters of these blocks of the layout, ascending, and no others in the model's memory.
 
-    What comes has any content until `TakeParameters`. Nothing computes with a block that goes.
+    New blocks have undefined content until `TakeParameters`. No computation uses a block that goes.
     """
 
     blocks: tuple[int, ...]
     for_good: bool = False
-    """The loop has ended: the memory of gradients makes room for what comes."""
+    """True after the end of the loop: the memory of gradients makes room for new blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leave:
-    """All members are done, or this one was removed: let the process end."""
+    """Let the process end: all members are done, or this one was removed."""
 
     evicted: bool = False
     overruled: bool = False
-    """The loop is in a step before which most members have ended: nothing of that step counts."""
+    """True if the loop is in a step before which most members have ended. Nothing of that step counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fail:
-    """This member, or the job, cannot go on. `kind` is the name of the error in elastrain.errors, which says which."""
+    """End with an error: this member or the job cannot go on. `kind` is the name of the class in elastrain.errors."""
 
     kind: str
     reason: str
@@ -297,7 +292,7 @@ Command: TypeAlias = (
 
 
 def overwrites(command: Any) -> tuple[int, ...]:
-    """The shards whose parameters in the model this command replaces by a state's, or by published ones."""
+    """Return the shards whose parameters in the model this command overwrites, from a state or a publish."""
     match command:
         case Apply():
             return command.shards

@@ -1,7 +1,7 @@
-"""What goes into a member's machine: frozen values, fed one at a time.
+"""Events of a member's machine: frozen values, fed one at a time.
 
-`payload` is whatever the driver's transport delivers beside a message (tensors in production, symbols in the
-simulator): it is never looked at.
+`payload` is the data that the driver's transport delivers with a message (tensors in production, symbols in the
+simulator). The machine never looks at it.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from elastrain.pipeline.actions import TaskAction
 from elastrain.protocol.messages import Boundary, Message
 
 
-# It may come late, twice, or after a still newer one: the machine goes by generations.
+# It may come late, twice, or after a newer one: the machine goes by generations.
 @dataclass(frozen=True, kw_only=True)
 class Viewed:
-    """The launcher says that this is the newest view."""
+    """The launcher's notice of the newest view."""
 
     view: View
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommitAllowed:
-    """The launcher says that the first commit of the job may be made."""
+    """The launcher's permission for the first commit of the job."""
 
 
-# With the sender's generation: the same words of an older view, or of a newer one, mean something else.
+# With the sender's generation, because a message means something else in another view.
 @dataclass(frozen=True, kw_only=True)
 class Arrived:
-    """A message came in over a link."""
+    """A message that came in over a link."""
 
     source: str
     generation: int
@@ -40,10 +40,10 @@ class Arrived:
     payload: Any = None
 
 
-# Taken by every member in every step: when a newcomer comes, and which member hands it over then, is not known.
+# Every member captures `state` in every step, since it is unknown when a newcomer comes and which member sends it.
 @dataclass(frozen=True, kw_only=True)
 class Began:
-    """The training loop entered `step` with these settings; `state` is what a newcomer would need to do the same."""
+    """The training loop's entry into `step` with these settings. `state` is what a newcomer needs to enter it too."""
 
     step: int
     settings: str
@@ -52,12 +52,12 @@ class Began:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """The training loop has nothing to compute and wants to go on."""
+    """The training loop's request to go on: it has nothing to compute."""
 
-    # Without it nothing is committed: the script may still read the parameters that a commit overwrites.
+    # No commit happens without it: the script may still read the parameters that a commit overwrites.
 
 
-# Of what was asked for, not of what is wanted by now: roles may have changed while it was read.
+# Shards of the command, not of the present roles, which may have changed while they were read.
 @dataclass(frozen=True, kw_only=True)
 class InitialRead:
     """Result of `ReadInitial`: the model has all parameters, and these shards' states are in memory."""
@@ -68,7 +68,7 @@ class InitialRead:
 # By block: the last blocks of the model are reduced while the backward of the first ones still runs.
 @dataclass(frozen=True, kw_only=True)
 class BlockDone:
-    """The gradient of one block over one run is complete."""
+    """Completion of the gradient of one block over one run."""
 
     step: int
     run: int
@@ -79,37 +79,37 @@ class BlockDone:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What came of a run's first micro-batch alone: of a probed `Compute`, or of `Recompute`. None: it was given up."""
+    """Result of a run's first micro-batch alone, from a probed `Compute` or from `Recompute`. None: it was given up."""
 
     step: int
     run: int
     check: Check | None
     whole: bool = False
-    """Of the whole run, where that is audited."""
+    """True if the result is that of the whole run, for an audit."""
 
 
-# Once, before the loop asks for work the first time: nobody can be given a task of a graph that it has not seen.
+# Once, before the loop first asks for work: a member gets no task of a graph that it has not traced.
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """The tracing pass is over; only where the job computes in pipelines."""
+    """End of the tracing pass, only in jobs with pipelines."""
 
     model: TracedGraph
 
 
-# After the `BlockDone`s of the same backward, so that a task that is done has all its gradients.
+# After the `BlockDone`s of the same backward, so that a finished task has all its gradients.
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """An action of a task is done. Where the task ends with the loss, `Forward` brings two: forward and backward."""
+    """Completion of a task's action. If the task ends with the loss, `Forward` brings two: forward and backward."""
 
     step: int
     action: TaskAction
     made: Boundary | None
-    """What others have to be sent; None at the batch and at the loss. The driver has its tensors by now."""
+    """Boundary tensors for other members; None at the batch and at the loss. The driver has the tensors by then."""
     is_last: bool
-    """The backward of the run's last micro-batch: nothing more is added to the task's gradients."""
+    """True for the backward of the run's last micro-batch. Nothing more is added to the task's gradients."""
 
 
-# Squared, so that those of all shards can be added in the record; the root is taken once, there.
+# Squared, so that the record can add those of all shards and take the root once.
 @dataclass(frozen=True, kw_only=True)
 class GradientsFinished:
     """Result of `FinishGradients`: squared norms per shard."""
@@ -117,25 +117,25 @@ class GradientsFinished:
     step: int
     square_norms: dict[int, float]
     damaged: tuple[int, ...] = ()
-    """Shards of which a lane was not what it was when it had been added up."""
+    """Shards with a lane that has changed since it was added up."""
 
 
-# While it is used, and not before: what changes between a look and the addition would be added unseen.
+# Found while it is used: a change between a check and the addition would be added unseen.
 @dataclass(frozen=True, kw_only=True)
 class PartialDamaged:
-    """Result of `Keep` or `CombineShard` where a partial of a shard's lane is not what its maker had."""
+    """Result of `Keep` or `CombineShard` if a partial of a shard's lane is not what its maker had."""
 
     step: int
     shard: int
     lane: int
     node: Node
     maker: str
-    """Empty: it was added up here."""
+    """Empty if it was added up here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientsKept:
-    """Result of `StoreGradients`: which of the finished gradients of `source` are what their primary had."""
+    """Result of `StoreGradients`: the gradients of `source` that are as their primary had them, and damaged ones."""
 
     step: int
     shards: tuple[int, ...] = ()
@@ -145,14 +145,14 @@ class GradientsKept:
 
 @dataclass(frozen=True, kw_only=True)
 class PartialChecked:
-    """Result of `CheckPartial`: whether this member still has what it has sent."""
+    """Result of `CheckPartial`. `is_intact`: this member still has what it sent."""
 
     step: int
     block: int
     is_intact: bool
 
 
-# Per shard and step, since a backup may be several shards, and a step, behind.
+# Per shard and step, since a backup may be behind by several shards, and by a step.
 @dataclass(frozen=True, kw_only=True)
 class AppliedBehind:
     """Result of `ApplyBehind`: the digest of the backup's scratch."""
@@ -171,16 +171,16 @@ class StatesDigested:
     published: dict[int, int]
 
 
-# The command's: others may have been given in between.
+# `turn` is the command's: others may have been given in between.
 @dataclass(frozen=True, kw_only=True)
 class ParametersDigested:
-    """Result of `DigestParameters`: shard -> digest of what the model computes with."""
+    """Result of `DigestParameters`: shard -> digest of the parameters that the model computes with."""
 
     turn: int
     digests: dict[int, int]
 
 
-# The state before tells whether it was the memory that changed, the update whether the arithmetic is at fault.
+# The state before shows if memory changed; the update shows if the arithmetic is wrong.
 @dataclass(frozen=True, kw_only=True)
 class UpdatedAgain:
     """Result of `UpdateAgain`: digests of the state before the step, and of the update made again from it."""
@@ -189,7 +189,7 @@ class UpdatedAgain:
     shard: int
     before: int
     has_gradient: bool
-    """The gradient is still what its primary had."""
+    """True if the gradient is still what its primary had."""
     digest: int
 
 
@@ -206,21 +206,21 @@ class DigestedAgain:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateTried:
-    """Result of `TryUpdate`: digests of the state that came, and of the update that was made from it."""
+    """Result of `TryUpdate`: digests of the received state, and of the update made from it."""
 
     step: int
     shard: int
     before: int
     has_gradient: bool
-    """The gradient has come as it was sent."""
+    """True if the gradient arrived as it was sent."""
     digest: int
     asker: str
 
 
-# The sender is named: where the copy is damaged, it is asked again.
+# With the sender, which is asked again if the copy is damaged.
 @dataclass(frozen=True, kw_only=True)
 class TookCopy:
-    """Result of `TakeCopy`: whether the digest of what was received is `told`, the one that came with it."""
+    """Result of `TakeCopy`. `intact`: the received state's digest is `told`, the one that came with it."""
 
     step: int
     shard: int
@@ -229,17 +229,17 @@ class TookCopy:
     told: int
 
 
-# From outside of the steps: the loop, a clock, or the launcher; a step's number is counted in the machine.
+# From the loop, a clock or the launcher. The machine itself counts steps.
 @dataclass(frozen=True, kw_only=True)
 class CheckpointWanted:
-    """The next step that is committed should become a checkpoint. `last`: the job is about to be stopped."""
+    """A request to make the next committed step a checkpoint. `last`: the job is about to be stopped."""
 
     last: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartWritten:
-    """Result of `BeginPart` or `CaptureLoop`: what was written, or the problem that kept it from being."""
+    """Result of `BeginPart` or `CaptureLoop`: the written parts, or the problem that prevented writing."""
 
     step: int
     shards: tuple[int, ...]
@@ -254,37 +254,37 @@ class ManifestWritten:
     step: int
     reason: str
     told: str
-    """Where disks are local: the manifest, for the other nodes."""
+    """With local disks: the manifest, for the other nodes."""
 
 
-# With the step: loops that end by a decision of the script may end at different ones.
+# With the step, because loops that end by a decision of the script may end at different steps.
 @dataclass(frozen=True, kw_only=True)
 class LoopEnded:
-    """The training loop ended before `step`."""
+    """End of the training loop, before `step`."""
 
     step: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnded:
-    """The launcher says that a member left in peace: all had the last step, nobody is waited for."""
+    """The launcher's notice that a member left regularly: all members had the last step, and none has to wait."""
 
-    # From the launcher, because the member that left cannot say it any more, and its link only closes.
+    # From the launcher, because the member that left can no longer send a message, and its link only closes.
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyBudgetSet:
-    """So many bytes of parameters may be on their way to new holders: what memory leaves for them has changed."""
+    """Bytes of parameters that may be on their way to new holders; sent when the free memory has changed."""
 
     parameters_bytes: int
     has_room_for_all: bool = True
-    """Whether there is room for all blocks at the end of the loop, where this member has some blocks only."""
+    """True if there is room for all blocks at the end of the loop, on a member that has only some of them."""
 
 
-# An event, because the core has no clock: what a copy costs the training loop is measured by the driver.
+# An event, because the machine has no clock: the driver measures how much a copy slows the training loop.
 @dataclass(frozen=True, kw_only=True)
 class CopiesAllowed:
-    """There is time now to send copies of so many bytes of parameters, while runs are computed."""
+    """Permission to send copies of this many bytes of parameters now, while runs are computed."""
 
     parameters_bytes: int
 

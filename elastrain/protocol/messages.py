@@ -1,8 +1,8 @@
-"""What members say to each other during a step: frozen values, and their form in a frame.
+"""Messages between members during a step: frozen values, and their encoding in a frame.
 
-A message carries decisions and names only; numbers (gradients, parameters, state) travel beside it as tensors, in the
-order in which the message names their shards. `Report` and `Vote` are sent as they are: what is decided over lives in
-values.py. Nothing here decides anything.
+A message carries only decisions and names. Numbers (gradients, parameters, state) are sent with it as tensors, in the
+order in which the message names their shards. `Report` and `Vote` are defined in values.py and sent as they are.
+Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -17,36 +17,39 @@ from elastrain.pipeline.pipeline_plan import BoundaryName
 from elastrain.protocol.codec import BitMask, NumberedCodec
 
 
-# Only complete nodes of the sender's plan travel: what it could still add to itself it adds first.
+# Only complete nodes of the sender's plan are sent: it first adds what it can add itself.
 @dataclass(frozen=True, kw_only=True)
 class Partial:
-    """A node of the fold of one block, for the shards that the receiver answers for."""
+    """A node of the fold of one block, for the shards whose primary is the receiver."""
 
     step: int
     block: int
     node: Node
     contribution: Contribution
     touched: BitMask
-    """Bit mask over the block's leaves: which got a gradient at all."""
-    # Optimizers treat a missing gradient and a zero one differently, so zeros in the tensor do not tell.
+    """Bit mask over the block's leaves that got a gradient."""
+    # Optimizers treat a missing gradient and a zero one differently, so zeros in the tensor are not enough.
     lanes: tuple[tuple[int, int], ...]
     """(shard, lane) of each tensor."""
 
 
-# By name and not by maker: whoever makes it again makes the same bits, and a second copy is dropped.
+# Identified by name and not by maker: any member that makes it again makes the same bits, and a second copy is dropped.
 @dataclass(frozen=True, kw_only=True)
 class Boundary:
-    """What crosses one cut for one micro-batch in one direction; the tensors travel beside, without the None ones."""
+    """The boundary tensors of one cut, micro-batch and direction.
+
+    The tensors are sent with it, without the None ones.
+    """
 
     name: BoundaryName
     tensors: tuple[CrossingTensor | None, ...]
     """In the order of the graph's crossings; None: this one got no gradient."""
-    # Only who has the loss knows it, and every block's fold needs it: it goes the way of the gradients.
+    # Only the member with the loss knows it, and every block's fold needs it. So it is sent with the gradients.
     contribution: Contribution | None
-    """Of this micro-batch, with a gradient; None with activations."""
+    """Contribution of this micro-batch, sent with a gradient; None with activations."""
 
 
-# With all that an update needs besides: a backup must be able to make it without its primary.
+# With everything else that an update needs, because a backup must be able to make it without its primary.
 @dataclass(frozen=True, kw_only=True)
 class Gradient:
     """Finished gradients, from the primary to its backups."""
@@ -59,38 +62,38 @@ class Gradient:
     square_norms: tuple[float, ...]
 
 
-# Both, because only from both it could make the step: then the primary may be lost at once.
+# Both are needed to make the step. With them, the primary may be lost at once.
 @dataclass(frozen=True, kw_only=True)
 class Ack:
-    """The backup keeps these gradients, and its state of `step - 1` is verified."""
+    """A confirmation: the backup keeps these gradients, and its state of `step - 1` is verified."""
 
     step: int
     shards: tuple[int, ...]
 
 
-# The record travels along: a receiver passes the commit before it overwrites what it computed with.
+# With the record, so that a receiver passes the commit before it overwrites the parameters that it computed with.
 @dataclass(frozen=True, kw_only=True)
 class Publish:
-    """New parameters; `record` is None only for the parameters that the job starts with (step -1)."""
+    """New parameters. `record` is None only for the parameters that the job starts with (step -1)."""
 
     step: int
     record: Record | None
     shards: tuple[int, ...]
 
 
-# After the publish and not in it: taking digests costs time for which nobody has to wait.
+# Sent after the publish: taking digests costs time, for which no member has to wait.
 @dataclass(frozen=True, kw_only=True)
 class Digests:
-    """What a primary's shards are worth after `step`, for others to compare with what they have."""
+    """Digests of a primary's shards after `step`, for other members to compare with theirs."""
 
     step: int
     digests: tuple[tuple[int, int], ...]
-    """(shard, digest of its state): for backups."""
+    """(shard, digest of its state), for backups."""
     parameters: tuple[tuple[int, int], ...]
-    """(shard, digest of its parameters as they were published): for all who compute with them."""
+    """(shard, digest of its parameters as published), for all members that compute with them."""
 
 
-# As of one step; the gradients of later ones follow on the same ordered link, so that it never falls behind.
+# As of one step. The gradients of later steps follow on the same ordered link, so the copy never falls behind.
 @dataclass(frozen=True, kw_only=True)
 class ShardCopy:
     """A shard's whole state as of `step`, for a member that is to become a holder."""
@@ -98,34 +101,37 @@ class ShardCopy:
     step: int
     shard: int
     digest: int | None
-    """Of that state when it was last compared; None: the one that comes with the tensors has to do."""
+    """Digest of that state when it was last compared. None: the digest sent with the tensors counts."""
 
 
-# The sender's state stays as it is until this comes: a copy refers to its memory.
+# The sender does not change its state until this comes, because a copy refers to its memory.
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """The copy was taken; `intact` says whether its digest is the one that came with it."""
+    """A confirmation that the copy was taken. `intact`: its digest is the one that came with it."""
 
     step: int
     shard: int
     intact: bool
 
 
-# Asked of all members, also of those that hold nothing: so the number of answers to wait for is known.
+# Sent to all members, also to those that hold nothing, so that the number of answers to wait for is known.
 @dataclass(frozen=True, kw_only=True)
 class Doubt:
-    """The sender has something else than the shard's primary told: what has the receiver, now, after `step`?"""
+    """A request for the receiver's present digest of the shard after `step`.
+
+    The sender's own digest differs from the primary's.
+    """
 
     step: int
     shard: int
     parameters: bool
-    """Of the parameters as published, else of the state."""
+    """True: digest of the parameters as published. False: digest of the state."""
 
 
-# Sent in any case: the asker judges when all have answered, and must not wait for those that have nothing.
+# Always sent, because the sender of the request judges when all members have answered.
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The answer to a doubt, or to a trial; None: the sender has nothing to compare."""
+    """The answer to a doubt or a trial. A digest of None: the sender has nothing to compare."""
 
     step: int
     shard: int
@@ -134,10 +140,13 @@ class Evidence:
     is_trial: bool
 
 
-# The last resort where there is no third copy: of two machines that make the same of it, both compute rightly.
+# The last resort if there is no third copy: if two machines get the same result, both compute rightly.
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A backup's state before `step`, and its gradient: the primary is to make the update again and tell the digest."""
+    """A backup's state before `step`, and its gradient.
+
+    The primary makes the update again and answers with its digest.
+    """
 
     step: int
     shard: int
@@ -145,10 +154,10 @@ class Trial:
     """Per lane."""
 
 
-# To its maker, which alone can tell whether its memory has changed or the way there is bad.
+# Sent to the maker, which alone can tell a change in its memory from damage on the way.
 @dataclass(frozen=True, kw_only=True)
 class Damaged:
-    """What has come of the receiver's partial, for the sender's `shard`, is not what the receiver had."""
+    """A notice that the receiver's partial has arrived damaged at the sender, for this `shard`."""
 
     step: int
     block: int
@@ -156,33 +165,33 @@ class Damaged:
     shard: int
 
 
-# Text and tensors, never objects: what comes from another process is not executed.
+# Text and tensors, never objects: data of another process is not executed.
 @dataclass(frozen=True, kw_only=True)
 class LoopHandover:
-    """What a newcomer's training loop needs to enter `step`: schedulers, registered objects. Tensors travel beside."""
+    """State that a newcomer's loop needs to enter `step`: schedulers, registered objects. Tensors are sent with it."""
 
     step: int
     state: str
 
 
-# Also by members that have written nothing: who collects the parts tells them in turn that the checkpoint is over.
+# Also sent by members that have written nothing: the collector tells them in turn that the checkpoint is over.
 @dataclass(frozen=True, kw_only=True)
 class PartReport:
-    """What the sender has written of the checkpoint of `step`, for the member of lowest rank, which collects it."""
+    """The parts of a checkpoint that the sender has written. The receiver, the member of lowest rank, collects them."""
 
     step: int
     shards: tuple[int, ...]
     told: tuple[str, ...]
-    """Per shard, where it lies and its digest, as the room of snapshots writes and reads it."""
+    """Per shard, its place and digest, in the text form of the snapshot package."""
     lacking: tuple[int, ...]
-    """Shards that it was to write, and whose state of that step it has no more."""
+    """Shards that it was to write, but whose state of that step it no longer has."""
     problem: str
-    """Why it cannot write at all; empty: it can."""
+    """Reason why it cannot write at all; empty if it can."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteInstead:
-    """Write these shards of the checkpoint of `step`, if the receiver does not do so already."""
+    """A request to write these shards of the checkpoint of `step`, unless the receiver does so already."""
 
     step: int
     shards: tuple[int, ...]
@@ -190,52 +199,55 @@ class WriteInstead:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOver:
-    """The checkpoint of `step` is complete, or is given up for this reason."""
+    """A notice that the checkpoint of `step` is complete (`reason` is empty), or was given up for this reason."""
 
     step: int
     reason: str
     told: str
-    """Where disks are local: what each of them is to keep of it; see `ManifestWritten`."""
+    """With local disks: the manifest that each node keeps; see `ManifestWritten`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndsBefore:
-    """The training loop of this member has ended before `step`."""
+    """A notice that the sender's training loop has ended before `step`."""
 
     step: int
     keeps_own: bool = False
-    """It is sent no more blocks, because its memory limit leaves no room for them."""
+    """True if it needs no more blocks, because its memory limit leaves no room for them."""
     is_checkpoint_wished: bool = False
-    """The step before is to become a checkpoint, though its record does not say so."""
+    """True if the step before shall become a checkpoint, although its record does not say so."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakeLast:
-    """All loops have ended, and a member asked for a checkpoint too late for a vote: `step`, the last, becomes one."""
+    """A decision:
+
+    `step`, the last one, becomes a checkpoint. All loops have ended, and the wish came too late for a vote.
+    """
 
     step: int
 
 
-# Said only then: as long as all go on, nobody has to say so.
+# Sent only after an `EndsBefore`: as long as all loops go on, no member has to say so.
 @dataclass(frozen=True, kw_only=True)
 class GoesOn:
-    """The training loop of this member is in `step`, before which others have ended."""
+    """A notice that the sender's training loop is in `step`, before which others have ended."""
 
     step: int
 
 
-# After everybody's `EndsBefore`: until then somebody may still need what another member has.
+# Sent after every member's `EndsBefore`: until then a member may still need what another one has.
 @dataclass(frozen=True, kw_only=True)
 class HasAll:
-    """The sender's loop has ended, and it has the parameters after `step` of every block that it is to have."""
+    """A notice that the sender's loop has ended, and that it has all parameters after `step` that it is to have."""
 
     step: int
 
 
-# Said before the first commit only: later plans come with a record, and votes tell what newcomers have traced.
+# Only before the first commit: later plans come with a record, and votes say what newcomers have traced.
 @dataclass(frozen=True, kw_only=True)
 class HasTraced:
-    """The sender's tracing pass is over: it may be given tasks of the job's first step."""
+    """A notice that the sender's tracing pass is over. It may get tasks of the job's first step."""
 
     graph: BlockGraph
 
@@ -266,17 +278,17 @@ Message: TypeAlias = (
     | HasTraced
 )
 
-# Numbered in the order of the union: both ends have the same version, which the handshake of the job compares.
+# Numbered in the order of the union. Both ends have the same version, because the handshake compares versions.
 KINDS: dict[type, int] = {kind: number for number, kind in enumerate(get_args(Message), start=1)}
-"""Class of a message -> the number that stands for it in a frame."""
+"""Class of a message -> its number in a frame."""
 _CODEC: NumberedCodec[Message] = NumberedCodec(KINDS)
 
 
 def encode(message: Message) -> tuple[int, bytes]:
-    """`(kind, body)`. Floats are written so that they read back exactly, NaN and infinities too."""
+    """Return `(kind, body)`. Floats are read back exactly, including NaN and infinities."""
     return _CODEC.encode(message)
 
 
 def decode(kind: int, body: bytes) -> Message:
-    """Inverse of `encode`. Raises BadMessageError, a ValueError, on anything that is not such a message."""
+    """Return the message: the inverse of `encode`. Raises BadMessageError, a ValueError, for other bytes."""
     return _CODEC.decode(kind, body)

@@ -1,4 +1,4 @@
-"""Commands that are work on gradients and states: the books carry them out (`elastrain/books/`)."""
+"""Commands that are work on gradients and states. `BufferBook` carries them out (`elastrain/buffers/`)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class CombineOwn:
     combine: Combine
 
 
-# As it came, and kept until the record: after a loss its maker may be gone, and somebody else may need it.
+# Kept unchanged until the record: after a loss its maker may be gone, and another member may need it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakeBoundary:
-    """A boundary tensor has come that is not here yet: keep it until `EndAttempt` or `VoidAttempt` of its step."""
+    """Keep a boundary tensor that has arrived, until `EndAttempt` or `VoidAttempt` of its step."""
 
     message: Boundary
     payload: Any
 
 
-# Kept where it lies, in its maker's memory: what is added to something else need not be copied first.
+# Used in its maker's memory: a tensor that is only added to another one need not be copied first.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """A partial enters the fold of a shard's lane: tensor `index` of the payload, or from this member's own block.
+    """Enter a partial into the fold of a shard's lane: tensor `index` of the payload, or this member's own block.
 
     Answer, if it is damaged: `PartialDamaged`.
     """
@@ -48,7 +48,7 @@ class Keep:
     index: int
     block: int
     maker: str
-    """The member that has computed it."""
+    """The member that computed it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class CombineShard:
     combine: Combine
 
 
-# Measured once, by the primary: a norm that each backup took for itself could differ in its last bits.
+# Measured once, by the primary: norms that each backup measured itself could differ in the last bits.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +85,12 @@ class StoreGradients:
     payload: Any
 
 
-# Beside everything else: what a checkpoint has of a large model takes long to read, and views change meanwhile.
+# In the background: a large model's checkpoint takes long to read, and views change meanwhile.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadInitial:
-    """Read the stored initial state: of the whole model the parameters, of these shards everything.
+    """Read the stored initial state: parameters of the whole model, and the full state of these shards.
 
     Answer: `InitialRead`.
     """
@@ -98,7 +98,7 @@ class ReadInitial:
     shards: tuple[int, ...]
 
 
-# By every holder for itself: nothing has to be sent, and before the first commit none can be lost.
+# Every holder does it by itself: nothing has to be sent, and before the first commit no state can be lost.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,27 +107,27 @@ class Create:
 
     shards: tuple[int, ...]
     bound: tuple[int, ...]
-    """Those whose state works on the model's own memory (this member is their primary)."""
+    """Shards whose state uses the model's own memory, because this member is their primary."""
 
 
-# The model's own memory: what was updated is published from where it lies, and no copy has to be kept.
+# The model's own memory: updated parameters are published from there, without another copy.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Apply:
-    """Update these shards as their primary; their state then works on the model's own memory."""
+    """Update these shards as their primary. Their state then uses the model's own memory."""
 
     record: Record
     shards: tuple[int, ...]
     touched: dict[int, tuple[int, ...]]
 
 
-# In scratch: until its digest has matched the primary's, the state before it is what can be gone on from.
+# In scratch: the state before it is needed until the digest has matched the primary's.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyBehind:
-    """Update a backup's copy in scratch when there is time. Answer: `AppliedBehind`."""
+    """Update a backup's copy in scratch, in the background. Answer: `AppliedBehind`."""
 
     record: Record
     shard: int
@@ -136,7 +136,7 @@ class ApplyBehind:
 
 @dataclass(frozen=True, kw_only=True)
 class Swap:
-    """The scratch of `step` is verified: it becomes the state, and the gradient is let go."""
+    """Replace the state by the scratch of `step`, which is verified, and free the gradient."""
 
     step: int
     shard: int
@@ -144,47 +144,47 @@ class Swap:
 
 @dataclass(frozen=True, kw_only=True)
 class Bind:
-    """This member is now the shard's primary: its state, verified as of `step`, works on the model's own memory."""
+    """Move the shard's state, verified as of `step`, to the model's own memory: this member is now its primary."""
 
     step: int
     shard: int
 
 
-# The new primary publishes into the model's memory from now on, before this backup has made the update.
+# The new primary publishes into the model's memory, perhaps before this backup has made the update.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unbind:
-    """No longer primary, still a holder: the state gets memory of its own."""
+    """Move the state to memory of its own: this member is no longer primary, but still a holder."""
 
     shard: int
 
 
-# The states stay as they are until then, so that a digest is of this step and of no later one.
+# The states do not change until then, so that the digests belong to this step.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeDigests:
-    """Digest these states, and what was published of their parameters, when there is time. Answer: `StatesDigested`."""
+    """Digest these states, and their published parameters, in the background. Answer: `StatesDigested`."""
 
     step: int
     shards: tuple[int, ...]
     published: tuple[int, ...]
 
 
-# Counted, because an answer to an earlier one says nothing of what came into the model since.
+# Counted, because an answer to an earlier command does not cover parameters that came since.
 
 
 @dataclass(frozen=True, kw_only=True)
 class DigestParameters:
-    """Digest all that the model computes with, when there is time. Answer: `ParametersDigested`."""
+    """Digest all parameters that the model computes with, in the background. Answer: `ParametersDigested`."""
 
     turn: int
     needed: tuple[int, ...]
-    """These shards, ascending; others may be absent."""
+    """Shards to digest, ascending; others may be absent."""
 
 
-# At once: until it is known who is wrong, this member neither acknowledges nor votes, and all others wait.
+# At once: until the wrong side is known, this member neither acknowledges nor votes, and all others wait.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ class UpdateAgain:
     touched: tuple[int, ...]
 
 
-# In memory of its own: what this member has of the shard is what is in question.
+# In separate memory, because this member's own copy of the shard is in question.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,12 +210,12 @@ class TryUpdate:
     asker: str
 
 
-# As it is now, and not what was told before: memory that has changed since shows only that way.
+# The present content and not the reported digest: only so a change in memory can be found.
 
 
 @dataclass(frozen=True, kw_only=True)
 class DigestAgain:
-    """Digest a shard's state (or what the model has of its parameters) as it is now. Answer: `DigestedAgain`."""
+    """Digest a shard's present state (or its parameters in the model). Answer: `DigestedAgain`."""
 
     step: int
     shard: int
@@ -233,7 +233,7 @@ class TakeParameters:
     index: int
 
 
-# Looked at when it has arrived, because a copy that is damaged on its way would be a holder of wrong bits.
+# Checked on arrival: a copy damaged on its way would make a holder of wrong bits.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,52 +245,52 @@ class TakeCopy:
     payload: Any
     source: str
     digest: int | None
-    """What it should be; None: see the payload."""
+    """Expected digest; None: the one in the payload."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drop:
-    """No longer a holder of this shard."""
+    """Free the state of this shard: this member is no longer a holder."""
 
     shard: int
 
 
-# Read later, when there is time: a state that is about to change before that is copied first, so that nobody waits.
+# Read in the background. A state that is about to change before that is copied first, so that no step waits.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capture:
-    """Take the states of these shards, which are as of `step` now, for the checkpoint of that step."""
+    """Capture the present states of these shards for the checkpoint of `step`."""
 
     step: int
     shards: tuple[int, ...]
     digests: tuple[int | None, ...]
-    """Of each, as far as it is known: what has changed until it is written is no state of that step."""
+    """Per shard, the digest if it is known. A state that changes before it is written is not of that step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropCaptures:
-    """The checkpoint of `step` is over: what was taken for it, and is not written, is let go."""
+    """Free what was captured for the checkpoint of `step`, which is over, and is not written."""
 
     step: int
 
 
-# Only now: until the commit any of them may be needed again, by another primary.
+# Not earlier: until the commit another primary may need any of them.
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndAttempt:
-    """The step is committed: partials, folds and finished gradients of the attempt are let go."""
+    """Free the attempt's partials, folds and finished gradients, because the step is committed."""
 
     step: int
 
 
-# Its maker looks, because only it can tell memory that has changed from what was damaged on its way.
+# The maker checks, because only it can tell changed memory from damage on the way.
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckPartial:
-    """Look whether this member's partial is still what it was when it was sent. Answer: `PartialChecked`."""
+    """Check if this member's partial is still as it was sent. Answer: `PartialChecked`."""
 
     step: int
     block: int
@@ -299,18 +299,18 @@ class CheckPartial:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckGradient:
-    """Look whether a finished gradient that is kept is still what its primary had. If it is not: `GradientsKept`."""
+    """Check if a kept finished gradient is still what its primary had. Answer, if it is not: `GradientsKept`."""
 
     step: int
     shard: int
 
 
-# By all members, when each has stopped reading what the others have.
+# By all members, when each has stopped reading the others' memory.
 
 
 @dataclass(frozen=True, kw_only=True)
 class VoidAttempt:
-    """The open step begins anew: its partials, folds and finished gradients count for nothing, here and elsewhere."""
+    """Discard the open step's partials, folds and finished gradients, because the step starts again."""
 
     step: int
 
