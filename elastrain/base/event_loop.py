@@ -80,7 +80,7 @@ class EventLoop:
             try:
                 os.eventfd_write(self._wake_fd, 1)
             except OSError:
-                pass  # full: it is awake already; closed meanwhile: nobody is left to wake
+                pass  # full: the loop is awake already; closed meanwhile: no loop is left to wake
 
     def turn(self, deadline_s: float | None) -> None:
         """Wait until something is ready, or until the deadline (time.monotonic()), then run its callbacks."""

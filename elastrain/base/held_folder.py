@@ -63,7 +63,7 @@ def _remove_abandoned(prefix: str, inside: Path) -> None:
 
 
 def _opened(folder: Path) -> int | None:
-    """None where it is gone, no folder, or another user's."""
+    """Return a descriptor of the folder, or None if it is gone, is not a folder, or belongs to another user."""
     try:
         hold = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

@@ -93,7 +93,7 @@ class Digests:
     """(shard, digest of its parameters as published), for all members that compute with them."""
 
 
-# As of one step. The gradients of later steps follow on the same ordered link, so the copy never falls behind.
+# The state of one step. The gradients of later steps follow on the same ordered link, so the copy never falls behind.
 @dataclass(frozen=True, kw_only=True)
 class ShardCopy:
     """A shard's whole state as of `step`, for a member that is to become a holder."""
@@ -220,10 +220,7 @@ class EndsBefore:
 
 @dataclass(frozen=True, kw_only=True)
 class TakeLast:
-    """A decision:
-
-    `step`, the last one, becomes a checkpoint. All loops have ended, and the wish came too late for a vote.
-    """
+    """A decision that `step`, the last one, becomes a checkpoint. The wish for it came too late for a vote."""
 
     step: int
 
