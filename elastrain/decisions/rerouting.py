@@ -31,7 +31,7 @@ class Rerouting:
 
 
 def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, plan: PipelinePlan) -> Rerouting:
-    """Decide for all members of the view; each of them gets the same answer.
+    """Choose the open tasks of all members of the view. Each member gets the same answer.
 
     reports: in rank order. plan: the plan of the open step.
     """

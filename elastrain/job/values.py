@@ -264,7 +264,7 @@ class Report:
     parameters: tuple[int, ...]
     """Per shard, the step whose parameters the model holds; below `committed` if they have not arrived yet."""
     held: tuple[tuple[int, int, tuple[int, ...]], ...]
-    """(shard, verified version, steps of the kept gradients)."""
+    """Per held shard: (shard, verified version, steps of the kept gradients)."""
     # Only the compared version counts: no member may continue from an unverified update.
     begun: int
     """Newest step that the training loop has entered; -1 for a newcomer."""
@@ -305,7 +305,7 @@ class Recovery:
     """(shard, lane) -> partials that its primary has."""
     reason: str
     wrong: tuple[tuple[int, str], ...] | None = None
-    """Set if the open step starts again from nothing; see `Wrong.parameters`. None: the step goes on."""
+    """Wrong parameters (see `Wrong.parameters`) if the open step starts again from nothing. None: the step goes on."""
 
     @property
     def distrusted(self) -> frozenset[int]:

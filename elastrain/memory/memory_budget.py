@@ -1,4 +1,4 @@
-"""Decision if a member's plan fits into its memory, and what moves to disk for it. Pure functions of measured bytes.
+"""The decision whether a member's plan fits into its memory, and what moves to disk. Pure functions of measured bytes.
 
 Activations leave first: they are written once and read once per micro-batch, while the model computes. Then optimizer
 shards leave, and the step waits for them. Nothing else can leave, and splitting a micro-batch would change the bits.
