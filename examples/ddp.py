@@ -38,7 +38,7 @@ def main() -> None:
                 loss = nn.functional.mse_loss(ddp(x), x.sum(dim=1, keepdim=True))
                 if last and step == args.die_at:
                     os.kill(os.getpid(), signal.SIGKILL)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]  # of torch
     total = sum(parameter.double().sum() for parameter in ddp.parameters())
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: parameters add up to {float(total):.17g}", flush=True)
     dist.destroy_process_group()

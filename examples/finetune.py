@@ -40,7 +40,8 @@ class Layer(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         normed = self.norm_1(hidden)
         hidden = hidden + self.attention(normed, normed, normed, need_weights=False)[0]
-        return hidden + self.feed_forward(self.norm_2(hidden))
+        out: Tensor = hidden + self.feed_forward(self.norm_2(hidden))
+        return out
 
 
 class Classifier(nn.Module):
@@ -57,7 +58,8 @@ class Classifier(nn.Module):
         hidden = self.embedding(words) + self.positions
         for layer in self.layers:
             hidden = layer(hidden)
-        return self.head(hidden.mean(dim=1))
+        scores: Tensor = self.head(hidden.mean(dim=1))
+        return scores
 
 
 def freeze(model: Classifier, layers: int) -> None:

@@ -42,7 +42,7 @@ def state(shard: int, step: int) -> ShardState:
         shard=shard,
         version=step,
         parameters=torch.randn(NUMEL, generator=generator),
-        pieces=[piece if step >= 0 else {}],
+        pieces=[dict(piece) if step >= 0 else {}],
     )
 
 

@@ -43,10 +43,15 @@ def main() -> None:
     rank, world, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
     # Of a host whose cable is cut nobody hears: the kernel's silence is all there is.
-    patient = {"connect_timeout_s": 60.0, "handshake_timeout_s": 60.0}  # all come, however busy the machine is
-    mesh = MeshConfig(transport="tcp", bind_host=bootstrap._own_address(), tcp_silence_s=2, **patient)
+    mesh = MeshConfig(
+        transport="tcp",
+        bind_host=bootstrap._own_address(),
+        tcp_silence_s=2,
+        connect_timeout_s=60.0,  # all come, however busy the machine is
+        handshake_timeout_s=60.0,
+    )
     options = elastrain.comm.Options(mesh=mesh, secret=b"s" * 32)
-    store = dist.FileStore(path, world)
+    store = dist.FileStore(path, world)  # type: ignore[attr-defined]  # of torch
     dist.init_process_group("elastrain", store=store, rank=rank, world_size=world, pg_options=options)
     nodes = len({peer.node for peer in bootstrap.session().peers})
     print(f"ready on {nodes}", flush=True)  # noqa: T201 - its answer

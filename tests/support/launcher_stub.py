@@ -20,7 +20,7 @@ from elastrain.comm.wire.handshake import dial
 from elastrain.job.world import View
 from elastrain.protocol import agent_messages as am
 
-HOLDERS = {"0": ("m0", "m1"), "1": ("m1", "m2"), "2": ("m2", "m0")}
+HOLDERS: dict[str, tuple[str, ...]] = {"0": ("m0", "m1"), "1": ("m1", "m2"), "2": ("m2", "m0")}
 
 
 class Agent:

@@ -106,7 +106,7 @@ class WholeStep:
 
     def backward(self, loss: Tensor, *, weight: float) -> None:
         self.outcome.losses[self.micro_batch] = float(loss.detach())
-        (loss * weight).backward()
+        (loss * weight).backward()  # type: ignore[no-untyped-call]  # of torch
         take_gradients(self.model, self.micro_batch, self.outcome.gradients)
 
 
@@ -134,10 +134,10 @@ class MemberStep:
 
     def __iter__(self) -> Iterator[object]:
         self._randomness.begin(0, 0)
-        self._tracing = TracingPass(self.model, self._blocks)
-        self._tracing.begin()
+        tracing = self._tracing = TracingPass(self.model, self._blocks)
+        tracing.begin()
         yield batch_of(0)
-        assert self._tracing is None, "the loop has called step.backward"
+        assert self._is_traced(), "the loop has called step.backward"
         while self._desk.open_tasks():
             action = self._desk.next_action()
             if action is None:
@@ -150,6 +150,9 @@ class MemberStep:
             else:
                 self._go_back(action)
         self._stubs.finish()
+
+    def _is_traced(self) -> bool:
+        return self._tracing is None
 
     def backward(self, loss: Tensor, *, weight: float) -> None:
         if self._tracing is not None:

@@ -51,7 +51,7 @@ class Layer(nn.Module):
         if self.in_place:
             x += 0.5
         if self.mixing:
-            x = _Mixed.apply(x)
+            x = _Mixed.apply(x)  # type: ignore[no-untyped-call]  # of torch
         x = x + self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
         return x.transpose(0, 1) if self.transposed else x
 

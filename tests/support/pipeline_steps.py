@@ -152,8 +152,9 @@ class WholeHandover:
 def _parts(case: Case, model: nn.Module, handover_of: Any, run_length: int, *, apart: bool = False) -> StepParts:
     layout = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
     state = ModelState(model, layout, lambda numel, dtype: torch.zeros(numel, dtype=dtype), apart=apart)
-    sizes = {"global_batch_size": 2 * MICRO_BATCHES, "micro_batch_size": 2}
-    loader = elastrain.DataLoader(Texts(), **sizes, num_workers=0, collate_fn=case.collate)
+    loader = elastrain.DataLoader(
+        Texts(), global_batch_size=2 * MICRO_BATCHES, micro_batch_size=2, num_workers=0, collate_fn=case.collate
+    )
     loader.bind(SEED)
     loader.start(0, lambda step: ())
     untouched = MutationGuard(model, lambda: state.memory, [])

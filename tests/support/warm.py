@@ -552,8 +552,8 @@ def _start_warm_too() -> None:
 
     from elastrain.launcher.cli.commands import doctor
 
-    subprocess_handler.Popen = Popen  # type: ignore[misc]
-    doctor.subprocess = SimpleNamespace(run=partial(run, timeout=600))  # type: ignore[attr-defined]
+    subprocess_handler.Popen = Popen  # type: ignore[attr-defined]
+    doctor.subprocess = SimpleNamespace(run=partial(run, timeout=600))  # type: ignore[attr-defined,assignment]
     cold, serve_one = multiprocessing.util.spawnv_passfds, multiprocessing.forkserver._serve_one  # type: ignore
 
     def spawn(path: Any, arguments: Sequence[Any], fds: Sequence[int]) -> int:
