@@ -1,6 +1,6 @@
-"""Pipelines: members that hold some blocks each and hand activations on. Who computes which block shows in no bit.
+"""Pipelines: members that hold some blocks each and pass activations on. The split never changes a bit of the result.
 
-The files here are pure: the block graph, cuts, plans, moves, what a member does next, what is done again after a loss.
-`stubs/` knows torch: it records the graph of a user's model, and runs the user's whole forward on a member that holds
-only some blocks.
+The modules of this folder are pure: block graph, cuts, plans, a member's next action, and what is recomputed after a
+loss. `stubs/` depends on torch: it records the graph of a user's model, and runs the user's whole forward on a member
+that holds only some blocks.
 """

@@ -1,6 +1,7 @@
-"""What a member of a pipeline does next: one pure rule over what is ready, and no schedule made beforehand.
+"""The rule by which a member of a pipeline chooses its next action. Pure; there is no schedule made beforehand.
 
-Runs that were handed to somebody else, members of uneven length and slow ones are therefore no special cases.
+The rule looks only at what is ready. Runs handed to another member, chains of uneven length and slow members therefore
+need no special cases.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from elastrain.pipeline.pipeline_plan import Task
 
 
 class ActionKind(StrEnum):
-    """What an action computes. A weight gradient by itself may come later."""
+    """The kind of computation of an action. A separate kind for weight gradients may come later."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -29,23 +30,25 @@ class TaskAction:
 
 
 def choose(ready: Collection[TaskAction], in_flight: Collection[Task], limit: int) -> TaskAction | None:
-    """Choose the backward of the lowest micro-batch; else the deepest forward within the limit; else wait.
+    """Choose the backward of the lowest micro-batch, else the deepest forward within the limit, else None (wait).
 
-    ready: what could begin now. in_flight: the task of each micro-batch that has been forwarded and not gone backward.
-    limit: how many micro-batches may be in flight; at least 1.
+    Args:
+        ready: Actions that could begin now.
+        in_flight: One task for each micro-batch whose forward is done and whose backward is not.
+        limit: The number of micro-batches that may be in flight, at least 1.
     """
-    # Nothing here knows a schedule: after a loss the tasks of a member are what they are, and the rule stays.
+    # The rule uses no schedule, so it also holds after a loss has changed the member's tasks.
     backwards = [each for each in ready if each.kind is ActionKind.BACKWARD]
     if backwards:
-        # A backward frees memory, and lets the members above go on; of two the deeper one has more of them above it.
+        # A backward frees memory and lets the members above go on. The deeper of two tasks has more members above it.
         return min(backwards, key=lambda each: (each.micro_batch, -each.task.begin, each.task))
     forwards = [each for each in ready if each.kind is ActionKind.FORWARD]
     allowed = [each for each in forwards if _held_back_by(each.task, in_flight) < limit]
-    # The deepest: it is nearest to the loss, and so to the backward that frees it.
+    # The deepest forward is nearest to the loss, and so to the backward that frees its memory.
     return min(allowed, key=lambda each: (-each.task.begin, each.micro_batch, each.task), default=None)
 
 
 def _held_back_by(task: Task, in_flight: Collection[Task]) -> int:
-    # Only those that begin at its cut or deeper: they end without this forward. One that begins above it may wait for
-    # this very forward, and if it held it back, both would wait for ever.
+    # Count only tasks that begin at the same cut or deeper: they can end without this forward. A task that begins above
+    # it may wait for this very forward. If that task held the forward back, both would wait forever.
     return sum(other.begin >= task.begin for other in in_flight)

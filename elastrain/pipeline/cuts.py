@@ -1,7 +1,7 @@
-"""Where a pipeline is cut: the costliest member has least to do; of equally good cuts, those that move fewest blocks.
+"""The search for the cuts of a pipeline and the order of its members. Pure.
 
-The order of the members is found with the cuts: members that were in the pipeline stay in their order, and those that
-come in are put where fewest blocks move.
+It minimizes first the load of the costliest member, then the number of blocks that move. Members that were in the
+pipeline keep their order. Joining members are placed where the fewest blocks move.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastrain.pipeline.graph import BlockGraph
 Had = frozenset[int]
 """The blocks of which a member is a replica before the cut."""
 _Price = tuple[int, int]
-"""Blocks that move, then the sum of the squared costs: what comes first counts first."""
+"""(blocks that move, sum of the squared costs), compared in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class LineUp:
     heaviest: int
     """FLOPs of the costliest member, for one micro-batch."""
     moved: int
-    """How many blocks members get that they did not have."""
+    """Number of blocks that members get and did not have before."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class _Best:
 
 
 def least_heaviest(graph: BlockGraph, members: int) -> int:
-    """The FLOPs of the costliest member where a chain of so many is cut as evenly as can be.
+    """Return the FLOPs of the costliest member when the model is cut as evenly as possible over `members` members.
 
-    Raises ValueError where there are not enough legal cuts.
+    Raises ValueError if there are not enough legal cuts.
     """
     points = graph.points
     if not 1 <= members < len(points):
         raise ValueError(f"{members} members need {members - 1} legal cuts; there are {len(points) - 2}")
-    # By point: the least that the costliest of the members so far can have, if the last of them ends there.
+    # By point: the smallest possible maximum over the members so far, if the last of them ends at this point.
     least = [graph.cost(0, point) for point in points]
     for count in range(1, members):
-        # Each member has blocks, so the first `count` of them end at the count-th point or later.
+        # Every member has blocks, so the first `count` members end at the count-th point or later.
         least = [
             min((max(least[k], graph.cost(points[k], point)) for k in range(count, j)), default=least[j])
             for j, point in enumerate(points)
@@ -57,11 +57,11 @@ def least_heaviest(graph: BlockGraph, members: int) -> int:
 
 
 def line_up(graph: BlockGraph, staying: Sequence[tuple[str, Had]], coming: Sequence[tuple[str, Had]] = ()) -> LineUp:
-    """Cut the model over all of them. `staying` keep their order; `coming` may stand anywhere between them.
+    """Cut the model over all members. `staying` keep their order; `coming` may stand anywhere between them.
 
-    Raises ValueError where there are not enough legal cuts.
+    Raises ValueError if there are not enough legal cuts.
     """
-    # First how heavy the costliest is, then what moves: a slow member costs in every step, a move in one commit.
+    # The maximum load comes before the moves: a slow member costs time in every step, a move only in one commit.
     heaviest = least_heaviest(graph, len(staying) + len(coming))
     best = _search(graph, tuple(staying), tuple(coming), heaviest)
     assert best is not None, "some cut reaches the least"
@@ -76,7 +76,7 @@ def _search(
 
     @cache
     def best_from(at: int, stood: int, left: tuple[tuple[str, Had], ...]) -> _Best | None:
-        """The cheapest way to cut what lies behind point `at`, with those who have no place yet."""
+        """Return the cheapest cut of the blocks after point `at` over the members that have no place yet."""
         nobody_left = stood == len(staying) and not left
         if at == last or nobody_left:
             return _Best((0, 0), (), ()) if at == last and nobody_left else None
@@ -85,15 +85,15 @@ def _search(
             for to in range(at + 1, last + 1):
                 cost = graph.cost(points[at], points[to])
                 if cost > heaviest:
-                    # Costs only grow from here on.
+                    # Costs only grow with `to`.
                     break
                 rest = best_from(to, stood_then, left_then)
                 if rest is None:
                     continue
-                # The squares even out the others, where the costliest leaves a choice.
+                # The squares even out the other members where the maximum load leaves a choice.
                 moved = sum(block not in had for block in range(points[at], points[to]))
                 price = (rest.price[0] + moved, rest.price[1] + cost * cost)
-                # The first of equals stays: every member comes to the same cuts.
+                # The first of equal solutions is kept, so every member finds the same cuts.
                 if found is None or price < found.price:
                     found = _Best(price, (member, *rest.members), (points[to], *rest.ends))
         return found
@@ -104,12 +104,12 @@ def _search(
 def _nexts(
     staying: tuple[tuple[str, Had], ...], stood: int, left: tuple[tuple[str, Had], ...]
 ) -> list[tuple[tuple[str, Had], int, tuple[tuple[str, Had], ...]]]:
-    """Who may stand next: the next of those that stay, or one of those that come."""
-    # Who stays comes first, so that of two equally cheap orders the one that is closest to the old one is taken.
+    """Return the candidates for the next place: the next of the staying members, or any of those that come."""
+    # The staying member comes first: of two equally cheap orders, the one closest to the old order wins.
     found = [(staying[stood], stood + 1, left)] if stood < len(staying) else []
     tried: set[Had] = set()
     for index, each in enumerate(left):
-        # Of members that have the same blocks, one is as good as the other: else many newcomers would take for ever.
+        # Members with the same blocks are interchangeable. Without this, many newcomers would make the search explode.
         if each[1] not in tried:
             tried.add(each[1])
             found.append((each, stood, (*left[:index], *left[index + 1 :])))

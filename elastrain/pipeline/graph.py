@@ -1,7 +1,7 @@
-"""The block graph: blocks in the order in which a forward enters them, what crosses each cut, which cuts are legal.
+"""The block graph: blocks in the order in which a forward enters them, tensors that cross each cut, and legal cuts.
 
-It is a function of the model and of one micro-batch, never of the members. Plans rest on it, so members compare it
-when they join (`BlockGraph.digest`). The tracing pass in `stubs/` records it; only names and numbers live here.
+It is a function of the model and of one micro-batch, never of the members. Plans rest on it, so members compare it when
+they join (`BlockGraph.digest`). The tracing pass in `stubs/` records it. Pure: only names and numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elastrain.errors import ConfigError, CutError
 
 @dataclass(frozen=True, kw_only=True)
 class CrossingTensor:
-    """Describes one tensor that crosses a cut: sizes and strides in elements, the dtype by torch's name."""
+    """The description of one tensor that crosses a cut: sizes and strides in elements, dtype by torch's name."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -29,12 +29,13 @@ class CrossingTensor:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of the whole tensor."""
         return prod(self.shape) * self.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class IllegalCut:
-    """A cut at which no member may begin, and why: the clause goes into the sentence that the user reads."""
+    """A cut at which no member may begin. `why` is a clause for the sentence that the user reads."""
 
     cut: int
     why: str
@@ -45,17 +46,19 @@ class BlockGraph:
     """The blocks in the order in which a forward first enters them. A cut `p` lies before the p-th of them."""
 
     blocks: tuple[str, ...]
-    # Whole numbers, so that sums and comparisons of them are the same on every member.
+    # Integers, so that sums and comparisons are the same on every member.
     flops: tuple[int, ...]
-    """Of each block's forward for one micro-batch."""
+    """FLOPs of each block's forward for one micro-batch."""
     crossings: tuple[tuple[CrossingTensor, ...], ...]
-    """By cut, `0..n`: what crosses it, in order of first appearance. Nothing crosses the first and the last."""
+    """By cut, `0..n`: the tensors that cross it, in order of first appearance. Nothing crosses the first and the last
+    cut.
+    """
     illegal: tuple[IllegalCut, ...] = ()
     never_entered: tuple[tuple[str, str], ...] = ()
-    """(block, the one that it goes with): blocks whose parameters no forward of this micro-batch enters."""
+    """(block, neighbour): blocks that no forward of this micro-batch enters, and the block that each one stays with."""
 
     def __post_init__(self) -> None:
-        # A graph that is short of a number would give plans that are wrong in silence.
+        # A graph with a missing number would silently give wrong plans.
         n = len(self.blocks)
         if not n or len(self.flops) != n or len(self.crossings) != n + 1:
             raise ValueError(
@@ -65,43 +68,46 @@ class BlockGraph:
 
     @cached_property
     def legal_cuts(self) -> tuple[int, ...]:
-        """Those between two blocks at which one member may end and another begin, ascending."""
+        """The cuts between two blocks at which one member may end and another begin, ascending."""
         illegal = {each.cut for each in self.illegal}
         return tuple(cut for cut in range(1, len(self.blocks)) if cut not in illegal)
 
     @cached_property
     def points(self) -> tuple[int, ...]:
-        """The legal cuts with both ends: `0`, …, `n`."""
+        """The legal cuts with both ends of the model: `0`, …, `n`."""
         return (0, *self.legal_cuts, len(self.blocks))
 
     @cached_property
     def units(self) -> tuple[tuple[int, int], ...]:
-        """The stretches that no cut divides, in order: what one member always computes as a whole."""
+        """The stretches between neighbouring legal cuts, in order. One member always computes a unit as a whole."""
         return tuple(pairwise(self.points))
 
     def cost(self, begin: int, end: int) -> int:
-        """FLOPs of the forward of the blocks `[begin, end)`."""
+        """Return the FLOPs of the forward of the blocks `[begin, end)`."""
         return self._cumulated[end] - self._cumulated[begin]
 
     @cached_property
     def _cumulated(self) -> tuple[int, ...]:
-        # Once: a search for cuts asks for the cost of every stretch.
+        # Cached, because a search for cuts asks for the cost of every stretch.
         sums = [0]
         for flops in self.flops:
             sums.append(sums[-1] + flops)
         return tuple(sums)
 
     def digest(self) -> str:
-        """32 hexadecimal digits over what is the same in all micro-batches and steps: a newcomer traces another one."""
+        """Return 32 hexadecimal digits over everything that is the same for all micro-batches and steps.
+
+        Shapes and FLOPs are left out, because a newcomer traces another micro-batch.
+        """
         crossings = [[tensor.dtype for tensor in crossing] for crossing in self.crossings]
         text = json.dumps((self.blocks, crossings, [(x.cut, x.why) for x in self.illegal], self.never_entered))
         return blake2b(text.encode(), digest_size=16, person=b"elastrain-graph").hexdigest()
 
     def difference(self, other: BlockGraph) -> str | None:
-        """Tell in one sentence where another member's graph is another one, or None where they are equal."""
+        """Say in one sentence how this graph differs from another member's, or return None if they are equal."""
         if self == other:
             return None
-        # The order of blocks first: every later field is told by it, and would differ for that reason alone.
+        # Blocks are compared first: all later fields are in their order, and would differ for that reason alone.
         for mine, theirs in zip(self.blocks, other.blocks, strict=False):
             if mine != theirs:
                 return f"one forward enters block {mine!r} where the other enters {theirs!r}"
@@ -116,8 +122,8 @@ class BlockGraph:
 
 
 def check_stages(graph: BlockGraph, stages: int) -> None:
-    """Raises CutError, with one sentence, where no pipeline of the model can have so many members."""
-    # Before any plan is made: with fewer cuts than that the search would have nothing to choose from.
+    """Raise CutError if no pipeline of the model can have `stages` members, and ConfigError if `stages` is below 1."""
+    # Called before any plan is made: with too few legal cuts the search has no solution.
     if stages < 1:
         raise ConfigError(f"stages must be at least 1; got {stages}")
     if stages > len(graph.units):
@@ -135,7 +141,7 @@ def _advice(graph: BlockGraph) -> str:
     fits = f"ask for at most {len(graph.units)}" if graph.legal_cuts else "leave stages out"
     if not graph.illegal:
         return f"{fits}, or name smaller blocks"
-    # One reason is enough to begin with: who mends it sees the next one.
+    # One reason is enough: the user who removes it sees the next one.
     first = graph.illegal[0]
     return f"{fits}, or mend what forbids the others (before block {graph.blocks[first.cut]!r}: {first.why})"
 

@@ -1,7 +1,7 @@
-"""A member's open tasks: what has come for each, what is ready, and what follows when something was computed.
+"""A member's open tasks: the tensors that came for each, the actions that are ready, and the effect of each action.
 
-Within a task, micro-batches go forward in order and backward in order: a block's gradients of a run are then added in
-micro-batch order, whatever order its tensors come in.
+Within a task, micro-batches go forward in order and backward in order. A block's gradients of a run are therefore added
+in micro-batch order, whatever order the tensors come in. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, Task
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """What is fixed of a step: its number, its micro-batches, and how many of them make a run; blocks of the graph."""
+    """The fixed numbers of a step: its number, its micro-batches, micro-batches per run, and blocks of the graph."""
 
     number: int
     micro_batches: int
@@ -24,19 +24,22 @@ class StepShape:
 
     @property
     def runs(self) -> int:
+        """Number of runs of the step."""
         # Rounded up: the last run may be shorter, and its samples count like all others.
         return -(-self.micro_batches // self.run_length)
 
     def micro_batches_of(self, run: int) -> range:
+        """Return the micro-batches of a run."""
         return range(run * self.run_length, min((run + 1) * self.run_length, self.micro_batches))
 
     def name(self, micro_batch: int, cut: int, direction: Direction) -> BoundaryName:
+        """Return the name of a boundary tensor of this step."""
         return BoundaryName(self.number, micro_batch, cut, direction)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskProgress:
-    """How far a task has come: so many of its run's first micro-batches have gone forward, so many backward."""
+    """The progress of a task: how many micro-batches of its run have gone forward, and how many backward."""
 
     task: Task
     forwarded: int = 0
@@ -44,8 +47,8 @@ class TaskProgress:
 
 
 def wants(progress: TaskProgress, name: BoundaryName, shape: StepShape) -> bool:
-    """Tell whether the task still has to read this boundary tensor."""
-    # By what is left to do and not by what was sent: after a loss the same tensor may come from somebody else.
+    """Return True if the task still has to read this boundary tensor."""
+    # Decided by what is left to do, not by what was sent: after a loss the same tensor may come from another member.
     micro_batches = shape.micro_batches_of(progress.task.run)
     if name.step != shape.number or name.micro_batch not in micro_batches:
         return False
@@ -56,7 +59,7 @@ def wants(progress: TaskProgress, name: BoundaryName, shape: StepShape) -> bool:
 
 
 def needs(progress: TaskProgress, shape: StepShape) -> Iterable[BoundaryName]:
-    """List the boundary tensors that the task still has to read. The batch and the loss are none."""
+    """Yield the boundary tensors that the task still has to read. The batch and the loss are not among them."""
     task = progress.task
     micro_batches = shape.micro_batches_of(task.run)
     if task.begin > 0:
@@ -68,7 +71,7 @@ def needs(progress: TaskProgress, shape: StepShape) -> Iterable[BoundaryName]:
 
 
 def will_make(progress: TaskProgress, name: BoundaryName, shape: StepShape) -> bool:
-    """Tell whether the task has still to make this boundary tensor."""
+    """Return True if the task still has to make this boundary tensor."""
     micro_batches = shape.micro_batches_of(progress.task.run)
     if name.micro_batch not in micro_batches:
         return False
@@ -80,34 +83,39 @@ def will_make(progress: TaskProgress, name: BoundaryName, shape: StepShape) -> b
 
 @dataclass
 class TaskDesk:
-    """The tasks of one member in one step. Its driver computes what `next_action` says and tells it what came."""
+    """The tasks of one member in one step.
+
+    The caller computes what `next_action` returns, and reports it to `computed`.
+    """
 
     shape: StepShape
     limit: int
     progress: dict[Task, TaskProgress] = field(default_factory=dict)
     here: set[BoundaryName] = field(default_factory=set)
-    """Boundary tensors that this member has, received ones and its own: it keeps them until it holds the record."""
+    """Boundary tensors that this member has received or made. It keeps them until it holds the commit record."""
     _has_open: bool | None = field(default=None, init=False, repr=False, compare=False)
-    """Whether a task is open; None: to be looked up anew."""
+    """True if a task is open; None if that has to be computed again."""
 
     def hand_out(self, tasks: Iterable[Task]) -> None:
+        """Add tasks of this member."""
         for task in tasks:
-            # A task that is handed out twice goes on where it is.
+            # A task that is handed out twice keeps its progress.
             self.progress.setdefault(task, TaskProgress(task=task))
         self._has_open = None
 
     def arrive(self, name: BoundaryName) -> bool:
-        """Take note of a boundary tensor. False: it is of another step, and is to be dropped."""
+        """Note that a boundary tensor came. Returns False if it belongs to another step and is to be dropped."""
         if name.step != self.shape.number:
             return False
         self.here.add(name)
         return True
 
     def next_action(self) -> TaskAction | None:
+        """Return the action to compute now, or None if the member has to wait."""
         return choose(self.ready(), self.in_flight(), self.limit)
 
     def ready(self) -> tuple[TaskAction, ...]:
-        """What could begin now: of each task at most one forward and one backward."""
+        """Return the actions that could begin now: at most one forward and one backward of each task."""
         found = []
         for progress in self.progress.values():
             if self._is_done(progress):
@@ -119,12 +127,13 @@ class TaskDesk:
         return tuple(found)
 
     def in_flight(self) -> tuple[Task, ...]:
-        # One entry a micro-batch: it is their graphs that take memory, and the limit counts those.
+        """Return the task of each micro-batch in flight: one entry for each micro-batch."""
+        # The limit counts micro-batches, because their autograd graphs take the memory.
         return tuple(p.task for p in self.progress.values() for _ in range(p.forwarded - p.done))
 
     def computed(self, action: TaskAction) -> BoundaryName | None:
-        """Go on behind a computed action. Returns what it made, which whoever wants it has to be sent, or None."""
-        # Counts are enough for a task's whole state, because its micro-batches go in order.
+        """Note that an action was computed. Returns the boundary tensor that it made and that readers need, or None."""
+        # Two counts are the whole state of a task, because its micro-batches go in order.
         before = self.progress[action.task]
         if action.kind is ActionKind.FORWARD:
             after = TaskProgress(task=before.task, forwarded=before.forwarded + 1, done=before.done)
@@ -136,36 +145,42 @@ class TaskDesk:
         if cut == nobody:
             return None
         made = self.shape.name(action.micro_batch, cut, direction)
-        # Kept until the record is held: after a loss somebody may need it again, and nobody else has it.
+        # Kept until the commit record is held: after a loss a reader may need it again, and no other member may have
+        # it.
         self.here.add(made)
         return made
 
     def is_done(self, task: Task) -> bool:
+        """Return True if all micro-batches of the task have gone backward."""
         return self._is_done(self.progress[task])
 
     def has_open_tasks(self) -> bool:
-        # Remembered, because this is asked several times after every event.
+        """Return True if any task of this member is not done."""
+        # Cached, because this is asked several times after every event.
         if self._has_open is None:
             self._has_open = not all(map(self._is_done, self.progress.values()))
         return self._has_open
 
     def open_tasks(self) -> tuple[TaskProgress, ...]:
-        """Those with something left to compute."""
+        """Return the tasks with something left to compute, with their progress."""
         return tuple(progress for task, progress in self.progress.items() if not self.is_done(task))
 
     def _is_done(self, progress: TaskProgress) -> bool:
-        # By backward alone: what has gone backward has gone forward before.
+        # The backward count is enough: a micro-batch goes forward before it goes backward.
         return progress.done == len(self.shape.micro_batches_of(progress.task.run))
 
     def _next(self, progress: TaskProgress, kind: ActionKind) -> TaskAction | None:
-        """The next micro-batch of the task in that direction, if all that it needs is here."""
+        """Return the action for the task's next micro-batch of this kind, or None if it cannot begin yet.
+
+        It can begin when its input is present and, for a backward, its forward is done.
+        """
         task = progress.task
         micro_batches = self.shape.micro_batches_of(task.run)
         if kind is ActionKind.FORWARD:
             place, there_are = progress.forwarded, len(micro_batches)
             cut, direction, is_given = task.begin, Direction.ACTIVATION, task.begin == 0
         else:
-            # A forward and its backward are apart: in between other micro-batches may come.
+            # A backward needs a forward that is done. Other micro-batches may come between the two.
             place, there_are = progress.done, progress.forwarded
             cut, direction, is_given = task.end, Direction.GRADIENT, task.end == self.shape.blocks
         if place >= there_are:
@@ -177,6 +192,6 @@ class TaskDesk:
 
 
 def readers(tasks: Collection[TaskProgress], name: BoundaryName, shape: StepShape) -> tuple[str, ...]:
-    """List the members that have to be sent a boundary tensor, each once."""
-    # In order and not as a set: what is sent, and in which order, has to be the same when a log is played again.
+    """Return the members that still need a boundary tensor, each once."""
+    # Ordered, not a set: a replay of a log has to send the same tensors in the same order.
     return tuple(dict.fromkeys(progress.task.member for progress in tasks if wants(progress, name, shape)))

@@ -1,6 +1,6 @@
-"""Makes plans: the first one, and the next one after losses and joins with as little movement as possible.
+"""The planner of pipelines: the first plan, and the next one after losses and joins, with as few moves as possible.
 
-Every function is pure and says why. FLOPs are the only measure here: plans by measured times come later.
+Pure. FLOPs are the only measure of load here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, held
 
 @dataclass(frozen=True, kw_only=True)
 class PlanWish:
-    """What the job asks of every plan: members per pipeline (`--stages`), and the runs of one step."""
+    """The settings that hold for every plan: members per pipeline (`--stages`), and runs per step."""
 
     stages: int
     runs: int
@@ -24,7 +24,7 @@ class PlanWish:
 
 @dataclass
 class _Line:
-    """A pipeline while the next plan is made: who stays in it in order, who comes, and what it was."""
+    """A pipeline while the next plan is made: staying members in order, joining members, and the pipeline as it was."""
 
     staying: list[str]
     coming: list[str]
@@ -32,12 +32,13 @@ class _Line:
 
     @property
     def length(self) -> int:
+        """Number of members."""
         return len(self.staying) + len(self.coming)
 
 
 def pipelines_wanted(graph: BlockGraph, members: int, stages: int) -> int:
-    """As many pipelines as members / stages rounds to, a half upwards; at least one, and enough for everybody."""
-    # A half upwards: two pipelines of two that lose a member stay two, and the replacement finds its place again.
+    """Return members / stages, rounded half up, but at least 1 and enough pipelines that every member gets a unit."""
+    # Half rounds up: two pipelines of two that lose a member stay two, and a replacement finds its place again.
     rounded = (2 * members + stages) // (2 * stages)
     return min(members, max(1, rounded, ceil(members / len(graph.units))))
 
@@ -45,9 +46,10 @@ def pipelines_wanted(graph: BlockGraph, members: int, stages: int) -> int:
 def first_plan(graph: BlockGraph, members: Sequence[str], wish: PlanWish) -> PipelinePlan:
     """Plan the start: pipelines of consecutive ranks, as even as possible, the longer ones first.
 
-    Everybody has the whole model then, so that no block moves. Raises ConfigError where there are too few legal cuts.
+    At the start every member has the whole model, so no block moves. Raises ConfigError or CutError if the model has
+    too few legal cuts.
     """
-    # In the first plan too, although its caller may have asked: a plan is never made for cuts that there are not.
+    # Checked again here although the caller may have checked: the search below needs enough legal cuts.
     check_stages(graph, wish.stages)
     count = pipelines_wanted(graph, len(members), wish.stages)
     everything = dict.fromkeys(members, frozenset(range(len(graph.blocks))))
@@ -66,13 +68,23 @@ def next_plan(
     wish: PlanWish,
     adopted: Mapping[str, Had] | None = None,
 ) -> PipelinePlan:
-    """Plan the next view: what was lost is taken out, who joined goes to the shortest pipeline.
+    """Plan the next view: lost members are removed, and joined members go to the shortest pipeline.
 
-    members: of the view, in rank order. adopted: member -> blocks that recovery gave it besides those of `plan`.
-    A pipeline whose members stay the same keeps its cuts. Raises ConfigError as `first_plan` does.
+    A pipeline whose members stay the same keeps its cuts.
+
+    Args:
+        graph: The block graph of the model.
+        plan: The plan of the view before.
+        members: The members of the next view, in rank order.
+        wish: Stages and runs of the job.
+        adopted: Member -> blocks that a recovery gave it in addition to those of `plan`.
+
+    Raises:
+        ConfigError: If `stages` is below 1.
+        CutError: If the model has too few legal cuts.
     """
     check_stages(graph, wish.stages)
-    # What recovery gave somebody in the open step counts as had: else the next plan would send it once more.
+    # Blocks adopted in the open step count as held, or the next plan would send them once more.
     has = {m: blocks | (adopted or {}).get(m, frozenset()) for m, blocks in held(plan).items() if m in members}
     has.update({m: frozenset((adopted or {}).get(m, frozenset())) for m in members if m not in has})
     ordered = [_cut(graph, line, has) for line in _regrouped(graph, plan, members, wish.stages)]
@@ -80,37 +92,37 @@ def next_plan(
 
 
 def _regrouped(graph: BlockGraph, plan: PipelinePlan, members: Sequence[str], stages: int) -> list[_Line]:
-    """Say who is in which pipeline; cuts and order come later."""
+    """Assign members to pipelines; cuts and order come later."""
     lines = _survivors(plan, frozenset(members))
-    # The number of pipelines first, and then who is in which: a newcomer may be the one that opens another.
+    # The number of pipelines is fixed first, because a newcomer may open another pipeline.
     wanted = pipelines_wanted(graph, len(members), stages)
     known = set(plan.members)
     free = [member for member in members if member not in known]
     while len(lines) > wanted:
-        # The shortest: fewest members change their blocks.
+        # Dissolve the shortest pipeline: there the fewest members change their blocks.
         free += lines.pop(min(range(len(lines)), key=lambda i: (lines[i].length, -i))).staying
     while len(lines) < wanted:
         lines.append(_Line([], [free.pop(0) if free else _taken(lines)]))
     for member in free:
-        # The shortest is the slowest and has the heaviest members: there one more helps most.
+        # The shortest pipeline is the slowest and has the most loaded members, so one more helps most there.
         min(lines, key=lambda line: line.length).coming.append(member)
     return _fitting(graph, lines)
 
 
 def _survivors(plan: PipelinePlan, alive: Collection[str]) -> list[_Line]:
-    # Who is left keeps its order: each then has most of the blocks that it is to have.
+    # Survivors keep their order, so each already has most of the blocks that it will get.
     lines = [_Line([m for m in pipeline.members if m in alive], [], pipeline) for pipeline in plan.pipelines]
     return [line for line in lines if line.staying]
 
 
 def _taken(lines: list[_Line]) -> str:
-    """Take the last member of the longest pipeline, for a new one."""
+    """Remove the last member of the longest pipeline and return it, for a new pipeline."""
     return max(lines, key=lambda line: line.length).staying.pop()
 
 
 def _fitting(graph: BlockGraph, lines: list[_Line]) -> list[_Line]:
-    """Bring members of a chain that has more of them than the legal cuts allow to the shortest."""
-    # A member without blocks would compute nothing and hold nothing: everyone has at least one unit.
+    """Move members of a chain that is longer than the legal cuts allow to the shortest chain."""
+    # A member without blocks would compute and hold nothing, so every member needs at least one unit.
     most = len(graph.units)
     for line in lines:
         while line.length > most:
@@ -122,7 +134,7 @@ def _fitting(graph: BlockGraph, lines: list[_Line]) -> list[_Line]:
 def _cut(graph: BlockGraph, line: _Line, has: Mapping[str, Had]) -> LineUp:
     before = line.before
     if before is not None and not line.coming and tuple(line.staying) == before.members:
-        # Even where a better cut is known by now: nothing happened to these members, and a move costs a publish.
+        # The cuts stay even if a better cut exists by now: none of these members was lost, and a move costs a publish.
         heaviest = max(graph.cost(begin, end) for begin, end in before.stretches(len(graph.blocks)).values())
         return LineUp(members=before.members, cuts=before.cuts, heaviest=heaviest, moved=0)
     return line_up(graph, [(m, has[m]) for m in line.staying], [(m, has[m]) for m in line.coming])
@@ -132,23 +144,23 @@ def _plan(graph: BlockGraph, lines: Sequence[LineUp], runs: int) -> PipelinePlan
     bare = [
         Pipeline(members=line.members, cuts=line.cuts, share=0, limits=one_f_one_b(len(line.members))) for line in lines
     ]
-    # Shares follow from lengths alone, and not from cuts: which runs a chain takes moves no state.
+    # Shares follow from lengths alone, not from cuts: moving runs between chains moves no state.
     shared = shares([len(line.members) for line in lines], runs)
     pipelines = tuple(replace(pipeline, share=share) for pipeline, share in zip(bare, shared, strict=True))
     return PipelinePlan(blocks=len(graph.blocks), pipelines=pipelines)
 
 
 def one_f_one_b(members: int) -> tuple[int, ...]:
-    """The in-flight limits that make the order of 1F1B: each member's depth to the end of its chain, itself counted."""
-    # More would fill the bubble of the warm-up a little and cost memory; less would leave members idle in every round.
+    """Return the in-flight limits of 1F1B: for each member, the number of members from it to the end of its chain."""
+    # A higher limit would fill a little of the warm-up bubble and cost memory. A lower one would leave members idle.
     return tuple(range(members, 0, -1))
 
 
 def shares(lengths: Sequence[int], runs: int) -> tuple[int, ...]:
-    """Share out the runs by length: a chain of twice as many members takes twice as many runs."""
+    """Divide the runs by length: a chain of twice as many members takes twice as many runs."""
     found = [0] * len(lengths)
     for _ in range(runs):
-        # Whole numbers: (share + 1) / length of the two are compared crosswise; the first of equals takes the run.
+        # Integers: (share + 1) / length of two chains are compared crosswise. The first of equals takes the run.
         best = 0
         for index in range(1, len(lengths)):
             if (found[index] + 1) * lengths[best] < (found[best] + 1) * lengths[index]:

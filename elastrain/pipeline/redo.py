@@ -1,9 +1,8 @@
-"""What is computed again after a loss: per run, the blocks that nobody alive has or is about to have, and no others.
+"""The decision what is computed again after a loss: the (block, run) pairs that no living member has or will make.
 
-One pure function of the reports of all members of the new view: every member comes to the same. A block counts as there
-when its gradient of the run is folded, or whole with a living member, or when a living task is going to make it.
-
-How much of what is handed out after a loss was computed before: for people. Nothing is decided by it.
+Pure: a function of the reports of all members of the new view, so every member decides the same. A pair is present if
+its gradient is folded, if a living member has it whole, or if a living task will make it. `computed_before` counts
+repeated work for statistics; no decision depends on it.
 """
 
 from __future__ import annotations
@@ -21,32 +20,32 @@ BlockRun = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
-    """What a living member says of its tasks in the open step after a change of view."""
+    """A living member's report about its tasks in the open step, sent after a change of view."""
 
     tasks: tuple[TaskProgress, ...] = ()
-    """Those with something left to compute: they stay where they are."""
+    """Tasks with something left to compute. They stay with this member."""
     kept: frozenset[BoundaryName] = frozenset()
-    """Boundary tensors that it made or received."""
+    """Boundary tensors that the member made or received."""
     own: frozenset[BlockRun] = frozenset()
-    """Whose gradients it has whole, folded or not."""
+    """(block, run) pairs whose gradients the member has whole, folded or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossSituation:
-    """All that the redo is decided over, the same on every member."""
+    """The input of the decision, the same on every member."""
 
     graph: BlockGraph
     shape: StepShape
     replicas: tuple[tuple[str, ...], ...]
-    """By block, as of the last commit; lost members may be among them."""
+    """Members that have each block, as of the last commit. Lost members may be among them."""
     folded: frozenset[BlockRun]
     reports: Mapping[str, TaskReport]
-    """Of every member of the view that may compute, in rank order: of a newcomer only once it has traced."""
+    """Reports of all members of the view that may compute, in rank order. A newcomer is in it once it has traced."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resend:
-    """A boundary tensor that is kept and that somebody lacks."""
+    """A kept boundary tensor that one member has to send to another that lacks it."""
 
     name: BoundaryName
     giver: str
@@ -55,23 +54,23 @@ class Resend:
 
 @dataclass(frozen=True, kw_only=True)
 class Redo:
-    """What follows from a loss for the open step."""
+    """The decision for the open step after a loss."""
 
     tasks: tuple[Task, ...]
-    """New ones, by run and block."""
+    """New tasks, by run and block."""
     resends: tuple[Resend, ...]
     adopted: Mapping[str, tuple[int, ...]]
-    """Member -> missing blocks without a living replica of which it becomes one. Their holders publish to it first."""
+    """Member -> blocks that had no living replica and of which it becomes one. Their holders publish to it first."""
     reason: str
 
 
 def redo(situation: LossSituation) -> Redo:
-    """Decide what is computed again, by whom, and which kept tensors are sent again."""
-    # Living tasks stay where they are, begun or not: moving them would compute something twice and send it again.
+    """Decide what is computed again, by which members, and which kept tensors are sent again."""
+    # Living tasks stay with their members, even if not begun: a move would repeat work and messages.
     living = tuple(progress for report in situation.reports.values() for progress in report.tasks)
     runs = range(situation.shape.runs)
     missing = [_missing(situation, run, [p for p in living if p.task.run == run]) for run in runs]
-    # Blocks without a replica are given away before any stretch is: a stretch may need them.
+    # Blocks without a replica are adopted first, because the new tasks may need them.
     adopted = _adopted(situation, frozenset().union(*missing))
     handing = _Handing(situation, adopted, _loads(situation, living))
     tasks = [
@@ -87,17 +86,18 @@ def redo(situation: LossSituation) -> Redo:
 
 
 def _missing(situation: LossSituation, run: int, living: Sequence[TaskProgress]) -> frozenset[int]:
-    """The blocks that have to be computed again for this run."""
+    """Return the blocks that have to be computed again for this run."""
     blocks = range(situation.shape.blocks)
-    # By block and run: a member may have died in the middle of a backward, with its last blocks handed over.
+    # Checked by block and run: a member may have died during a backward, with its last blocks already sent on.
     there = {block for block in blocks if (block, run) in situation.folded}
     there |= {block for report in situation.reports.values() for block, of_run in report.own if of_run == run}
     there |= {block for progress in living for block in progress.task.blocks}
     missing = set(blocks) - there
     comes = _Coming(situation, run, living)
-    # Each round adds blocks or ends, so that it ends.
+    # Each round adds blocks or ends the loop, so the loop ends.
     while True:
-        # What is there already may be computed again on the way to a kept tensor: it is dropped when it comes.
+        # A block whose gradient exists may be computed again on the way to a kept tensor. Its second gradient is
+        # dropped.
         grown = missing | _waited_for(living, comes, missing)
         grown |= {b - 1 for b in grown if b - 1 not in grown and not comes.has(b, Direction.ACTIVATION, grown)}
         grown |= {b + 1 for b in grown if b + 1 not in grown and not comes.has(b + 1, Direction.GRADIENT, grown)}
@@ -107,36 +107,38 @@ def _missing(situation: LossSituation, run: int, living: Sequence[TaskProgress])
 
 
 def _waited_for(living: Iterable[TaskProgress], comes: _Coming, missing: Collection[int]) -> set[int]:
-    """The blocks behind the ends of living tasks, where they wait for what nobody will compute any more."""
+    """Return the blocks next to living tasks that must make boundary tensors that no task would make otherwise."""
     found = set()
     for progress in living:
         for name in needs(progress, comes.situation.shape):
             if not comes.tensor(name, missing):
-                # An activation comes from the block before the cut, a gradient from the one behind it.
+                # An activation comes from the block before the cut, a gradient from the block after it.
                 found.add(name.cut - 1 if name.direction is Direction.ACTIVATION else name.cut)
     return found
 
 
 @dataclass(frozen=True)
 class _Coming:
-    """Which boundary tensors of one run are kept by a living member or going to be made."""
+    """The boundary tensors of one run that a living member keeps or will make."""
 
     situation: LossSituation
     run: int
     living: Sequence[TaskProgress]
 
     def has(self, cut: int, direction: Direction, missing: Collection[int]) -> bool:
-        """Tell whether it comes for every micro-batch: a run that is interrupted is computed again whole."""
+        """Return True if the boundary tensor comes for every micro-batch of the run."""
         shape = self.situation.shape
-        # All of them: with the second half of a run alone, gradients would be added in another order.
+        # An interrupted run is computed again whole. With only its second half, gradients would be added in another
+        # order.
         return all(self.tensor(shape.name(m, cut, direction), missing) for m in shape.micro_batches_of(self.run))
 
     def tensor(self, name: BoundaryName, missing: Collection[int]) -> bool:
+        """Return True if this boundary tensor is given, is kept by a living member, or will be made."""
         if name.direction is Direction.ACTIVATION:
             is_given, maker = name.cut == 0, name.cut - 1
         else:
             is_given, maker = name.cut == self.situation.shape.blocks, name.cut
-        # Kept by whomever: a reader's copy is as good as the maker's.
+        # A reader's copy is as good as the maker's.
         return (
             is_given
             or maker in missing
@@ -146,7 +148,7 @@ class _Coming:
 
 
 def _stretches(blocks: Iterable[int]) -> list[tuple[int, int]]:
-    """Consecutive blocks together, ascending, as `[begin, end)`."""
+    """Group consecutive blocks into stretches `[begin, end)`, ascending."""
     found: list[tuple[int, int]] = []
     for block in sorted(blocks):
         if found and found[-1][1] == block:
@@ -157,7 +159,7 @@ def _stretches(blocks: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _loads(situation: LossSituation, living: Iterable[TaskProgress]) -> dict[str, int]:
-    """FLOPs that each member has still to do, in rank order. Forward and backward of a block count alike."""
+    """Return the FLOPs that each member has still to do, in rank order. Forward and backward count alike."""
     loads = dict.fromkeys(situation.reports, 0)
     for progress in living:
         task = progress.task
@@ -167,13 +169,16 @@ def _loads(situation: LossSituation, living: Iterable[TaskProgress]) -> dict[str
 
 
 def _adopted(situation: LossSituation, missing: Collection[int]) -> dict[str, tuple[int, ...]]:
-    """Name one member for each missing block without a living replica: who holds least, for neighbours the same one."""
-    # It is the same on all members, because a task with such a block may be handed to nobody else.
+    """Choose one member to adopt each missing block without a living replica: the one that holds the fewest FLOPs.
+
+    Consecutive blocks go to the same member.
+    """
+    # All members must choose alike, because only the adopter may compute a task with such a block.
     holds = {
         member: sum(situation.graph.flops[b] for b, of in enumerate(situation.replicas) if member in of)
         for member in situation.reports
     }
-    # Of which nothing is left to compute in this step, nobody needs the parameters before the next plan's publish.
+    # A block that needs no computation in this step is left out: its parameters are needed only for the next plan.
     orphaned = [b for b in missing if not any(m in situation.reports for m in situation.replicas[b])]
     found: dict[str, tuple[int, ...]] = {}
     for begin, end in _stretches(orphaned):
@@ -185,7 +190,7 @@ def _adopted(situation: LossSituation, missing: Collection[int]) -> dict[str, tu
 
 @dataclass
 class _Handing:
-    """Hands stretches out evenly, cut where one member's blocks end and another's begin."""
+    """The even distribution of stretches over members, cut where one member's blocks end and another's begin."""
 
     situation: LossSituation
     adopted: Mapping[str, tuple[int, ...]]
@@ -200,21 +205,22 @@ class _Handing:
         }
 
     def hand_out(self, run: int, begin: int, end: int) -> Iterable[Task]:
+        """Yield tasks that cover the stretch, each for the least loaded member that can begin it."""
         while begin < end:
-            # Rank order where loads are equal: everybody comes to the same.
+            # Rank order decides between equal loads, so that all members choose alike.
             reach = {m: self._reach(m, begin, end) for m in self.loads}
             member = min((m for m in reach if reach[m] > begin), key=lambda m: self.loads[m])
-            # As far as it reaches: every cut more is a tensor more that has to be sent both ways.
+            # The task goes as far as the member's blocks reach: each additional cut costs two more boundary tensors.
             cost = self.situation.graph.cost(begin, reach[member])
             self.loads[member] += 2 * len(self.situation.shape.micro_batches_of(run)) * cost
             yield Task(run, begin, reach[member], member)
             begin = reach[member]
 
     def _reach(self, member: str, begin: int, end: int) -> int:
-        """Where a task of this member that begins at `begin` ends at the latest, at a legal cut; `begin`: nowhere."""
+        """Return the last legal cut that this member can reach from `begin`, or `begin` if it has no unit there."""
         reach = begin
         for unit_begin, unit_end in self.situation.graph.units:
-            # By units: no task begins or ends where no cut is legal.
+            # Whole units only: no task may begin or end at an illegal cut.
             inside = begin <= unit_begin and unit_end <= end
             if inside and unit_begin == reach and self.held[member] >= set(range(unit_begin, unit_end)):
                 reach = unit_end
@@ -222,23 +228,23 @@ class _Handing:
 
 
 def _resends(situation: LossSituation, tasks: Iterable[TaskProgress]) -> tuple[Resend, ...]:
-    """Who sends what is kept to whom: once per taker, by the first in rank order that keeps it."""
+    """Choose the sender of each kept tensor that a task needs: the first keeper in rank order, once for each taker."""
     found: dict[tuple[BoundaryName, str], Resend] = {}
     for progress in tasks:
         taker = progress.task.member
         for name in needs(progress, situation.shape):
             givers = [member for member, report in situation.reports.items() if name in report.kept]
-            # Where nobody keeps it, somebody is going to make it, and sends it then.
+            # A tensor that no member keeps will be made by a task, and is sent then.
             if givers and taker not in givers:
                 found.setdefault((name, taker), Resend(name=name, giver=givers[0], taker=taker))
     return tuple(found.values())
 
 
 def computed_before(new: Iterable[Task], plan: PipelinePlan, situation: LossSituation) -> int:
-    """Count the (block, run) pairs of the new tasks that are computed once more.
+    """Count the (block, run) pairs of the new tasks that were computed before.
 
-    Of what only a lost member had, others know by the gradients that it has sent. A first stage sends none, and one
-    alone neither takes nor sends any: of the first, what it had taken counts, and of the second, nothing.
+    Work of a lost member is known only by the gradients that it sent. A first stage sends none: its work counts if it
+    had received the run's last gradient. The work of a lost pipeline of one member is never counted.
     """
     there = situation.folded.union(*(report.own for report in situation.reports.values()))
     kept = frozenset[BoundaryName]().union(*(report.kept for report in situation.reports.values()))
@@ -248,10 +254,13 @@ def computed_before(new: Iterable[Task], plan: PipelinePlan, situation: LossSitu
 
 
 def _came_back(block: int, route: Iterable[Task], kept: frozenset[BoundaryName], situation: LossSituation) -> bool:
-    """Tell whether the gradient of the run's last micro-batch has passed this block with the member of the plan."""
+    """Return True if the lost member of the plan is known to have done the run's last backward through this block.
+
+    The kept gradient of the run's last micro-batch at the member's cut shows it.
+    """
     task = next(task for task in route if block in task.blocks)
     cut, shape = task.begin or task.end, situation.shape
-    # With a living member it is not there, or it would not be missing.
+    # If the planned member lives, it does not have the gradient, or the pair would not be missing.
     if task.member in situation.reports or cut == shape.blocks:
         return False
     return shape.name(shape.micro_batches_of(task.run)[-1], cut, Direction.GRADIENT) in kept
