@@ -1,4 +1,4 @@
-"""Numbers that a model counts up or down in attributes of its own: each member would count what it computes itself."""
+"""A check for models that count in their own attributes: each member would count only the micro-batches it computes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ Numbers = dict[tuple[str, str], float]
 
 
 def numbers_of(model: nn.Module) -> Numbers:
+    """Return the numbers in attributes of all modules of the model."""
     return {
         (path, name): value
         for path, module in model.named_modules()
@@ -23,24 +24,24 @@ def numbers_of(model: nn.Module) -> Numbers:
 
 
 def changed(before: Numbers, after: Numbers) -> dict[tuple[str, str], tuple[float, float]]:
-    """From what to what; what was not there counted from 0."""
+    """Return (before, after) of each number that differs. A number that was not there before counts as 0."""
     return {key: (before.get(key, 0), value) for key, value in after.items() if before.get(key, 0) != value}
 
 
 class Counters:
-    """Looks before each micro-batch at what the tracing pass has changed, as long as that goes on."""
+    """A check, before each micro-batch, of the numbers that the tracing pass changed, as long as they keep changing."""
 
     def __init__(self, model: nn.Module, traced: Mapping[tuple[str, str], tuple[float, float]]) -> None:
-        """`traced`: what the forward of the tracing pass has changed."""
+        """Keep the model, and in `traced` the changes that the forward of the tracing pass made."""
         self._model = model
         self._traced = dict(traced)
         self._last: Numbers | None = None
-        """Before the micro-batch of the last look."""
+        """The numbers before the last micro-batch that was checked."""
         self._is_next_as_traced = True
-        """The first micro-batch does what the tracing pass did, and may be the only one."""
+        """True before the first micro-batch: it repeats what the tracing pass did, and may be the only one."""
 
     def look(self) -> None:
-        """Raises ConfigError where a micro-batch has changed a number as the tracing pass did."""
+        """Compare the numbers with those of the last look. Raises ConfigError if one changed as in the tracing pass."""
         if not self._traced or self._is_next_as_traced:
             self._is_next_as_traced = False
             return
@@ -59,6 +60,6 @@ class Counters:
 
 
 def _is_same(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """The same added, or multiplied by the same."""
+    """Return True if both changes add the same difference, or multiply by the same factor."""
     (a, b), (c, d) = one, other
     return math.isclose(b - a, d - c) or (a != 0 != c and math.isclose(b / a, d / c))

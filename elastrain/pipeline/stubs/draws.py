@@ -1,13 +1,10 @@
-"""Random numbers of a forward that no tensor shows the way of: no member may begin where it would go on with others.
+"""Checks of random numbers in pipelines: members must draw the same numbers as one worker would.
 
-Random numbers that a backward draws: those that one worker draws there, or a sentence that names the blocks.
-
-In one worker a backward follows its forward, and goes on with the streams where that has left them. A member without
-the loss computes other micro-batches in between, and does not have what blocks behind its own have drawn.
-
-Random numbers that a member draws in some micro-batches and the tracing pass has not seen: others may draw others.
-
-A block that draws in every third micro-batch only is the usual case. What was seen has forbidden cuts; this was not.
+`OtherDraws` records the draws of a tracing pass, and the stretches that no cut may divide because of them.
+`UntracedDraws` refuses a draw in a forward that the tracing pass did not see, such as one in every third micro-batch:
+the legal cuts do not account for it. `BackwardDraws` refuses draws in a backward that differ from those of one worker.
+In one worker a backward follows its forward and continues its random streams. A member without the loss computes other
+micro-batches in between, and lacks the draws of later blocks.
 """
 
 from __future__ import annotations
@@ -26,50 +23,63 @@ from elastrain.errors import ConfigError
 NO_VALUES = frozenset(
     {"__get__", "__len__", "dim", "is_complex", "is_floating_point", "numel", "size", "stride", "type"}
 )
-"""What asks a tensor for a shape or a dtype."""
+"""Names of functions that return no value of a tensor, only its shape, dtype or the like."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedDraws:
-    """Where the tracing pass saw random numbers being drawn. Places are those of the graph."""
+    """Places in the block graph where the tracing pass saw draws of random numbers."""
 
     inside: frozenset[int] = frozenset()
     """Blocks that draw from Python's or NumPy's generator."""
     between: frozenset[int] = frozenset()
-    """Blocks behind which code does so; -1 is before all of them."""
+    """Blocks after which code between blocks draws from these generators; -1 means before all blocks."""
     own: frozenset[int] = frozenset()
-    """Blocks behind which code draws torch's numbers, as only they have them, or for fakes."""
+    """Blocks after which code draws torch's numbers for activations, or with a stream that only members with the block
+    have.
+    """
     real: frozenset[int] = frozenset()
-    """Blocks behind which code draws torch's numbers for no activation, so that every member draws some."""
+    """Blocks after which code draws torch's numbers that no activation goes into, so that every member draws them."""
 
 
 class OtherDraws:
-    """Draws from Python's and NumPy's generators, which are set once per micro-batch, and values that are read."""
+    """A record of the random draws in a tracing pass, and of the values read.
+
+    Python's and NumPy's generators are seeded once for each micro-batch.
+    """
 
     def __init__(self) -> None:
         self._state = state_of_others()
         self._inside: list[int] = []
-        """Blocks that draw so: who does not compute them has drawn fewer."""
+        """Blocks that draw from them. A member that does not compute such a block has drawn fewer numbers."""
         self._between: list[int] = []
         self._own: list[int] = []
         self._real: list[int] = []
         self._is_behind = False
         self._read: list[int] = []
-        """Blocks behind which a torch's number was drawn, as only they have it, whose value was read."""
+        """Blocks after which a value was read that only members with the block have: a random number, or what it wrote.
+        """
 
     def look(self, at: int, *, is_inside: bool) -> None:
-        """What ran since the last look was this block or, not `is_inside`, code behind it."""
+        """Check for draws since the last call: in block `at` if `is_inside`, else in code behind it."""
         before, self._state = self._state, state_of_others()
         if before != self._state:
             (self._inside if is_inside else self._between).append(at)
             self._is_behind |= not is_inside and bool(self._inside)
 
     def read(self, homes: Iterable[int]) -> None:
-        """Values were read that only who computes these blocks has."""
+        """Note that values were read that only members with these blocks have."""
         self._read += homes
 
     def draw(self, at: int, *, is_own: bool, is_real: bool) -> None:
-        """Code behind this block draws torch's numbers: its `own`, as only who computes it has them, or for fakes."""
+        """Note that code behind block `at` draws torch's numbers.
+
+        Args:
+            at: Place of the last block that was entered.
+            is_own: True if only members that compute the block draw these numbers, or if they are drawn for
+                activations.
+            is_real: True if no activation goes in, so that every member draws.
+        """
         if is_own:
             self._own.append(at)
         if is_real:
@@ -77,13 +87,15 @@ class OtherDraws:
 
     @property
     def traced(self) -> TracedDraws:
+        """The draws that were seen so far."""
         inside, between, own, real = map(frozenset, (self._inside, self._between, self._own, self._real))
         return TracedDraws(inside=inside, between=between, own=own, real=real)
 
     def together(self, end: int) -> Iterator[tuple[int, int, str]]:
-        """(first, last, why): places between which nobody may begin. `end`: the last of all; `{}` is the first's name.
+        """Yield (first, last, why): no cut may lie between the first and the last block.
 
-        A number may be used anywhere behind the place where it is read.
+        `end` is the place of the last block of all. `{}` in `why` stands for the name of the first block. A number may
+        be used anywhere behind the place where it is read.
         """
         if self._inside:
             last = end if self._is_behind else max(self._inside)
@@ -93,41 +105,43 @@ class OtherDraws:
 
 
 def state_of_others() -> object:
-    """Of Python's and NumPy's generators."""
+    """Return the state of Python's and NumPy's generators."""
     numpys: Any = np.random.get_state()
     return random.getstate(), bytes(numpys[1]), numpys[2:]
 
 
 _WORDS = 624
-"""Of NumPy's state; the place among them stands behind."""
+"""Words of NumPy's Mersenne Twister state. The position in it is stored behind them."""
 
 
 @dataclass(frozen=True)
 class _Left:
-    """A block, and the generators where it was left."""
+    """A block that was left, and the states of the generators at that moment."""
 
     place: int
     others: object
     torchs: bytes | None = None
-    """Where members may differ in torch's numbers from here on, and code drew none of its own in the tracing pass."""
+    """State of torch's generator, or None if draws behind the block are allowed."""
 
 
 class UntracedDraws:
-    """Looks at the generators at the blocks of a pass. Raises ConfigError for a draw that the tracing pass lacks."""
+    """A check, at the blocks of a pass, for draws that the tracing pass did not see. Its methods raise ConfigError."""
 
     def __init__(self, blocks: Sequence[str], traced: TracedDraws) -> None:
         self._blocks, self._traced = tuple(blocks), traced
         self._others = state_of_others if traced.inside or traced.between else first_draw
         first = min(traced.inside, default=len(blocks))
         self._alike_up_to = len(blocks) if any(place >= first for place in traced.between) else first
-        """Behind this block members may differ in Python's and NumPy's numbers, and code drew none of them."""
+        """From this block on members may differ in Python's and NumPy's numbers, and the traced code between blocks
+        drew none.
+        """
         self._may_draw = {*traced.own, len(blocks) - 1}
         self._for_fakes = traced.own - traced.real
-        """Behind these blocks code drew for activations only: nothing where these are fakes."""
+        """Blocks behind which code drew only for activations. On members where these are fakes it draws nothing."""
         self._left: _Left | None = None
 
     def behind(self) -> None:
-        """Code behind the last block has run: another block is about to be entered, or the loss is there."""
+        """Check for draws since the last block: another block is about to be entered, or the loss has been made."""
         left, self._left = self._left, None
         if left is None:
             return
@@ -137,13 +151,13 @@ class UntracedDraws:
             raise self._refusal(f"code behind block {self._blocks[left.place]!r} drew numbers of Python or NumPy")
 
     def passed(self, place: int) -> None:
-        """A block that another member computes was entered."""
+        """Note that the forward entered a block that another member computes."""
         is_for_fakes = place in self._for_fakes
         if is_for_fakes or place >= self._alike_up_to:
             self._left = _Left(place, self._others(), state_of_torch() if is_for_fakes else None)
 
     def computed(self, place: int, compute: Callable[[], Any], *, is_traced: bool = True) -> Any:
-        """What the block returns; not `is_traced`: it is that block's neighbour, which the tracing pass left out."""
+        """Check for draws behind the last block: another block is about to be entered, or the loss is made."""
         torchs, others = state_of_torch(), self._others()
         returned = compute()
         now = state_of_torch()
@@ -162,46 +176,48 @@ class UntracedDraws:
 
 
 def first_draw() -> object:
-    """Of Python's and NumPy's generators: another value as soon as one of them was drawn from since both were set.
+    """Return a value that changes as soon as Python's or NumPy's generator is drawn from after both were seeded.
 
-    NumPy takes forty microseconds for a copy of its generator's state, and a forward has many blocks.
+    It avoids a copy of NumPy's state, which takes 40 microseconds, because a forward has many blocks.
     """
     numpys: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]  # of its own list of names
     if not isinstance(numpys, np.random.MT19937):
         return state_of_others()
     state = (ctypes.c_uint32 * (_WORDS + 1)).from_address(numpys.ctypes.state_address)
-    # The first word, too: who draws all of them is at the same place again.
+    # The first word is included: after a draw of all words the position is the same again.
     return random.getstate(), state[0], state[_WORDS]
 
 
 def state_of_torch() -> bytes:
-    """Of the generator of the CPU."""
+    """Return the state of torch's CPU generator."""
     return torch.default_generator.get_state().numpy().tobytes()
 
 
 class BackwardDraws:
-    """The generators of one micro-batch, from the end of its forward to that of its backward through some blocks.
+    """A check of one micro-batch's random draws between the end of its forward and the end of its backward.
 
-    A checkpoint draws as its forward has, where it keeps torch's state or begins with a block, which sets its stream.
-    Python's and NumPy's numbers go on from the forward where all blocks that draw them are here.
+    A checkpoint repeats the draws of its forward if it keeps torch's state, or if it begins with a block, which sets
+    its own stream. Python's and NumPy's numbers continue from the forward if this member has all blocks that draw them.
     """
 
     def __init__(self, blocks: Sequence[str], stretch: range, traced: TracedDraws) -> None:
-        """`stretch`: places of the blocks that this member computes."""
+        """Keep the generators' states after a forward. `stretch`: places of the blocks that this member computes."""
         self._blocks = tuple(blocks[place] for place in stretch)
         self._is_last = stretch.stop == len(blocks)
         has_drawn = bool(traced.inside) and all(place in stretch for place in traced.inside)
         self._goes_on = has_drawn or (self._is_last and not traced.inside)
-        """Whether Python's and NumPy's generators are where they are in one worker when the forward is over."""
+        """True if, after the forward, Python's and NumPy's generators have the state that they would have in one
+        worker.
+        """
         self._kept: Any = None
         if has_drawn and not self._is_last:
             self._kept = random.getstate(), np.random.get_state()
         self._known: tuple[int, bytes] | None = None
-        """Of torch's generator while no checkpoint has put another state there: what it was seeded with, and is at."""
+        """(seed, state) of torch's generator, unless a checkpoint has put another state there."""
         self._is_at_known = False
 
     def compute(self, backward: Callable[[], Any]) -> None:
-        """Run the backward. Raises ConfigError where it draws numbers that are not those of one worker."""
+        """Run the backward. Raises ConfigError if it draws numbers that differ from those of one worker."""
         if self._kept is not None:
             random.setstate(self._kept[0])
             np.random.set_state(self._kept[1])
@@ -216,22 +232,28 @@ class BackwardDraws:
             )
 
     def again(self, block: Callable[[], Any]) -> Any:
-        """What a block returns that a checkpoint computes again; `entering` was called before its stream was set."""
+        """Run a block for a checkpoint and return its result.
+
+        `entering` must be called before the block's stream is set.
+        """
         try:
             return block()
         finally:
-            # A checkpoint may leave it in the middle.
+            # A checkpoint may stop the block in the middle.
             if self._is_at_known:
                 self._known, self._is_at_known = _torchs(), False
 
     def entering(self) -> None:
-        """A block is about to be computed again, and to have its stream set."""
+        """Check the generator before a block is computed again and sets its stream."""
         if self._known is not None and not self._is_at_known:
             self._is_at_known = torch.default_generator.initial_seed() == self._known[0]
             self._check_torchs()
 
     def _check_torchs(self) -> None:
-        """Another seed is that of a state that a checkpoint has put back, and will take away again."""
+        """Raise ConfigError if torch's generator has moved.
+
+        A different seed means that a checkpoint has put a state there.
+        """
         if self._known is not None:
             now = _torchs()
             if now[0] == self._known[0] and now != self._known:

@@ -1,4 +1,8 @@
-"""What modules keep from one forward to the next, and runs on fakes give back; what the loop keeps, and may not."""
+"""Snapshots of what modules keep in attributes, so that runs on fakes leave no trace; and checks of the user's loop.
+
+`KeptByModules` restores attributes. `KeptByLoop` notes real tensors into which the loop writes fakes. `BeforePass`
+notes a model's numbers and hooks before a tracing pass.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,12 @@ from elastrain.pipeline.stubs.naming import is_fake
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _CONTAINERS = (dict, OrderedDict, defaultdict, list)
 DEPTH = 4
-"""A cache keeps its layers in a list, these their tensors in fields."""
+"""Levels of containers and objects that are searched: a cache keeps layers in a list, and these keep tensors in fields.
+"""
 
 
 class KeptByModules:
-    """The attributes of a module and of all in it as they are now, with the dicts and lists in these."""
+    """A snapshot of the attributes of a module and its submodules, with the dicts and lists in them."""
 
     def __init__(self, module: nn.Module) -> None:
         self._found: dict[int, tuple[Any, Any]] = {}
@@ -39,11 +44,11 @@ class KeptByModules:
 
     @property
     def things(self) -> set[int]:
-        """By id: the attributes of each module, and the dicts and lists in them."""
+        """Ids of the attribute dicts of all modules, and of the dicts and lists in them."""
         return set(self._found)
 
     def changed(self) -> set[int]:
-        """Those in which something else is by now, or whose tensors were written into."""
+        """Return the ids of those whose content differs from the snapshot, or whose tensors were written into."""
         written = {id(tensor) for tensor, version in self._versions if tensor._version != version}
         return {
             key
@@ -52,7 +57,7 @@ class KeptByModules:
         }
 
     def copy_tensors(self) -> None:
-        """From now on `give_back` puts copies of its tensors as they are now in their place."""
+        """Copy the tensors as they are now; `give_back` then restores these copies."""
         tensors = [x for _, was in self._found.values() for x in inside(was) if isinstance(x, Tensor)]
         self._copies = {id(x): x.detach().clone() for x in tensors if not isinstance(x, nn.Parameter)}
 
@@ -63,11 +68,11 @@ class KeptByModules:
                 self._look(each, depth - 1)
 
     def numbers(self) -> list[list[object]]:
-        """The plain values in them, as they are by now."""
+        """Return the present plain values in the attributes, dicts and lists."""
         return [[each for each in inside(thing) if isinstance(each, PLAIN)] for thing, _ in self._found.values()]
 
     def give_back(self) -> None:
-        """Everything, and have `functools.lru_cache` forget fakes."""
+        """Restore the snapshot, and clear each `functools.lru_cache` that holds fakes."""
         for thing, before in self._found.values():
             if isinstance(thing, list):
                 thing[:] = [self._copies.get(id(each), each) for each in before]
@@ -86,19 +91,19 @@ def _known(thing: object) -> object:
 
 
 class KeptByLoop:
-    """Real tensors into which code behind all blocks writes fakes, and in which micro-batch it did so first."""
+    """A record of the real tensors into which the loop writes fakes, each with the micro-batch of the first write."""
 
     def __init__(self) -> None:
         self._first = WeakIdKeyDictionary()
 
     def is_older(self, real: Tensor, passed: object) -> bool:
-        """Whether another micro-batch wrote into it before."""
+        """Return True if another micro-batch wrote into the tensor before."""
         base, now = real if real._base is None else real._base, weakref.ref(passed)
         return self._first.setdefault(base, now)() is not passed  # type: ignore[no-untyped-call]  # of torch
 
 
 class BeforePass:
-    """How a model was before a tracing pass: the numbers in its attributes, and the hooks of its modules."""
+    """A snapshot of a model before a tracing pass: the numbers in its attributes, and the hooks of its modules."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -111,11 +116,14 @@ class BeforePass:
         self._known = self._hooks()
 
     def counted(self) -> dict[tuple[str, str], tuple[float, float]]:
-        """Numbers in attributes of modules that the forward has changed, from what to what."""
+        """Return (before, after) of each number in module attributes that the forward has changed."""
         return changed(self._numbers, numbers_of(self._model))
 
     def check_hooks(self) -> None:
-        """Raises ConfigError where the body of the loop has left some; a model may hang up its own in its forward."""
+        """Raise ConfigError if the loop's body has left hooks.
+
+        Hooks that the model's own forward registers are allowed.
+        """
         self._note()
         for path, _ in sorted(self._outside & self._hooks()):
             raise ConfigError(
@@ -132,11 +140,13 @@ class BeforePass:
 
 
 _LRU_CACHES: dict[int, tuple[object, int, list[Any]]] = {}
-"""Of who was looked through: how many names it had, and its caches. There are 100,000 names, and seldom new ones."""
+"""By id of a module or class: the object, its number of names when it was searched, and the caches found. There are
+100,000 names in all, so an owner is searched again only when its number of names has changed.
+"""
 
 
 def _lru_caches(classes: Iterable[type]) -> Iterator[Any]:
-    """Those of functions of Python's modules, and of methods of classes."""
+    """Yield the `lru_cache` wrappers among the names of all imported Python modules and of these classes."""
     for owner in [*sys.modules.values(), *classes]:
         names, (_, count, caches) = getattr(owner, "__dict__", {}), _LRU_CACHES.get(id(owner), (None, -1, []))
         if len(names) != count:
@@ -146,11 +156,12 @@ def _lru_caches(classes: Iterable[type]) -> Iterator[Any]:
 
 
 def keeps_fakes(thing: object, depth: int = DEPTH) -> bool:
+    """Return True if the thing is a fake, or holds one within `depth` levels."""
     return is_fake(thing) or (depth > 0 and any(keeps_fakes(each, depth - 1) for each in inside(thing)))
 
 
 def inside(thing: object) -> Iterable[Any]:
-    """What a container or an object holds; nothing of tensors, modules and functions."""
+    """Return what a container or an object holds; nothing for tensors, modules and functions."""
     if isinstance(thing, (*PLAIN, Tensor, nn.Module, ModuleType)) or callable(thing):
         return ()
     if isinstance(thing, dict):

@@ -1,8 +1,7 @@
-"""Which submodules of a model are its blocks: by a rule, or by the user's patterns.
+"""The choice of a model's blocks, by a rule or by the user's patterns, and trees of arguments and results.
 
-What blocks are given and return, as trees of leaves: those of `torch.utils._pytree`, with dataclasses as nodes, too.
-
-The types of dataclasses themselves are not registered with torch: that is for the script to do.
+Trees are those of `torch.utils._pytree`, with dataclasses as additional nodes. Dataclass types themselves are not
+registered with torch: that is left to the script.
 """
 
 from __future__ import annotations
@@ -23,10 +22,17 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def blocks_of(model: nn.Module, patterns: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Name the blocks in the model's order. `patterns`: names of submodules; `*` stands for one part of a name.
+    """Return the names of the blocks, in the model's order.
 
-    Without patterns every child is opened that has, at any depth, a container with at least two children that own
-    parameters; children of a container are blocks and are not opened. Raises ConfigError for patterns that fit nothing.
+    Without patterns, a child is opened if it contains, at any depth, a container with at least two children that own
+    parameters. Children of a container are blocks and are not opened.
+
+    Args:
+        model: The user's model.
+        patterns: Names of submodules; `*` stands for one part of a name.
+
+    Raises:
+        ConfigError: If a pattern matches no submodule, or if one block lies in another.
     """
     if patterns is None:
         return _distinct(model, _owners(model, ""))
@@ -52,7 +58,7 @@ def _owners(module: nn.Module, prefix: str) -> Iterator[str]:
         if isinstance(child, _CONTAINERS):
             yield from _in_container(child, f"{prefix}{name}.")
         elif _owns(child):
-            # A wrapper around a stack of layers would be one block of nearly the whole model.
+            # A wrapper around a stack of layers is opened: it would be one block of nearly the whole model.
             yield from _owners(child, f"{prefix}{name}.") if _has_stack(child) else (f"{prefix}{name}",)
 
 
@@ -70,14 +76,14 @@ def _has_stack(module: nn.Module) -> bool:
 
 
 def _owns(module: nn.Module) -> bool:
-    """Whether there is something to fold in it: parameters, or running statistics."""
+    """Return True if the module owns parameters or running statistics, which have to be folded."""
     if next(module.parameters(), None) is not None:
         return True
     return any(isinstance(each, _NormBase) and each.running_mean is not None for each in module.modules())
 
 
 def _distinct(model: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
-    """Each module once: one that is registered twice is the block of its first name."""
+    """Remove names of modules that were named before: a module registered twice is the block of its first name."""
     first: dict[int, str] = {}
     for name in names:
         first.setdefault(id(model.get_submodule(name)), name)
@@ -86,13 +92,13 @@ def _distinct(model: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Form:
-    """A dataclass without its values."""
+    """The type and the field names of a dataclass, without its values."""
 
     kind: type
     names: tuple[str, ...]
 
     def made(self, values: Iterable[object]) -> object:
-        """Not by its `__init__`, which may take other arguments or compute something."""
+        """Make the object without `__init__`, which may take other arguments or compute something."""
         thing: object = object.__new__(self.kind)
         for name, value in zip(self.names, values, strict=True):
             object.__setattr__(thing, name, value)
@@ -100,10 +106,10 @@ class _Form:
 
 
 class _Opened:
-    """An instance of a dataclass as a node; it is one again where the tree is put together."""
+    """A dataclass instance as a node of a tree. Unflattening the tree makes an instance of its class again."""
 
     def __init__(self, thing: Any) -> None:
-        # Slots of a class that it inherits from are among its fields only.
+        # Slots of a base class are found among the fields only.
         names = dict.fromkeys((*getattr(thing, "__dict__", ()), *(each.name for each in fields(thing))))
         self.form = _Form(type(thing), tuple(name for name in names if hasattr(thing, name)))
         self.values = [_opened(getattr(thing, name)) for name in self.form.names]
@@ -113,20 +119,23 @@ register_pytree_node(_Opened, lambda opened: (opened.values, opened.form), lambd
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
+    """Flatten a tree into leaves and its spec, with dataclasses as nodes."""
     leaves, spec = tree_flatten(tree)
     return tree_flatten(_opened(tree)) if any(map(_is_record, leaves)) else (leaves, spec)
 
 
 def is_fake(leaf: object) -> TypeGuard[Tensor]:
+    """Return True if the leaf is a fake tensor."""
     return isinstance(leaf, FakeTensor)
 
 
 def leaves_of(tree: Any) -> list[Any]:
+    """Return the leaves of a tree, with dataclasses as nodes."""
     return flatten(tree)[0]
 
 
 def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """A tree of new containers, with `change` of each leaf."""
+    """Return a copy of the tree in new containers, with `change` applied to each leaf."""
     leaves, spec = flatten(tree)
     return tree_unflatten(map(change, leaves), spec)
 
@@ -136,6 +145,9 @@ def _opened(tree: Any) -> Any:
 
 
 def _is_record(leaf: object) -> bool:
-    """A plain dataclass: others, such as a dict with fields or a module, cannot be taken apart like this."""
+    """Return True for a plain dataclass.
+
+    Others, such as a dict with fields or a module, cannot be taken apart like this.
+    """
     kind = type(leaf)
     return hasattr(kind, "__dataclass_fields__") and kind.__new__ is object.__new__ and not isinstance(leaf, nn.Module)

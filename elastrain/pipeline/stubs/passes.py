@@ -1,4 +1,4 @@
-"""One micro-batch through the blocks `[begin, end)` of this member: what came in, what goes out, and the way back."""
+"""One micro-batch through the blocks `[begin, end)` of this member: received tensors, tensors to send, and backward."""
 
 from __future__ import annotations
 
@@ -21,22 +21,28 @@ SAME = (
 
 
 class ReceivedCopy(torch.autograd.Function):
-    """A received tensor as a copy that is no leaf: blocks may begin in place, and what was received stays as it is."""
+    """An autograd function that copies a received tensor, so that blocks may change it in place.
+
+    The result is no leaf of autograd, and the received tensor stays as it is.
+    """
 
     @staticmethod
     def forward(ctx: Any, received: Tensor, gradients: dict[int, Tensor], index: int) -> Tensor:
+        """Return a copy of the received tensor."""
         ctx.gradients, ctx.index = gradients, index
         return copy_of(received)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        # With its strides, as the block before takes it in one worker: a leaf's .grad would have those of the leaf.
+        """Store the gradient by index."""
+        # Kept with its strides, as the block before gets it in one worker. A leaf's .grad would have the strides of the
+        # leaf.
         ctx.gradients[ctx.index] = gradients[0]
         return None, None, None
 
 
 class AutocastState:
-    """Autocast as it was at one moment: a backward runs under the state of the call, wherever it is repeated."""
+    """The autocast state at one moment. A backward runs under the state of its call, wherever it is repeated."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -45,48 +51,61 @@ class AutocastState:
         self.is_cached = torch.is_autocast_cache_enabled()
 
     def again(self) -> torch.autocast:
+        """Return a context manager that sets the state again."""
         return torch.autocast(self.device, dtype=self.dtype, enabled=self.is_on, cache_enabled=self.is_cached)
 
 
 class StubPass:
-    """A forward under way, or one whose backward is to come. Tensors go by the numbers of the trace."""
+    """One micro-batch on this member, from its forward to its backward. Tensors have the numbers of the trace."""
 
     def __init__(self, coming: Sequence[int], going: Sequence[int], received: Sequence[Tensor | None]) -> None:
-        """coming, going: numbers of what crosses the cut above and the one below, in the order in which it is sent.
+        """Take the received tensors.
 
-        `received`: None for what this micro-batch does without. Raises ValueError where another number was received.
+        Args:
+            coming: Numbers of the tensors that cross the cut above, in the order in which they are sent.
+            going: Numbers of the tensors that cross the cut below, in the same kind of order.
+            received: A tensor for each of `coming`; None if this micro-batch does not have it.
+
+        Raises:
+            ValueError: If the number of received tensors is wrong.
         """
         if len(received) != len(coming):
             raise ValueError(f"{len(coming)} tensors cross the cut; {len(received)} were received")
         self.received = tuple(t if t is None else t.detach().requires_grad_(t.requires_grad) for t in received)
         self._gradients: dict[int, Tensor] = {}
-        """By place among what was received."""
+        """Gradients by index in `received`."""
         self._entered: dict[int, Tensor] = {}
         self._coming = {number: index for index, number in enumerate(coming)}
         self._going = dict.fromkeys(going)
         self._collected: dict[int, tuple[Tensor, int, str]] = {}
-        """With its version, and the block that took it first."""
+        """By number: a tensor that goes out, its version, and the block that took it first."""
         self._returned: dict[int, tuple[Tensor, list[int]]] = {}
-        """By id: a tensor that a block returned, and its numbers: some blocks return what they take."""
+        """By id: a tensor that a block returned, and its numbers. It may have several, because some blocks return an
+        argument.
+        """
         self._given: dict[int, tuple[object, Tensor | None]] = {}
-        """By id: a fake, and the received tensor that stands for it in this micro-batch; None if it is made behind."""
+        """By id: a fake, and the received tensor that replaces it in this micro-batch; None if a block below makes it.
+        """
         self._at: dict[tuple[int, int], dict[int, Tensor]] = {}
-        """By place and index of the argument: the received tensors that a block was given there, by id."""
+        """By (place, index of the argument): the received tensors that a block was given there, by id."""
         self.entries: Counter[int] = Counter()
-        """By place: how often the forward has entered the block."""
+        """Number of times that the forward has entered each block, by place."""
         self._autocast: AutocastState | None = None
         self.draws: BackwardDraws | None = None
-        """What its backward may draw, once the forward is over."""
+        """The check of random draws in its backward; None until the forward is over."""
 
     def enter(self, place: int) -> int:
-        """The forward enters a block; how often it has entered it before."""
+        """Count an entry of a block. Returns the number of entries before this one."""
         self.entries[place] += 1
         return self.entries[place] - 1
 
     def returned(self, leaves: Sequence[object], numbers: Mapping[int, int], *, is_behind: bool) -> None:
-        """A block has returned these. `numbers`: by index, what they are in the tracing pass.
+        """Note what a block has returned.
 
-        is_behind: it is computed behind this member's blocks.
+        Args:
+            leaves: Leaves of the result.
+            numbers: Index of a leaf -> its number in the tracing pass.
+            is_behind: True if the block is behind this member's blocks.
         """
         if is_behind:
             self._given |= {id(leaf): (leaf, None) for leaf in leaves}
@@ -96,10 +115,14 @@ class StubPass:
                 self._returned.setdefault(id(leaf), (leaf, []))[1].append(number)
 
     def give(self, fake: Tensor, numbers: Sequence[int], at: tuple[int, int]) -> Tensor | None:
-        """The received tensor in place of a fake: that of the same fake before, else the one with its number.
+        """Return the received tensor for a fake, or None if no tensor was received for it.
 
-        `numbers`: of what it may be, by what the tracing pass saw `at` this place and argument. None if it does not
-        come in.
+        A fake that came before gets the same tensor again.
+
+        Args:
+            fake: The fake that a block is given.
+            numbers: Numbers that the tensor may have, as seen in the tracing pass.
+            at: Place of the block, and index of the argument.
         """
         if id(fake) not in self._given:
             number = next(iter(self._numbers(fake, numbers, self._coming)), None)
@@ -113,10 +136,11 @@ class StubPass:
         return found
 
     def give_again(self, fake: Tensor, at: tuple[int, int]) -> Tensor | None:
-        """The same where a checkpoint calls, maybe with another fake: torch hands out copies under saved-tensor hooks,
-        such as those of offloading, and code before the block makes its tensors anew.
+        """Return the received tensor for a fake that a checkpoint passes, or None if it is not known.
 
-        Then it is what the block took there in the forward, or None where that were several tensors.
+        The fake may be a new object: torch makes copies under saved-tensor hooks, such as those of offloading, and code
+        before the block makes its tensors again. Then the block gets what it took there in the forward, if that was
+        only one tensor.
         """
         if id(fake) in self._given:
             return self._given[id(fake)][1]
@@ -124,12 +148,12 @@ class StubPass:
         return taken[0] if len(taken) == 1 else None
 
     def _numbers(self, tensor: Tensor, numbers: Sequence[int], crossing: Mapping[int, object]) -> list[int]:
-        """What a block returned keeps its numbers wherever it goes; others have those of the tracing pass there."""
+        """Return the tensor's numbers in `crossing`: those of its return from a block, else the first of `numbers`."""
         _, own = self._returned.get(id(tensor), (None, []))
         return [n for n in own if n in crossing] or [n for n in numbers if n in crossing][:1]
 
     def entered(self, number: int) -> Tensor | None:
-        """The received tensor with the number, once for all blocks that take it; None if it does not come in."""
+        """Return the received tensor with this number, or None if it was not received. All blocks get the same copy."""
         index = self._coming.get(number)
         leaf = None if index is None else self.received[index]
         if index is None or leaf is None:
@@ -140,22 +164,23 @@ class StubPass:
         return self._entered[number]
 
     def collect(self, tensor: Tensor, numbers: Sequence[int], at: tuple[int, int], block: str) -> None:
-        """A block behind this member's takes it. Raises ConfigError where that is not what others know by its number.
+        """Note that a block behind this member's takes a tensor that has to be sent.
 
-        Whoever makes a tensor sees all who take it. Who receives it is given one by its number, and cannot see that.
+        Raises ConfigError if the tensor is not the one that other members know by its number. The member that makes a
+        tensor sees all blocks that take it. A receiving member gets it by number and cannot check this.
         """
         is_behind = self._given.get(id(tensor), (None, tensor))[1] is None
         for each in () if is_behind else self._numbers(tensor, numbers, self._going):
-            # A fake may only pass through: then what came in goes on.
+            # A fake may only pass through this member. Then the received tensor is sent on.
             found = self.give(tensor, [each, *numbers], at) if is_fake(tensor) else tensor
             if found is None or self._collected.setdefault(each, (found, found._version, block))[0] is not found:
                 raise ConfigError(f"block {block!r} takes another tensor than in the tracing pass: {SAME}")
 
     @property
     def going(self) -> tuple[Tensor | None, ...]:
-        """What crosses the cut below, in the order in which it is sent; None for what no block has taken.
+        """The tensors that cross the cut below, in the order of sending; None for one that no block has taken.
 
-        Raises ConfigError where a tensor was changed after a block had taken it.
+        Raises ConfigError if a tensor was changed after a block had taken it.
         """
         for tensor, version, block in self._collected.values():
             if tensor._version != version:
@@ -167,7 +192,7 @@ class StubPass:
         self._autocast = AutocastState(device)
 
     def backward(self, gradients: Sequence[Tensor | None]) -> None:
-        """Backward of a member without the loss. `gradients`: of `going`, None where there is none."""
+        """Run the backward of a member without the loss. `gradients`: one for each of `going`, or None."""
         pairs = [
             (tensor, gradient)
             for tensor, gradient in zip(self.going, gradients, strict=True)
@@ -180,5 +205,5 @@ class StubPass:
 
     @property
     def gradients(self) -> tuple[Tensor | None, ...]:
-        """Of what was received, in its order: what goes over the cut above once the backward is done."""
+        """Gradients of the received tensors, in their order. They cross the cut above after the backward."""
         return tuple(self._gradients.get(index) for index in range(len(self.received)))

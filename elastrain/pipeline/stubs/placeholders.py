@@ -1,6 +1,7 @@
-"""Placeholders for parameters of blocks that a member does not have: one NaN, and a sentence if the script uses it.
+"""Placeholders for parameters that a member does not have, and the replacement of `forward` at the entries of blocks.
 
-Stands at the entries of a model's blocks: each block's `forward` goes through one function while it stands there.
+A placeholder holds one NaN, and raises ConfigError if the script uses its values. `Entries` sends each call of a block
+through one function.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ON_RANK_0 = (
     "because its memory limit left no room for all blocks at the end of the loop: the whole model is on rank 0, so use "
     "it there (if job.rank == 0)"
 )
-"""Why a block is still absent behind the loop, and what to do."""
+"""The reason why a block is still absent after the loop, and what to do."""
 _HARMLESS = (
     "__get__ __set__ __len__ _is_view data_ptr dim element_size get_device is_complex is_contiguous is_floating_point "
     "is_pinned is_shared nelement numel register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad "
@@ -34,21 +35,21 @@ _VALUES = frozenset({"data", "T", "H", "mT", "mH", "real", "imag"})
 
 
 def absent(parameter: Tensor) -> Tensor:
-    """Return one NaN, expanded to the parameter's shape: as many bytes as one element, instead of its memory."""
+    """Return one NaN, expanded to the parameter's shape. It takes the memory of one element."""
     nan = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
     return nan.expand(parameter.shape)
 
 
 class AbsentParameter(nn.Parameter):
-    """The class of a parameter while its values are not on this member. Code outside of a forward may not use them."""
+    """The class of a parameter whose values are not on this member. Code outside of a forward may not use them."""
 
     computing: ClassVar[set[object]] = set()
-    """The stubs that run a forward or a backward of a micro-batch: they see to it that no NaN counts there."""
+    """Stubs that run a forward or a backward of a micro-batch now. They ensure that no NaN gets into the result."""
 
     @staticmethod
     def mark(parameter: nn.Parameter, name: str | None) -> None:
-        """Guard a parameter of this name. None: its values are here, so take the guard off."""
-        # In this order: the main thread may use it meanwhile.
+        """Mark a parameter of this name as absent. With `name` None, its values are here, and the mark is removed."""
+        # The order of the two assignments matters: the main thread may use the parameter meanwhile.
         if name is None:
             parameter.__class__ = nn.Parameter
             parameter.__dict__.pop("_name_in_model", None)
@@ -78,17 +79,17 @@ _COMPILED = (
 _DYNAMO = str(Path("torch", "_dynamo", "eval_frame.py"))
 Forward = Callable[..., Any]
 Entry = Callable[[int, Forward, tuple[Any, ...], dict[str, Any]], Any]
-"""(the block's place, its own forward, arguments by place, by name) -> what the block returns."""
+"""(place of the block, its own forward, args, kwargs) -> what the block returns."""
 
 
 class Entries:
-    """`forward` of each block is replaced on the module itself, so that hooks before and behind it stay as they are.
+    """A replacement of each block's `forward` on the module itself, so that hooks before and after it keep working.
 
-    Of a compiled block what was compiled is replaced as a whole: a compiler must not look into an entry.
+    For a compiled block the compiled call is replaced as a whole, because the compiler must not look into an entry.
     """
 
     def __init__(self, model: nn.Module, blocks: Sequence[str], entry: Entry) -> None:
-        """Raises CutError for a model that is compiled as a whole."""
+        """Replace the forward of every block. Raises CutError if the model is compiled as a whole."""
         check_not_compiled(model)
         self._replaced: list[tuple[nn.Module, str, Forward | None]] = []
         for place, name in enumerate(blocks):
@@ -98,7 +99,7 @@ class Entries:
             setattr(module, attribute, _Way(entry, place, getattr(module, attribute)))
 
     def close(self) -> None:
-        """Give every block its own way in back; a second call does nothing."""
+        """Restore the forward of every block. A second call does nothing."""
         for module, attribute, own in self._replaced:
             if own is None:
                 delattr(module, attribute)
@@ -108,7 +109,7 @@ class Entries:
 
 
 class _Way:
-    """A stand-in for a block's forward. In a copy it leads nowhere, since it would lead into the original."""
+    """A stand-in for a block's forward. A copy of it raises ConfigError, because it would call the original block."""
 
     def __init__(self, entry: Entry, place: int, forward: Forward) -> None:
         self._entry, self._place, self._forward = entry, place, forward
@@ -128,8 +129,8 @@ def _refuse_copy(*_: object, **__: object) -> NoReturn:
 
 
 def check_not_compiled(model: nn.Module) -> None:
-    """Raises CutError for a model that is compiled as a whole: between its blocks there is no code any more."""
-    # Who has compiled anything has imported this already; who has not need not wait for it.
+    """Raise CutError if the model is compiled as a whole, because then no code between its blocks can be seen."""
+    # A script that has compiled anything has imported this module. Other scripts need not wait for the import.
     dynamo = sys.modules.get("torch._dynamo")
     is_wrapped = dynamo is not None and isinstance(model, dynamo.OptimizedModule)
     if is_wrapped or model._compiled_call_impl is not None:
@@ -137,7 +138,7 @@ def check_not_compiled(model: nn.Module) -> None:
 
 
 def check_caller_not_compiled() -> None:
-    """Raises CutError where compiled code enters a block, as a wrapper does that `torch.compile` has returned."""
+    """Raise CutError if the caller is compiled code, such as a wrapper that `torch.compile` has returned."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

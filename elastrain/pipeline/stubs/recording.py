@@ -1,4 +1,4 @@
-"""From what a tracing pass saw at the entries of blocks to the block graph."""
+"""Records of what a tracing pass saw at the entries of blocks, and the block graph made from them."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from elastrain.pipeline.stubs.origins import Origins
 
 @dataclass(frozen=True)
 class SeenEntry:
-    """The numbers of what a block took and returned in one entry of it."""
+    """The numbers of the tensors that a block took and returned in one entry."""
 
     taken: Mapping[int, int]
-    """Index of an argument that is an activation -> the tensor's number."""
+    """Index of an argument that is an activation -> its number."""
     returned: Mapping[int, int]
-    """Index of a tensor among what it returned -> its number."""
+    """Index of a tensor in the result -> its number."""
 
 
 @dataclass
 class EnteredBlock:
-    """What was seen of one block."""
+    """The record of one block in a tracing pass."""
 
     place: int
-    """Among the blocks as they were named."""
+    """Index in the list of block names."""
     outputs: dict[Given, BlockOutputs] = field(default_factory=dict)
     entries: list[SeenEntry] = field(default_factory=list)
     flops: int = 0
     saved_bytes: int = 0
     changed: set[int] = field(default_factory=set)
-    """By id: what it has changed of its modules' attributes, and of the dicts and lists in them."""
+    """Ids of the attribute dicts of its modules that the block has changed, and of the dicts and lists in them."""
 
     def enter(self, entry: SeenEntry, flops: int, saved_bytes: int, changed: set[int]) -> None:
-        """Between two entries lies no cut; what it takes in the second may cross one above."""
+        """Add one entry of the block.
+
+        The values add up: no cut lies between two entries, but a tensor of the second entry may cross a cut above.
+        """
         self.entries.append(entry)
         self.flops += flops
         self.saved_bytes += saved_bytes
@@ -47,7 +50,7 @@ Crossing = tuple[tuple[int, ...], ...]
 def graph_of_entries(
     blocks: Sequence[str], places: Mapping[int, int], entered: Sequence[EnteredBlock], origins: Origins
 ) -> tuple[BlockGraph, Crossing]:
-    """Make the graph; also the numbers of the tensors that cross each cut."""
+    """Return the block graph, and the numbers of the tensors that cross each cut."""
     crossing = _crossing(entered, origins)
     never_entered = tuple(_never_entered(blocks, places))
     graph = BlockGraph(
@@ -61,7 +64,7 @@ def graph_of_entries(
 
 
 def _crossing(entered: Sequence[EnteredBlock], origins: Origins) -> Crossing:
-    """By cut: what a block behind it takes of what lives before it, in order of first appearance."""
+    """Return, for each cut, the tensors that blocks behind it take from before it, in order of first appearance."""
     found: list[list[int]] = [[] for _ in range(len(entered) + 1)]
     for at, each in enumerate(entered):
         for number in [entry.taken[index] for entry in each.entries for index in sorted(entry.taken)]:
@@ -72,7 +75,10 @@ def _crossing(entered: Sequence[EnteredBlock], origins: Origins) -> Crossing:
 
 
 def _never_entered(blocks: Sequence[str], places: Mapping[int, int]) -> Iterable[tuple[str, str]]:
-    """(block, its neighbour): the next one that was entered, or else the one before, in the same list of layers."""
+    """Yield (block, neighbour) for blocks that were not entered.
+
+    The neighbour is the next block that was entered, else the one before, preferably in the same list of layers.
+    """
     for place, name in enumerate(blocks):
         if place not in places:
             entered = [other for other in (*range(place, len(blocks)), *reversed(range(place))) if other in places]

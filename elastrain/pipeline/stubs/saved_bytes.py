@@ -1,4 +1,4 @@
-"""How many bytes a block's forward keeps for its backward, counted while it runs on fakes or on zeros."""
+"""A count of the bytes that a block's forward keeps for its backward, taken while the block runs on fakes or zeros."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from elastrain.pipeline.stubs.naming import leaves_of
 
 
 class SavedByForward:
-    """What one forward has saved: each storage once, and none that is a parameter's or is handed on."""
+    """The tensors that one forward has saved: each storage once, without parameters and results of the block."""
 
     def __init__(self) -> None:
-        # By storage; the tensors are kept, or another storage could come to lie where one was.
+        # By storage. The tensors are kept alive, so that no other storage gets the same address.
         self.tensors: dict[int, Tensor] = {}
-        # Whoever computes a block again in its backward keeps what it is given, and nothing that it saves.
+        # True under checkpointing: then the block's inputs are kept, and nothing that its forward saves.
         self.is_for_another = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         self.elsewhere: dict[int, Tensor] = {}
-        """Counted elsewhere: parameters, and what the block returns, which the next block saves."""
+        """Storages that are counted elsewhere: parameters, and the block's results, which the next block saves."""
 
     def ran(self, taken: object, returned: object) -> None:
-        """The forward was given `taken`, and has returned this."""
+        """Note the arguments and the result of the forward."""
         if self.is_for_another:
             for leaf in leaves_of(taken):
                 if isinstance(leaf, Tensor):
@@ -34,12 +34,13 @@ class SavedByForward:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the saved storages that are not counted elsewhere."""
         saved = (tensor for storage, tensor in self.tensors.items() if storage not in self.elsewhere)
         return sum(tensor.untyped_storage().nbytes() for tensor in saved if tensor.layout is torch.strided)
 
 
 class Saving:
-    """Enter it around each forward anew."""
+    """A context manager that records what a forward saves. Each entry starts a new record."""
 
     def __init__(self, model: nn.Module, fakes: Fakes) -> None:
         self._model = model
@@ -77,5 +78,5 @@ def _unpack(tensor: Tensor) -> Tensor:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """The same for all views of a storage, as long as that lives."""
+    """Return a key that all views of a storage share. It is valid as long as the storage lives."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else id(tensor)

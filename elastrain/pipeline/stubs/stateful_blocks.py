@@ -1,6 +1,7 @@
-"""Blocks that compute with what they have kept of an earlier micro-batch: members compute different ones.
+"""Checks of blocks with state that other members would not see.
 
-Finds what members would see differently of what blocks are handed beside tensors: caches, and what blocks change.
+`Steady` finds blocks that compute with what they kept from an earlier micro-batch: members compute different ones.
+`Handed` finds arguments other than tensors that keep activations, such as caches, and arguments that a block changes.
 """
 
 from __future__ import annotations
@@ -20,32 +21,37 @@ from elastrain.pipeline.stubs.naming import leaves_of, mapped
 
 
 class Steady:
-    """Of a block whose forward leaves something in its modules: whether its second micro-batch comes out the same
-    where nothing is left of the first.
+    """A check that a block gives the same output for its second micro-batch without the state that the first one left.
+
+    It is made for blocks whose forward leaves something in their modules.
     """
 
     def __init__(self, block: AbsentBlock) -> None:
         self._name, self._module = block.name, block.module
         self._passed: object = None
-        """The first micro-batch."""
+        """The first micro-batch that the block computed."""
         self._before: KeptByModules | None = None
 
     def has_seen(self, passed: object) -> bool:
-        """Whether the block has been computed for another micro-batch; else this is the first one."""
+        """Return True if the block was computed for another micro-batch before. The first call takes a snapshot."""
         if self._before is None:
             self._passed, self._before = passed, KeptByModules(self._module)
             self._before.copy_tensors()
         return self._passed is not passed
 
     def check(self, forward: Callable[..., Any], arguments: Any, compute: Callable[[], Any]) -> Any:
-        """`compute` the second one. Raises ConfigError where it comes out otherwise."""
+        """Run `compute` for the second micro-batch and return its result.
+
+        Raises ConfigError if a run of `forward` from the block's state before the first micro-batch gives another
+        result.
+        """
         assert self._before is not None, "the first one was seen"
         unsaved = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
-        args, kwargs = mapped(_copied, arguments)  # blocks may begin in place
+        args, kwargs = mapped(_copied, arguments)  # blocks may change arguments in place
         with _disable_current_modes(), left_as_it_was(self._module, wholly=True), unsaved:
             self._before.give_back()
             for each in self._module.modules():
-                if isinstance(each, _NormBase):  # the runtime counts what these measure
+                if isinstance(each, _NormBase):  # the runtime counts what these hooks measure
                     each._forward_pre_hooks.clear()
                     each._forward_hooks.clear()
             expected = leaves_of(forward(*args, **kwargs))
@@ -59,7 +65,7 @@ class Steady:
 
 
 def _copied(leaf: object) -> object:
-    """That is no leaf of autograd."""
+    """Return a copy of a tensor that is no leaf of autograd; other values as they are."""
     if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided:
         return leaf
     return copy_of(leaf).requires_grad_(leaf.requires_grad).clone()
@@ -72,18 +78,19 @@ def _is_alike(one: object, other: object) -> bool:
 
 
 class Handed:
-    """What a block is given in the tracing pass, looked at before it runs and again behind it."""
+    """The arguments of a block in the tracing pass, compared before and after it runs."""
 
     def __init__(self, block: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._block = block
         self._given = [*args, *kwargs.values()]
-        self._held: list[object] = []  # or another object could come to lie where one was
+        self._held: list[object] = []  # or another object could get the address of one that is gone
         self._before = self._looked_at()
 
     def check(self, returned: object = None) -> None:
-        """The block has run, as far as it came.
+        """Check the arguments after the block has run, completely or up to an error.
 
-        Raises ConfigError where something that is no tensor keeps activations, or what the block was given has changed.
+        Raises ConfigError if an argument or result other than a tensor keeps activations, or if an argument was
+        changed.
         """
         for leaf in (*leaves_of(self._given), *leaves_of(returned)):
             if not isinstance(leaf, (*PLAIN, Tensor)) and keeps_fakes(leaf):
@@ -103,7 +110,7 @@ class Handed:
         return [self._look(thing, DEPTH) for thing in self._given]
 
     def _look(self, thing: object, depth: int) -> object:
-        """Another value where somebody has put something in or out since, or counted in it."""
+        """Return a fingerprint of the thing. It changes when an item is added, removed or counted."""
         if isinstance(thing, PLAIN):
             return thing
         self._held.append(thing)

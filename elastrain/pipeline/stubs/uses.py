@@ -1,6 +1,7 @@
-"""Where a forward uses parameters, and what code between blocks has made of them: both are where their block is.
+"""Uses of parameters in a tracing pass, and refusals of gradients taken by code between blocks.
 
-The sentences where code between blocks differentiates through blocks that another member computes.
+`ParameterUses` finds blocks that must stay together because one uses a parameter of another. The guards raise
+ConfigError if code between blocks differentiates through blocks that another member computes.
 """
 
 from __future__ import annotations
@@ -21,32 +22,39 @@ from elastrain.pipeline.stubs.passes import ReceivedCopy
 from elastrain.pipeline.stubs.placeholders import AbsentParameter
 
 _END = sys.maxsize
-"""The place behind all blocks."""
+"""A place behind all blocks."""
 
 
 class ParameterUses:
-    """Told of each use in a tracing pass; then says which blocks have to stay together for it."""
+    """A record of each use of a parameter in a tracing pass, and of the blocks that have to stay together for it."""
 
     def __init__(self, model: nn.Module, blocks: Sequence[str]) -> None:
         self._registered = _registered(model, blocks)
         self._made: dict[int, tuple[Tensor, frozenset[int]]] = {}
-        """By id: a real tensor, kept so that no other gets its id, and the parameters that its values come from."""
+        """By id: a real tensor that was made from parameters, and their ids. The tensor is kept so that its id is not
+        reused.
+        """
         self._memory = {_address(q): frozenset([id(q)]) for q in model.parameters()}
-        """By address: `copy.deepcopy` of a parameter or a module makes tensors that no operation returns."""
+        """Parameter ids by memory address. It finds tensors that no operation returns, such as those of
+        `copy.deepcopy`.
+        """
         self._uses: set[tuple[int, int]] = set()
-        """(id of a parameter, place of the block behind or in which it was used; -1 before all)."""
+        """(id of a parameter, place of the block in or behind which it was used; -1 before all)."""
 
     def used(self, tensors: Sequence[Tensor], at: int) -> None:
-        """The block at this place took these, or code behind it."""
+        """Note that the block at this place, or code behind it, used these tensors."""
         self._uses |= {(key, at) for key in self._sources(tensors)}
 
     def read(self, tensors: Sequence[Tensor], at: int) -> None:
-        """Code behind this block read their values, which it may use anywhere behind."""
+        """Note that code behind this block read the values of these tensors, and may use them anywhere later."""
         self.used(tensors, at)
         self.used(tensors, _END)
 
     def made_between(self, operation: str, taken: Sequence[Tensor], made: Sequence[Tensor], at: int) -> None:
-        """Code behind this block made these: activations with a parameter, or what counts only where it is used."""
+        """Note what code behind this block made from these tensors.
+
+        A result that is an activation is a use of the parameters. Any other result counts only where it is used.
+        """
         if any(is_fake(tensor) for tensor in made):
             self.used(taken, at)
         elif not operation.startswith("new_") and not operation.endswith("_like"):
@@ -57,9 +65,11 @@ class ParameterUses:
                     self._memory[_address(tensor)] = sources
 
     def together(self, order: Sequence[str], neighbours: Mapping[str, str]) -> Iterator[tuple[int, int, str]]:
-        """(first, last, why): places between which nobody may begin.
+        """Yield (first, last, why): no cut may lie between the first and the last block.
 
-        order: blocks by place. neighbours: a block that was never entered -> the one that it goes with.
+        Args:
+            order: Names of the blocks by place.
+            neighbours: A block that was never entered -> the block that it stays with.
         """
         places = {name: place for place, name in enumerate(order)}
         places |= {name: places[beside] for name, beside in neighbours.items()}
@@ -68,7 +78,7 @@ class ParameterUses:
             homes = {places[block]: block for block in sorted(blocks)}
             if used_at in homes:
                 continue
-            # What lies outside of blocks goes with the first one.
+            # Parameters outside of all blocks belong to the first block.
             home = min(homes, key=lambda place: abs(place - used_at), default=0)
             where = f"belongs to block {homes[home]!r}" if homes else "lies outside of blocks"
             beside = f"at {order[used_at]!r}" if homes else f"behind block {order[used_at]!r}"
@@ -88,13 +98,13 @@ class ParameterUses:
 
 
 def _address(tensor: Tensor) -> int:
-    """0 where it has no memory of the usual kind."""
+    """Return the address of the tensor's memory, or 0 if it has no ordinary memory."""
     is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_meta
     return tensor.data_ptr() if is_plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor) else 0
 
 
 def _registered(model: nn.Module, blocks: Sequence[str]) -> dict[int, tuple[str, frozenset[str]]]:
-    """By id of a parameter: its first name, and the blocks in which it is registered."""
+    """Return, by id of a parameter, its first name and the blocks in which it is registered."""
     found: dict[int, tuple[str, frozenset[str]]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         of = {block for block in blocks if name.startswith(f"{block}.")}
@@ -105,12 +115,12 @@ def _registered(model: nn.Module, blocks: Sequence[str]) -> dict[int, tuple[str,
 
 _WHY = "which do not go through blocks that another member computes: do that in a block, or train without --stages"
 _allowed: list[None] = []
-"""One entry for each block, and each backward of a member, that is under way."""
+"""One entry for each block, and each backward of a member, that runs now."""
 
 
 @contextlib.contextmanager
 def allowed_gradients() -> Iterator[None]:
-    """Let a block, or the backward of a member, take gradients."""
+    """Allow a block, or the backward of a member, to take gradients."""
     _allowed.append(None)
     try:
         yield
@@ -119,7 +129,7 @@ def allowed_gradients() -> Iterator[None]:
 
 
 def check_entry(block: str, leaves: Sequence[object]) -> None:
-    """Raises ConfigError where a block is entered in `torch.func`, in forward mode, or with a nested tensor."""
+    """Raise ConfigError if a block is entered within `torch.func`, in forward mode, or with a nested tensor."""
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         raise ConfigError(
             f"block {block!r} is entered within transforms of torch.func or forward-mode differentiation, {_WHY}"
@@ -134,7 +144,7 @@ def check_entry(block: str, leaves: Sequence[object]) -> None:
 def _guarded(run: Any) -> Any:
     def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         is_own = _allowed or torch._C._current_graph_task_id() != -1
-        # A block on fakes runs under the mode; code between blocks does not.
+        # The fake mode is active inside a block on fakes, but not in code between blocks.
         is_own = is_own or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
         if not is_own and (any(map(_is_ours, leaves_of((outputs, args)))) or _has_entered(outputs)):
             how = "backward" if kwargs.get("accumulate_grad") else "torch.autograd.grad"
@@ -151,7 +161,7 @@ def _is_ours(leaf: object) -> bool:
 
 
 def _has_entered(outputs: Sequence[Tensor]) -> bool:
-    """Return True if something that was received went into the outputs."""
+    """Return True if a received tensor went into the outputs."""
     nodes = [each.grad_fn for each in outputs] if AbsentParameter.computing else []
     seen = set(nodes)
     while nodes:
@@ -164,5 +174,5 @@ def _has_entered(outputs: Sequence[Tensor]) -> bool:
     return False
 
 
-# The one way of torch into its engine, for `backward`, `grad`, and all that is made of these. Torch imports it twice.
+# The only entry of torch into its engine, which `backward`, `grad` and all their users call. Torch imports it twice.
 torch.autograd._engine_run_backward = graph._engine_run_backward = _guarded(graph._engine_run_backward)  # type: ignore[attr-defined]
