@@ -157,7 +157,10 @@ class UntracedDraws:
             self._left = _Left(place, self._others(), state_of_torch() if is_for_fakes else None)
 
     def computed(self, place: int, compute: Callable[[], Any], *, is_traced: bool = True) -> Any:
-        """Check for draws behind the last block: another block is about to be entered, or the loss is made."""
+        """Compute the block and return its result.
+
+        `is_traced` is False if the block is a neighbour of this place that the tracing pass left out.
+        """
         torchs, others = state_of_torch(), self._others()
         returned = compute()
         now = state_of_torch()

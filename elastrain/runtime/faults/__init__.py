@@ -1,5 +1,5 @@
-"""Failing on purpose, from inside a worker, in a job that was started with `--inject`.
+"""Fault injection from inside a worker, in a job that was started with `--inject`.
 
-`armed` waits for the place of each fault, `actions` says what a class does there; `slowness`, `device` and the others
-are what they do it with. Whom a fault strikes is decided by the agents.
+`armed` waits for the place of each fault, and `fault_actions` says what each class does there. `broken_parts` and
+`flips` are its tools. The agents choose the worker that a fault strikes.
 """

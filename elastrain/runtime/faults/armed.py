@@ -13,13 +13,15 @@ from elastrain.runtime.faults.fault_actions import ACTIONS, Tools
 from elastrain.runtime.io.journal import Journal
 
 LOOP_PHASES = frozenset({"forward", "backward", "shutdown"})
-"""Reached in the training loop's own thread; the engine's thread comes to all others."""
+"""Phases that the training loop's thread reaches. The engine's thread reaches all others."""
 
 
 class ArmedFaults:
-    """Armed by the engine's thread; `reach` is called by it and by the training loop's.
+    """The faults that wait in this worker.
 
-    `tell` says to the agent, by number, that a fault which it carries out has come to its place.
+    The engine's thread arms them; it and the training loop's thread call `reach`.
+
+    `tell` informs the agent, by number, that a fault which the agent carries out has reached its place.
     """
 
     def __init__(self, journal: Journal, tell: Callable[[int], None], tools: Tools | None = None) -> None:
@@ -27,16 +29,17 @@ class ArmedFaults:
         self._journal, self._tell = journal, tell
         self._lock = threading.Lock()
         self._armed: list[ArmFault] = []
-        self._is_recovering = False  # in the first view nothing is: its phases have no names there
+        self._is_recovering = False  # the first view is no recovery, so its phases have no names
 
     def arm(self, fault: ArmFault) -> None:
+        """Prepare the fault's tools and let it wait for its place."""
         action = ACTIONS.get(fault.kind)
         if action is not None and action.prepare is not None:
             action.prepare(self.tools)
         self._armed.append(fault)
 
     def reach(self, step: int, phase: str) -> None:
-        """Called at each place that has a name; strikes if that is where a fault was aimed, once."""
+        """Carry out the faults that are aimed at this step and phase, once. Called at each named place."""
         if not self._armed:
             return
         for fault in self._take_due(step, phase):
@@ -46,7 +49,7 @@ class ArmedFaults:
             self._strike(fault)
 
     def reach_before(self, command: p.Command) -> None:
-        """What the engine is about to carry out may be such a place."""
+        """Check whether the command that the engine is about to carry out is a named place."""
         match command:
             case p.EditMesh():
                 self._is_recovering = command.view.generation > 1
@@ -79,9 +82,9 @@ class ArmedFaults:
         action = ACTIONS.get(fault.kind)
         if action is not None:
             problem = action.strike(fault, self.tools)
-        else:  # the agent, which was told, strikes
+        else:  # the agent was told, and strikes
             problem = "" if fault.number is not None else "this worker does not know the class"
-        if problem:  # never in silence: who asked for it believes that it has struck
+        if problem:  # always reported: the user who asked for the fault believes that it has struck
             self._journal.write("fault_refused", kind=fault.kind, reason=problem)
 
 

@@ -1,6 +1,6 @@
-"""What each class of faults does to the worker that carries it out: one table, one short function per class.
+"""The action of each class of faults on its worker: one table, one short function per class.
 
-An action returns why it could not strike, or an empty sentence.
+An action returns the reason why it could not strike, or "".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BEYOND_MIB, _TRIES = 64, 100
 
 @dataclass(kw_only=True)
 class Tools:
-    """What actions work with beside the process itself."""
+    """The tools that actions need besides the process itself."""
 
     slowness: Slowness = field(default_factory=Slowness)
     device: FailingDevice = field(default_factory=FailingDevice)
@@ -35,18 +35,20 @@ class Tools:
     partial: PartialFlip = field(default_factory=PartialFlip)
     frame: FrameFlip = field(default_factory=FrameFlip)
     files: WrittenFiles | None = None
-    """None where the job writes no checkpoints."""
+    """None if the job writes no checkpoints."""
     memory: MemberMemory | None = None
     """None before the model is prepared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
+    """The action of one class of faults."""
+
     strike: Callable[[ArmFault, Tools], str]
     in_loop: bool = False
-    """Only in the training loop's thread."""
+    """True if only the training loop's thread may carry it out."""
     prepare: Callable[[Tools], None] | None = None
-    """Called when the fault is armed, by the engine's thread."""
+    """A preparation that the engine's thread calls when the fault is armed."""
 
 
 def _kill(fault: ArmFault, tools: Tools) -> str:
@@ -66,7 +68,7 @@ def _abort(fault: ArmFault, tools: Tools) -> str:
 
 
 def _by_default(number: int) -> None:
-    """As if no handler had been installed; Python itself allows that in the main thread only."""
+    """Restore the default action of a signal. libc is called, because Python allows that in the main thread only."""
     ctypes.CDLL(None).signal(number, None)
 
 
@@ -96,7 +98,7 @@ def _slow(fault: ArmFault, tools: Tools) -> str:
 
 
 def _stop(fault: ArmFault, tools: Tools) -> str:
-    """Exactly here; the agent, which was told, lets the group go on when its time has come."""
+    """Stop the process group here. The agent was told, and continues the group after the fault's duration."""
     os.killpg(0, signal.SIGSTOP)
     return ""
 
@@ -133,7 +135,7 @@ def _limit_memory(fault: ArmFault, tools: Tools) -> str:
 
 
 def _exhaust_memory(fault: ArmFault, tools: Tools) -> str:
-    """Take more than the limit that the agent, which was told, sets: then the kernel kills this process."""
+    """Allocate more than the limit that the agent sets for this worker, so that the kernel kills the process."""
     held = []
     for _ in range(_TRIES):
         if "elastrain-out-of-memory" in Path("/proc/self/cgroup").read_text():

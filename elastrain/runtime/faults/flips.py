@@ -1,8 +1,6 @@
-"""One bit that changes behind everybody's back, in what a worker holds.
+"""Flips of one bit: in a worker's memory, in what it sends, and in the checkpoint files that it has written.
 
-Written by address, so that no version counter of torch's can tell. On the CPU only.
-
-One bit that changes in what a member has written of its job's durable checkpoints.
+Memory is changed by address, so no version counter of torch notices. CPU only.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _SETTLES_S = 2.0
 
 
 def flip(tensor: Tensor, bit: int) -> str:
-    """This bit of the largest number, which no sum swallows; why not, where that cannot be done."""
+    """Flip this bit of the number with the largest absolute value, which no sum swallows. Returns why not, or ""."""
     if tensor.device.type != "cpu" or tensor.numel() == 0:
         return f"there is no memory to change in {tensor.numel()} numbers on {tensor.device}"
     flat = tensor.detach().reshape(-1)  # a view: states, flats and slots lie in one piece
@@ -40,35 +38,37 @@ def flip(tensor: Tensor, bit: int) -> str:
 
 
 class PartialFlip:
-    """The next partial that leaves this member has a wrong bit. Asked for and used by one thread, the engine's."""
+    """A bit flip in the next partial that leaves this member. Only the engine's thread uses it."""
 
     def __init__(self) -> None:
         self._bit: int | None = None
 
     def ask(self, bit: int) -> None:
+        """Request the flip of this bit."""
         self._bit = bit
 
     def strike(self, payload: Sequence[Tensor]) -> None:
-        """`payload`: the checksums of the partial's parts, then the parts."""
+        """Flip the requested bit in a partial. `payload`: the checksums of the partial's parts, then the parts."""
         if self._bit is not None and len(payload) > 1:
             flip(payload[1], self._bit)
             self._bit = None
 
 
 class FrameFlip:
-    """The next bytes that leave this member on a socket have a wrong bit: what is sealed, or a frame on this host.
+    """A bit flip in the next bytes that leave this member on a socket: sealed bytes, or a frame within this host.
 
-    Any thread asks; the engine's thread sends.
+    Any thread may request it; the engine's thread sends.
     """
 
     def __init__(self) -> None:
         self._bit: int | None = None
 
     def ask(self, bit: int) -> None:
+        """Request the flip of this bit."""
         self._bit = bit
 
     def tamper(self, leaving: memoryview) -> memoryview:
-        """What leaves instead: see `Mesh`. The sender's own memory stays as it is."""
+        """Return the bytes to send instead of `leaving` (see `Mesh`). The sender's own memory stays as it is."""
         if self._bit is None:
             return leaving
         changed = bytearray(leaving)
@@ -79,14 +79,14 @@ class FrameFlip:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberMemory:
-    """What a member holds of its trained shards; `holders` says who has which at present."""
+    """The memory of a member's trained shards. `holders` returns the present placement."""
 
     me: str
     executor: Executor
     holders: Callable[[], Placement]
 
     def flip(self, where: str, bit: int) -> str:
-        """One bit; why not, where there is nothing of the kind."""
+        """Flip one bit of this kind of memory. Returns why not, or ""."""
         found = next(iter(self._tensors(where)), None)
         return f"{self.me} holds no {where} in memory just now" if found is None else flip(found, bit)
 
@@ -115,9 +115,11 @@ class MemberMemory:
                 return executor.books.kept_gradients()
 
     def _settled_first(self, shards: list[int]) -> list[int]:
-        """A state of which the next one has been made is read by nobody, and thrown away: what flips in it is no loss.
+        """Sort shards so that those with a settled state come first.
 
-        The training loop waits for one that stays: until it has computed its part, no step replaces it.
+        A flip in a state already replaced would have no effect.
+
+        The training loop's thread waits for a settled state. No step replaces it until the loop has computed its part.
         """
         is_settled = self.executor.books.is_settled
         until_s = time.monotonic() + (_SETTLES_S if threading.current_thread() is threading.main_thread() else 0.0)
@@ -133,26 +135,29 @@ class MemberMemory:
         return [shard for shard in self._trained() if shard < len(holders) and holders[shard].primary == self.me]
 
     def _states(self, shards: Iterable[int]) -> Iterable[ShardState]:
-        """Those in memory: of one on a drive, only a copy could be changed here."""
+        """Yield the states in memory.
+
+        States on a drive are left out, because only a copy of them could be changed here.
+        """
         states = self.executor.states
         return (states[shard] for shard in shards if shard in states and shard not in states.outside)
 
 
 def _moments(state: ShardState) -> Iterable[Tensor]:
-    """What the optimizer keeps beside the parameters, without its step counters."""
+    """Yield the tensors that the optimizer keeps beside the parameters, without its step counters."""
     values = [value for piece in state.pieces for value in piece.values()]
     return (value for value in values if isinstance(value, Tensor) and value.numel() > 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenFiles:
-    """What this member has written of durable checkpoints in a place."""
+    """The files that this member has written of durable checkpoints in a place."""
 
     me: str
     place: str
 
     def flip(self, bit: int) -> str:
-        """One bit in the middle of a file of the newest that is complete; why not, where there is none."""
+        """Flip one bit in the middle of a file of the newest complete checkpoint. Returns why not, or ""."""
         try:
             path = self._newest()
             if path is None:

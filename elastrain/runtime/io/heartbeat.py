@@ -1,6 +1,8 @@
-"""Where the training loop is, said for the agent that watches it; declared stretches have bounds of their own.
+"""The training loop's position, published for the agent that watches it.
 
-`job.phase` declares one, and so do the loader's wait and torch's compiler. For the main thread; nothing is judged here.
+Declared stretches have time bounds of their own.
+
+`job.phase`, the loader's wait and torch's compiler declare stretches. For the main thread; nothing is judged here.
 """
 
 from __future__ import annotations
@@ -21,19 +23,19 @@ from elastrain.comm.shm.heartbeat_page import STACKS_SIGNAL, Trail
 from elastrain.errors import ConfigError
 
 PHASE_TIMEOUT_S = 600.0
-"""Of a phase that names none."""
+"""Timeout of a phase that names none."""
 LOADING_TIMEOUT_S = 300.0
-"""Of the wait for one micro-batch."""
+"""Timeout of the wait for one micro-batch."""
 COMPILE_TIMEOUT_S = 1800.0
-"""Of torch.compile, whenever it compiles."""
+"""Timeout of torch.compile, whenever it compiles."""
 _MEASURED = 64
-"""So many micro-batches of a step are measured, at the most."""
+"""Maximum number of micro-batches of a step whose times are kept."""
 _OF_OTHERS = (Station.WAITING, Station.OUTSIDE)
-"""What is declared does not change that nothing is owed here."""
+"""Places where the loop owes nothing; a declared stretch does not change that."""
 
 
 class LoopHeartbeat:
-    """`trail` is None where nobody watches."""
+    """The heartbeat of the training loop. `trail` is None if no agent watches."""
 
     def __init__(self, trail: Trail | None = None) -> None:
         self._trail = trail
@@ -45,18 +47,18 @@ class LoopHeartbeat:
         self._compiling = ExitStack()
 
     def enter(self, place: Station, step: int | None = None) -> None:
-        """The loop is there from now on. `step`: None, as before."""
+        """Publish that the loop is at this place. `step` None means the same step as before."""
         self._place, self._step = place, self._step if step is None else step
         self._show()
 
     def go_on(self) -> None:
-        """It is where it was, and has come further. For any thread that works while the main one waits for it."""
+        """Publish progress at the same place. For any thread that works while the main thread waits for it."""
         if self._trail is not None:
             self._trail.beat()
 
     @contextmanager
     def stretch(self, name: str, timeout_s: float) -> Iterator[None]:
-        """What happens inside may take so long without a sign of life. Of other threads it says nothing."""
+        """Allow the body `timeout_s` seconds without a heartbeat. Has no effect in other threads than the main one."""
         if threading.get_ident() != self._owner:
             yield
             return
@@ -72,24 +74,24 @@ class LoopHeartbeat:
 
     @property
     def is_computing(self) -> bool:
-        """Whether the loop is inside a micro-batch. For any thread."""
+        """True while the loop is inside a micro-batch. For any thread."""
         return self._place is Station.COMPUTING
 
     def computed(self, took_s: float) -> None:
-        """The loop has computed a micro-batch."""
+        """Note how long a micro-batch took."""
         self._computed_s.append(took_s)
 
     def take_computed_s(self) -> float | None:
-        """How long one took since the last call, in the median; None if there was none. For the engine's thread."""
+        """Return the median time of the micro-batches since the last call, or None. For the engine's thread."""
         took_s = [self._computed_s.popleft() for _ in range(len(self._computed_s))]
         return median(took_s) if took_s else None
 
     def known_stretch(self, name: str, timeout_s: float) -> AbstractContextManager[None]:
-        """A stretch that no script needs to declare; inside one that a script has declared, that one counts."""
+        """Return a stretch that scripts need not declare. Within a stretch that the script declared, that one applies."""
         return nullcontext() if self._declared else self.stretch(name, timeout_s)
 
     def hear_compiler(self) -> None:
-        """From now on torch's compiler says when it works. Costs nothing in a script that does not compile."""
+        """Declare a stretch whenever torch's compiler works. Costs nothing in a script that does not compile."""
         callback = sys.modules.get("torch._dynamo.callback")
         if callback is None or self._hears_compiler:
             return
@@ -111,9 +113,9 @@ class LoopHeartbeat:
 
 
 def show_stacks_on_request(run_dir: Path | None, member: str) -> TextIO | None:
-    """Let this process append its threads' stacks to `stacks/<member>.txt` at a signal, whoever holds the interpreter.
+    """Append the stacks of all threads to `stacks/<member>.txt` at a signal, even while a thread holds the interpreter.
 
-    Returns the file, which has to stay open; None without a run folder.
+    Returns the file, which has to stay open, or None without a run folder.
     """
     if run_dir is None:
         return None

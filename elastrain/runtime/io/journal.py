@@ -1,8 +1,7 @@
-"""What a worker tells people: warnings of the whole job, and what it has put right itself.
+"""A member's journal, and the notices that a worker gives to people.
 
-What one member did and when, as JSON lines in the run's folder: `members/<member>.jsonl`.
-
-Times are time.monotonic() in seconds, which all processes of one host share.
+`Journal` writes what the member did and when, as JSON lines, to `members/<member>.jsonl` in the run's folder. `Notes`
+also tells the agent and the screen. Times are time.monotonic() in seconds, which all processes of a host share.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from elastrain.runtime.io.agent_link import AgentLink
 
 
 class Journal:
-    """Appends lines; without a run folder it keeps quiet."""
+    """The log of one member. Without a run folder it writes nothing."""
 
     def __init__(self, run_dir: Path | None, member: str) -> None:
         self._member = member
@@ -34,12 +33,13 @@ class Journal:
             self._log = LineLog(folder / f"{member}.jsonl")
 
     def write(self, event: str, *, at_s: float | None = None, **fields: object) -> None:
-        """`fields` are plain values; `at_s` defaults to now."""
+        """Append one line. `fields` are plain values; `at_s` defaults to now."""
         if self._log is not None:
             at = time.monotonic() if at_s is None else at_s
             self._log.write({"t": at, "member": self._member, "event": event, **fields})
 
     def close(self) -> None:
+        """Close the log."""
         if self._log is not None:
             self._log.close()
 
@@ -48,7 +48,7 @@ _TOLD_IN_ROW = tuple(10**power for power in range(7))
 
 
 class Notes:
-    """Writes them into the journal and onto the screen."""
+    """The notices of a worker, written to the journal, to the agent and to the screen."""
 
     def __init__(self, journal: Journal, agent: AgentLink) -> None:
         self._journal, self._agent = journal, agent
@@ -57,7 +57,7 @@ class Notes:
         self._told_short: dict[str, int] = {}
 
     def resumed(self, command: p.Resumed) -> None:
-        """A view is in order."""
+        """Note that the step continues in a new view."""
         recovery, rerouting, generation = command.recovery, command.rerouting, command.view.generation
         self._journal.write(
             "resumed",
@@ -72,7 +72,7 @@ class Notes:
             self._agent.say(am.Redone(generation=generation, step=step, pairs=rerouting.redone))
 
     def passed(self, record: Record, view: View | None) -> None:
-        """What a record says besides its step."""
+        """Report what a commit record says besides its step."""
         self._tell_skipped(record, view)
         if record.findings.warning:
             self._warn(record, view)
@@ -83,10 +83,10 @@ class Notes:
                 self._agent.say(am.CheckpointEnded(step=record.step, reason=reason))
 
     def _tell_skipped(self, record: Record, view: View | None) -> None:
-        """Steps that move nothing look like training: say so of the first, the tenth, the hundredth in a row."""
+        """Report the first, tenth, hundredth, … skipped step in a row, because skipped steps look like training."""
         self._skipped_in_row = row = self._skipped_in_row + 1 if record.skipped else 0
         is_first = view is not None and view.ids[0] == self._agent.me
-        # A loss scale is found by a few steps that overflow.
+        # A loss scale is found by a few steps that overflow, so the first one is no news.
         if not is_first or row not in _TOLD_IN_ROW or (row == 1 and record.scaler.scale > 1):
             return
         weight = record.contribution.weight
@@ -95,14 +95,14 @@ class Notes:
         self._notice(f"step {record.step} has moved no parameter{often}: {why} (step.skipped)")
 
     def _warn(self, record: Record, view: View | None) -> None:
-        """Every record of the job may carry a warning; the screen shows the first, by one member."""
+        """Write a record's warning to the journal. The first member shows the job's first warning on the screen."""
         self._journal.write("warning", step=record.step, reason=record.findings.warning)
         if not self._has_warned and view is not None and view.ids[0] == self._agent.me:
             say(f"warning: {record.findings.warning}")
         self._has_warned = True
 
     def tell_window(self, core: MemberMachine) -> None:
-        """Say it where the shards that are short of holders have changed, or have got more of them."""
+        """Report a change of the shards that have too few holders, or of their number of holders."""
         short = {str(shard): len(core.holders[shard].all) for shard in core.copying.short}
         if short == self._told_short:
             return
@@ -113,7 +113,7 @@ class Notes:
         self._agent.say(am.Window(step=step, short=short, since_step=since))
 
     def hear(self, command: p.Noticed | p.BeginAnew | p.AskToCommit, view: View | None) -> p.Event | None:
-        """What the core has to tell; the event that follows, if any."""
+        """Report what the protocol core has noticed. Returns the event that follows, or None."""
         if isinstance(command, p.BeginAnew):
             return self._begin_anew(command, view)
         if isinstance(command, p.AskToCommit):
@@ -123,13 +123,13 @@ class Notes:
         return None
 
     def _notice(self, reason: str) -> None:
-        """It was put right; whoever looks after the machine should know."""
+        """Report something that was repaired and that the operator of the machine should know."""
         self._journal.write("noticed", reason=reason)
         self._agent.say(am.Note(fields={"noticed": reason}))
         say(reason)
 
     def _begin_anew(self, command: p.BeginAnew, view: View | None) -> p.Viewed | None:
-        """Have the agent make a view in which the open step begins anew; a job of one makes its own."""
+        """Ask the agent for a view in which the open step begins anew. A job of one makes the view itself."""
         self._journal.write("anew", generation=command.generation, reason=command.reason)
         if self._agent.is_there:
             self._agent.say(am.StepAnew(generation=command.generation, reason=command.reason))

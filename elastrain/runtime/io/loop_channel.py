@@ -1,8 +1,8 @@
-"""Between the training loop (main thread) and the engine's thread: what each hands to the other, in two queues.
+"""The two queues between the training loop (main thread) and the engine's thread.
 
-The loop tells events and waits for outcomes; the engine takes what was told between two looks at the mesh. Whatever the
-main thread decides about a step (hyperparameters, state for newcomers) travels through here, so that the engine alone
-touches the executor and the protocol core.
+The loop sends events and waits for outcomes; the engine takes the events between two polls of the mesh. All decisions
+of the main thread about a step (hyperparameters, state for newcomers) pass through here, so only the engine touches the
+executor and the protocol core.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elastrain.runtime.model.gradients import GradientSlot
 from elastrain.runtime.model.optimizer import Hyper
 
 LOOK_EVERY_S = 0.5
-"""How long the engine waits at most before it looks whether it was stopped."""
+"""Longest time that the loop waits before it checks whether the engine has ended."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class TaskAssignment:
     compute: p.Forward | p.Backward
     slot: GradientSlot
     received: KeptBoundary | None
-    """What crosses the cut that it begins at; None at the batch and at the loss."""
+    """The tensor that crosses the cut at which the action begins; None at the batch and at the loss."""
 
 
 @dataclass(frozen=True)
 class LoopOver:
-    """Nothing more is to be computed."""
+    """The end of the loop: nothing more is to be computed."""
 
     overruled: bool = False
-    """Most members have left their loops before this step, of which nothing counts."""
+    """True if most members left their loops before this step, so that nothing of it counts."""
     last: Record | None = None
     """The record of the last committed step."""
 
@@ -61,7 +61,7 @@ Outcome: TypeAlias = Assignment | TaskAssignment | p.Advance | p.Enter | LoopOve
 
 @dataclass(frozen=True, kw_only=True)
 class StepBegun:
-    """The loop has come to the micro-batches of a step: what it has set until then counts in this step."""
+    """The start of a step's micro-batches. Settings made before it count in this step."""
 
     event: p.Began
     hyper: Hyper
@@ -71,21 +71,21 @@ class StepBegun:
 
 @dataclass(frozen=True)
 class TryAgain:
-    """What the run has accumulated is void: another slot is wanted. The protocol waits for the run as before."""
+    """A request for another slot, because the gradients of the run are void. The protocol still waits for the run."""
 
     compute: p.Compute | p.Recompute
 
 
 @dataclass(frozen=True)
 class InitialUnread:
-    """What the job starts from could not be read: the engine ends with this."""
+    """A failure to read the initial state. The engine ends with this error."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
 class BoundaryMade:
-    """An action is done, and what it made lies in this member's shared memory."""
+    """A finished action and its result, which lies in this member's shared memory."""
 
     event: p.Computed
     tensors: tuple[Tensor, ...]
@@ -95,8 +95,9 @@ Told: TypeAlias = p.Event | StepBegun | TryAgain | InitialUnread | BoundaryMade
 
 
 class LoopChannel:
-    """Safe for two threads: the methods of each half belong to one. `wake` interrupts the engine's waiting;
-    `whereabouts` hears that the loop waits, and what for it goes on.
+    """The channel between two threads: the methods of each half belong to one thread.
+
+    `wake` interrupts the engine's wait. `whereabouts` is told where the loop is.
     """
 
     def __init__(self, wake: Callable[[], None], whereabouts: LoopHeartbeat | None = None) -> None:
@@ -104,17 +105,17 @@ class LoopChannel:
         self.whereabouts = whereabouts or LoopHeartbeat()
         self._told: deque[Told] = deque()
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
-        """None: nothing more will come, see `_failure`."""
+        """None means that nothing more will come (see `_failure`)."""
         self._failure: Exception | None = None
         self._ended = False
 
     def tell(self, *told: Told) -> None:
-        """Hand events to the engine, which takes them together; waits for nothing."""
+        """Send events to the engine, which takes them together. Never blocks."""
         self._told.extend(told)
         self.wake()
 
     def wait(self) -> Outcome:
-        """Wait for the next outcome. Raises what ended the engine; StoppedError if it was closed."""
+        """Wait for the next outcome. Raises the error that ended the engine; StoppedError if it was closed."""
         self.whereabouts.enter(Station.WAITING)
         try:
             outcome = self._wait()
@@ -145,7 +146,7 @@ class LoopChannel:
         return outcome
 
     def try_again(self, assignment: Assignment) -> Assignment:
-        """Another slot for a run whose backward failed. Raises StoppedError if the job has ended meanwhile."""
+        """Ask for another slot for a run whose backward failed. Raises StoppedError if the job has ended meanwhile."""
         self.tell(TryAgain(assignment.compute))
         outcome = self.wait()
         if not isinstance(outcome, Assignment):
@@ -159,23 +160,24 @@ class LoopChannel:
 
     @property
     def has_news(self) -> bool:
-        """Whether something was told that the engine has not taken yet."""
+        """True if the engine has not yet taken everything that was sent."""
         return bool(self._told)
 
     def take(self) -> Iterator[Told]:
-        """What was told, in order, until nothing is left; boundary tensors before anything else.
+        """Yield what the loop has sent, until nothing is left: boundary tensors first, the rest in order.
 
-        Another member waits for a boundary tensor, and for the sums of gradients that were told before it nobody does.
+        Another member waits for a boundary tensor, but none waits for gradient sums that were sent before it.
         """
         while self._told:
             together = [self._told.popleft() for _ in range(len(self._told))]
             yield from sorted(together, key=lambda told: not isinstance(told, BoundaryMade))
 
     def give(self, outcome: Outcome) -> None:
+        """Give the loop its next outcome."""
         self._outcomes.put(outcome)
 
     def end(self, failure: Exception | None = None) -> None:
-        """Nothing more will come. `failure` is raised in the main thread; the first one counts."""
+        """End the channel: nothing more will come. `failure` is raised in the main thread; the first one counts."""
         self._failure = self._failure or failure
         self._ended = True
         self._outcomes.put(None)
