@@ -1,10 +1,7 @@
-"""A device that fails: from some operation on, torch raises as it does then.
+"""Parts of a worker that fail on request: the device, the drives, the speed, and the spec of a replacement.
 
-Drives that fail on request: the kernel's calls on this worker's slabs go through here.
-
-A worker that is slower than it could be: each micro-batch takes a multiple of its time.
-
-A replacement that does not fit the job: what it says of itself differs in one thing.
+`FailingDevice` raises as torch does when a device fails. `FailingDrives` wraps the kernel's calls on this worker's
+slabs. `Slowness` stretches each micro-batch. `altered` makes a replacement that does not fit the job.
 """
 
 from __future__ import annotations
@@ -24,9 +21,9 @@ from elastrain.runtime.io.journal import Journal
 
 
 class FailingDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
-    """After `begin(after)`, the first operation after `after` others raises RuntimeError, once; before, none does.
+    """A mode that raises one RuntimeError, at the first operation after `after` others since `begin(after)`.
 
-    In the thread of the training loop only. It is never left once it has begun.
+    It works in the thread of the training loop only. Once it has begun it is never left.
     """
 
     def __init__(self) -> None:
@@ -36,10 +33,11 @@ class FailingDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         """Operations that still succeed; None before `begin`."""
 
     def expect(self) -> None:
-        """Any thread: `begin` will be called, perhaps within a backward."""
+        """Announce that `begin` will be called, perhaps within a backward. Any thread may call this."""
         self._is_expected = True
 
     def begin(self, after: int) -> None:
+        """Let the next `after` operations succeed, and the one after them fail."""
         self._left = after
         if not self._is_in_backward:
             self._enter()
@@ -47,9 +45,9 @@ class FailingDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     def around(
         self, backward: Callable[[], AbstractContextManager[None]]
     ) -> Callable[[], AbstractContextManager[None]]:
-        """`backward`, in whose hooks `begin` may be called.
+        """Return `backward` wrapped so that its hooks may call `begin`.
 
-        Autograd takes away whatever mode a hook has entered: the mode has to be there before the backward.
+        Autograd removes any mode that a hook has entered, so the mode has to be entered before the backward.
         """
 
         @contextmanager
@@ -67,7 +65,7 @@ class FailingDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         return failing
 
     def _settle(self) -> None:
-        """Enter what was begun in a backward that did not expect it; leave what has not begun."""
+        """Enter the mode if a backward began it unexpectedly; leave it if nothing has begun."""
         if self._left is not None:
             self._enter()
         elif self._is_entered:
@@ -91,7 +89,7 @@ class FailingDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
 
 class FailingDrives:
-    """Nothing fails before `begin` or `flip_next`, which any thread may call."""
+    """Drives that fail on request. Nothing fails before `begin` or `flip_next`, which any thread may call."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -102,18 +100,18 @@ class FailingDrives:
         self._flips_left = 0
 
     def take_over(self) -> Calls:
-        """For the engines that the worker opens."""
+        """Return the calls that the worker's I/O engines have to use."""
         self._are_there = True
         return Calls(pwritev=self._pwritev, preadv=self._preadv, fallocate=self._fallocate)
 
     def begin(self, how: str, bytes_per_s: float, for_s: float | None) -> str:
-        """`how`: full, failing or slow. Returns why that can have no effect, or an empty sentence."""
+        """Begin to fail. `how` is full, failing or slow. Returns why that can have no effect, or ""."""
         self._how, self._bytes_per_s = how, bytes_per_s
         self._until_s = self._clock() + (math.inf if for_s is None else for_s)
         return self._problem()
 
     def flip_next(self) -> str:
-        """One bit of what is read next."""
+        """Flip one bit of the next read. Returns why that can have no effect, or ""."""
         self._flips_left = 1
         return self._problem()
 
@@ -151,7 +149,7 @@ class FailingDrives:
 
 
 class Slowness:
-    """`begin` in any thread; `around` wraps what surrounds each micro-batch, in the training loop's."""
+    """A delay of each micro-batch. Any thread calls `begin`; the training loop's thread uses what `around` returns."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -159,16 +157,17 @@ class Slowness:
         self._clock, self._sleep = clock, sleep
         self._factor, self._how, self._until_s = 1.0, "busy", 0.0
         self._last_s = 0.0
-        """What the last micro-batch took by itself."""
+        """Seconds that the last micro-batch took without the delay."""
 
     def begin(self, factor: float, how: str, for_s: float | None) -> None:
+        """Make micro-batches take `factor` times as long, by sleeping or by busy waiting, for `for_s` seconds."""
         self._factor, self._how = factor, how
         self._until_s = self._clock() + (math.inf if for_s is None else for_s)
 
     def around(
         self, computing: Callable[[], AbstractContextManager[None]]
     ) -> Callable[[], AbstractContextManager[None]]:
-        """`computing`, after a delay that makes this micro-batch so many times as long as the one before it was."""
+        """Return `computing` with a delay before it: a micro-batch then takes `factor` times as long as the last."""
 
         @contextmanager
         def slowed() -> Iterator[None]:
@@ -183,7 +182,7 @@ class Slowness:
     def _delay(self) -> None:
         if self._clock() >= self._until_s:
             return
-        # Before the computation: afterwards its result would be on its way already.
+        # The delay comes first: after the computation the result would be on its way already.
         until_s = self._clock() + (self._factor - 1.0) * self._last_s
         if self._how == "sleep":
             self._sleep(max(0.0, until_s - self._clock()))
@@ -192,13 +191,13 @@ class Slowness:
 
 
 _SETTINGS = {"config": "seed", "threads": "intra-op threads", "torch": "torch"}
-"""What is wrong -> the setting that shows it. A wrong secret shows before anything is said."""
+"""Kind of mistake -> the setting that shows it. A wrong secret shows before the spec is sent."""
 
 
 def altered(spec: Mapping[str, Any], wrong: str, journal: Journal) -> dict[str, Any]:
-    """The spec with another value in the setting; as it is where nothing is to be wrong, or the job has no such one.
+    """Return the spec with one setting changed, or unchanged if nothing is to be wrong or the job lacks the setting.
 
-    The last is written down: who asked for it waits for a refusal that will not come.
+    The last case is written to the journal, because the user waits for a refusal that will not come.
     """
     name = _SETTINGS.get(wrong)
     if name is None:

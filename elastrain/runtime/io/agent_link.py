@@ -1,9 +1,8 @@
-"""This member and its agent: what it says during the job, and what the agent has said. Without a launcher, silence.
+"""The worker's end of its agent's channel: typed messages both ways, over a UNIX socket with a handshake.
 
-The worker's end of its agent's channel: typed messages both ways, over a UNIX socket with a handshake.
-
-The agent's end is `launcher.line_socket`. They stay two: a worker may wait for its agent, and any of its threads may
-send; an agent never waits for a worker, and takes descriptors. What both do alike is `base.line_buffer`.
+`AgentLink` is the worker's interface; without a launcher it sends and receives nothing. The agent's end is
+`launcher.line_socket`. They stay separate: a worker may wait for its agent and send from any thread; an agent never
+waits for a worker, and receives descriptors. `base.line_files` has the common part.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ SEND_TIMEOUT_S = 20.0
 
 
 class ChannelClosedError(ConnectionError):
-    """The agent is gone, or says what no agent says."""
+    """The agent is gone, or has sent an invalid message."""
 
 
 class Channel:
-    """Sending is thread-safe; receiving belongs to one thread."""
+    """The socket to the agent. Sending is thread-safe; only one thread may receive."""
 
     def __init__(self, address: str, *, secret: bytes | None, job: str, member: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -48,6 +47,7 @@ class Channel:
         os.register_at_fork(after_in_child=self._after_fork)
 
     def fileno(self) -> int:
+        """Return the descriptor of the socket."""
         return self._socket.fileno()
 
     def send(self, message: FromWorker, *, fd: int | None = None) -> None:
@@ -78,16 +78,20 @@ class Channel:
             raise ChannelClosedError(f"the agent sent what no agent sends: {error}") from error
 
     def close(self) -> None:
+        """Close the socket."""
         self._socket.close()
 
     def _after_fork(self) -> None:
-        """A data loader must not keep the agent believing that its worker lives."""
+        """Close the socket in a forked child.
+
+        Otherwise a loader process would make the agent believe that its worker lives.
+        """
         if self._socket.fileno() >= 0:
             os.close(self._socket.detach())
 
 
 def connect(environment: Environment) -> Channel | None:
-    """The channel to this worker's agent; None without a launcher. Raises ConnectionError, RefusedError."""
+    """Connect to this worker's agent. Returns None without a launcher. Raises ConnectionError, RefusedError."""
     if environment.agent is None:
         return None
     try:
@@ -98,7 +102,10 @@ def connect(environment: Environment) -> Channel | None:
 
 
 class AgentLink:
-    """Used by the engine's thread; `say` is safe from any. `channel` is None for a job of one."""
+    """The messages between this worker and its agent. `channel` is None for a job of one.
+
+    The engine's thread uses it; any thread may call `say`.
+    """
 
     def __init__(self, me: str, channel: Channel | None) -> None:
         self.me = me
@@ -108,18 +115,20 @@ class AgentLink:
 
     @property
     def is_there(self) -> bool:
+        """True if there is an agent."""
         return self._channel is not None
 
     def fileno(self) -> int:
+        """Return the descriptor of the channel."""
         assert self._channel is not None
         return self._channel.fileno()
 
     def note_readable(self) -> None:
-        """The mesh's poll has seen that something came; `heard` reads it afterwards."""
+        """Note that the mesh's poll found the channel readable; `heard` reads it afterwards."""
         self._is_readable = True
 
     def heard(self) -> list[am.ToWorker]:
-        """What the agent has said since the last call. Raises StoppedError when it is gone."""
+        """Return the agent's messages since the last call. Raises StoppedError if the agent is gone."""
         if not self._is_readable or self._channel is None:
             return []
         self._is_readable = False
@@ -129,17 +138,20 @@ class AgentLink:
             raise StoppedError(f"the launcher is gone ({error}); this worker stops") from error
 
     def say(self, message: am.FromWorker, *, fd: int | None = None) -> None:
-        """`fd` travels beside the message. Raises ChannelClosedError."""
+        """Send one message; `fd` travels beside it. Raises ChannelClosedError."""
         if self._channel is not None:
             self._channel.send(message, fd=fd)
 
     def has_read(self, done_bytes: int, size_bytes: int) -> None:
-        """Of the checkpoint that the job starts from. In silence where the agent is gone: the engine hears it, too."""
+        """Report progress in reading the initial checkpoint.
+
+        Does nothing if the agent is gone: the engine notices that, too.
+        """
         with suppress(ChannelClosedError):
             self.say(am.Reading(done_bytes=done_bytes, size_bytes=size_bytes))
 
     def committed(self, record: Record, holders: Placement, micro_batch_s: float | None) -> None:
-        """A step was committed. Holders are told when they have changed: by them the agents judge a loss."""
+        """Report a committed step. Holders are sent when they have changed, because agents judge a loss by them."""
         loss = mean_loss(record)
         news = None if holders == self._told_holders else {str(shard): h.all for shard, h in enumerate(holders)}
         self._told_holders = holders
@@ -155,13 +167,13 @@ class AgentLink:
 
 
 def mean_loss(record: Record) -> float | None:
-    """Weighted mean over the global batch; None where nothing was weighed."""
+    """Return the weighted mean loss of the global batch, or None if its weight is 0."""
     counted = record.contribution
     return counted.loss / counted.weight if counted.weight else None
 
 
 def journalled(record: Record) -> dict[str, Any]:
-    """What the journal keeps of a commit."""
+    """Return the fields of a commit that the journal keeps."""
     counted = record.contribution
     return {
         "step": record.step,

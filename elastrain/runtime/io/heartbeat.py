@@ -87,7 +87,7 @@ class LoopHeartbeat:
         return median(took_s) if took_s else None
 
     def known_stretch(self, name: str, timeout_s: float) -> AbstractContextManager[None]:
-        """Return a stretch that scripts need not declare. Within a stretch that the script declared, that one applies."""
+        """Return a stretch that scripts need not declare. A stretch declared by the script takes precedence."""
         return nullcontext() if self._declared else self.stretch(name, timeout_s)
 
     def hear_compiler(self) -> None:

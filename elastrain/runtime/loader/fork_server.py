@@ -1,8 +1,8 @@
-"""Where loader processes come from, at any time: a fork of the training process that was made before training began.
+"""The fork server of loader processes: a fork of the training process that was made before training began.
 
-A process forked in the middle of training would take along locks that other threads hold, and keep every page that the
-training process changes later. This one has one thread and nothing but the data set; it starts processes when asked
-to, and says which have ended and how. Nothing here knows what they do.
+A process forked during training would inherit locks that other threads hold, and would keep every page that the
+training process changes later. The fork server has one thread and only the data set. It starts processes on request,
+and reports which have ended and how. It does not know what they do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from elastrain.base.processes import die_with_parent
 
 _ORDER = struct.Struct("q")
-"""A slot in which to start a process, or one of these."""
+"""A slot in which to start a process, or one of the two commands below."""
 _END_WITH_THE_LAST, _KILL_ALL = -1, -2
 _ENDED = struct.Struct("qqq")
 _KILL_TIMEOUT_S = 5.0
@@ -30,7 +30,7 @@ _KILL_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessEnded:
-    """A process of the nursery's has ended. `exit_code` < 0: by that signal."""
+    """The end of a process of the fork server. A negative `exit_code` is the number of the signal that killed it."""
 
     slot: int
     pid: int
@@ -38,13 +38,13 @@ class ProcessEnded:
 
 
 class ForkServerEndedError(RuntimeError):
-    """All its processes have ended with it, and none can be started again."""
+    """The fork server has ended with all its processes, and none can be started again."""
 
 
 class ForkServer:
-    """Runs `body(slot)` in a process of its own for each of `count` slots, and again where `start` asks for it.
+    """A process that runs `body(slot)` in a child for each of `count` slots, and again on `start`.
 
-    All end with the thread that makes the nursery, however that ends.
+    All processes end with the thread that makes the server, however that thread ends.
     """
 
     def __init__(self, body: Callable[[int], None], count: int) -> None:
@@ -60,14 +60,18 @@ class ForkServer:
             theirs.close()
 
     def fileno(self) -> int:
-        """Readable when `ended` has something to say."""
+        """Return a descriptor that is readable when `ended` has something to report."""
         return self._orders.fileno()
 
     def start(self, slot: int) -> None:
+        """Start a process for this slot."""
         self._order(slot)
 
     def ended(self) -> list[ProcessEnded]:
-        """Who has, since the last call. Raises ForkServerEndedError if the nursery itself has."""
+        """Return the processes that have ended since the last call.
+
+        Raises ForkServerEndedError if the server has ended.
+        """
         found: list[ProcessEnded] = []
         while True:
             try:
@@ -86,7 +90,7 @@ class ForkServer:
             found.append(ProcessEnded(slot=slot, pid=pid, exit_code=exit_code))
 
     def close(self, timeout_s: float) -> None:
-        """Wait until all have ended, and kill who has not in time."""
+        """Wait until all processes have ended, and kill those that have not ended in time."""
         self._order(_END_WITH_THE_LAST)
         self._process.join(timeout_s)
         if self._process.is_alive():
@@ -97,15 +101,16 @@ class ForkServer:
         self._orders.close()
 
     def kill(self) -> None:
-        """At once, with all its processes."""
+        """Kill the server and all its processes at once."""
         self._process.kill()
 
     def _order(self, order: int) -> None:
-        with suppress(ConnectionError):  # it has gone, as `ended` will tell
+        with suppress(ConnectionError):  # the server has ended, as `ended` will report
             self._orders.send(_ORDER.pack(order))
 
 
 def how_it_ended(exit_code: int) -> str:
+    """Describe in words how a process with this exit code ended."""
     if exit_code == -signal.SIGKILL:
         return "was killed by SIGKILL; if nobody did that, the system or its cgroup is out of memory"
     if exit_code < 0:
@@ -114,21 +119,22 @@ def how_it_ended(exit_code: int) -> str:
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the thread that started this process ends, however it ends."""
+    """Let the kernel kill this process when the thread that started it ends, however that happens."""
     die_with_parent(signal.SIGKILL, parent)
-    for number in (signal.SIGINT, signal.SIGTERM):  # whoever signals the whole group means the training process
+    for number in (signal.SIGINT, signal.SIGTERM):  # a signal to the whole group is meant for the training process
         signal.signal(number, signal.SIG_IGN)
 
 
 class _Keeper:
-    """The nursery's own process."""
+    """The main loop of the fork server's process."""
 
     def __init__(self, body: Callable[[int], None], owner: int, orders: socket.socket, theirs: socket.socket) -> None:
         self._body, self._owner, self._orders, self._theirs = body, owner, orders, theirs
         self._running: dict[int, tuple[int, int]] = {}
-        """By pidfd: slot and process id."""
+        """pidfd -> (slot, process id)."""
 
     def run(self, count: int) -> None:
+        """Serve orders until the last process has ended."""
         die_with(self._owner)
         self._theirs.close()
         self._poll = select.poll()

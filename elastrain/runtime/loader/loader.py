@@ -1,7 +1,7 @@
 """The user's DataLoader: micro-batches by number, loaded ahead in other processes along the member's plan.
 
-Loading draws from random generators seeded per sample, and never from those of the training process. The processes are
-in `loading.py`, what they are asked for is decided in `schedule.py`. No messages to members.
+Loading draws from random generators that are seeded per sample, never from those of the training process. `loading.py`
+has the processes, and `packing.py` decides what they load next. No messages to members.
 """
 
 from __future__ import annotations
@@ -24,12 +24,23 @@ from elastrain.runtime.loader.packing import Plan, Request, Schedule
 
 
 class DataLoader:
-    """Describes the data to `job.prepare`. Batch sizes are in samples; the dataset is map-style.
+    """The data of a job, for `job.prepare`. Batch sizes are in samples; the dataset is map-style.
 
-    `num_workers`: loader processes (0: load in the training process). `prefetch`: micro-batches loaded ahead by each.
     Python, NumPy and torch are seeded per (seed, data epoch, sample) before `dataset[i]`, and per micro-batch before
-    `collate_fn`. `torch.utils.data.get_worker_info()` is None in the processes: a sample must not depend on who loads
-    it, and torch's collate functions would put tensors into memory that has a name. Raises ConfigError.
+    `collate_fn`. `torch.utils.data.get_worker_info()` is None in the loader processes: a sample must not depend on the
+    process that loads it, and torch's collate functions would put tensors into named shared memory.
+
+    Args:
+        dataset: A map-style dataset (`__getitem__` and `__len__`).
+        global_batch_size: Samples per step.
+        micro_batch_size: Samples per micro-batch.
+        shuffle: True to shuffle the samples in each epoch.
+        collate_fn: Function from a list of samples to a micro-batch; torch's `default_collate` if None.
+        num_workers: Number of loader processes; 0 loads in the training process.
+        prefetch: Micro-batches that each process loads ahead.
+
+    Raises:
+        ConfigError: If an argument is not valid.
     """
 
     def __init__(
@@ -64,7 +75,7 @@ class DataLoader:
 
     @property
     def order(self) -> DataOrder:
-        """Which sample is in which micro-batch. Raises RuntimeError before `bind`."""
+        """The order of the samples in micro-batches. Raises RuntimeError before `bind`."""
         if self._order is None:
             raise RuntimeError("the loader has no seed yet: bind() comes first")
         return self._order
@@ -75,9 +86,10 @@ class DataLoader:
         self._order = DataOrder(seed=seed, **{name: getattr(self._unbound, name) for name in fields})
 
     def start(self, step: int, plan: Plan, tell: Callable[[str], None] = lambda sentence: None) -> None:
-        """Start the processes, from a thread that lives as long as they should, and load ahead from `step` on.
+        """Start the loader processes, and load ahead from `step` on.
 
-        `tell` hears of each process that has died and is started again.
+        The calling thread must live as long as the processes. `tell` is called for each process that died and is
+        started again.
         """
         if self._source is not None:
             raise RuntimeError("the loader was started before")
@@ -90,7 +102,7 @@ class DataLoader:
             self._source = _Ahead(processes, schedule, _InThisProcess(samples.load), tell)
 
     def get(self, step: int, micro_batch: int) -> Any:
-        """The collated micro-batch; loaded next, before all others, if it was not ahead.
+        """Return the collated micro-batch. If it was not loaded ahead, it is loaded before all others.
 
         Raises what the dataset raised, with its traceback in the message; RuntimeError if processes die of it.
         """
@@ -123,16 +135,16 @@ def _check(dataset: Any, collate_fn: Any, num_workers: Any, prefetch: Any) -> No
 
 
 class _Source(Protocol):
-    """Where micro-batches come from: this process or others."""
+    """A source of micro-batches: this process or loader processes."""
 
     def get(self, request: Request) -> Any:
-        """The micro-batch, or how loading it `LoadFailed`."""
+        """Return the micro-batch, or `LoadFailed` if loading raised."""
 
     def close(self) -> None: ...
 
 
 class _Ahead:
-    """Loaded in other processes, ahead of time where the plan says it; `here` when no process can be started."""
+    """A source that loads ahead in other processes, along the plan. Uses `here` once no process can be started."""
 
     def __init__(
         self, processes: LoaderProcesses, schedule: Schedule[Packed], here: _InThisProcess, tell: Callable[[str], None]
@@ -158,7 +170,7 @@ class _Ahead:
     def _get(self, processes: LoaderProcesses, request: Request) -> Any:
         if self._schedule.want(request):
             processes.send(request, urgent=True)
-        self._receive(processes, wait=False)  # a death is told at once, whatever has been loaded before
+        self._receive(processes, wait=False)  # a death is reported at once, even if results are waiting
         while (packed := self._schedule.take(request)) is None:
             self._receive(processes, wait=True)
         self._ask_ahead(processes)
@@ -177,7 +189,7 @@ class _Ahead:
 
 
 class _InThisProcess:
-    """`num_workers=0`: each micro-batch is loaded when it is taken; the default generators stay as they were."""
+    """A source for `num_workers=0`: it loads on request, and leaves the default generators unchanged."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -194,13 +206,13 @@ class _InThisProcess:
 
 
 class _Samples:
-    """What is loaded, wherever that happens: a micro-batch from the samples that the order gives it."""
+    """The loading of a micro-batch from its samples, the same in every process."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], order: DataOrder) -> None:
         self._dataset, self._collate, self._order = dataset, collate, order
 
     def load(self, step: int, micro_batch: int) -> Any:
-        """The collated micro-batch. Changes the state of the default generators."""
+        """Return the collated micro-batch. Changes the state of the default generators."""
         samples, come_to = [], at_sample.get()
         for epoch, sample in self._order.samples(step, micro_batch):
             come_to(sample)

@@ -1,12 +1,11 @@
-"""Micro-batches in a memfd, and the schedule of their loading.
+"""Packing of an object into one memfd, to hand a micro-batch to the training process; and the order of loading.
 
-A loader process packs each micro-batch into one memfd, and the training process maps it. Layout:
+The memfd holds the description of the object (see `batch_codec`) and the bytes of its tensors and arrays, which are not
+copied again when it is opened. `Schedule` decides what is loaded next. No processes, no sockets.
 
-    number of buffers, bytes of the description, of each buffer 2 · bytes + (1 if read-only): 8 bytes each
-    the description (`batch_codec`)
-    the buffers, each at a multiple of 64 bytes
-
-`Schedule` says which micro-batches the loader processes load next. It has no processes and no tensors.
+number of buffers, bytes of the description, bytes of each buffer (8 bytes each);
+the description, in MessagePack;
+the buffers, each at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -23,15 +22,18 @@ from elastrain.comm.shm.shared_memory import Mapping
 from elastrain.runtime.loader import batch_codec
 
 _READ_UP_TO_BYTES = 64 << 10
-"""Up to here a copy costs less than a map and its page faults: 39 us and 64; at four times this size, 255 and 140."""
+"""Up to this size a copy is cheaper than a map and its page faults: 39 us against 64. At four times the size: 255, 140.
+"""
 _ALIGNED_BYTES = 64
-"""As torch aligns its own tensors: what a kernel computes may depend on it."""
+"""Alignment of torch's own tensors. Results of kernels may depend on it."""
 
 
 def pack(thing: Any) -> int:
-    """Return the descriptor of a new memfd that holds the thing; the caller closes it.
+    """Return the descriptor of a new memfd that holds the object. The caller closes it.
 
-    Raises OSError, and ConfigError as `batch_codec.encode` does.
+    Only the content of tensors is stored, not the rest of their storage; strides stay where `Tensor.clone` keeps them.
+    Tensors that shared memory no longer share it. Raises OSError, and ConfigError for an object that is no data, with
+    its place, such as `batch['x'][0]`.
     """
     description, buffers = batch_codec.encode(thing)
     sizes = [buffer.nbytes for buffer in buffers]
@@ -52,7 +54,9 @@ def pack(thing: Any) -> int:
 
 
 def take(fd: int) -> memoryview:
-    """The memory of a packed thing, writable, ours alone once the descriptors are closed. It lives as long as the view.
+    """Return the writable memory of a packed object, private once the descriptors are closed.
+
+    It lives as long as the view.
 
     The caller closes the descriptor. Raises OSError.
     """
@@ -65,7 +69,7 @@ def take(fd: int) -> memoryview:
 
 
 def unpack(memory: memoryview) -> Any:
-    """The thing. Its tensors and arrays are views of `memory`, and keep it. Raises ValueError for what is none."""
+    """Return the object. Its tensors and arrays are views of `memory` and keep it alive. Raises ValueError if invalid."""
     try:
         count, description_bytes = memory[:16].cast("Q")
         told = memory[16 : 16 + 8 * count].cast("Q").tolist()
@@ -79,7 +83,7 @@ def unpack(memory: memoryview) -> Any:
 
 
 def _offsets(start: int, sizes: Sequence[int]) -> list[int]:
-    """Where buffers of these sizes begin behind `start` bytes."""
+    """Return the offsets of buffers of these sizes behind `start` bytes."""
     offsets = []
     for size in sizes:
         start = -(-start // _ALIGNED_BYTES) * _ALIGNED_BYTES
@@ -102,18 +106,21 @@ def _mapped(fd: int, size_bytes: int) -> memoryview:
 
 
 Plan = Callable[[int], Sequence[int]]
-"""Step -> the micro-batches that this member is now expected to compute, in its order. Asked again and again."""
+"""Step -> the micro-batches that this member is now expected to compute, in its order. Called again and again."""
 Request = tuple[int, int]
 """`(step, micro-batch)`."""
 Loaded = TypeVar("Loaded")
 
 _LOOKAHEAD_STEPS = 2
 _UNDER_WAY_MOST = 64
-"""Requests that wait in the kernel with their results: so few that sending either never waits for a reader."""
+"""Maximum number of requests under way. So few fit into the sockets' buffers that no sender ever blocks."""
 
 
 class Schedule(Generic[Loaded]):
-    """Requests come back in any order. At most `ahead` are under way or loaded, beside what somebody waits for."""
+    """The choice of what to load next. Results may come in any order.
+
+    At most `ahead` requests are under way or loaded, not counting the one that the training loop waits for.
+    """
 
     def __init__(self, step: int, plan: Plan, *, ahead: int) -> None:
         self._step, self._plan, self._limit = step, plan, ahead
@@ -123,9 +130,11 @@ class Schedule(Generic[Loaded]):
         self._taken: set[Request] = set()
 
     def want(self, request: Request) -> bool:
-        """Somebody waits for it. True: it has to be asked for, before all others; it counts as under way then.
+        """Note that the training loop waits for this request.
 
-        Loading ahead starts at its step; what belongs to earlier ones is let go.
+        Returns True if the caller has to send it before all others.
+
+        It then counts as under way. Loading ahead starts at its step; results of earlier steps are dropped.
         """
         self._wanted = request
         self._advance(request[0])
@@ -135,7 +144,7 @@ class Schedule(Generic[Loaded]):
         return True
 
     def ahead(self) -> Iterator[Request]:
-        """What else to ask for now, in this order. It counts as under way once it was handed out."""
+        """Yield further requests to send now, in this order. Each counts as under way once it was yielded."""
         for step in range(self._step, self._step + _LOOKAHEAD_STEPS):
             for micro_batch in self._plan(step):
                 if len(self._under_way) >= _UNDER_WAY_MOST or len(self._under_way) + len(self._loaded) >= self._limit:
@@ -146,13 +155,13 @@ class Schedule(Generic[Loaded]):
                     yield request
 
     def arrived(self, request: Request, loaded: Loaded) -> None:
-        """It came. What nobody will ask for any more is dropped."""
+        """Store a result, or drop it if it is no longer needed."""
         self._under_way.discard(request)
         if request[0] >= self._step or request == self._wanted:
             self._loaded[request] = loaded
 
     def take(self, request: Request) -> Loaded | None:
-        """What was loaded for it, handed out once; None if it has not come yet."""
+        """Return the result of a request, once; None if it has not come yet."""
         loaded = self._loaded.pop(request, None)
         if loaded is not None:
             self._taken.add(request)
