@@ -1,7 +1,7 @@
-"""Where tensors of a tracing pass come from: by which block, and what code between blocks does with them.
+"""Origins of tensors in a tracing pass: the block that made each, and the cuts that code between blocks forbids.
 
-A tensor that code between blocks makes lives with the latest block that went into it: the member that has that block
-runs this code on real tensors. So no member may begin between that block and code that uses the tensor later.
+The home of a tensor that code between blocks makes is the latest block that went into it: the member with that block
+runs this code on real tensors. No member may begin between the home and code that uses the tensor later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BY_FORWARD = "behind block {} others are called by their forward, not as module
 
 
 class Origins:
-    """Numbers of tensors, the block that each lives with, and the illegal cuts. Places are those of the graph."""
+    """The numbers and homes of tensors, and the illegal cuts. Places are those of the block graph."""
 
     def __init__(self, model: nn.Module, blocks: Sequence[str]) -> None:
         self.latest = _NOWHERE
@@ -38,24 +38,25 @@ class Origins:
         self.at = _NOWHERE
         """The block that was entered last."""
         self.shapes: dict[int, Tensor] = {}
-        """By number. Kept as long as the pass lasts: else another tensor could get the address of one that is gone."""
+        """Tensors by number. They are kept during the pass, so that no other tensor gets the same id."""
         self.home: dict[int, int] = {}
-        """Number -> the place of the block that the tensor lives with."""
+        """Number of a tensor -> place of its home block."""
         self._order: list[str] = []
         self._numbers: dict[int, int] = {}
         self._inside: dict[int, tuple[weakref.ref[Tensor], int, bool]] = {}
-        """By id: a tensor that a block has made and not returned, the block's place, and whether it is of activations,
-        parameters or random numbers.
+        """By id: a tensor that a block made and did not return, the block's place, and True if it depends on
+        activations, parameters or random numbers.
         """
         self._given: dict[int, object] = {}
-        """By id: the activations that the block was given that was entered last."""
+        """By id: the activations that the last entered block was given."""
         self._written: dict[int, tuple[Tensor, int]] = {}
-        """By storage: a real tensor into which activations were written, and the block that it lives with from then."""
+        """By storage: a real tensor into which activations were written, and its home since then."""
         self._illegal: dict[int, str] = {}
-        """Cut -> why; 0 stands for all of them."""
+        """Cut -> reason. Key 0 stands for all cuts."""
         self.parameters = ParameterUses(model, blocks)
 
     def enter(self, at: int, name: str) -> None:
+        """Note that the forward enters a block. Entering one again forbids the cuts in between."""
         if at < len(self._order):
             self._forbid(at, self.latest, f"block {name!r} is entered again behind it")
         else:
@@ -63,20 +64,21 @@ class Origins:
         self.latest, self.at = max(self.latest, at), at
 
     def takes(self, at: int, arguments: Sequence[object]) -> None:
-        """A block is entered with these, or uses them."""
+        """Note that a block is entered with these tensors, or uses them."""
         self.parameters.used([each for each in arguments if isinstance(each, Tensor)], at)
-        # Real ones are known only where others draw other random numbers, or have no activations to write into them.
+        # Homes of real tensors are known only if other members draw other numbers or lack the activations written into
+        # them.
         for home in self.homes_of_own(arguments):
             why = "takes random numbers that are drawn before it, or what activations are written into"
             self._forbid(home, at, f"block {self._order[at]!r} {why}")
 
     def hooked(self, at: int, tensors: Sequence[Tensor]) -> None:
-        """The block is told of gradients of these, which it was given."""
+        """Note that the block has a hook on the gradients of these arguments."""
         for home in self.homes(tensors):
             self._forbid(home, at, f"block {self._order[at]!r} has a hook on the gradient of what it is given")
 
     def number(self, tensor: Tensor) -> int:
-        """The tensor's number; a new one lives with the latest block."""
+        """Return the tensor's number. The home of a new tensor is the latest block, or the block that kept it."""
         number = self._numbers.get(id(tensor))
         if number is not None:
             return number
@@ -84,15 +86,15 @@ class Origins:
         return self._register(tensor, max(self.latest, 0) if kept_at is None else kept_at)
 
     def returned(self, at: int, leaves: Sequence[object]) -> dict[int, int]:
-        """A block has made these. By index of a tensor its number."""
+        """Note the results of a block. Returns index of a tensor -> its number."""
         return {index: self._register(leaf, at) for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
 
     def given(self, leaves: Sequence[object]) -> None:
-        """The block that was entered last is given these activations."""
+        """Note the activations that the last entered block is given."""
         self._given = {id(leaf): leaf for leaf in leaves}
 
     def made_inside(self, taken: Sequence[Tensor], made: Sequence[Tensor], *, has_drawn: bool) -> None:
-        """A block has made these, which code behind it may find in an attribute or a hook, and so may another block."""
+        """Note tensors that a block made inside. Later code or blocks may find them in an attribute or a hook."""
         is_own = has_drawn
         for tensor in taken:
             _, at, its = self._made_at(tensor)
@@ -107,12 +109,12 @@ class Origins:
                 self._inside[id(tensor)] = weakref.ref(tensor), self.at, is_own
 
     def _made_at(self, tensor: Tensor) -> tuple[bool, int, bool]:
-        """Whether a block is known to have made the tensor; which, and whether nobody else could."""
+        """Return (True if a block made the tensor, its place, True if only members with that block have the values)."""
         made, at, is_own = self._inside.get(id(tensor), (None, _NOWHERE, False))
         return (True, at, is_own) if made is not None and made() is tensor else (False, _NOWHERE, False)
 
     def changed(self, tensors: Sequence[Tensor]) -> None:
-        """The block that was entered last has changed these in place, which it was given."""
+        """Note arguments that the last entered block has changed in place."""
         for storage in map(storage_of, tensors):
             alike = [number for number, other in self.shapes.items() if storage_of(other) == storage]
             if len(alike) > 1:
@@ -121,19 +123,22 @@ class Origins:
                 self._forbid(first, self.at, f"block {self._order[self.at]!r} {why}")
 
     def _place_inside(self, tensor: Tensor) -> int | None:
-        """The block that has made the tensor and not returned it, as far as is known."""
+        """Return the place of the block that made the tensor and did not return it, or None if no block is known."""
         is_known, at, _ = self._made_at(tensor)
         if is_known:
             return at
-        # A fake is always a block's: of one that nobody saw being made the first block may be it.
+        # Only blocks make fakes. A fake whose making was not seen is attributed to the first block.
         return 0 if is_fake(tensor) and self.latest != _NOWHERE else None
 
     def written(self, tensors: Iterable[Tensor], homes: Sequence[int]) -> None:
-        """Into these real tensors went what only the members have that compute the blocks at `homes`."""
+        """Note that values which only members with the blocks `homes` have were written into these real tensors."""
         self._written |= {storage_of(tensor): (tensor, max(homes)) for tensor in tensors if homes}
 
     def made_between(self, operation: str, taken: Sequence[Tensor], made: Sequence[Tensor], *, is_own: bool) -> None:
-        """Code between blocks took these tensors and made those. `is_own`: random ones, as only this member draws."""
+        """Note that code between blocks took some tensors and made others.
+
+        `is_own`: only this member draws these numbers.
+        """
         homes = self.homes(taken) + [self.latest] * is_own
         for place in [self._place_inside(tensor) for tensor in taken if id(tensor) not in self._numbers]:
             if place is not None:
@@ -150,29 +155,31 @@ class Origins:
                     self._register(tensor, max(homes))
 
     def illegal(self, neighbours: Mapping[str, str]) -> tuple[IllegalCut, ...]:
-        """`neighbours`: a block that was never entered -> the one that it goes with."""
+        """Return the illegal cuts. `neighbours`: a block that was never entered -> the block that it stays with."""
         for first, last, why in self.parameters.together(self._order, neighbours):
             self._forbid(first, last, why)
-        # Every member runs that code, also one that has no such block and so finds nothing.
+        # Every member runs that code, even one without the block, where the code finds nothing.
         if 0 in self._illegal:
             self._illegal = dict.fromkeys(range(1, len(self._order)), self._illegal[0])
         return tuple(IllegalCut(cut=cut, why=why) for cut, why in sorted(self._illegal.items()))
 
     def homes_of_own(self, tensors: Sequence[object]) -> list[int]:
-        """Those of real tensors: of random ones as only this member draws, of what activations are written into, and
-        of what blocks have kept.
+        """Return the homes of real tensors with values that other members lack.
+
+        These are random numbers that only some members draw, tensors into which activations were written, and tensors
+        that blocks have kept.
         """
         own = [each for each in tensors if isinstance(each, Tensor) and not is_fake(each)]
         return self.homes(own) + [place for each in own if (place := self._place_inside(each)) is not None]
 
     def homes(self, tensors: Sequence[Tensor]) -> list[int]:
-        """The blocks that tensors live with, as far as they are known."""
+        """Return the known homes of tensors."""
         homes = [self.home[self._numbers[id(tensor)]] for tensor in tensors if id(tensor) in self._numbers]
         found = [self._written.get(storage_of(tensor)) for tensor in tensors if self._written and not is_fake(tensor)]
         return homes + [each[1] for each in found if each is not None]
 
     def keep_together(self, first: int, last: int, why: str) -> None:
-        """Nobody may begin behind the first block and up to the last one. `{}` in `why` is the first one's name."""
+        """Forbid all cuts behind the first block and up to the last one. `{}` in `why` is the first block's name."""
         self._forbid(first, last, why.format(repr(self._order[first])))
 
     def _forbid(self, first: int, last: int, why: str) -> None:
@@ -186,13 +193,13 @@ class Origins:
             self.shapes[number] = tensor
             self.home[number] = home
         else:
-            # Changed in place by later code: from there on it lives further behind.
+            # The tensor was changed in place by later code, so its home moves further behind.
             self.home[number] = max(home, self.home[number])
         return number
 
 
 class CodeBetween(TorchFunctionMode):
-    """Sees every operation of the forward while it is entered, and tells `Origins` what code between blocks does."""
+    """A mode that sees every operation of the forward, and tells `Origins` what code between blocks does."""
 
     def __init__(self, origins: Origins) -> None:
         super().__init__()
@@ -201,14 +208,16 @@ class CodeBetween(TorchFunctionMode):
         self._is_paused = False
         self._is_inside = False
         self._is_ahead = False
-        """Who computes the block that was entered last has drawn what others have not: in it, or for fakes."""
+        """True if members that compute the last entered block have drawn numbers, in it or for activations, that others
+        have not.
+        """
         self.called: list[str] = []
-        """The block that is called as a module, with the hooks that set its random stream: not by its `forward`."""
+        """The block being called as a module, whose hooks set its random stream. Empty for a call of `forward`."""
         self._stream = _NOWHERE  # the block whose random stream is drawn from
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing in here is the user's code."""
+        """Ignore operations in the body: they are not the user's code."""
         before, self._is_paused = self._is_paused, True
         try:
             yield
@@ -216,6 +225,7 @@ class CodeBetween(TorchFunctionMode):
             self._is_paused = before
 
     def enter(self, at: int, name: str, arguments: Sequence[object]) -> None:
+        """Note that the forward enters the block `name` at place `at`."""
         self._draws.look(self._origins.at, is_inside=False)
         self._origins.enter(at, name)
         self._origins.takes(at, arguments)
@@ -225,7 +235,7 @@ class CodeBetween(TorchFunctionMode):
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """In here a block runs: what it does with activations is its own, which parameters it uses is not."""
+        """Treat the body as the inside of a block: only its uses of parameters and its results matter."""
         before, self._is_paused, self._is_inside = self._is_paused, False, True
         try:
             yield
@@ -234,11 +244,11 @@ class CodeBetween(TorchFunctionMode):
             self._draws.look(self._origins.at, is_inside=True)
 
     def reads(self) -> None:
-        """The block that runs hands on, or keeps, numbers that it has read from values."""
+        """Note that the block that runs returns or keeps numbers that it has read from values."""
         self._draws.read([self._origins.at])
 
     def finish(self, blocks: int) -> TracedDraws:
-        """The forward is over; where it drew."""
+        """End the forward. Returns the places where it drew random numbers."""
         self._draws.look(self._origins.at, is_inside=False)
         for first, last, why in self._draws.together(blocks - 1):
             self._origins.keep_together(first, last, why)
@@ -279,7 +289,7 @@ class CodeBetween(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _read_as_ours(func: Any) -> Iterator[None]:
-    """Our sentence where torch says that a fake among other things, as in a list, has no values."""
+    """Replace torch's error for a fake without values, such as one in a list, by a ConfigError."""
     try:
         yield
     except RuntimeError as error:
@@ -289,14 +299,14 @@ def _read_as_ours(func: Any) -> Iterator[None]:
 
 
 def writes(tensors: Sequence[object]) -> Callable[[], list[Tensor]]:
-    """Says which of them are real, and have been written into since."""
+    """Return a function that lists the real tensors among these that were written into since this call."""
     real = [each for each in tensors if isinstance(each, Tensor) and not is_fake(each) and not each.is_inference()]
     versions = [each._version for each in real]
     return lambda: [each for each, version in zip(real, versions, strict=True) if each._version != version]
 
 
 class _SeenDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
-    """Notes whether an operation draws from a generator that the script has not given, on fakes, too."""
+    """A mode that notes if an operation draws from a generator that the script did not pass, even on fakes."""
 
     has_drawn = False
 
@@ -305,6 +315,6 @@ class _SeenDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch d
         if torch.Tag.nondeterministic_seeded in func.tags:
             its = {each.name: each.default_value for each in func._schema.arguments}
             its |= {**dict(zip(its, args, strict=False)), **kwargs}
-            # Attention has the tag without dropout, too.
+            # Attention has the tag even without dropout.
             self.has_drawn |= its.get("generator") is None and its.get("dropout_p") != 0.0
         return func(*args, **kwargs)

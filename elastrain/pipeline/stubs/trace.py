@@ -1,6 +1,6 @@
 """The tracing pass: one forward of the user's unmodified code with every block on fakes, which records the block graph.
 
-It finds the order of the blocks, what each returns and takes, its FLOPs, and at which cuts no member may begin.
+It finds the order of the blocks, their arguments and results, their FLOPs, and the illegal cuts.
 """
 
 from __future__ import annotations
@@ -32,51 +32,54 @@ from elastrain.pipeline.stubs.uses import check_entry
 
 @dataclass(frozen=True, kw_only=True)
 class TracedModel:
-    """The block graph, and what stubs have to know besides. Tensors go by numbers, in order of first appearance."""
+    """The block graph, and all else that stubs need. Tensors are numbered in order of first appearance."""
 
     graph: BlockGraph
     outputs: tuple[Mapping[Given, BlockOutputs], ...]
-    """By place in the graph: what the block returns for what it was given."""
+    """By place in the graph: the block's result for each key of arguments."""
     entries: tuple[tuple[SeenEntry, ...], ...]
-    """By place: what was seen each time that the forward entered the block."""
+    """By place: one record for each time that the forward entered the block."""
     crossing: tuple[tuple[int, ...], ...]
-    """By cut: the numbers of what crosses it, in the order in which it is sent."""
+    """By cut: the numbers of the tensors that cross it, in the order in which they are sent."""
     saved: tuple[int, ...]
     """By place in the graph: bytes that the block's forward keeps for its backward."""
     keeping: frozenset[int]
-    """Places of the blocks whose forward leaves something else in its modules, where no other block finds it."""
+    """Places of blocks whose forward leaves something in its modules that no other block can find."""
     draws: TracedDraws
     counted: Mapping[tuple[str, str], tuple[float, float]]
-    """Numbers in attributes of modules that the forward has changed, from what to what."""
+    """Numbers in module attributes that the forward has changed -> (before, after)."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """All blocks: those that the tracing pass left out come behind those of the graph."""
+        """All blocks: those of the graph, then those that the tracing pass left out."""
         return (*self.graph.blocks, *(name for name, _ in self.graph.never_entered))
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Of each in the graph: of one that the tracing pass left out, its neighbour's."""
+        """Place of every block in the graph. A block that the tracing pass left out has the place of its neighbour."""
         beside = (self.graph.blocks.index(neighbour) for _, neighbour in self.graph.never_entered)
         return (*range(len(self.graph.blocks)), *beside)
 
     @cached_property
     def made(self) -> Mapping[int, tuple[int, int | None]]:
-        """Number of what a block returns -> the block's place, and the number of what it took first."""
+        """Number of a tensor that a block returns -> (place of the block, number of the first tensor that it took)."""
         seen = [(place, entry) for place, entries in enumerate(self.entries) for entry in entries]
         first = {id(entry): next((entry.taken[index] for index in sorted(entry.taken)), None) for _, entry in seen}
         return {number: (place, first[id(entry)]) for place, entry in seen for number in entry.returned.values()}
 
     def numbers(self, place: int, entry: int) -> SeenEntry:
-        """Of a block that is entered so often already; none where the tracing pass did not enter it again."""
+        """Return the record of entry number `entry` of a block, or an empty `SeenEntry` if there was none."""
         return self.entries[place][entry] if entry < len(self.entries[place]) else SeenEntry({}, {})
 
 
 class TracingPass:
-    """`begin` before the user's body runs on a batch, `finish` when it calls `step.backward`."""
+    """The recorder of the pass.
+
+    Call `begin` before the user's body runs on a batch, `finish` when it calls `step.backward`.
+    """
 
     def __init__(self, model: nn.Module, blocks: Sequence[str]) -> None:
-        """Raises ConfigError for a model that is compiled as a whole."""
+        """Put the recording entries into the model. Raises CutError if the model is compiled as a whole."""
         self._model = model
         self._blocks = tuple(blocks)
         self._fakes = Fakes()
@@ -96,22 +99,27 @@ class TracingPass:
         self._before: BeforePass | None = None
 
     def begin(self) -> None:
+        """Begin the pass."""
         self._has_grad = torch.is_grad_enabled()
         self._before = BeforePass(self._model)
         for hook in self._before.handles:
             self._stack.callback(hook.remove)
         self._stack.callback(KeptByModules(self._model).give_back)
-        # Also of code around blocks, which a compiler that comes upon an entry would end with a long traceback.
+        # Compilation is off for code around blocks, too: a compiler that finds an entry would fail with a long
+        # traceback.
         self._stack.enter_context(not_compiled())
         self._stack.enter_context(self._between)
 
     def abandon(self) -> None:
-        """Take everything off the model again."""
+        """Remove all hooks and entries from the model."""
         self._stack.close()
         self._entries.close()
 
     def finish(self) -> TracedModel:
-        """Take everything off the model, and say what was found. Raises ConfigError: no block, or hooks of the body."""
+        """Remove everything from the model and return the result.
+
+        Raises ConfigError if no block was entered, or if the loop body registered hooks.
+        """
         assert self._before is not None, "it has begun"
         counted = self._before.counted()
         try:
@@ -143,7 +151,7 @@ class TracingPass:
             check_caller_not_compiled()
             name = self._blocks[place]
             if self._has_grad and not torch.is_grad_enabled():
-                # Reentrant checkpointing: it would connect gradients to fakes.
+                # Reentrant checkpointing runs blocks without gradients, and would connect gradients to fakes.
                 raise ConfigError(
                     f"block {name!r} runs without gradients inside of the forward: with checkpointing pass "
                     "use_reentrant=False; freeze blocks by requires_grad_(False), and not by torch.no_grad()"
@@ -170,7 +178,7 @@ class TracingPass:
             if at == len(self._entered):
                 self._entered.append(EnteredBlock(place))
             self._entered[at].outputs[given(leaves, kwargs)] = outputs
-            # Fresh ones: what a block returned as it came in would belong to two blocks.
+            # The results are new fakes: an argument that the block returned would otherwise belong to two blocks.
             made = outputs.fakes(self._fakes)
             self._entered[at].enter(SeenEntry(taken, self._origins.returned(at, leaves_of(made))), *costs)
             return made
@@ -178,7 +186,10 @@ class TracingPass:
     def _run(
         self, name: str, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[object, tuple[int, int, set[int]]]:
-        """What the block returns, as fakes or, where it has no fake kernel, as zeros; what `EnteredBlock` counts."""
+        """Run a block and return its result, on fakes or, if it has no fake kernel, on zeros; also its costs.
+
+        The costs are FLOPs, saved bytes and the ids of changed attributes, as `EnteredBlock` adds them up.
+        """
         handed, module = Handed(name, args, kwargs), self._model.get_submodule(name)
         with left_as_it_was(module) as changed:
             kept = KeptByModules(module)
@@ -188,7 +199,7 @@ class TracingPass:
                 with counter, self._saving as saved, self._fakes:
                     returned = forward(*args, **kwargs)
             except Exception:  # noqa: BLE001  a kernel may raise anything where it is given a fake
-                # Some kernels do not know fakes, and blocks may read values of their own: zeros are values.
+                # Some kernels do not support fakes, and blocks may read values of their own: zeros are values.
                 kept.give_back()
                 handed.check()
                 zero_args, zero_kwargs = mapped(_zeros, (args, kwargs))
@@ -212,7 +223,10 @@ class _WholeBlock(contextlib.nullcontext[None]):
 
 
 class _Flops(FlopCounterMode):
-    """Counts for the block as a whole. For modules inside torch hangs hooks on tensors, with which some models fail."""
+    """A FLOP counter for the block as a whole.
+
+    torch's per-module counts put hooks on tensors, with which some models fail.
+    """
 
     def __init__(self) -> None:
         super().__init__(display=False)

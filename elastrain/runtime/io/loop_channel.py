@@ -25,7 +25,7 @@ from elastrain.runtime.model.gradients import GradientSlot
 from elastrain.runtime.model.optimizer import Hyper
 
 LOOK_EVERY_S = 0.5
-"""Longest time that the loop waits before it checks whether the engine has ended."""
+"""Longest time that either thread waits before it checks whether the engine was stopped."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _MISSING = object()
 
 
 class Describer:
-    """The encoder of one object. `buffers` collects the bytes that the tree refers to. Raises TypeError for non-data."""
+    """The encoder of one object. `buffers` collects the bytes of its tensors. Raises TypeError for non-data."""
 
     Of a tensor the content travels, never the rest of its storage. Tensors that share memory do not share it
     afterwards; one tensor in two places stays one. Raises ConfigError for what cannot be pickled, with its place, such

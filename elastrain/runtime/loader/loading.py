@@ -1,10 +1,9 @@
-"""The loader processes: forks of the training process that take requests and hand back packed micro-batches.
+"""The loader processes: forks of the training process that take requests and return packed micro-batches.
 
-Any of them may be killed at any time: it is started again, and what it had taken is asked for again. What they share
-are three datagram sockets, whose locks the kernel keeps: one for requests that somebody waits for, one for those ahead
-of time, one for results. Whoever is free takes the next request, so that a slow one delays nobody else. A result is a
-memfd, which has no name that could stay behind. Deaths are heard of in `receive` only. No threads here, and nothing
-about plans or samples.
+Any of them may be killed at any time: it is started again, and its request is sent again. They share three datagram
+sockets, whose locks the kernel keeps: urgent requests, requests ahead of time, and results. A free process takes the
+next request, so a slow one delays no other. A result is a memfd, which has no name that could stay behind. Deaths are
+noticed in `receive` only. No threads, plans or samples here.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ Load = Callable[[int, int], Any]
 """`(step, micro-batch)` -> the collated micro-batch."""
 
 Packed = memoryview | OSError | RuntimeError
-"""A micro-batch, or why this process had no room for it, or how the processes ended that tried to load it."""
+"""A micro-batch, or OSError if this process had no room for it, or RuntimeError if loader processes died of it."""
 
 at_sample: ContextVar[Callable[[int], None]] = ContextVar("at_sample", default=lambda sample: None)
-"""Hears which sample of the data set a loader process comes to, so that one that kills it can be named."""
+"""A function that is called with each sample that a loader process begins, to name a sample that kills the process."""
 
 _REQUEST = struct.Struct("qq")
 _SAMPLE = struct.Struct("q")
@@ -49,13 +48,13 @@ _CLOSE_TIMEOUT_S = 5.0
 _NOTHING = (-1, -1)
 NO_SAMPLE = -1
 _DEATHS_MOST = 2
-"""So many processes may die over one sample."""
+"""Maximum number of processes that may die of one sample."""
 _DEATHS_IN_A_ROW = 4
-"""So many may die, for each that there is, without that anything was loaded in between."""
+"""Maximum number of deaths, per process, without a loaded micro-batch in between."""
 
 
 class LoadFailed:
-    """The exception under way, with its traceback as text, on its way to whoever asks for the micro-batch."""
+    """The exception being handled, with its traceback as text, to be raised again in the training process."""
 
     def __init__(self) -> None:
         self._wrapper = ExceptionWrapper(where="while loading a micro-batch")  # type: ignore[no-untyped-call]
@@ -63,7 +62,10 @@ class LoadFailed:
         self._refusal = str(error) if isinstance(error, ConfigError) else ""
 
     def raise_again(self) -> None:
-        """Raise it, but for what would silently end the generator that the training loop iterates over."""
+        """Raise the exception again.
+
+        StopIteration becomes RuntimeError, because it would end the training loop's generator.
+        """
         if self._refusal:
             raise ConfigError(self._refusal)
         try:
@@ -72,25 +74,25 @@ class LoadFailed:
             raise RuntimeError(str(error)) from None
 
     def nameless(self) -> LoadFailed:
-        """The same for an exception whose class cannot travel (it was defined in a function)."""
+        """Replace an exception class that cannot be sent, such as one defined in a function, by RuntimeError."""
         self._wrapper.exc_type = RuntimeError
         return self
 
 
 class LoaderProcesses:
-    """`count` processes that end with the thread that starts them, however it ends, or with `close`.
+    """`count` loader processes. They end with `close`, or with the thread that started them, however it ends.
 
-    `tell` hears of each that has died and is started again.
+    `tell` is called for each process that died and is started again.
     """
 
     def __init__(self, load: Load, count: int, tell: Callable[[str], None] = lambda sentence: None) -> None:
-        # Both ends stay open here: that a process has died is not said by them.
+        # Both ends stay open here: the fork server reports deaths, not these sockets.
         self._urgent, self._planned, self._results = pairs = [_pair() for _ in range(3)]
         self._owner = os.getpid()
         self._count = count
         self._tell = tell
         self._under_way: dict[Request, bool] = {}
-        """Asked for and not come yet, in order; whether somebody waits for it."""
+        """Requests without a result yet, in order -> True if the training loop waits for it."""
         self._came: deque[tuple[Request, Packed]] = deque()
         self._at_work = _AtWork(count)
         self._deaths = _Deaths(_DEATHS_IN_A_ROW * count)
@@ -99,22 +101,22 @@ class LoaderProcesses:
         self._poll = select.poll()
         self._poll.register(self._results[0], select.POLLIN)
         self._poll.register(self._nursery.fileno(), select.POLLIN)
-        # Before multiprocessing's own, registered earlier, which would ask them by SIGTERM and wait.
+        # Registered after multiprocessing's own handler, so it runs first. That one would send SIGTERM and wait.
         atexit.register(self._kill)
 
     def send(self, request: Request, *, urgent: bool = False) -> None:
-        """Have it loaded, before all that nobody waits for if `urgent`. The caller limits how many are under way."""
+        """Send a request; an `urgent` one is loaded before all others. The caller limits how many are under way."""
         self._under_way[request] = urgent
         (self._urgent if urgent else self._planned)[0].send(_REQUEST.pack(*request))
 
     def receive(self, *, wait: bool) -> Iterator[tuple[Request, Packed]]:
-        """What has come; `wait` until something happened.
+        """Yield the results that have come. With `wait`, block until something has happened.
 
-        Raises ForkServerEndedError, and RuntimeError if processes die over and over.
+        Raises ForkServerEndedError; RuntimeError if processes die over and over.
         """
         ready = {fd for fd, _ in self._poll.poll(None if wait and not self._came else 0)}
         while (result := _result(self._results[0])) is not None:
-            # Asked for twice, because it seemed lost: it is the same, bit for bit.
+            # A request that seemed lost was sent twice; both results are the same, bit for bit.
             if self._under_way.pop(result[0], None) is not None:
                 self._deaths.note_loaded(result[0])
                 self._came.append(result)
@@ -124,7 +126,7 @@ class LoaderProcesses:
             yield self._came.popleft()
 
     def close(self) -> None:
-        """End the processes: each when it has finished what it is loading, or is killed when that takes too long."""
+        """End the processes: each finishes what it is loading, and is killed if that takes too long."""
         atexit.unregister(self._kill)
         for ours, _ in (self._urgent, self._planned):
             ours.shutdown(socket.SHUT_WR)
@@ -135,11 +137,11 @@ class LoaderProcesses:
         self._at_work.close()
 
     def _kill(self) -> None:
-        if os.getpid() == self._owner:  # not in a fork of the user's own
+        if os.getpid() == self._owner:  # not in a fork that the user's code made
             self._nursery.kill()
 
     def _replace(self, ended: ProcessEnded) -> tuple[Request, Packed] | None:
-        """Start it again, and ask again for what it may have taken; or a result, where two have died of that."""
+        """Start a dead process again and repeat lost requests. Returns an error result if two died of the same sample."""
         how, request, sample = how_it_ended(ended.exit_code), *self._at_work.of(ended.slot)
         self._at_work.put(ended.slot, _NOTHING)
         self._deaths.count(how)
@@ -150,7 +152,10 @@ class LoaderProcesses:
         return fatal
 
     def _fatal(self, request: Request, sample: int, how: str) -> tuple[Request, Packed] | None:
-        """Without numbers of processes: on another member, the same mistake of the data set has the same words."""
+        """Return an error result if the request must be given up.
+
+        The message has no process numbers, so that it is the same on every member.
+        """
         if request not in self._under_way or not self._deaths.is_last_of(request, sample):
             return None
         del self._under_way[request]
@@ -162,7 +167,10 @@ class LoaderProcesses:
         )
 
     def _ask_again(self) -> None:
-        """For all that neither waits for a free process nor is at one: a process dies with what it has taken."""
+        """Send again all requests that neither wait for a process nor are being loaded.
+
+        A process loses its request when it dies.
+        """
         for _, theirs in (self._urgent, self._planned):
             while _taken_from(theirs):
                 pass
@@ -173,21 +181,21 @@ class LoaderProcesses:
 
 
 class _Deaths:
-    """Counts deaths of loader processes: in a row, and by the sample that they were loading."""
+    """A count of the deaths of loader processes: in a row, and by the sample that was being loaded."""
 
     def __init__(self, in_a_row_max: int) -> None:
         self._in_a_row_max = in_a_row_max
         self._since_a_result = 0
         self._of: dict[Request, Counter[int]] = {}
-        """By sample, for micro-batches that are under way."""
+        """Deaths by sample, for each request under way."""
 
     def note_loaded(self, request: Request) -> None:
-        """A process has loaded something: the row ends, and what died of this request does not count any more."""
+        """Reset the count in a row, and forget deaths during this request."""
         self._since_a_result = 0
         self._of.pop(request, None)
 
     def count(self, how: str) -> None:
-        """Count one more. Raises RuntimeError where too many have died and nothing was loaded in between."""
+        """Count one more death. Raises RuntimeError if too many processes died and nothing was loaded in between."""
         self._since_a_result += 1
         if self._since_a_result > self._in_a_row_max:
             raise RuntimeError(
@@ -195,7 +203,7 @@ class _Deaths:
             )
 
     def is_last_of(self, request: Request, sample: int) -> bool:
-        """Count one more that died of this sample of a request; True where that is enough to give it up."""
+        """Count one more death at this sample of a request. Returns True if the request has to be given up."""
         deaths = self._of.setdefault(request, Counter())
         deaths[sample] += 1
         if deaths[sample] < _DEATHS_MOST:
@@ -205,7 +213,7 @@ class _Deaths:
 
 
 class _AtWork:
-    """Which request and which sample each process is at, in memory that all of them share: a word of the dead."""
+    """The request and the sample that each process is loading, in shared memory, so that they survive its death."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -214,20 +222,25 @@ class _AtWork:
             self.put(slot, _NOTHING)
 
     def put(self, slot: int, request: Request) -> None:
+        """Set the request of a process."""
         _REQUEST.pack_into(self._memory, slot * _WORDS_BYTES, *request)
         self.come_to(slot, NO_SAMPLE)
 
     def come_to(self, slot: int, sample: int) -> None:
+        """Set the sample of a process."""
         _SAMPLE.pack_into(self._memory, slot * _WORDS_BYTES + _REQUEST.size, sample)
 
     def of(self, slot: int) -> tuple[Request, int]:
+        """Return the request and the sample of a process."""
         step, micro_batch = _REQUEST.unpack_from(self._memory, slot * _WORDS_BYTES)
         return (step, micro_batch), _SAMPLE.unpack_from(self._memory, slot * _WORDS_BYTES + _REQUEST.size)[0]
 
     def all(self) -> set[Request]:
+        """Return the requests of all processes."""
         return {self.of(slot)[0] for slot in range(self._count)}
 
     def close(self) -> None:
+        """Free the shared memory."""
         self._memory.close()
 
 
@@ -237,7 +250,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 
 def _result(results: socket.socket) -> tuple[Request, Packed] | None:
     try:
-        # Not socket.recv_fds, which takes no notice of its flags in Python 3.11.
+        # socket.recv_fds ignores its flags in Python 3.11.
         data, passed, _, _ = results.recvmsg(_REQUEST.size, _ONE_FD_BYTES, _AT_ONCE)
     except BlockingIOError:
         return None
@@ -264,14 +277,14 @@ def _serve(
     while request := _next_request(urgent, planned):
         at_work.put(slot, _REQUEST.unpack(request))
         fd = _packed(load, *_REQUEST.unpack(request))
-        # Before it is sent: what stands here is neither lost nor to be had elsewhere.
+        # Cleared before the result is sent: a request noted here would be neither lost nor sent again.
         at_work.put(slot, _NOTHING)
         socket.send_fds(results, [request], [fd])
         os.close(fd)
 
 
 def _next_request(urgent: socket.socket, planned: socket.socket) -> bytes:
-    """Empty when there are no more. Others wait for the same sockets: what woke this one may be gone."""
+    """Return the next request, or b"" at the end. Another process may take the request that woke this one."""
     waiting = select.poll()
     waiting.register(urgent, select.POLLIN)
     waiting.register(planned, select.POLLIN)
@@ -283,7 +296,7 @@ def _next_request(urgent: socket.socket, planned: socket.socket) -> bytes:
 
 
 def _taken_from(requests: socket.socket) -> bytes | None:
-    """Empty when there are no more; None when there is none now."""
+    """Return a request, b"" at the end, or None if there is none now."""
     try:
         return requests.recv(_REQUEST.size, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -291,12 +304,12 @@ def _taken_from(requests: socket.socket) -> bytes | None:
 
 
 def _packed(load: Load, step: int, micro_batch: int) -> int:
-    """What was loaded, or the error with which that ended: raised again in the training process, when asked for."""
+    """Load and pack a micro-batch, or the exception that loading raised."""
     try:
         return packing.pack(load(step, micro_batch))
     except Exception:  # noqa: BLE001 - edge of the process
         failed = LoadFailed()
         try:
             return packing.pack(failed)
-        except Exception:  # noqa: BLE001 - its class is not to be found by a name
+        except Exception:  # the class cannot be found by its name
             return packing.pack(failed.nameless())

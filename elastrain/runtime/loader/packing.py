@@ -69,7 +69,7 @@ def take(fd: int) -> memoryview:
 
 
 def unpack(memory: memoryview) -> Any:
-    """Return the object. Its tensors and arrays are views of `memory` and keep it alive. Raises ValueError if invalid."""
+    """Return the object. Its tensors and arrays are views that keep `memory`. Raises ValueError if invalid."""
     try:
         count, description_bytes = memory[:16].cast("Q")
         told = memory[16 : 16 + 8 * count].cast("Q").tolist()
@@ -101,7 +101,7 @@ def _write(fd: int, piece: memoryview, offset: int) -> None:
 def _mapped(fd: int, size_bytes: int) -> memoryview:
     mapping = Mapping(fd, size_bytes, writable=True)
     memory = (ctypes.c_ubyte * size_bytes).from_address(mapping.address)
-    memory.mapping = mapping  # type: ignore[attr-defined] # so that it stays as long as somebody looks at it
+    memory.mapping = mapping  # type: ignore[attr-defined] # so that it stays as long as a view of it
     return memoryview(memory).cast("B")
 
 
