@@ -1,4 +1,4 @@
-"""Stubs at the blocks that a member does not hold, and the exchange of fakes for received tensors at those it holds."""
+"""Stubs at the blocks that a member does not hold; at its own blocks, received tensors in place of fakes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.pipeline.stubs.uses import allowed_gradients, check_entry
 
 _Give = Callable[[Tensor, tuple[int, int]], Tensor | None]
-"""(a fake, the block's place and the argument's index) -> what was received for it."""
+"""(fake, (place of the block, index of the argument)) -> the tensor received for it, or None."""
 
 
 class Stubs:
-    """Stands at the entries of all blocks of a traced model. This member computes those in `[begin, end)`."""
+    """The replacement of all blocks' entries in a traced model. This member computes the blocks `[begin, end)`."""
 
     def __init__(
         self,
@@ -39,10 +39,19 @@ class Stubs:
         is_here: Callable[[int], bool] | None = None,
         set_stream: Callable[[str], None] | None = None,
     ) -> None:
-        """`is_here`: whether this member has a block, so that it may be used outside of a step; None: as it computes.
-        `set_stream`: sets the random stream of a block that is compiled, in place of the hook on it.
+        """Put the stubs into the model.
 
-        Raises ConfigError for a model that is compiled as a whole, and for a cut that is not legal.
+        Args:
+            model: The user's model.
+            traced: The result of its tracing pass.
+            begin: First block that this member computes.
+            end: The block behind the last one.
+            is_here: Returns True if this member has a block, which may then be used outside of a step. By default these
+                are the computed blocks.
+            set_stream: Sets the random stream of a compiled block, in place of the hook on it.
+
+        Raises:
+            ConfigError: If the model is compiled as a whole, or if a cut is not legal.
         """
         self._traced = traced
         self._counters = Counters(model, traced.counted)
@@ -53,7 +62,7 @@ class Stubs:
         """Places of the blocks that this member computes."""
         self._pass: StubPass | None = None
         self._going_back: StubPass | None = None
-        """Whose backward is under way."""
+        """The pass whose backward runs now."""
         self.hold(begin, end)
         self._draws = UntracedDraws(traced.graph.blocks, traced.draws)
         self._standing = contextlib.ExitStack()
@@ -64,27 +73,31 @@ class Stubs:
         names = zip(modules.items(), outputs, strict=True)
         self._absent = tuple(AbsentBlock(name, module, its, self._fakes) for (name, module), its in names)
         self._unproven = {p: Steady(self._absent[p]) for p in traced.keeping if traced.names[p] not in compiled}
-        # What was compiled would run the hook behind the entry, or, where it is absent, not at all.
+        # A hook of a compiled block would run behind the entry or, if the block is absent, not at all.
         self._streams = dict.fromkeys(compiled, set_stream)
-        # Before the hook that sets a block's random stream.
+        # These hooks run before the hook that sets a block's random stream.
         written = [each for name, each in modules.items() if name not in compiled]
         for each in written:
             self._standing.callback(each.register_forward_pre_hook(self._before, prepend=True).remove)
 
     def hold(self, begin: int, end: int) -> None:
-        """From the next micro-batch on compute `[begin, end)`. Raises ConfigError for a cut that is not legal."""
+        """Compute the blocks `[begin, end)` from the next micro-batch on.
+
+        Raises ConfigError for a cut that is not legal.
+        """
         points = self._traced.graph.points
         if begin not in points or end not in points or begin >= end:
             raise ConfigError(f"a member cannot hold the blocks [{begin}, {end}): legal cuts are {points}")
         self._stretch = range(begin, end)
 
     def begin(self, received: Sequence[Tensor | None] = ()) -> StubPass:
-        """Before the user's body runs on a micro-batch. `received`: what crosses the cut above, in its order.
+        """Begin a micro-batch, before the user's loop body runs.
 
-        Raises ConfigError for a model that counts its micro-batches.
+        `received` has the tensors that cross the cut above, in order. Raises ConfigError if the model counts its
+        micro-batches.
         """
         self._counters.look()
-        # Weights that were cast for the micro-batch before would tie its graph to this one's.
+        # Weights cast for the previous micro-batch would connect its graph with this one's.
         torch.clear_autocast_cache()
         AbsentParameter.computing.add(self)
         crossing = self._traced.crossing
@@ -92,14 +105,14 @@ class Stubs:
         return self._pass
 
     def loss_is_made(self) -> None:
-        """The forward is over. Raises ConfigError where code drew random numbers that the tracing pass has not seen."""
+        """End the forward. Raises ConfigError if code drew random numbers that the tracing pass has not seen."""
         assert self._pass is not None, "a micro-batch is under way"
         AbsentParameter.computing.discard(self)
         self._draws.behind()
         self._pass.draws = BackwardDraws(self._traced.graph.blocks, self._stretch, self._traced.draws)
 
     def go_back(self, passed: StubPass, backward: Callable[[], Any]) -> None:
-        """Run the backward of a micro-batch. Raises ConfigError where it draws numbers that one worker does not."""
+        """Run the backward of a micro-batch. Raises ConfigError if it draws numbers that one worker would not draw."""
         assert passed.draws is not None, "its forward is over"
         self._going_back = passed
         AbsentParameter.computing.add(self)
@@ -111,7 +124,10 @@ class Stubs:
             AbsentParameter.computing.discard(self)
 
     def _written(self, kept: KeptByLoop, func: Any, real: Tensor) -> None:
-        """Raises ConfigError where the loop adds up, say, losses that are not here: nobody would notice."""
+        """Raise ConfigError if the loop accumulates values that are not here, such as losses.
+
+        The result would be wrong.
+        """
         passed, is_backward = self._pass, torch._C._current_graph_task_id() != -1
         if passed is None or is_backward or len(passed.entries) < len(self._traced.graph.blocks):
             return
@@ -119,7 +135,7 @@ class Stubs:
             raise ConfigError(f"{func} keeps {NOT_HERE}")
 
     def finish(self) -> None:
-        """The body of the loop is over: until the next `begin` a block may be entered where it is here."""
+        """End the loop body. Until the next `begin`, a block may be entered only if this member has it."""
         self._pass = None
         AbsentParameter.computing.discard(self)
 
@@ -129,7 +145,7 @@ class Stubs:
         self._standing.close()
 
     def _enter(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # A checkpoint computes a part again while another micro-batch is going forward: nothing of it is new.
+        # A checkpoint may compute a part again while another micro-batch goes forward. That is no new entry.
         is_again = torch._C._current_graph_task_id() != -1
         set_stream = self._streams.get(self._traced.names[place]) or (lambda _: None)
         if self._pass is None and (self._going_back is None or not is_again):
@@ -143,11 +159,11 @@ class Stubs:
         return self._entered(place, forward, args, kwargs)
 
     def _entered(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The forward of the micro-batch enters the block: what it returns."""
+        """Enter a block in the forward of the micro-batch, and return its result."""
         passed = self._pass
         assert passed is not None, "else it would have been called outside of a step"
         entry, at = passed.enter(place), self._traced.places[place]
-        # One that the tracing pass left out takes what its neighbour took in its place.
+        # A block that the tracing pass left out takes what its neighbour took.
         numbers = self._traced.numbers(at, entry if place == at else 0)
         leaves, tree = flatten((args, kwargs))
         check_entry(self._traced.names[place], leaves)
@@ -167,7 +183,7 @@ class Stubs:
                             leaf, self._known(numbers.taken, index), (place, index), self._traced.names[place]
                         )
             self._draws.passed(at)
-            # What it returns one after the other must not be taken for one tensor.
+            # Results of repeated entries must be different tensors.
             returned = self._absent[place].take(forward, args, kwargs, leaves=leaves, fresh=entry > 0)
         passed.returned(
             leaves_of(returned), numbers.returned if place == at else {}, is_behind=at >= self._stretch.stop
@@ -175,7 +191,10 @@ class Stubs:
         return returned
 
     def _known(self, taken: Mapping[int, int], index: int) -> list[int]:
-        """What the tensor may be: that of the tracing pass or, of a block that is left out, what this had taken."""
+        """Return the numbers that the tensor may have.
+
+        The first is that of the tracing pass. If blocks are left out, their inputs' numbers follow.
+        """
         assert self._pass is not None, "a block is entered"
         found, number = list[int](), taken.get(index)
         while number is not None:
@@ -185,8 +204,8 @@ class Stubs:
         return found
 
     def _computed_again(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A checkpoint enters the block, in any order."""
-        # A forward may take gradients of its own, too.
+        """Compute a block again for a checkpoint. Checkpoints may do so in any order."""
+        # A forward may also take gradients of its own.
         passed = self._going_back or self._pass
         assert passed is not None, "it came in for a micro-batch"
         leaves, tree = flatten((args, kwargs))
@@ -205,7 +224,7 @@ class Stubs:
         return None if self._going_back is None else self._going_back.draws
 
     def _before(self, *_: object) -> None:
-        """A block is about to be entered."""
+        """Check random draws before a block is entered."""
         if torch._C._current_graph_task_id() != -1:
             draws = self._draws_back
             if draws is not None:
@@ -232,9 +251,10 @@ class Stubs:
             )
 
     def _exchange(self, place: int, leaves: list[Any], give: _Give, entries: int = 1) -> None:
-        """Put received tensors in place of fakes. `entries`: how often the forward has entered what is computed again.
+        """Replace fakes among `leaves` by received tensors.
 
-        Raises ConfigError where none is known for a fake.
+        `entries`: the number of times that the forward has entered the block. Raises ConfigError if no tensor is known
+        for a fake.
         """
         name = self._traced.names[place]
         for index, leaf in enumerate(leaves):

@@ -311,5 +311,5 @@ def _packed(load: Load, step: int, micro_batch: int) -> int:
         failed = LoadFailed()
         try:
             return packing.pack(failed)
-        except Exception:  # the class cannot be found by its name
+        except Exception:  # noqa: BLE001 - its class cannot be found by its name
             return packing.pack(failed.nameless())

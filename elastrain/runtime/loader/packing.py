@@ -3,9 +3,9 @@
 The memfd holds the description of the object (see `batch_codec`) and the bytes of its tensors and arrays, which are not
 copied again when it is opened. `Schedule` decides what is loaded next. No processes, no sockets.
 
-number of buffers, bytes of the description, bytes of each buffer (8 bytes each);
-the description, in MessagePack;
-the buffers, each at a multiple of 64 bytes.
+    number of buffers, bytes of the description, bytes of each buffer      (8 bytes each)
+    the description, in MessagePack
+    the buffers, each at a multiple of 64 bytes
 """
 
 from __future__ import annotations
