@@ -1,4 +1,4 @@
-"""Fakes: tensors with shape, strides and dtype, without memory; what absent blocks return; code that reads values."""
+"""Fakes (tensors with shape, strides and dtype but no memory), results of absent blocks, refusals of value reads."""
 
 from __future__ import annotations
 
@@ -34,27 +34,29 @@ NOT_HERE = (
 )
 _NO_NAMES: Mapping[str, object] = {}
 _PLAIN_TENSORS = (Tensor, nn.Parameter, AbsentParameter)
-_MOST = 256  # lengths of texts, say, that are remembered of an absent block
+_MOST = 256  # Maximum number of remembered argument keys of an absent block; text lengths, say, may give many.
 Given = tuple[object, ...]
-"""Names and, in order, what tensors are, whole numbers and words that a block is given; None for anything else."""
+"""The key of a block's arguments: names, then for each argument a tensor's shape and dtype, an integer or text, or
+None.
+"""
 
 
 class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `__init_subclass__` untyped
-    """torch's mode, with our sentence where code reads what a fake does not have."""
+    """torch's fake mode with a ConfigError of ours where code reads a value that a fake does not have."""
 
     def __init__(self) -> None:
         # Parameters, masks and the batch are real in the user's code, and meet fakes there.
         super().__init__(allow_non_fake_inputs=True)
         self.stands_for_parameter: Callable[[Tensor], None] | None = None
-        """Told of each fake that was made for a parameter, which is anew in each operation."""
+        """A callback for each fake that is made for a parameter. Each operation makes a new one."""
         self.written: Callable[[Any, Tensor], None] = lambda func, real: None
-        """Told of each real tensor into which code between blocks writes fakes."""
+        """A callback for each real tensor into which code between blocks writes fakes."""
         self._is_in_block = False
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[object] = (), kwargs: Mapping[str, object] = _NO_NAMES
     ) -> Any:
-        # Of an operation on a real tensor torch works the result out anew each time, which takes milliseconds.
+        # torch would convert a real tensor anew in each operation, which takes milliseconds.
         if isinstance(func, torch._ops.OpOverload) and not func._schema.is_mutable:
             args = [self._like(each) if type(each) in _PLAIN_TENSORS else each for each in args]
         elif isinstance(func, torch._ops.OpOverload) and not self._is_in_block:
@@ -68,12 +70,15 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `_
             raise ConfigError(f"{func} looks at {NOT_HERE}") from None
 
     def __deepcopy__(self, memo: dict[int, object]) -> Fakes:
-        """Copies of fakes are fakes of the same mode."""
+        """Return the same mode, so that copies of fakes belong to it."""
         return self
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
-        """A block runs on fakes: what it writes into is its own."""
+        """Enter the mode for a block that runs on fakes.
+
+        What the block writes into is its own, so `written` is not called.
+        """
         self._is_in_block = True
         try:
             with self:
@@ -82,11 +87,14 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `_
             self._is_in_block = False
 
     def _like(self, real: Any) -> Tensor:
-        """A fake for a real tensor that meets fakes. What is unusual stays as it is: torch knows how to treat it."""
+        """Return a fake for a real tensor that meets fakes.
+
+        Unusual tensors are returned as they are: torch can handle them.
+        """
         if real.dim() == 0 or real.layout is not torch.strided or real.is_quantized or real.is_conj() or real.is_neg():
-            return real  # type: ignore[no-any-return]  # a tensor: it is asked for everything first
+            return real  # type: ignore[no-any-return]  # a tensor: callers pass tensors only
         is_absent = 0 in real.stride() and isinstance(real, nn.Parameter)
-        # Where it is here it is contiguous, as flats are.
+        # On a member that has the parameter it is contiguous, as in a flat.
         stride = torch.empty(real.shape, device="meta").stride() if is_absent else real.stride()
         meta = torch.empty_strided(real.shape, stride, dtype=real.dtype, device="meta")
         like = FakeTensor(self, meta, real.device)
@@ -106,24 +114,27 @@ def _refusing(name: str) -> Callable[..., Any]:
     return refuse
 
 
-# What torch ends for all fakes, with words of its own.
+# torch raises its own errors for all fakes in these methods.
 for _name in ("numpy", "__array__", "__format__", "__reduce_ex__"):
     setattr(FakeTensor, _name, _refusing(_name))
 
 
 class _Output(torch.autograd.Function):
-    """A tensor that is no leaf: code behind a block may change it in place, as it may a real output."""
+    """An autograd function whose result is no leaf: code behind a block may change it in place, as a real output."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, shape: CrossingTensor) -> Tensor:
+        """Return a tensor of this shape."""
         return torch.empty_strided(shape.shape, shape.stride, dtype=getattr(torch, shape.dtype), device=leaf.device)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Return no gradients."""
         return None, None
 
 
 def shape_of(tensor: Tensor) -> CrossingTensor:
+    """Return the description of a tensor."""
     return CrossingTensor(
         shape=tuple(tensor.shape),
         stride=tuple(tensor.stride()),
@@ -135,7 +146,7 @@ def shape_of(tensor: Tensor) -> CrossingTensor:
 
 @dataclass(frozen=True)
 class BlockOutputs:
-    """What a block returns: the tree of it, with shapes in place of tensors."""
+    """The result of a block: its tree, with descriptions in place of tensors."""
 
     leaves: tuple[object, ...]
     tree: TreeSpec
@@ -143,19 +154,20 @@ class BlockOutputs:
 
     @staticmethod
     def of(returned: object, block: nn.Module) -> BlockOutputs:
+        """Return the description of a block's result."""
         leaves, tree = flatten(returned)
         made = tuple(shape_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         return BlockOutputs(made, tree, device_of(block.parameters))
 
     def fakes(self, mode: FakeTensorMode) -> object:
-        """Fresh fakes in the block's own tree."""
+        """Return new fakes in the block's own tree."""
         with mode:
             made = [fake(leaf, self.device) if isinstance(leaf, CrossingTensor) else leaf for leaf in self.leaves]
         return tree_unflatten(made, self.tree)
 
 
 def fake(shape: CrossingTensor, device: torch.device) -> Tensor:
-    """A new one that is no leaf, under a mode of fakes."""
+    """Return a new fake that is no leaf. Must be called under a fake mode."""
     if not shape.requires_grad:
         return torch.empty_strided(shape.shape, shape.stride, dtype=getattr(torch, shape.dtype), device=device)
     return _Output.apply(torch.empty((), device=device, requires_grad=True), shape)  # type: ignore[no-untyped-call,no-any-return]  # of torch
@@ -170,10 +182,11 @@ class FakesOfBlock:
         self._versions: tuple[int, ...] | None = None
 
     def take(self, mode: FakeTensorMode, *, fresh: bool) -> object:
-        """`fresh`: others may keep them beyond this micro-batch, so that they have to be objects of their own."""
+        """Return the fakes. With `fresh` they are new objects, because code may keep them beyond this micro-batch."""
         if fresh:
             return self._outputs.fakes(mode)
-        # Whoever changed one in place has put its own operations behind it: they must not pile up.
+        # A fake that was changed in place has the user's operations in its graph. They must not pile up, so it is
+        # replaced.
         if self._versions is None or self._versions != _versions(self._made):
             self._made = self._outputs.fakes(mode)
             self._versions = _versions(self._made)
@@ -181,7 +194,7 @@ class FakesOfBlock:
 
 
 class AbsentBlock:
-    """What one absent block returns for what it is given: seen in the tracing pass, or found by a run on fakes."""
+    """The results of one absent block by its arguments: seen in the tracing pass, or found by a run on fakes."""
 
     def __init__(self, name: str, module: nn.Module, traced: Mapping[Given, BlockOutputs], mode: Fakes) -> None:
         self.name, self.module, self._mode = name, module, mode
@@ -189,7 +202,10 @@ class AbsentBlock:
         self._found: dict[Given, FakesOfBlock] = {}
 
     def take(self, forward: Callable[..., Any], args: Any, kwargs: Any, *, leaves: list[object], fresh: bool) -> object:
-        """`leaves`: of the arguments. Raises ConfigError for other shapes, if the block cannot run on fakes."""
+        """Return the fakes for these arguments, whose leaves are `leaves`.
+
+        Raises ConfigError for shapes that the tracing pass did not see, if the block cannot run on fakes.
+        """
         key = given(leaves, kwargs)
         known = self._traced.get(key) or self._found.get(key)
         if known is None:
@@ -202,7 +218,7 @@ class AbsentBlock:
         try:
             return FakesOfBlock(self._run(forward, arguments))
         except Exception as error:
-            # Numbers alone are taken not to change what it returns.
+            # Different numbers alone are assumed not to change the result.
             new, *seen = [str([tuple(x[0]) for x in each if isinstance(x, tuple)]) for each in (key, *self._traced)]
             if new in seen:
                 return tuple(self._traced.values())[seen.index(new)]
@@ -215,7 +231,8 @@ class AbsentBlock:
             ) from error
 
     def _run(self, forward: Callable[..., Any], arguments: Any) -> BlockOutputs:
-        # Checkpoints count what is saved, and selective ones keep what operations make: they see nothing of this.
+        # Checkpoints count saved tensors, and selective ones keep results of operations. They must see nothing of this
+        # run.
         unsaved = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
         with _disable_current_modes(), left_as_it_was(self.module, wholly=True), unsaved, self._mode.block():
             args, kwargs = mapped(_fresh, arguments)
@@ -223,7 +240,7 @@ class AbsentBlock:
 
 
 def given(leaves: Sequence[object], kwargs: Mapping[str, object]) -> Given:
-    """Of `leaves`, which are those of all arguments."""
+    """Return the key of a block's arguments. `leaves` are the leaves of all arguments."""
     return (*kwargs, *map(_given, leaves))
 
 
@@ -234,7 +251,7 @@ def _given(leaf: object) -> object:
 
 
 def _fresh(leaf: object) -> object:
-    """What a block may change in place. A value of no dimension stays one, as in the tracing pass."""
+    """Return a copy that a block may change in place. A real scalar keeps its value, as in the tracing pass."""
     if not isinstance(leaf, Tensor):
         return leaf
     return fake(shape_of(leaf), leaf.device) if leaf.dim() or is_fake(leaf) else leaf.clone()
@@ -245,36 +262,37 @@ def _versions(tree: object) -> tuple[int, ...]:
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """A copy with the same strides, also where elements overlap or leave gaps: kernels choose by strides."""
+    """Return a copy with the same strides, even if elements overlap or leave gaps: kernels choose by strides."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((size - 1) * stride for size, stride in sizes) if tensor.numel() else 0
     detached = tensor.detach()
-    # The copy is a tensor of its own and no view: autograd lets nobody change a view of a function's result in place.
+    # The copy is no view: autograd forbids in-place changes of a view that a function returns.
     copied = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     copied.as_strided((span,), (1,)).copy_(detached.as_strided((span,), (1,), detached.storage_offset()))
     return copied
 
 
 def device_of(parameters: Callable[[], Any]) -> torch.device:
+    """Return the device of the first parameter, or the CPU."""
     return next((each.device for each in parameters()), torch.device("cpu"))
 
 
 @contextlib.contextmanager
 def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[Callable[[], list[Tensor]]]:
-    """Give torch's generator and the module's buffers back: what runs counts for nothing. `wholly`: and all else.
+    """Run the body, then restore torch's generator and the module's buffers. `wholly`: restore everything else, too.
 
-    It says which buffers are others by now.
+    Yields a function that returns the buffers that the body has changed.
     """
     kept = KeptByModules(module) if wholly else None
     buffers = [(each, each._buffers) for each in module.modules()]
     for each, its in buffers:
         each._buffers = {name: None if value is None else value.clone() for name, value in its.items()}
     pairs = [(each, name, value, each._buffers[name]) for each, its in buffers for name, value in its.items()]
-    # It would hand weights that were cast as fakes to whoever takes them next.
+    # The cache would hand weights that were cast as fakes to later code.
     is_cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     python, numpys, log = random.getstate(), np.random.get_state(), logging.getLogger("torch._subclasses.fake_tensor")
-    # Its tracebacks of missing fake kernels.
+    # The logger prints tracebacks for missing fake kernels.
     is_off, log.disabled = log.disabled, True
     try:
         with torch.random.fork_rng(devices=[]), not_compiled():
@@ -295,6 +313,6 @@ def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[Calla
 
 
 def not_compiled() -> contextlib.AbstractContextManager[object]:
-    """A compiled block runs as it was written: in what was compiled no operation is seen."""
-    # Who has compiled anything has imported this already; who has not need not wait for it.
+    """Return a context in which compiled blocks run eagerly, because operations inside compiled code are not seen."""
+    # A script that has compiled anything has imported this module. Other scripts need not wait for the import.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()

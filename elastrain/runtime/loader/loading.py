@@ -141,7 +141,7 @@ class LoaderProcesses:
             self._nursery.kill()
 
     def _replace(self, ended: ProcessEnded) -> tuple[Request, Packed] | None:
-        """Start a dead process again and repeat lost requests. Returns an error result if two died of the same sample."""
+        """Start a dead process again and repeat lost requests. Returns an error result if the request is given up."""
         how, request, sample = how_it_ended(ended.exit_code), *self._at_work.of(ended.slot)
         self._at_work.put(ended.slot, _NOTHING)
         self._deaths.count(how)
