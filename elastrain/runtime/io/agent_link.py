@@ -1,8 +1,8 @@
 """The worker's end of its agent's channel: typed messages both ways, over a UNIX socket with a handshake.
 
 `AgentLink` is the worker's interface; without a launcher it sends and receives nothing. The agent's end is
-`launcher.line_socket`. They stay separate: a worker may wait for its agent and send from any thread; an agent never
-waits for a worker, and receives descriptors. `base.line_files` has the common part.
+`launcher.shared.line_socket`. They stay separate: a worker may wait for its agent and send from any thread; an agent
+never waits for a worker, and receives descriptors. `base.line_files` has the common part.
 """
 
 from __future__ import annotations
