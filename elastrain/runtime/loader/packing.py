@@ -3,8 +3,8 @@
 The memfd holds the description of the object (see `batch_codec`) and the bytes of its tensors and arrays, which are not
 copied again when it is opened. `Schedule` decides what is loaded next. No processes, no sockets.
 
-    number of buffers, bytes of the description, bytes of each buffer      (8 bytes each)
-    the description, in MessagePack
+    number of buffers, bytes of the description, per buffer 2 · bytes + (1 if it is read-only)      (8 bytes each)
+    the description
     the buffers, each at a multiple of 64 bytes
 """
 
@@ -31,18 +31,12 @@ _ALIGNED_BYTES = 64
 def pack(thing: Any) -> int:
     """Return the descriptor of a new memfd that holds the object. The caller closes it.
 
-    Only the content of tensors is stored, not the rest of their storage; strides stay where `Tensor.clone` keeps them.
-    Tensors that shared memory no longer share it. Raises OSError, and ConfigError for an object that is no data, with
-    its place, such as `batch['x'][0]`.
+    Raises OSError, and ConfigError as `batch_codec.encode` does.
     """
     description, buffers = batch_codec.encode(thing)
     sizes = [buffer.nbytes for buffer in buffers]
-    head = (
-        array(
-            "Q", [len(buffers), len(description), *(buffer.nbytes << 1 | buffer.readonly for buffer in buffers)]
-        ).tobytes()
-        + description
-    )
+    told = [buffer.nbytes << 1 | buffer.readonly for buffer in buffers]
+    head = array("Q", [len(buffers), len(description), *told]).tobytes() + description
     fd = os.memfd_create("elastrain-micro-batch", os.MFD_CLOEXEC)
     try:
         for piece, offset in zip([memoryview(head), *buffers], [0, *_offsets(len(head), sizes)], strict=True):
