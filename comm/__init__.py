@@ -1,13 +1,15 @@
-"""The communicator, in five wings; each may import those before it, and `errors`, which all raise:
+"""Communication between members: collectives over shared memory and authenticated links.
 
-shm            shared memory, the tensors in it, and the proof that another process has ended
-wire           authenticated links to the members of a view, and the frames on them
-collectives    who sends what in which round, and what is summed in which order: no threads, no sockets
-groups         what executes collectives: in shared memory on one host, by messages between hosts
-torch_backend  the backend "elastrain" of `torch.distributed`
+There are five folders. Each may import the folders above it in this list, and `errors`:
 
-What users of torch.distributed need is offered here by name. The launcher imports parts of `shm` and `wire` without
-torch: neither this file nor a wing's may import torch before it is asked for.
+    shm            shared memory, tensors in it, and the proof that another process has ended
+    wire           authenticated links to the members of a view, and the frames on them
+    collectives    rounds and order of summation of each collective, without threads and sockets
+    groups         execution of collectives: in shared memory on one host, by messages between hosts
+    torch_backend  the backend "elastrain" of `torch.distributed`
+
+The names in `__all__` are for users of `torch.distributed`. They are imported on first use: the launcher uses parts of
+`shm` and `wire` without torch, so neither this file nor the `__init__.py` of a folder may import torch.
 """
 
 from __future__ import annotations

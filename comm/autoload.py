@@ -1,8 +1,8 @@
-"""Makes the backend "elastrain" known to torch.distributed without anybody importing it: an entry point of torch's.
+"""Registration of the backend "elastrain" with torch.distributed, by an entry point that `import torch` calls.
 
-`import torch` calls `autoload`. What raises here would break every `import torch` on the machine, so nothing does; and
-nothing heavy is imported before a group of this backend is made. The module stays at the door of `comm`: what was
-installed before names it, and an entry point that leads nowhere would break `import torch` as well.
+An exception here would break every `import torch` on the machine, so `autoload` raises nothing. No heavy module is
+imported until a group of this backend is made. This file must keep its place: packages installed earlier name it as
+their entry point, and an entry point without a target would break `import torch` as well.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ NAME = "elastrain"
 
 
 def autoload() -> None:
-    """Register the backend: torch calls this for the entry point group `torch.backends`."""
+    """Register the backend without raising. torch calls this for the entry point group `torch.backends`."""
     try:
         register()
-    except Exception:  # the edge towards torch: see above
+    except Exception:  # an error must not reach `import torch`: see the module
         logging.getLogger(__name__).warning("the backend %r is not available to torch.distributed", NAME, exc_info=True)
 
 
 def register() -> None:
-    """Safe to call more than once."""
+    """Register the backend with torch.distributed, unless it is registered already."""
     from torch.distributed.distributed_c10d import Backend
 
     if NAME not in Backend.backend_list:

@@ -1,25 +1,25 @@
-"""The errors of the communicator, named by what the caller can do next.
+"""Errors of the communicator, named by what the caller can do next.
 
-CommError
-├── MemberLost         one member is gone: edit the view and go on
-├── Aborted            somebody ended what was under way: give the attempt up
-├── Timeout            a deadline passed without a proven loss: ask who is missing
-├── HandshakeRefused   the two ends do not belong together: compare secret, job and names
-├── OutOfMemory        no shared memory or descriptor is left: free tensors, or raise the limit that it names
-└── ProtocolError      the other end sent what no correct one sends: the link is closed
+    CommError
+    ├── MemberLost         one member is gone: change the view and go on
+    ├── Aborted            a member ended the operation: give the attempt up
+    ├── Timeout            a deadline passed without a proven loss: see which members are missing
+    ├── HandshakeRefused   the two ends do not belong together: compare secret, job and names
+    ├── OutOfMemory        no shared memory or descriptor is left: free tensors, or raise the limit in the message
+    └── ProtocolError      the other end sent bytes that no correct member sends: the link is closed
 
-Nothing here knows of sockets or tensors.
+This module knows no sockets and no tensors.
 """
 
 from __future__ import annotations
 
 
 class CommError(Exception):
-    """Root of everything that the communicator raises on purpose."""
+    """Root of all errors that the communicator raises on purpose."""
 
 
-class MemberLost(CommError):  # noqa: N818 - the project's word, DESIGN and documentation use it as it stands
-    """`member` cannot be reached any more; `reason` says how that became known."""
+class MemberLost(CommError):  # noqa: N818 - the documentation uses the name without "Error"
+    """Error for a member that cannot be reached any more. `reason` says how that became known."""
 
     def __init__(self, member: str, reason: str) -> None:
         super().__init__(f"member {member!r} is lost: {reason}")
@@ -28,7 +28,7 @@ class MemberLost(CommError):  # noqa: N818 - the project's word, DESIGN and docu
 
 
 class Aborted(CommError):  # noqa: N818 - as above
-    """The operation was ended by a call of `abort`, here or at another member."""
+    """Error of an operation that was ended by a call of `abort`, on this member or on another one."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"aborted: {reason}")
@@ -36,7 +36,10 @@ class Aborted(CommError):  # noqa: N818 - as above
 
 
 class Timeout(CommError):  # noqa: N818 - as above
-    """A deadline passed. The message says what was waited for; `missing`: members not heard of, where that is known."""
+    """Error of a deadline that passed; the message says what was awaited.
+
+    `missing` names the members that did not answer, as far as that is known.
+    """
 
     def __init__(self, words: str, *, missing: tuple[str, ...] = ()) -> None:
         super().__init__(words)
@@ -44,7 +47,10 @@ class Timeout(CommError):  # noqa: N818 - as above
 
 
 class HandshakeRefused(CommError):  # noqa: N818 - as above
-    """The other end could not prove that it belongs to the same job, or refused us; `reason` is one sentence."""
+    """Refusal of a connection by either end: the other one did not prove that it belongs to the job.
+
+    `reason` is one sentence.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"handshake refused: {reason}")
@@ -52,8 +58,8 @@ class HandshakeRefused(CommError):  # noqa: N818 - as above
 
 
 class OutOfMemory(CommError):  # noqa: N818 - as above
-    """The system gives no more shared memory, address space or descriptors; the message says which, and for what."""
+    """Error for exhausted shared memory, address space or descriptors. The message says which, and for what."""
 
 
 class ProtocolError(CommError):
-    """Bytes arrived that no correct member sends (garbage, wrong lengths, sizes over the caps)."""
+    """Error for bytes that no correct member sends: garbage, wrong lengths, or sizes over the caps."""

@@ -1,1 +1,1 @@
-"""Collectives: their rounds, its order of summation and its arithmetic. No threads, sockets or clocks."""
+"""Collectives: rounds, order of summation and arithmetic. No threads, sockets or clocks."""

@@ -1,8 +1,8 @@
-"""Who sends which elements to whom in which round of a collective: plain values of rank, world and size.
+"""The rounds of each collective: which rank sends which elements to which rank. Plain values of rank, world and size.
 
-No tensors, sockets or clocks. A collective is a fixed list of rounds; in each, a rank first sends, then waits for one
-message from every rank that it awaits. The order of summation is the tree below, the same on every rank and for every
-algorithm, so that results are bitwise equal everywhere whichever is chosen.
+A collective is a fixed list of rounds. In each round a rank first sends, then waits for one message from every rank
+that it awaits. The order of summation is `tree`, the same on every rank and for every algorithm, so results are bitwise
+equal everywhere whichever algorithm is chosen. No tensors, sockets or clocks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from elastrain.base.arithmetic import split_at
 
 _EXCHANGE_MAX_BYTES = 32 << 10
 _PULLED_EXCHANGE_MAX_BYTES = 64 << 10
-_KEPT = 256  # answers of the functions that the same operation asks again and again
+_KEPT = 256  # cached results per function: the same operation asks for them again and again
 _CUT_ELEMENTS = 64  # slices begin at multiples of this: full cache lines for every dtype
 
 
 class Transfer(NamedTuple):  # made for each member of a new group, where a frozen dataclass takes four times as long
-    """Elements `[start, stop)` of what the round has to offer go to rank `to`."""
+    """A transfer of elements `[start, stop)` of the tensor that the round offers, to rank `to`."""
 
     to: int
     start: int
@@ -32,9 +32,10 @@ class Transfer(NamedTuple):  # made for each member of a new group, where a froz
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What a rank does in one round: sends, then awaits one message of each of `awaits`.
+    """One round of one rank: it sends, then awaits one message from each rank in `awaits`.
 
-    `again`: all show what they showed before, and the others only count the round. Only where parts are pulled.
+    `again`: every rank offers the same elements as in the round before, and the others only count the round. Used only
+    where members read each other's memory.
     """
 
     sends: tuple[Transfer, ...] = ()
@@ -44,13 +45,15 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Partners:
-    """The ranks of a collective of one round: `to` which this one sends, in order, and `of` which it receives."""
+    """Partners of a rank in a collective of one round: it sends to `to`, in order, and receives from `of`."""
 
     to: tuple[int, ...] = ()
     of: frozenset[int] = frozenset()
 
 
 class AllReduce(enum.Enum):
+    """Algorithm of an all_reduce."""
+
     EXCHANGE = "exchange"
     SCATTER_GATHER = "scatter-gather"
     PIPELINE = "pipeline"
@@ -58,8 +61,10 @@ class AllReduce(enum.Enum):
 
 
 def choose_all_reduce(size_bytes: int, world: int, *, pulled: bool, hosts: Sequence[int] = ()) -> tuple[AllReduce, str]:
-    """The algorithm and why. All give the same bits. `pulled`: all members read each other's memory. `hosts`: of every
-    rank, where they are on several."""
+    """Choose the algorithm of an all_reduce; returns it with the reason. All algorithms give the same bits.
+
+    `pulled`: all members read each other's memory. `hosts`: the host of every rank, empty if all are on one host.
+    """
     if size_bytes <= (_PULLED_EXCHANGE_MAX_BYTES if pulled else _EXCHANGE_MAX_BYTES) or world == 1:
         return AllReduce.EXCHANGE, f"{size_bytes} bytes: one round costs less than the sums that every rank repeats"
     if pulled:
@@ -74,9 +79,9 @@ def choose_all_reduce(size_bytes: int, world: int, *, pulled: bool, hosts: Seque
 
 @functools.lru_cache(maxsize=_KEPT)
 def tree(world: int) -> tuple[tuple[int, int], ...]:
-    """Steps `(left, right)`: the sum of `right` is added to that of `left`, in this order; rank 0 holds the result.
+    """Return the steps of the summation: step `(left, right)` adds the sum of `right` to that of `left`, in this order.
 
-    A run of ranks splits as every sum of this package does, see `base.tree`.
+    Rank 0 holds the result. A run of ranks is halved as in every sum of this package, see `arithmetic.split_at`.
     """
     steps: list[tuple[int, int]] = []
     _fold(0, world, steps)
@@ -93,7 +98,7 @@ def _fold(start: int, stop: int, steps: list[tuple[int, int]]) -> None:
 
 @functools.lru_cache(maxsize=_KEPT)
 def cut(numel: int, world: int) -> tuple[tuple[int, int], ...]:
-    """One slice `(start, stop)` of `numel` elements per rank, as even as whole cache lines allow; some may be empty."""
+    """Cut `numel` elements into one slice `(start, stop)` per rank, as even as whole cache lines allow, or empty."""
     lines = -(-numel // _CUT_ELEMENTS)
     edges = [min(lines * rank // world * _CUT_ELEMENTS, numel) for rank in range(world)] + [numel]
     return tuple(itertools.pairwise(edges))
@@ -101,13 +106,16 @@ def cut(numel: int, world: int) -> tuple[tuple[int, int], ...]:
 
 @functools.lru_cache(maxsize=_KEPT)
 def others(rank: int, world: int) -> tuple[int, ...]:
-    """All other ranks, beginning after this one: not everybody starts with the same receiver."""
+    """Return all other ranks, beginning after this one, so that ranks do not all send to the same receiver first."""
     return (*range(rank + 1, world), *range(rank))
 
 
 @functools.lru_cache(maxsize=_KEPT)
 def barrier(rank: int, world: int) -> tuple[Round, ...]:
-    """Everybody tells rank 0, then rank 0 tells everybody: the fewest messages, which counts where cores are few."""
+    """Return the rounds of a barrier: all ranks tell rank 0, then rank 0 tells all ranks.
+
+    This takes the fewest messages, which matters on hosts with few cores.
+    """
     if rank == 0:
         rest = others(rank, world)
         return (Round(awaits=frozenset(rest)), Round(sends=tuple([Transfer(to, 0, 0) for to in rest])))
@@ -115,23 +123,26 @@ def barrier(rank: int, world: int) -> tuple[Round, ...]:
 
 
 def one_to_others(rank: int, world: int, root: int) -> Partners:
-    """broadcast, scatter"""
+    """Return the partners of a rank in broadcast and scatter."""
     return Partners(to=others(rank, world)) if rank == root else Partners(of=frozenset({root}))
 
 
 def others_to_one(rank: int, world: int, root: int) -> Partners:
-    """gather, reduce"""
+    """Return the partners of a rank in gather and reduce."""
     return Partners(of=frozenset(others(rank, world))) if rank == root else Partners(to=(root,))
 
 
 @functools.lru_cache(maxsize=_KEPT)
 def all_to_all(rank: int, world: int) -> Partners:
-    """all_gather, all_to_all, reduce_scatter, and the small all_reduce"""
+    """Return the partners of a rank in all_gather, all_to_all, reduce_scatter and the small all_reduce."""
     return Partners(to=others(rank, world), of=frozenset(others(rank, world)))
 
 
 def scatter_gather(rank: int, world: int, numel: int) -> tuple[Round, ...]:
-    """Slice r of everybody goes to rank r, which sums it and gives the sum, a slice of its own, to everybody."""
+    """Return the two rounds of a large all_reduce by messages.
+
+    First, slice r of every rank goes to rank r, which sums it. Then every rank sends its sum to all others.
+    """
     slices = cut(numel, world)
     rest = others(rank, world)
     own = slices[rank][1] - slices[rank][0]
@@ -144,7 +155,7 @@ def scatter_gather(rank: int, world: int, numel: int) -> tuple[Round, ...]:
 
 @functools.lru_cache(maxsize=_KEPT)
 def chunks(numel: int, longest: int) -> tuple[tuple[int, int], ...]:
-    """`numel` elements in pieces `(start, stop)` of equal length, up to whole cache lines, and at most `longest`."""
+    """Cut `numel` elements into pieces `(start, stop)` of equal length, in whole cache lines and at most `longest`."""
     count = -(-numel // longest)
     if not count:
         return ()
@@ -154,8 +165,11 @@ def chunks(numel: int, longest: int) -> tuple[tuple[int, int], ...]:
 
 @functools.lru_cache(maxsize=_KEPT)
 def pipeline(rank: int, world: int, chunk_count: int, *, given: int, sums: int) -> tuple[Round, ...]:
-    """Rounds in which everybody shows first `given` elements to all, then its `sums`, then both again: two more than
-    chunks. Nobody awaits the last one, which only tells that all has been read."""
+    """Return the rounds of an all_reduce in chunks, by members that read each other's memory.
+
+    Every rank shows `given` elements, then its `sums`, then both again: two rounds more than there are chunks. No rank
+    awaits the last round, which only says that this rank has read everything.
+    """
     rest = others(rank, world)
     awaits = frozenset(rest)
     shows = [

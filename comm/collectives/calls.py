@@ -1,4 +1,4 @@
-"""Which operation a call of a collective becomes, its arguments checked. Raises ValueError for unusable ones."""
+"""Operations for the calls of a group, one function per collective. Raises ValueError for unusable arguments."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ from elastrain.comm.collectives.two_levels import TwoLevelReduce
 
 
 def barrier(participant: Participant, description: str) -> Operation:
+    """Return a barrier, with a description that all members must agree on."""
     return Barrier(participant, description)
 
 
 def roll_call(participant: Participant) -> Operation:
+    """Return a barrier in which every member hears from every other, so that it knows which are missing."""
     nothing = dict.fromkeys(range(participant.world), torch.empty(0))
     partners = algorithms.all_to_all(participant.rank, participant.world)
     return Exchange(participant, "roll call", partners, given=nothing, wanted=nothing)
 
 
 def broadcast(participant: Participant, tensor: torch.Tensor, root: int) -> Operation:
+    """Return the operation that copies rank `root`'s `tensor` into every other rank's."""
     partners = algorithms.one_to_others(participant.rank, participant.world, root)
     description = f"broadcast from rank {root} of {describe(tensor)}"
     return Exchange(participant, description, partners, given=dict.fromkeys(partners.to, tensor), wanted={root: tensor})
 
 
 def all_gather(participant: Participant, outs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Operation:
+    """Return the operation that copies rank r's `tensor` into `outs[r]` on every rank."""
     _check_count("all_gather", outs, participant)
     given, wanted = dict.fromkeys(range(participant.world), tensor), dict(enumerate(outs))
     return Exchange(
@@ -43,6 +47,7 @@ def all_gather(participant: Participant, outs: Sequence[torch.Tensor], tensor: t
 
 
 def gather(participant: Participant, outs: Sequence[torch.Tensor] | None, tensor: torch.Tensor, root: int) -> Operation:
+    """Return the operation that copies rank r's `tensor` into `outs[r]` of rank `root`."""
     if participant.rank == root:
         _check_count("gather", outs or (), participant)
     partners = algorithms.others_to_one(participant.rank, participant.world, root)
@@ -53,6 +58,7 @@ def gather(participant: Participant, outs: Sequence[torch.Tensor] | None, tensor
 def scatter(
     participant: Participant, tensor: torch.Tensor, given: Sequence[torch.Tensor] | None, root: int
 ) -> Operation:
+    """Return the operation that copies `given[r]` of rank `root` into rank r's `tensor`."""
     if participant.rank == root:
         _check_count("scatter", given or (), participant)
     partners = algorithms.one_to_others(participant.rank, participant.world, root)
@@ -61,6 +67,7 @@ def scatter(
 
 
 def all_to_all(participant: Participant, outs: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Operation:
+    """Return the operation that copies rank r's `given[rank]` into `outs[r]`."""
     _check_count("all_to_all", outs, participant)
     _check_count("all_to_all", given, participant)
     partners = algorithms.all_to_all(participant.rank, participant.world)
@@ -74,6 +81,7 @@ def all_to_all(participant: Participant, outs: Sequence[torch.Tensor], given: Se
 
 
 def reduce(participant: Participant, tensor: torch.Tensor, root: int, reduction: Reduction) -> Operation:
+    """Return the operation that reduces all ranks' tensors into rank `root`'s."""
     check_reduction(reduction, tensor)
     partners = algorithms.others_to_one(participant.rank, participant.world, root)
     description = f"reduce ({reduction}) to rank {root} of {describe(tensor)}"
@@ -85,6 +93,7 @@ def reduce(participant: Participant, tensor: torch.Tensor, root: int, reduction:
 def reduce_scatter(
     participant: Participant, out: torch.Tensor, given: Sequence[torch.Tensor], reduction: Reduction
 ) -> Operation:
+    """Return the operation that reduces all ranks' `given[rank]` into `out`."""
     check_reduction(reduction, out)
     _check_count("reduce_scatter", given, participant)
     partners = algorithms.all_to_all(participant.rank, participant.world)
@@ -95,6 +104,7 @@ def reduce_scatter(
 
 
 def all_reduce(participant: Participant, tensor: torch.Tensor, reduction: Reduction) -> Operation:
+    """Return the operation that reduces all ranks' tensors in place, by the algorithm chosen for their size."""
     check_reduction(reduction, tensor)
     description = f"all_reduce ({reduction}) of {describe(tensor)}"
     choice, _reason = algorithms.choose_all_reduce(

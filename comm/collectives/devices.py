@@ -1,7 +1,7 @@
-"""Tensors of other devices by way of pinned host memory: copied there, communicated there, copied back.
+"""Collectives on device tensors, through copies in pinned host memory.
 
-An operation begins when the device has done what its caller had submitted before the call, and it is done when its
-results are on the device. CUDA is all that is known here; nothing of threads, sockets or groups.
+An operation begins when the device has finished the work that its caller had submitted before the call. It is done when
+its results are on the device. CUDA is the only device known here. No threads, sockets or groups.
 """
 
 from __future__ import annotations
@@ -16,39 +16,40 @@ from elastrain.comm.collectives.reducing import Operation, Participant
 
 
 def is_far(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has to be copied to the host. Raises ValueError for devices that are not known."""
+    """Return True if the tensor must be copied to the host. Raises ValueError for unsupported devices."""
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"tensors of the CPU and of CUDA devices are communicated; got one on {tensor.device}")
     return tensor.device.type == "cuda"
 
 
 class HostTensors:
-    """Takes tensors as they are: all are on the host.
+    """Pass-through for operations whose tensors are all on the host.
 
-    Each tensor of an operation passes through the method that says what the operation does with it.
+    An operation gets each of its tensors from the method that names how it uses the tensor.
     """
 
     def given(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that is only read."""
+        """Return a tensor that the operation only reads."""
         return tensor
 
     def wanted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that is only written, all of it."""
+        """Return a tensor that the operation only writes, all of it."""
         return tensor
 
     def changed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that is read and written."""
+        """Return a tensor that the operation reads and writes."""
         return tensor
 
 
 @dataclass(kw_only=True)
 class PinnedTensors(HostTensors):
-    """Host copies of device tensors, one of each."""
+    """Copies of device tensors in pinned host memory, one for each tensor."""
 
-    back: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # device's, host's
+    back: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # pairs: device tensor, its host copy
     _made: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def given(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a host copy with the device tensor's contents."""
         if not is_far(tensor):
             return tensor
         if id(tensor) not in self._made:
@@ -56,6 +57,7 @@ class PinnedTensors(HostTensors):
         return self._made[id(tensor)]
 
     def wanted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a host tensor whose contents are copied to the device tensor at the end."""
         if not is_far(tensor):
             return tensor
         host = self._made[id(tensor)] if id(tensor) in self._made else _pinned(tensor)
@@ -63,17 +65,18 @@ class PinnedTensors(HostTensors):
         return host
 
     def changed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a host copy with the device tensor's contents, copied back at the end."""
         self.given(tensor)
         return self.wanted(tensor)
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    # Contiguous whatever the original is; torch keeps pinned memory for the next one.
+    # Contiguous even if the original is not. torch caches pinned memory for the next copy.
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=torch.cuda.is_available())
 
 
 class CopiedBack:
-    """An operation on host copies whose results go to the device at its end."""
+    """An operation on host copies. Its results are copied to the device after its last round."""
 
     def __init__(self, operation: Operation, back: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._operation, self._back = operation, back
@@ -82,25 +85,28 @@ class CopiedBack:
         self._has_rounds = bool(operation.rounds)
 
     def offer(self, number: int) -> torch.Tensor:
+        """Return what the wrapped operation offers in this round."""
         return self._operation.offer(number)
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        """Pass a message to the wrapped operation."""
         self._operation.take(number, rank, tensor)
 
     def finish(self, number: int) -> None:
+        """Finish a round; after the last one, copy the results to the device."""
         if self._has_rounds:
             self._operation.finish(number)
         if number == len(self.rounds) - 1:
             for device, host in self._back:
-                device.copy_(host)  # waits until it is there
+                device.copy_(host)  # blocks until the copy is complete
 
 
 def staged_on_host(
     make: Callable[[Participant, HostTensors], Operation], tensors: Iterable[torch.Tensor]
 ) -> Callable[[Participant], Operation]:
-    """The maker of an operation on host copies of `tensors`, which are all that it reads or writes.
+    """Return a function that makes an operation on host copies of `tensors`.
 
-    Raises ValueError for tensors of a device that is not known.
+    `make` may read and write no other tensors. Raises ValueError for tensors of an unsupported device.
     """
     far = [tensor for tensor in tensors if is_far(tensor)]
     if not far:

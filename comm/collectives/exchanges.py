@@ -1,4 +1,4 @@
-"""Collectives in which each rank gives parts to others and gets theirs: one round, or two for a large all_reduce.
+"""Collectives in which each rank sends parts to others and receives theirs: one round, or two for a large all_reduce.
 
 They work over messages and in shared memory alike. No threads, sockets or clocks.
 """
@@ -15,6 +15,8 @@ from elastrain.comm.collectives.reducing import NOTHING, Memory, Participant, Re
 
 
 class Barrier:
+    """An operation that moves no data and ends when all ranks have begun it."""
+
     lends = False
 
     def __init__(self, participant: Participant, description: str) -> None:
@@ -22,17 +24,23 @@ class Barrier:
         self.rounds = algorithms.barrier(participant.rank, participant.world)
 
     def offer(self, number: int) -> torch.Tensor:
+        """Return an empty tensor."""
         return NOTHING
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
-        pass
+        """Do nothing."""
+        pass  # noqa: PIE790 - a body without effect
 
     def finish(self, number: int) -> None:
-        pass
+        """Do nothing."""
+        pass  # noqa: PIE790 - a body without effect
 
 
 class Exchange:
-    """One round in which each partner gets a tensor and gives one. `given` and `wanted` are by rank; mine is copied."""
+    """One round in which a rank sends a tensor to each partner and receives one from each.
+
+    `given` and `wanted` are by rank. A rank's part for itself is copied at once.
+    """
 
     lends = False
 
@@ -56,9 +64,11 @@ class Exchange:
             self.take(0, participant.rank, given[participant.rank])
 
     def offer(self, number: int) -> torch.Tensor:
+        """Return the staged copies of all given tensors, one after the other."""
         return self._staged
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        """Copy what the rank sent into the tensor wanted from it. Raises ValueError if the two do not match."""
         wanted = self._wanted[rank]
         if tensor.numel() != wanted.numel() or (tensor.numel() and tensor.dtype != wanted.dtype):
             raise ValueError(f"{describe(wanted)} wanted from rank {rank}, {describe(tensor)} given")
@@ -66,11 +76,12 @@ class Exchange:
             wanted.copy_(tensor.view(wanted.shape))
 
     def finish(self, number: int) -> None:
-        pass
+        """Do nothing: `take` has copied everything."""
+        pass  # noqa: PIE790 - a body without effect
 
 
 class ExchangeReduce:
-    """An exchange in which what is received is folded into `out`; rank r gives one of my kind for it."""
+    """An exchange whose received parts are reduced into `out`. `out` is None on ranks that get no result."""
 
     lends = False
 
@@ -88,21 +99,24 @@ class ExchangeReduce:
         self._exchange = Exchange(participant, description, partners, given=given, wanted={})
         self.rounds = self._exchange.rounds
         self._out, self._reduction, self._tree = out, reduction, participant.tree
-        # `out` may be the tensor that is given: it is written only when all parts are there.
+        # `out` may be the given tensor, so it is written only when all parts are here.
         self._parts: dict[int, torch.Tensor] = {}
         if out is not None:
             self._parts[participant.rank] = given[participant.rank].reshape(-1)
 
     def offer(self, number: int) -> torch.Tensor:
+        """Return the staged copies of all given tensors, one after the other."""
         return self._exchange.offer(number)
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        """Keep a rank's part for the reduction. Raises ValueError if its size or dtype differs."""
         own = next(iter(self._parts.values()))
         if tensor.numel() != own.numel() or (tensor.numel() and tensor.dtype != own.dtype):
             raise ValueError(f"{describe(own)} is reduced here, rank {rank} gives {describe(tensor)}")
         self._parts[rank] = tensor
 
     def finish(self, number: int) -> None:
+        """Reduce all parts into `out`."""
         if self._out is not None and self._out.numel():
             summed = torch.empty(self._out.numel(), dtype=self._out.dtype)
             fold([self._parts[rank] for rank in sorted(self._parts)], self._reduction, summed, steps=self._tree)
@@ -110,10 +124,10 @@ class ExchangeReduce:
 
 
 class ScatterGatherReduce:
-    """all_reduce in two rounds: each rank folds one slice of everybody's tensor, then everybody takes all slices.
+    """all_reduce in two rounds: each rank reduces one slice of all tensors, then takes the other slices.
 
-    When all slices have come, every peer has read its slice of mine: the caller's tensor is free again. So a tensor in
-    shared memory needs no staging.
+    Once all reduced slices have arrived, every peer has read its slice of this rank's tensor. So the caller may change
+    the tensor, and a tensor in shared memory needs no staging.
     """
 
     def __init__(self, participant: Participant, description: str, tensor: torch.Tensor, reduction: Reduction) -> None:
@@ -130,9 +144,11 @@ class ScatterGatherReduce:
         self._parts = [self._given[start:stop]] * participant.world
 
     def offer(self, number: int) -> torch.Tensor:
+        """Return this rank's tensor in the first round, its reduced slice in the second."""
         return self._sum if number else self._given
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        """Keep a part to be reduced (first round), or copy a reduced slice into the result (second round)."""
         if number == 0:
             self._parts[rank] = tensor
         else:
@@ -140,6 +156,7 @@ class ScatterGatherReduce:
             self._result[start:stop].copy_(tensor)
 
     def finish(self, number: int) -> None:
+        """Reduce this rank's slice (first round), or complete the result (second round)."""
         start, stop = self._slices[self._me.rank]
         if number == 0:
             if stop > start:
@@ -153,7 +170,7 @@ class ScatterGatherReduce:
 
 
 def stage(tensors: Mapping[int, torch.Tensor], memory: Memory) -> tuple[torch.Tensor, dict[int, tuple[int, int]]]:
-    """Copy tensors of one dtype one after the other; returns the copy and where each lies in it."""
+    """Copy tensors of one dtype one after the other; returns the copy and the place of each tensor in it."""
     places: dict[int, tuple[int, int]] = {}
     total, dtype = sum(tensor.numel() for tensor in tensors.values()), torch.float32
     for key, tensor in tensors.items():

@@ -1,6 +1,6 @@
-"""Where the ranks of a group are, and the plan of an all_reduce that sums on each host first: plain values.
+"""Ranks by host, and the plan of an all_reduce that sums on each host first: plain values.
 
-`hosts` names the host of every rank, by any numbers. No tensors, sockets or clocks.
+`hosts` has one number per rank; equal numbers mean the same host. No tensors, sockets or clocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Interval = tuple[int, int]
 
 
 def ranks_by_host(hosts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each host, in order; hosts in the order of their first ranks."""
+    """Return the ranks of each host in order. Hosts are ordered by their first ranks."""
     found: dict[int, list[int]] = {}
     for rank, host in enumerate(hosts):
         found.setdefault(host, []).append(rank)
@@ -23,9 +23,10 @@ def ranks_by_host(hosts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def tree(hosts: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The order of summation, as `algorithms.tree`: first the ranks of each host, along the tree of their number, then
-    the hosts. The same as `algorithms.tree` where each host has one rank, or one has all, or all have the same power of
-    two of neighbouring ranks.
+    """Return the steps of the summation, as `algorithms.tree`: first within each host, then between the hosts.
+
+    The steps equal those of `algorithms.tree` in three cases: each host has one rank, one host has all ranks, or all
+    hosts have the same power of two of neighbouring ranks.
     """
     groups = ranks_by_host(hosts)
     within = [(ranks[left], ranks[right]) for ranks in groups for left, right in algorithms.tree(len(ranks))]
@@ -34,20 +35,23 @@ def tree(hosts: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoLevels:
-    """One rank's part. As many ranks of each host as the smallest has are *owners*: each sums a slice of the tensor.
+    """One rank's part in the plan. On each host, the same number of ranks are *owners* of one slice each.
 
-    Rounds: to the owners of my host; among the owners of a slice, one per host, which sum a piece of it each; their
-    pieces back; and from the owners of my host to all on it. Each element crosses between hosts as often as it must.
+    That number is the number of ranks on the smallest host. There are four rounds. (1) Each rank sends the slices to
+    the owners on its host. (2) The owners of a slice, one per host, send each other pieces of it, and each sums one
+    piece. (3) They send the summed pieces back. (4) Each owner sends its slice to all ranks of its host. Each element
+    crosses between hosts only as often as necessary.
     """
 
     rounds: tuple[Round, ...]
-    here: tuple[int, ...]  # all ranks of my host
-    owners: dict[int, Interval]  # of my host, and their slices
-    colleagues: tuple[int, ...]  # owners of my slice, by host; none if I own none
-    pieces: dict[int, Interval]  # of theirs, in elements of the slice
+    here: tuple[int, ...]  # all ranks of this host
+    owners: dict[int, Interval]  # owners on this host, and their slices
+    colleagues: tuple[int, ...]  # owners of this rank's slice, by host; empty if it owns none
+    pieces: dict[int, Interval]  # pieces that the colleagues sum, in elements of the slice
 
 
 def two_levels(rank: int, hosts: Sequence[int], numel: int) -> TwoLevels:
+    """Return the plan of `rank` for a tensor of `numel` elements."""
     groups = ranks_by_host(hosts)
     here = next(ranks for ranks in groups if rank in ranks)
     slices = algorithms.cut(numel, min(len(ranks) for ranks in groups))

@@ -12,7 +12,7 @@ from elastrain.comm.collectives.reducing import CHUNK_BYTES, Participant, Reduct
 
 @dataclass(frozen=True, kw_only=True)
 class _Chunks:
-    """A flat tensor in chunks of at most `length` elements, of each of which every rank sums one slice."""
+    """A flat tensor in chunks of at most `length` elements. Every rank sums one slice of each chunk."""
 
     rank: int
     world: int
@@ -23,23 +23,23 @@ class _Chunks:
         return 0 <= index < len(self.ranges)
 
     def slices(self, index: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """Where the chunk begins in the tensor, and the ranks' slices in the chunk."""
+        """Return the chunk's begin in the tensor, and the ranks' slices within the chunk."""
         start, stop = self.ranges[index]
         return start, algorithms.cut(stop - start, self.world)
 
     def place(self, index: int) -> int:
-        """The half of a double-buffered area in which the chunk lies."""
+        """Return the offset of the half of a double buffer in which the chunk lies."""
         return index % 2 * self.length
 
 
 class PulledReduce:
-    """all_reduce where all members read each other's memory: in chunks that stay in the caches, three stages at once.
+    """all_reduce where members read each other's memory, in chunks that fit the caches.
 
-    At step t a rank copies chunk t of its tensor to where the others see it, folds its slice of chunk t - 1 from all
-    ranks, and takes the others' sums of chunk t - 2. Of everything there are two places: what is written over at step
-    t was read by the others before they published step t - 1.
+    Three stages run at once. At step t a rank copies chunk t of its tensor to where the others see it, reduces its
+    slice of chunk t - 1 from all ranks, and copies the others' sums of chunk t - 2. Every buffer is double: what is
+    overwritten at step t was read by the others before they published step t - 1.
 
-    A tensor in shared memory is read where it lies: nobody reads a chunk of it any more when the sums are there.
+    A tensor in shared memory is read in place: once the sums of a chunk are here, no peer reads that chunk any more.
     """
 
     def __init__(self, participant: Participant, description: str, tensor: torch.Tensor, reduction: Reduction) -> None:
@@ -52,7 +52,7 @@ class PulledReduce:
         length = CHUNK_BYTES // tensor.itemsize
         ranges = algorithms.chunks(tensor.numel(), length)
         self._chunks = _Chunks(rank=participant.rank, world=participant.world, length=length, ranges=ranges)
-        # Its length tells whether a rank gives its tensor or its stage.
+        # Peers see by the length if a rank offers its tensor or its stage, so the two lengths must differ.
         staged_numel = 2 * length + (64 if tensor.numel() == 2 * length else 0)
         places = participant.stage().view(tensor.dtype)
         self._sums, self._stage = places[: 2 * length], places[2 * length :][:staged_numel]
@@ -67,18 +67,21 @@ class PulledReduce:
         return self._flat if self.lends else self._stage
 
     def offer(self, number: int) -> torch.Tensor:
+        """Do the three stages of this step; return this rank's tensor in round 0, its sums afterwards."""
         self._stage_chunk(number)
         self._fold_chunk(number - 1)
         self._gather_chunk(number - 2)
         return self._sums if number else self._given
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        """Keep a rank's tensor (round 0) or sums (round 1) for later rounds. Raises ValueError for a wrong size."""
         numels = (len(self._sums),) if number else (self._flat.numel(), len(self._stage))
         if tensor.dtype != self._flat.dtype or tensor.numel() not in numels:
             raise ValueError(f"{describe(self._flat)} is reduced here, rank {rank} gives {describe(tensor)}")
         (self._others_sums if number else self._parts)[rank] = tensor
 
     def finish(self, number: int) -> None:
+        """After the last round, copy the result to a tensor that is not contiguous."""
         if number == len(self.rounds) - 1 and not self._tensor.is_contiguous():
             self._tensor.copy_(self._flat.view(self._tensor.shape))
 
@@ -88,7 +91,7 @@ class PulledReduce:
         start, slices = self._chunks.slices(index)
         place = self._stage[self._chunks.place(index) :]
         mine, last = slices[self._chunks.rank], slices[-1][1]
-        for first, end in ((0, mine[0]), (mine[1], last)):  # nobody asks for my own slice
+        for first, end in ((0, mine[0]), (mine[1], last)):  # no other rank reads this rank's slice
             if end > first:
                 place[first:end].copy_(self._flat[start + first : start + end])
 

@@ -1,10 +1,10 @@
-"""What a collective is to its executor: rounds, what is offered and taken in each, and the memory that it may use.
+"""The interface between a collective and its executor, and the arithmetic of reductions.
 
-The kinds of operations are in `exchanges` and `pulling`; which one a call becomes is in `collectives`. After an
-operation is done its caller may change every tensor at once: whatever peers still read by then lies in memory of the
-operation's own.
+An `Operation` has rounds, offers a tensor in each and takes messages; a `Participant` is the member as an operation
+sees it. The operations are in `exchanges`, `pulling` and `two_levels`; `calls` chooses one for each call. Once an
+operation is done, its caller may change every tensor: whatever peers still read lies in the operation's own memory.
 
-Combining the ranks' tensors along `algorithms.tree`: bitwise equal on all members and between runs.
+`fold` combines the ranks' tensors along `algorithms.tree`: bitwise equal on all members and between runs.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from elastrain.comm.collectives.algorithms import Round
 
 Reduction = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
-CHUNK_BYTES = 4 << 20  # of a PulledReduce
-NOTHING = torch.empty(0)  # offered where nothing is
+CHUNK_BYTES = 4 << 20  # bytes of one chunk of a PulledReduce
+NOTHING = torch.empty(0)  # offered in rounds without data
 STAGE_BYTES = 4 * CHUNK_BYTES + 64 * 16  # two slices of sums, two chunks, and 64 elements of the widest dtype
 
 
 class Memory(Protocol):
-    """Gives the memory in which staged tensors lie."""
+    """Source of the memory for staged tensors."""
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether peers on this host could read the contiguous tensor in place."""
+        """Return True if peers on this host could read the contiguous tensor in place."""
 
     def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A 1-D tensor with any content that is not used again while a peer reads it."""
+        """Return a 1-D tensor with any content. Its memory is not reused while a peer reads it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Participant:
-    """A member as an operation sees it when it begins: its rank, and the memory that it may use.
+    """A member at the beginning of an operation: its rank, and the memory that the operation may use.
 
-    `hosts`: the host of every rank; none where all are on one. `stage`: gives `STAGE_BYTES` bytes that all members read
-    in place, always the same; None where they do not read each other's memory.
+    `hosts`: the host of every rank, empty if all are on one host. `stage`: a function that returns the same
+    `STAGE_BYTES` bytes each time, which all members read in place; None if members do not read each other's memory.
     """
 
     rank: int
@@ -56,30 +56,36 @@ class Participant:
 
 
 class Operation(Protocol):
-    """`offer` what the round's sends cut from, `take` every message, then `finish` the round.
+    """One collective: in each round, `offer` a tensor, `take` every message, then `finish`.
 
-    `description`: what it is and on what, for messages; equal on all members, or they disagree. `take` raises
-    ValueError for a message that does not fit. `lends`: what it offers is its caller's tensor, which may change after a
-    failure; such tensors of others have been read before the last round is offered.
+    `description`: the operation and its tensors, for messages. It must be equal on all members, otherwise the operation
+    fails. `lends`: the offered tensor is the caller's own, which the caller may change after a failure. Such a tensor
+    of a peer has been read before this operation offers its last round.
     """
 
     lends: bool
     rounds: tuple[Round, ...]
     description: str
 
-    def offer(self, number: int) -> torch.Tensor: ...
+    def offer(self, number: int) -> torch.Tensor:
+        """Return the tensor from which this round's transfers are cut."""
+        ...
 
-    def take(self, number: int, rank: int, tensor: torch.Tensor) -> None: ...
+    def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        """Take a rank's message of this round. Raises ValueError if it does not fit."""
+        ...
 
-    def finish(self, number: int) -> None: ...
+    def finish(self, number: int) -> None:
+        """Complete a round in which all awaited messages were taken."""
+        ...
 
 
 MakeOperation = Callable[[Participant], Operation]
-"""Makes an operation when its turn has come: only then is it known who takes part."""
+"""Function that makes an operation at the beginning of its execution. The participants are known only then."""
 
 
 def describe(tensor: torch.Tensor) -> str:
-    """A tensor in messages: its dtype and shape."""
+    """Return dtype and shape of a tensor, for messages."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
@@ -93,12 +99,12 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
     "bor": torch.bitwise_or,
     "bxor": torch.bitwise_xor,
 }
-# So that the inner sums of a block stay in the cache, and its calls cost less than what they add.
+# Small enough for the inner sums of a block to stay in the cache, large enough to outweigh the cost of the calls.
 _BLOCK_ELEMENTS, _CONVERTED_BLOCK_ELEMENTS = 128 << 10, 32 << 10
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which sums of this one are made: float32 for half precision."""
+    """Return the dtype in which sums of this dtype are accumulated: float32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -110,10 +116,16 @@ def fold(
     steps: Sequence[tuple[int, int]] | None = None,
     count: int | None = None,
 ) -> None:
-    """Combine flat tensors along `steps` into `out`, which is one of them or overlaps none.
+    """Reduce flat tensors along `steps` into `out`, which is one of them or overlaps none of them.
 
-    `steps`: as of `algorithms.tree`, the default. `count`: how many ranks the parts are of, for `avg`, if not one each.
-    Half precision is accumulated in float32 and rounded once, where `out` is of half precision.
+    Half precision is accumulated in float32, and rounded once if `out` has half precision.
+
+    Args:
+        parts: One tensor per rank, or one partial sum per host.
+        reduction: Name of the reduction.
+        out: Tensor for the result.
+        steps: Order of summation, as `algorithms.tree` (the default) gives it.
+        count: Number of ranks that the parts stand for, for `avg`; by default one per part.
     """
     combine, steps = _COMBINE[reduction], algorithms.tree(len(parts)) if steps is None else steps
     inner = accumulate_dtype(out.dtype)
@@ -138,11 +150,11 @@ def fold(
 
 
 def _places(steps: Sequence[tuple[int, int]], own: int) -> list[int]:
-    """For each step the part in whose place its sum is made: `own` as long as that part is in the sum, else the left.
+    """Return the part in whose memory each step puts its sum: `own` while that part is in the sum, else the left part.
 
-    So the place of part `own` can be that of the result: what lies there has been read when something else comes there.
+    So part `own` may share its memory with the result: its elements have been read before the result overwrites them.
     """
-    places, in_own = [], own  # the part that the sum with `own` in it counts as
+    places, in_own = [], own  # the part that stands for the sum containing `own`
     for left, right in steps:
         places.append(own if in_own in (left, right) else left)
         in_own = left if in_own == right else in_own
@@ -150,7 +162,7 @@ def _places(steps: Sequence[tuple[int, int]], own: int) -> list[int]:
 
 
 def check_reduction(reduction: Reduction, tensor: torch.Tensor) -> None:
-    """Raises ValueError for a reduction that is not offered, or not for this dtype."""
+    """Check that the reduction exists and works for this dtype. Raises ValueError otherwise."""
     if reduction not in _COMBINE:
         raise ValueError(f"reductions are {', '.join(_COMBINE)}; got {reduction!r}")
     if reduction.startswith("b") and (tensor.is_floating_point() or tensor.is_complex()):

@@ -15,9 +15,10 @@ from elastrain.comm.collectives.reducing import Participant, Reduction, accumula
 
 
 class TwoLevelReduce:
-    """See hosts.TwoLevels. Sums of half precision travel as float32 and are rounded once, at the end.
+    """all_reduce by the four rounds of `hosts.TwoLevels`.
 
-    When the last slice has come, every owner on this host has read its slice of mine: the caller's tensor is free.
+    Sums of half precision travel as float32 and are rounded once, at the end. When the last slice has arrived, every
+    owner on this host has read its slice of this rank's tensor, so the caller may change the tensor.
     """
 
     def __init__(self, participant: Participant, description: str, tensor: torch.Tensor, reduction: Reduction) -> None:
@@ -35,9 +36,11 @@ class TwoLevelReduce:
         self._offered: torch.Tensor = self._given
 
     def offer(self, number: int) -> torch.Tensor:
+        """Return the tensor of this round: the rank's own, the sums of its host, its piece, or its slice."""
         return self._offered
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        """Keep a part to be reduced (rounds 0 and 1), or copy a final piece or slice (rounds 2 and 3)."""
         if number == 0:
             self._keep(rank, tensor, len(self._whole), self._given.dtype)
         elif number == 1:
@@ -54,6 +57,7 @@ class TwoLevelReduce:
         self._parts[rank] = tensor
 
     def finish(self, number: int) -> None:
+        """Reduce over this host (round 0) or all hosts (round 1), or complete slice and result (rounds 2 and 3)."""
         if number == 0:
             self._sum_here()
         elif number == 1:
@@ -66,7 +70,7 @@ class TwoLevelReduce:
             self._tensor.copy_(self._result.view(self._tensor.shape))
 
     def _sum_here(self) -> None:
-        """Sum my slice over the ranks of this host."""
+        """Reduce this rank's slice over the ranks of its host."""
         if not len(self._whole):
             return
         summed = self._me.memory.scratch(len(self._whole), accumulate_dtype(self._given.dtype))
@@ -79,7 +83,7 @@ class TwoLevelReduce:
         self._offered, self._parts = summed, {self._me.rank: summed[start:stop]}
 
     def _sum_hosts(self) -> None:
-        """Sum my piece of my slice over the hosts."""
+        """Reduce this rank's piece of its slice over the hosts."""
         start, stop = self._plan.pieces.get(self._me.rank, (0, 0))
         if stop > start:
             parts = [self._parts[rank] for rank in self._plan.colleagues]

@@ -1,1 +1,1 @@
-"""Shared memory of the processes of one host, and the proof that one of them has ended. Knows no member, no socket."""
+"""Shared memory between the processes of one host, and proof that one of them has ended; no members, no sockets."""

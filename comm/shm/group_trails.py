@@ -1,7 +1,7 @@
-"""What each group of a process did last, in a small file: written as it goes, read from outside at any time.
+"""A small file with the last operation of each group of a process, updated at each call and readable at any time.
 
-A process that hangs in a collective cannot tell which; its agent reads here. Torch may never come in: the launcher uses
-this too.
+A process that hangs in a collective cannot report which one. Its agent reads this file instead. This module never
+imports torch, because the launcher uses it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WORDS = struct.Struct("<qB64s160s")
 
 
 class _How(IntEnum):
-    """How the last call stands."""
+    """State of the last call."""
 
     CALLED = 0
     UNDER_WAY = 1
@@ -29,29 +29,32 @@ _SAID = {_How.CALLED: "called", _How.UNDER_WAY: "under way", _How.DONE: "done", 
 
 
 class GroupTrail:
-    """One group's own lane. By one thread at a time; a call of another that comes between only mixes two words."""
+    """One group's record in the file. One thread at a time writes it.
+
+    A call of another thread in between can only mix the text of two calls.
+    """
 
     def __init__(self, name: str, page: mmap.mmap | None = None, offset_bytes: int = 0) -> None:
-        """Without a page, nobody reads along."""
+        """Without `page`, calls are not recorded."""
         self._name, self._page, self._offset_bytes = name.encode(), page, offset_bytes
         self._count, self._what = 0, b""
 
     def called(self, what: str) -> None:
-        """Something that others carry out: a message."""
+        """Record a call that other threads carry out: a tagged message."""
         self._tell(_How.CALLED, what)
 
     def begin(self, what: str) -> None:
-        """An operation, which this member takes part in from now on."""
+        """Record that this member has begun an operation."""
         self._tell(_How.UNDER_WAY, what)
 
     def wait(self, what: str) -> None:
-        """For what comes before the operation that begins next."""
+        """Record that this member waits for something that precedes the next operation."""
         if self._page is not None:
             self._what = what.encode()
             self._write(_How.UNDER_WAY)
 
     def end(self, *, well: bool) -> None:
-        """Of the operation that was begun last."""
+        """Record that the operation begun last has ended; `well` says if it succeeded."""
         if self._page is not None:
             self._write(_How.DONE if well else _How.FAILED)
 
@@ -62,13 +65,16 @@ class GroupTrail:
             self._write(how)
 
     def _write(self, how: _How) -> None:
-        # Read in the middle of a write it is mixed; whoever hangs writes no more.
+        # A reader may see half of a write. A process that hangs writes nothing, so its record is whole.
         assert self._page is not None
         _WORDS.pack_into(self._page, self._offset_bytes, self._count, how, self._name, self._what)
 
 
 class GroupTrails:
-    """The file, made anew (mode 0600). Raises OSError where that cannot be."""
+    """The file with the records of all groups of this process, created anew with mode 0600.
+
+    Raises OSError if the file cannot be created.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file, self._lanes = file, 0
@@ -81,17 +87,17 @@ class GroupTrails:
             os.close(fd)
 
     def of(self, name: str) -> GroupTrail:
-        """A lane for a new group; beyond 64 groups one that nobody reads."""
+        """Return the record of a new group. Calls of groups beyond the 64th are not recorded."""
         lane, self._lanes = self._lanes, self._lanes + 1
         return GroupTrail(name, self._page, lane * _EACH_BYTES) if lane < _LANES else GroupTrail(name)
 
     def remove(self) -> None:
-        """In good order: there is nothing more to tell. Trails go on writing into memory that nobody finds."""
+        """Delete the file when the process ends in good order. Existing records stay writable and are lost."""
         self._file.unlink(missing_ok=True)
 
 
 def read(file: Path) -> list[str]:
-    """The last operation of each group in words, in the order in which they were made; empty where there are none."""
+    """Return one sentence on the last operation of each group, in order of creation; empty if there is no file."""
     try:
         with file.open("rb") as opened:
             told = opened.read(_LANES * _EACH_BYTES)

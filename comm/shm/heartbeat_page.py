@@ -1,7 +1,7 @@
-"""Where the threads of a process are, in the page of its beacon: written as they go, read from outside at any time.
+"""Positions of a process's threads in the page of its beacon: each thread writes its own, other processes read them.
 
-A thread that is stopped, or waits for an interpreter lock that somebody holds, can tell nobody; that its count stands
-still does. Whoever has the beacon's descriptor reads along. Torch may never come in: the launcher uses this too.
+A thread that is stopped, or waits for the interpreter lock, cannot report that. Its counter stands still, and a reader
+sees this. A reader needs the beacon's descriptor. This module never imports torch, because the launcher uses it.
 """
 
 from __future__ import annotations
@@ -15,44 +15,47 @@ from elastrain.base.thread_status import Station, ThreadStatus
 from elastrain.comm.shm.shared_memory import Mapping
 
 STACKS_SIGNAL = signal.SIGRTMAX - 3
-"""At which a process that leaves a trail writes down its stacks. It would end any other."""
+"""Signal at which a process with trails writes its stacks to a file. It ends any other process."""
 _FIRST_BYTES, _EACH_BYTES, _NAME_BYTES = 1024, 256, 64
 _SPOT = struct.Struct(f"<qqqqd{_NAME_BYTES}s")
 _COUNT = struct.Struct("<q")
 
 
 class Lane(IntEnum):
-    """Which thread."""
+    """Thread that a record in the page belongs to."""
 
     LOOP = 0
     ENGINE = 1
 
 
 class Trail:
-    """One thread's own end: `move` and `beat` from that thread only."""
+    """Writer of one thread's record. Only that thread may call `move` and `beat`."""
 
     def __init__(self, page: Mapping, lane: Lane) -> None:
-        self._page = page  # keeps the memory that is written to
+        self._page = page  # keeps the mapping alive
         self._at = page.view(_FIRST_BYTES + lane * _EACH_BYTES, _SPOT.size)
         self._count = 0
         self._thread = 0
 
     def move(self, place: Station, *, step: int = -1, allowed_s: float = 0.0, name: str = "") -> None:
-        """It is there from now on. A longer name is cut."""
+        """Record that the thread is now at `place`. A name longer than 64 bytes is cut."""
         self._count += 1
         self._thread = self._thread or threading.get_native_id()
-        # Read in the middle of a write it looks like a move; the next look has it whole.
+        # A reader may see half of a write, which looks like a move. The next look sees all of it.
         text = name.encode()[:_NAME_BYTES]
         _SPOT.pack_into(self._at, 0, self._count, place, self._thread, step, allowed_s, text)
 
     def beat(self) -> None:
-        """It is still there, and goes on."""
+        """Record that the thread makes progress at the same place."""
         self._count += 1
         _COUNT.pack_into(self._at, 0, self._count)
 
 
 def read(page: Mapping, lane: Lane) -> ThreadStatus:
-    """What the thread has said. What no thread writes there reads as OUTSIDE: the page belongs to another process."""
+    """Return the thread's record from the page.
+
+    A record that no thread has written reads as OUTSIDE, because the page belongs to another process.
+    """
     count, place, thread, step, allowed_s, name = _SPOT.unpack(
         page.view(_FIRST_BYTES + lane * _EACH_BYTES, _SPOT.size).tobytes()
     )

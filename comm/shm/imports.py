@@ -1,6 +1,6 @@
-"""Peers' tensors in shared memory, read here in place: their segments, mapped read-only, and what goes back to them.
+"""Segments of a peer's shared memory, mapped read-only, and the references to be given back to the peer.
 
-Nothing here knows of sockets: descriptors and references come from outside, and the tokens to return are asked for.
+No sockets: the caller passes descriptors and references in, and asks for the tokens to return.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from elastrain.comm.errors import ProtocolError
 from elastrain.comm.shm.shared_memory import Mapping, open_sealed
 
 _RETURN_AT_COUNT = 32
-_RETURN_AFTER_S = 0.05  # references are given back in lumps: each frame wakes a process
+_RETURN_AFTER_S = 0.05  # references are given back in batches, because each frame wakes a process
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A tensor that lies in a shared segment of the sender's; `token` is what the receiver gives back when done."""
+    """A tensor in a shared segment of the sender. The receiver gives `token` back when it is done with the tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -32,32 +32,36 @@ class Reference:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of the tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Imports:
-    """One peer's segments, mapped read-only, and the references to be given back to it."""
+    """One peer's segments, mapped read-only, and the references to be given back to that peer."""
 
     def __init__(self) -> None:
         self._mappings: dict[int, Mapping] = {}
         self._wholes: dict[int, torch.Tensor] = {}
-        # Tokens of references that nothing here refers to any more: filled by finalizers, which run in any thread.
+        # Tokens of references whose tensors were collected. Finalizers fill this, in any thread.
         self.returned: collections.deque[int] = collections.deque()
         self._taken_s = time.monotonic()
 
     def add(self, number: int, fd: int, size_bytes: int) -> None:
-        """Map a segment; the caller closes `fd`. Raises ProtocolError, OutOfMemory."""
+        """Map a segment. The caller closes `fd`. Raises ProtocolError, OutOfMemory."""
         if number in self._mappings:
             raise ProtocolError(f"segment {number} was passed twice")
         self._mappings[number] = open_sealed(fd, size_bytes)
 
     def drop(self, number: int) -> None:
-        """The mapping itself lives on while a tensor refers to it."""
+        """Forget a segment. Its mapping lives on while a tensor refers to it."""
         self._mappings.pop(number, None)
         self._wholes.pop(number, None)
 
     def whole(self, number: int) -> torch.Tensor | None:
-        """All bytes of a segment, read-only as in `tensor`; None where it was not passed, or is gone. Any thread."""
+        """Return all bytes of a segment, or None if it was not passed or is gone. Any thread may call this.
+
+        Writing to them ends the process, as for `tensor`.
+        """
         found = self._wholes.get(number)
         mapping = self._mappings.get(number)
         if found is None and mapping is not None:
@@ -68,9 +72,10 @@ class Imports:
         return found
 
     def tensor(self, reference: Reference) -> torch.Tensor:
-        """A read-only view of the sender's memory; valid as long as it is referred to, also when the sender is dead.
+        """Return a view of the sender's memory, without a copy. It stays valid even after the sender's death.
 
-        Writing to it ends the process (SIGSEGV): the mapping is read-only. Raises ProtocolError.
+        The mapping is read-only: writing to the tensor ends the process (SIGSEGV). Raises ProtocolError if the
+        reference lies outside the peer's segments.
         """
         mapping = self._mappings.get(reference.segment)
         if mapping is None:
@@ -85,7 +90,7 @@ class Imports:
         return flat.view(reference.shape)
 
     def take_returned(self) -> list[int]:
-        """Tokens of the references that nothing here refers to any more, since the last call."""
+        """Return the tokens of all references whose tensors were collected since the last call."""
         tokens: list[int] = []
         while self.returned:
             tokens.append(self.returned.popleft())
@@ -94,7 +99,7 @@ class Imports:
         return tokens
 
     def return_due_s(self) -> float:
-        """When `take_returned` should be called at the latest, in time.monotonic(); inf: nothing waits."""
+        """Return the time.monotonic() by which `take_returned` should be called; inf if no token waits."""
         count = len(self.returned)
         if not count:
             return math.inf
@@ -102,7 +107,7 @@ class Imports:
 
 
 def _let_go(_mapping: Mapping) -> None:
-    """Its argument was kept alive so far."""
+    """Do nothing. As an argument of a finalizer, the mapping was kept alive until now."""
 
 
 def _give_back(returned: collections.deque[int], token: int, _mapping: Mapping) -> None:

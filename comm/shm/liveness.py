@@ -1,13 +1,13 @@
-"""Knowing within milliseconds that a process on this host is gone, before its sockets close.
+"""Detection that a process on this host has died, within milliseconds and before its sockets close.
 
-A `Beacon` is a page of shared memory with a robust mutex, held by one thread for the whole life of its process. When
-that thread dies, however it dies, the kernel marks the mutex's word and wakes a waiter, before the process's memory is
-torn down (which takes a third of a second per GiB; only then sockets close).
+A `Beacon` is a page of shared memory with a robust mutex. One thread holds the mutex for the whole life of its process.
+When that thread dies, for any reason, the kernel marks the mutex's word and wakes one waiter. It does so before it
+frees the memory of the process, which takes a third of a second per GiB; sockets close only after that.
 
-Watchers do not lock the mutex: they wait on its word (a futex), for which a read-only map is enough, so that nobody can
-damage another's beacon. The kernel wakes one waiter only; each that wakes up wakes all others.
+Watchers do not lock the mutex. They wait on its word (a futex), for which a read-only mapping is enough, so no process
+can damage the beacon of another. The kernel wakes one waiter only; every waiter that wakes up wakes all others.
 
-Torch may never come in: the launcher uses this too.
+This module never imports torch, because the launcher uses it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from elastrain.comm.shm.shared_memory import Mapping, create_sealed, futex_wait,
 _PAGE_BYTES = 4096
 _PTHREAD_PROCESS_SHARED = 1
 _PTHREAD_MUTEX_ROBUST = 1
-_GENERATION_BYTES = 256  # where its word lies in the page: behind the mutex, before the whereabouts
+_GENERATION_BYTES = 256  # offset of the generation in the page: behind the mutex, before the threads' records
 _FUTEX_WAITERS = 0x80000000
 _FUTEX_TID_MASK = 0x3FFFFFFF
-_LOOK_AGAIN_S = 1.0  # backstop, should the one waiter that the kernel woke be killed before it woke the others
+_LOOK_AGAIN_S = 1.0  # in case the one waiter that the kernel wakes is killed before it wakes the others
 
 
 class Beacon:
-    """Locked by the thread that makes it, which must live as long as the process: make it in the main thread.
+    """A page with a mutex that is locked by the thread that creates the beacon.
 
-    `fd` is what watchers need; pass it over a UNIX socket. It stays owned by this object. Behind the mutex, `page` has
-    room for `whereabouts`. Raises CommError where the C library's mutexes are not of the known form (glibc's are).
+    That thread must live as long as the process, so create the beacon in the main thread. Watchers need `fd`; pass it
+    over a UNIX socket. It stays owned by this object. Behind the mutex, `page` has room for the records of
+    `heartbeat_page`. Raises CommError if the C library's mutexes do not have the layout of glibc.
     """
 
     def __init__(self) -> None:
@@ -53,16 +54,16 @@ class Beacon:
         word = ctypes.c_uint32.from_address(self.page.address)
         if word.value & _FUTEX_TID_MASK != threading.get_native_id():
             raise CommError("this C library keeps a mutex's owner elsewhere: robust-mutex detection needs glibc")
-        # "Somebody waits": without this bit the kernel would wake nobody. No one else knows the page yet.
+        # Without this bit ("there are waiters") the kernel wakes no process. No other process knows the page yet.
         word.value |= _FUTEX_WAITERS
         _beacons.add(self)
 
     def tell_generation(self, generation: int) -> None:
-        """Let whoever reads along know which view this process is in, before it does anything in that view."""
+        """Publish the view in which this process is, before it does anything in that view."""
         ctypes.c_int64.from_address(self.page.address + _GENERATION_BYTES).value = generation
 
     def close(self) -> None:
-        """Unlock, which tells every watcher that this process has left. Only from the thread that made the beacon."""
+        """Unlock the mutex: every watcher then sees that this process has left. Only for the creating thread."""
         if self in _beacons:
             _beacons.remove(self)
             libc.pthread_mutex_unlock(self._mutex)
@@ -71,7 +72,7 @@ class Beacon:
 
 
 _beacons: set[Beacon] = set()
-"""The open ones of this process, kept although nobody else may have them: the C library goes through their pages."""
+"""Open beacons of this process. They are kept alive here, because the C library walks through their pages."""
 
 
 def _after_fork_in_child() -> None:
@@ -84,28 +85,31 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Watcher:
-    """One daemon thread that waits for the end of one beacon's owner."""
+    """A daemon thread that waits for the end of one beacon's owner."""
 
     def __init__(self, page: Mapping, on_death: Callable[[float], None]) -> None:
         self._on_death = on_death
         self.page = page
-        """Read-only: the owner's mutex, and its `whereabouts`."""
+        """The owner's page, mapped read-only: the mutex, the generation, and the records of `heartbeat_page`."""
         self._cancelled = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="elastrain-beacon-watcher", daemon=True)
         self._thread.start()
 
     @property
     def owner_ended(self) -> bool:
-        """Whether the owner is gone already, although `on_death` may not have been called so far."""
+        """True if the owner is gone, even if `on_death` was not called yet."""
         return ctypes.c_uint32.from_address(self.page.address).value & _FUTEX_TID_MASK == 0
 
     @property
     def generation(self) -> int:
-        """The newest view that the owner was in, also after it has ended or the watching has; 0 before the first."""
+        """The newest view in which the owner was; 0 before the first.
+
+        Readable also after the owner's end and after `cancel`.
+        """
         return ctypes.c_int64.from_address(self.page.address + _GENERATION_BYTES).value
 
     def cancel(self) -> None:
-        """Stop watching; `on_death` is not called any more once this returns. Not from within `on_death`."""
+        """Stop watching. `on_death` is not called any more once this returns. Not allowed from within `on_death`."""
         self._cancelled.set()
         while self._thread.is_alive():
             # The thread may be just about to wait: wake until it has seen the flag.
@@ -125,9 +129,9 @@ class Watcher:
 
 
 def watch_beacon(fd: int, on_death: Callable[[float], None]) -> Watcher:
-    """Call `on_death(monotonic time)` once, from a thread of its own, when the beacon's owner dies or closes it.
+    """Call `on_death(monotonic time)` once, from its own thread, when the beacon's owner dies or closes it.
 
-    `fd` may be closed afterwards. A beacon whose owner is dead already reports at once. Raises ProtocolError when `fd`
-    is no beacon.
+    The caller may close `fd` afterwards. If the owner is already dead, the call comes at once. Raises ProtocolError if
+    `fd` is no beacon.
     """
     return Watcher(open_sealed(fd, _PAGE_BYTES), on_death)

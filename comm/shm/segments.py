@@ -1,7 +1,7 @@
-"""Tensors in shared memory of mine: sealed segments, and which of their regions peers still read.
+"""Tensors in this process's shared memory: sealed segments, and the regions of them that peers still read.
 
-A region is used again only when its owner has freed it *and* no reader holds it: a receiver gives a reference back when
-its last view of the tensor is gone (see `imports`). Nothing here knows of sockets.
+A region is reused only after its owner has freed it *and* no reader holds it. A receiver gives a reference back when
+its last view of the tensor is gone (see `imports`). No sockets.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from elastrain.comm.shm.shared_memory import HUGE_PAGE_BYTES, create_sealed, res
 ALIGNMENT_BYTES = 64
 _PAGE_BYTES = 4096
 _IDLE_SEGMENTS = 4
-_TOUCHED_IN_PART_BYTES = 1 << 20  # what is larger and only staged is often touched in part: its pages come one by one
+_TOUCHED_IN_PART_BYTES = (
+    1 << 20
+)  # a larger scratch tensor is often touched in part only, so its pages are allocated one by one
 
 
 class Segment:
-    """A sealed memfd of mine. A dedicated one holds one large tensor at a time."""
+    """A sealed memfd of this process. A dedicated segment holds one large tensor at a time."""
 
     def __init__(self, number: int, size_bytes: int, *, dedicated: bool, huge_pages: bool) -> None:
         self.number = number
@@ -35,15 +37,15 @@ class Segment:
         self._huge_pages = huge_pages
         self.fd, self.mapping = create_sealed("elastrain-segment", size_bytes)
         self.free = FreeRanges(size_bytes)
-        self._touched_bytes = 0  # nothing above was ever handed out: a fresh memfd is zero there
-        self._reserved_bytes = 0  # what lies below has its pages already
-        self.idle_since = 0  # in frees: the longest idle goes first
+        self._touched_bytes = 0  # above this offset nothing was ever used: a fresh memfd is zero there
+        self._reserved_bytes = 0  # below this offset all pages are allocated
+        self.idle_since = 0  # counted in frees: the segment that is empty for longest is dropped first
         self.regions: dict[int, Region] = {}  # by offset
 
     def take(self, size_bytes: int, *, whole: bool) -> tuple[int, bool] | None:
-        """`(offset, dirty)` of a free run of bytes, or None; `dirty`: it may have been used before.
+        """Return `(offset, dirty)` of a free run of bytes, or None; `dirty` if it may have been used before.
 
-        With `whole`, all its pages are there, huge ones as far as possible. Raises OutOfMemory.
+        With `whole`, all pages of the run are allocated now, as huge pages where possible. Raises OutOfMemory.
         """
         huge = self._huge_pages and size_bytes >= HUGE_PAGE_BYTES
         offset_bytes = self.free.take(size_bytes, HUGE_PAGE_BYTES if huge else 1)
@@ -71,7 +73,7 @@ class Segment:
 
 @dataclass(kw_only=True, eq=False)
 class Region:
-    """A piece of a segment of mine that holds one tensor."""
+    """A piece of a segment that holds one tensor."""
 
     segment: Segment
     offset_bytes: int
@@ -82,7 +84,7 @@ class Region:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorPlace:
-    """The place of a tensor in my shared memory."""
+    """The place of a tensor in this process's shared memory."""
 
     region: Region
     offset_bytes: int  # in the segment
@@ -90,17 +92,18 @@ class TensorPlace:
 
 @dataclass(kw_only=True)
 class _SegmentIndex:
-    """Segments by base address, to find where a tensor lies."""
+    """Segments ordered by base address, to find the one in which a tensor lies."""
 
     addresses: list[int] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
-    by_age: list[Segment] = field(default_factory=list)  # the oldest first; dedicated ones are not in it
+    by_age: list[Segment] = field(default_factory=list)  # without dedicated segments, the oldest first
 
 
 class SharedMemory:
-    """My segments. Safe to use from several threads.
+    """All segments of this process. Safe to use from several threads.
 
-    Empty segments are kept up to `_IDLE_SEGMENTS` times the ordinary size: fresh memory costs far more than a copy.
+    Empty segments are kept up to `_IDLE_SEGMENTS` times the ordinary size, because fresh memory costs far more than a
+    copy.
     """
 
     def __init__(self, segment_bytes: int, *, huge_pages: bool = True) -> None:
@@ -109,15 +112,20 @@ class SharedMemory:
         self._lock = threading.Lock()
         self._index = _SegmentIndex()
         self._next_number = 1
-        # Regions whose tensors were collected: filled by finalizers, which run anywhere and may not take the lock.
+        # Regions whose tensors were collected. Finalizers fill this in any thread; they must not take the lock.
         self._collected: collections.deque[Region] = collections.deque()
         self._gone: collections.deque[int] = collections.deque()
 
     def empty(self, numel: int, dtype: torch.dtype, *, zero: bool = True) -> torch.Tensor:
-        """A 1-D tensor in a sealed segment, 64-byte aligned; zero-filled, or with any content. Safe from any thread.
+        """Return a 1-D tensor in a sealed segment, 64-byte aligned. Safe from any thread.
 
-        The memory comes back when the tensor and all its views are collected, or `free` was called, and every reader
-        has let go of it. Raises ValueError if `numel` is not positive, and OutOfMemory.
+        The memory is free again when the tensor and all its views are collected, or `free` was called, and every reader
+        has given its reference back. Raises ValueError if `numel` is not positive, and OutOfMemory.
+
+        Args:
+            numel: Number of elements.
+            dtype: Type of the elements.
+            zero: Fill the tensor with zeros; False leaves any content in it.
         """
         if numel < 1:
             raise ValueError(f"a shared tensor has at least one element; got {numel}")
@@ -134,12 +142,12 @@ class SharedMemory:
         return tensor
 
     def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor as of `empty`, with any content."""
+        """Return a tensor as `empty` does, with any content."""
         return self.empty(numel, dtype, zero=False)
 
     def _take(self, size_bytes: int, *, whole: bool) -> tuple[Region, bool]:
         dedicated = size_bytes > self._segment_bytes // 2
-        # The oldest first: its pages were touched, and younger ones become empty, which alone can go.
+        # The oldest first: its pages are allocated, and younger segments become empty, so that they can be dropped.
         fitting = self._idle_dedicated(size_bytes) if dedicated else self._index.by_age
         for segment in fitting:
             taken = segment.take(size_bytes, whole=whole)
@@ -152,7 +160,7 @@ class SharedMemory:
         return self._place(segment, taken[0], size_bytes), False
 
     def _idle_dedicated(self, size_bytes: int) -> list[Segment]:
-        """Segments for one tensor that hold none and are not much too large, the smallest first."""
+        """Return the empty dedicated segments of at most twice this size, the smallest first."""
         idle = [
             s
             for s in self._index.segments
@@ -177,7 +185,7 @@ class SharedMemory:
         return region
 
     def find(self, tensor: torch.Tensor) -> TensorPlace | None:
-        """Find this contiguous tensor, or view of one, in my segments; None if it does not lie there."""
+        """Return the place of this contiguous tensor, or of a view of one; None if it lies in no segment."""
         address = tensor.data_ptr()
         with self._lock:
             index = bisect.bisect(self._index.addresses, address) - 1
@@ -198,17 +206,21 @@ class SharedMemory:
         return None if start is None else segment.regions[start]
 
     def hold(self, region: Region) -> None:
-        """One more reader: the region is not used again before `release`."""
+        """Count one more reader: the region is not reused before the matching `release`."""
         with self._lock:
             region.readers += 1
 
     def release(self, region: Region) -> None:
+        """Count one reader less; the region is reused if it was freed and this was the last reader."""
         with self._lock:
             region.readers -= 1
             self._reuse(region)
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Give a tensor of `empty` back now; it must not be touched afterwards. Raises ValueError for others."""
+        """Free a tensor of `empty` now; it must not be touched afterwards.
+
+        Raises ValueError for a tensor that is not of `empty`, or only a part of one.
+        """
         place = self.find(tensor)
         if place is None or place.offset_bytes != place.region.offset_bytes:
             raise ValueError("only a tensor that came from empty(), not a part of one, can be freed")
@@ -240,7 +252,7 @@ class SharedMemory:
                 self._drop(segment)
 
     def trim(self) -> None:
-        """Give segments that hold nothing back to the kernel: what was freed is not wanted again soon."""
+        """Return empty segments to the kernel, if the freed memory is not needed again soon."""
         with self._lock:
             self._free_collected()
             for segment in [s for s in self._index.segments if s.free.all_free]:
@@ -255,7 +267,7 @@ class SharedMemory:
         self._gone.append(segment.number)
 
     def take_gone(self) -> list[int]:
-        """Numbers of segments that exist no more since the last call: peers should drop their mappings."""
+        """Return the numbers of segments removed since the last call, whose mappings peers should drop."""
         with self._lock:
             self._free_collected()
             gone = list(self._gone)
@@ -263,15 +275,16 @@ class SharedMemory:
         return gone
 
     def resident_bytes(self) -> int:
-        """How much memory the kernel holds for my segments: pages that were touched once stay."""
+        """Return the bytes that the kernel holds for the segments. A page stays once it was touched."""
         return sum(os.fstat(segment.fd).st_blocks * 512 for segment in self.segments())
 
     def segments(self) -> tuple[Segment, ...]:
+        """Return the segments that exist now."""
         with self._lock:
             return tuple(self._index.segments)
 
     def close(self) -> None:
-        """Close all descriptors; tensors still referred to stay valid. Takes no lock: forked children use it."""
+        """Close all descriptors. Existing tensors stay valid. Takes no lock, because forked children call it."""
         for segment in self._index.segments:
             os.close(segment.fd)
         self._index = _SegmentIndex()

@@ -1,12 +1,12 @@
-"""Sealed shared memory and the three system calls around it, by ctypes: map, unmap, futex.
+"""Sealed shared memory, and waits on words in it, by the system calls mmap, munmap and futex through ctypes.
 
-A memfd has no name: nothing is left of it when its holders are killed. The owner maps it writable first and seals it
-then, so that nobody else can ever write to it, shrink it or grow it. Torch may never come in.
+A memfd has no name, so nothing remains when all its holders are killed. The owner maps it writable and then seals it:
+no other process can write to it, shrink it or grow it.
 
-Waits on futex words of a peer and on an alarm of one's own at once, so that no failure leaves a waiter asleep.
+An `Alarm` waits on futex words of peers and on a word of this process at once, so a failure here ends a wait for a
+peer. It uses `futex_waitv` (Linux 5.16), which compares all words before it sleeps: no change is missed.
 
-`futex_waitv` (Linux 5.16) compares all words before it sleeps: whoever changes one and wakes is never missed. Torch
-may never come in.
+This module never imports torch, because the launcher uses it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE | fcntl.
 HUGE_PAGE_BYTES = 2 << 20
 _PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
 _MAP_NOTHING = 0x2 | 0x20 | 0x4000  # private, anonymous, nothing reserved
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # the second since Linux 6.1
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # MADV_COLLAPSE exists since Linux 6.1
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 
@@ -36,16 +36,17 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_i
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 libc.syscall.restype = ctypes.c_long
-# A function object of its own with argument types is twice as fast, and every step of a collective wakes.
+# A separate function object with argument types is twice as fast, and every step of a collective wakes peers.
 _wake = libc["syscall"]
 _wake.restype = ctypes.c_long
 _wake.argtypes = [ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
 
 
 class Mapping:
-    """`size_bytes` of shared memory at `address`, unmapped when nothing refers to this object any more.
+    """`size_bytes` of shared memory at `address`, unmapped when this object is garbage-collected.
 
-    Unlike `mmap.mmap` it keeps no descriptor open. Whoever hands out memory below `address` keeps this object alive.
+    Unlike `mmap.mmap` it keeps no descriptor open. A caller that hands out memory at `address` must keep this object
+    alive.
     """
 
     def __init__(self, fd: int, size_bytes: int, *, writable: bool) -> None:
@@ -58,19 +59,22 @@ class Mapping:
         self.size_bytes = size_bytes
 
     def __del__(self, munmap: object = libc.munmap) -> None:
-        # The default argument keeps the function reachable while the interpreter takes its modules apart.
+        # The default argument keeps the function reachable while the interpreter shuts down.
         if hasattr(self, "address"):
             munmap(self.address, self.size_bytes)  # type: ignore[operator]
 
     def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
-        """Bytes of this mapping. The view does not keep the mapping alive: see the class."""
+        """Return bytes of this mapping. The view does not keep the mapping alive."""
         if offset_bytes < 0 or size_bytes < 0 or offset_bytes + size_bytes > self.size_bytes:
             raise ValueError(f"[{offset_bytes}, +{size_bytes}) lies outside of a mapping of {self.size_bytes} bytes")
         return memoryview((ctypes.c_ubyte * size_bytes).from_address(self.address + offset_bytes)).cast("B")
 
 
 def _free_address(size_bytes: int) -> int | None:
-    """An address for so much where a huge page could begin. Only a wish: another thread may take it meanwhile."""
+    """Return a free address, aligned for huge pages, or None if that is not needed or not possible.
+
+    The address is a hint only: another thread may map memory there in the meantime.
+    """
     if size_bytes < HUGE_PAGE_BYTES:
         return None
     found: int | None = libc.mmap(None, size_bytes + HUGE_PAGE_BYTES, 0, _MAP_NOTHING, -1, 0)
@@ -81,16 +85,16 @@ def _free_address(size_bytes: int) -> int | None:
 
 
 def use_huge_pages(address: int, size_bytes: int) -> None:
-    """Put the whole huge pages in this part of a writable mapping in the place of its small ones, for all who map it.
+    """Replace small pages in this part of a writable mapping by huge pages, for all processes that map it.
 
-    A processor finds its way in large tensors faster with them. Where the kernel cannot or has none left, nothing
+    Access to large tensors is faster then. If the kernel does not support this, or has no huge page left, nothing
     changes.
     """
     _advise(address, size_bytes, _MADV_COLLAPSE)
 
 
 def begin_with_huge_pages(address: int, size_bytes: int) -> None:
-    """Let the kernel take huge pages at the first touch of private memory, which then costs half as much."""
+    """Let the kernel use huge pages at the first touch of private memory, which halves its cost."""
     _advise(address, size_bytes, _MADV_HUGEPAGE)
 
 
@@ -102,9 +106,9 @@ def _advise(address: int, size_bytes: int, advice: int) -> None:
 
 
 def create_sealed(name: str, size_bytes: int) -> tuple[int, Mapping]:
-    """A new memfd, mapped writable for its owner and sealed for everybody else. The caller closes the descriptor.
+    """Return a new memfd and its writable mapping; the memfd is sealed against all other processes.
 
-    Its pages are taken by `reserve`. Raises OutOfMemory.
+    The caller closes the descriptor. Pages are allocated by `reserve`. Raises OutOfMemory.
     """
     try:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -121,8 +125,9 @@ def create_sealed(name: str, size_bytes: int) -> tuple[int, Mapping]:
 
 
 def reserve(fd: int, offset_bytes: int, size_bytes: int) -> None:
-    """Take the pages of this part of a memfd now: where the kernel has none left, the first write to them would end
-    the process (SIGBUS). Raises OutOfMemory.
+    """Allocate the pages of this part of a memfd now. Raises OutOfMemory.
+
+    Without this, the first write would end the process (SIGBUS) if the kernel has no page left.
     """
     try:
         os.posix_fallocate(fd, offset_bytes, size_bytes)
@@ -145,10 +150,10 @@ def _lacking(what: str, error: OSError) -> OutOfMemory:
 
 
 def open_sealed(fd: int, size_bytes: int | None = None) -> Mapping:
-    """Map somebody else's sealed memfd read-only; the descriptor may be closed afterwards.
+    """Map another process's sealed memfd read-only. The caller may close the descriptor afterwards.
 
-    Raises OutOfMemory; and ProtocolError if it is no memfd, is smaller than `size_bytes`, or could still shrink
-    (reading would then end in SIGBUS).
+    Raises OutOfMemory. Raises ProtocolError if `fd` is no memfd, is smaller than `size_bytes`, or could still shrink:
+    then reading could end in SIGBUS.
     """
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -166,9 +171,10 @@ def open_sealed(fd: int, size_bytes: int | None = None) -> Mapping:
 
 
 def futex_wait(address: int, value: int, timeout_s: float) -> None:
-    """Block while the 32-bit word at `address` is `value`; returns on a wake-up, a change, a signal or the timeout.
+    """Block while the 32-bit word at `address` equals `value`, at most `timeout_s`.
 
-    The caller looks at the word again. The interpreter lock is not held while waiting; a read-only map will do.
+    Returns on a wake-up, a change, a signal or the timeout, so the caller must read the word again. The interpreter
+    lock is released while waiting. A read-only mapping is enough.
     """
     seconds = int(timeout_s)
     timeout = ctypes.create_string_buffer(struct.pack("@qq", seconds, int((timeout_s - seconds) * 1e9)))
@@ -203,7 +209,7 @@ def _failed_futex() -> OSError:
 
 
 _SYS_FUTEX_WAITV = 449  # on every architecture
-_WAITER = struct.Struct("@QQII")  # value, address, flags, nothing
+_WAITER = struct.Struct("@QQII")  # value, address, flags, reserved
 _TIME = struct.Struct("@qq")
 _SIZE_U32 = 2
 _CLOCK_MONOTONIC = 1
@@ -214,7 +220,7 @@ _SIGNALS = (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
 
 
 def waits_available() -> tuple[bool, str]:
-    """Whether words of shared memory can be waited on here, and why (not)."""
+    """Return True if this host can wait on words in shared memory, and the reason for the answer."""
     if platform.machine() != "x86_64":
         return False, f"{platform.machine()} may show writes of others in another order"
     libc.syscall(ctypes.c_long(_SYS_FUTEX_WAITV), None, 0, 0, None, 0)
@@ -224,7 +230,7 @@ def waits_available() -> tuple[bool, str]:
 
 
 class Alarm:
-    """A word that one thread changes and others wait on."""
+    """A word that one thread changes and other threads wait on."""
 
     def __init__(self) -> None:
         self._word = ctypes.c_uint32(0)
@@ -232,17 +238,19 @@ class Alarm:
 
     @property
     def count(self) -> int:
+        """Number of rings so far (32 bits). Pass it to `wait`."""
         return self._word.value
 
     def ring(self) -> None:
-        """Wake every waiter. By one thread only."""
+        """Wake every waiter. Only one thread may call this."""
         self._word.value += 1
         futex_wake_all(self.address)
 
     def wait(self, count: int, words: Sequence[tuple[int, int]], deadline_s: float) -> None:
-        """Block while the alarm's count is `count` and each 32-bit word `(address, value)` in shared memory as it was.
+        """Block while the alarm's count is `count` and each word `(address, value)` has its value.
 
-        Returns at the latest at `deadline_s` (time.monotonic()); signals may make it return early.
+        The words have 32 bits and lie in shared memory. Returns at `deadline_s` (time.monotonic()) at the latest; a
+        signal may make it return earlier.
         """
         waiters = [_WAITER.pack(value, address, _SIZE_U32, 0) for address, value in (*words, (self.address, count))]
         seconds = int(deadline_s)
