@@ -1,1 +1,1 @@
-"""Groups of members, and what executes their operations: in shared memory on one host, by messages between hosts."""
+"""Groups of members, and executors of their collectives: shared memory on one host, messages between hosts."""

@@ -1,8 +1,8 @@
 """The communicator: groups of members over a mesh, their operations, and edits of the view in place.
 
 Operations of a group on one host are executed in shared memory (`shared_executor`), those of a group on several hosts
-by messages (`message_executor`); tagged messages are in `point_to_point`. What fails one operation fails everything in
-all groups until the next edit (`failures`): all members come out of it alike.
+by messages (`message_executor`). Tagged messages are in `point_to_point`. A failure of one operation fails everything
+in all groups until the next edit (`communicator_failure`), so all members see the same failure.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _LINGER_S = 5.0
 
 
 class PendingEdit:
-    """A view that is being taken over here. `work`: done when what is submitted belongs to it."""
+    """An edit of the view in progress. `work` is done once newly submitted operations belong to the new view."""
 
     def __init__(self, work: Work, shared: SharedMemoryExecutor) -> None:
         self.work, self._shared = work, shared
 
     def wait(self) -> None:
-        """Return when it has been taken over, and nothing of former views writes into its caller's tensors any more.
+        """Wait until the view is in place and operations of former views no longer write into their tensors.
 
-        Raises as Communicator.edit.
+        Raises what `Communicator.edit` raises.
         """
         self.work.wait()
         self._shared.await_former()
 
 
 class Executors:
-    """The parts that carry out the operations of one communicator, and fail them."""
+    """The executors of one communicator, with what they share."""
 
     def __init__(self, mesh: Mesh, driver: Driver) -> None:
         self.placement = Placement(mesh.me, mesh.node, one_host=mesh.all_on_one_host)
@@ -60,14 +60,14 @@ class Executors:
         self.point_to_point = PointToPoint(self.failures, self.fences, mesh)
 
     def add(self, group: MemberList) -> None:
-        """Raises ValueError when the name is taken."""
+        """Add a group. Raises ValueError if the name is taken."""
         self.messages.add(group)
         self.shared.add(group, in_memory=self.placement.in_memory(group.members))
         if self.failures.error is not None:
             self.shared.end(self.failures.error)
 
     def renew(self, generation: int, peers: Sequence[Peer], lists: Mapping[str, Sequence[str]]) -> None:
-        """Begin a generation. All that was under way has been ended."""
+        """Begin a generation. All operations must have been ended."""
         ids = tuple([peer.id for peer in peers])
         self.failures.renew()
         self.placement.renew(peers)
@@ -76,20 +76,23 @@ class Executors:
         self.host.drop_later(self.shared.renew(generation, ids, self.placement.in_memory))
 
     def _end(self, error: CommError) -> None:
-        # Shared memory first: then no caller that is told here finds another of its operations still waiting.
+        # Shared memory first: a caller that learns of the error below must not find another operation still waiting.
         self.shared.end(error)
         self.messages.end(error)
         self.point_to_point.end(error)
 
 
 class Communicator:
-    """Takes the mesh over: from now on only this object touches it, by one thread at a time.
+    """Groups and their operations over a mesh. From its creation on, only this object uses the mesh.
 
-    `newest_generation`: that any member was heard of in.
+    `newest_generation`: the newest generation of which any member has reported.
     """
 
     def __init__(self, mesh: Mesh, *, timeout_s: float = 60.0, trails: GroupTrails | None = None) -> None:
-        """`timeout_s` holds for calls that name none. `trails`: where the last operation of each group is told."""
+        """Take over `mesh` and start the communicator's thread.
+
+        `timeout_s` is for calls without a timeout. `trails` records the last operation of each group.
+        """
         self.address = mesh.address
         self.newest_generation = 0
         self._mesh = mesh
@@ -104,22 +107,22 @@ class Communicator:
         self.world = self.group("world", [mesh.me])
         self._driver.start()
 
-    # For any thread
+    # Called from any thread
 
     @property
     def error(self) -> CommError | None:
-        """The error with which everything fails until the next edit; None when all is well."""
+        """The error with which everything fails until the next edit; None without a failure."""
         return self.failures.error
 
     @property
     def lost(self) -> dict[str, LossCause]:
-        """Members of the view that are lost, and why."""
+        """Lost members of the view, with the cause."""
         return self.failures.lost
 
     def group(self, name: str, members: Sequence[str], *, timeout_s: float | None = None) -> Group:
-        """Make a group under this name; `timeout_s` holds for its calls that name none.
+        """Make a group with this name. `timeout_s` is for its calls without a timeout.
 
-        Raises ValueError when the name is taken, or the list does not name me.
+        Raises ValueError if the name is taken, or if the list does not contain this member.
         """
         trail = self._trails.of(name) if self._trails is not None else None
         members_of_group = MemberList(name, self._mesh.me, members, trail)
@@ -127,38 +130,44 @@ class Communicator:
         return Group(self.dispatcher, members_of_group, timeout_s=timeout_s or self._timeout_s)
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A zero-filled 1-D tensor that members on this host read in place. See SharedMemory.empty."""
+        """Return a zero-filled 1-D tensor that members on this host read in place, see SharedMemory.empty."""
         return self._mesh.memory.empty(numel, dtype)
 
     def edit(self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Take over a newer view, in place; `world` becomes its members in this order.
+        """Change to a newer view in place. `world` then has its members in this order.
 
-        `groups`: new lists of groups by name, the same on all members; names of groups that are not here mean nothing
-        here. All other groups lose the removed members. What is under way ends with Aborted, or well where all that it
-        needs had come; it has ended when this returns, so that all tensors are their owners' again. What had failed
-        works again. Raises what Mesh.edit raises, and ValueError for a list that names no member of the view.
+        Operations in progress end with Aborted, or with success if everything that they need had arrived. They have
+        ended when this returns, so no operation writes into a tensor any more. Operations work again after a failure.
+        Raises what `Mesh.edit` raises, and ValueError for a list with a member that is not in the view.
+
+        Args:
+            generation: Number of the new view.
+            members: Members of the new view.
+            groups: New lists of members by group name, the same on all members. Names unknown to this member are ignored.
+                A group without a new list loses the members that are not in the view.
         """
         self.begin_edit(generation, members, groups).wait()
 
     def begin_edit(
         self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]] | None = None
     ) -> PendingEdit:
-        """Begin an `edit` without waiting for others: operations submitted from now on belong to the new view."""
+        """Begin an `edit` without waiting for former operations. Later operations belong to the new view."""
         call = self.dispatcher.in_order(partial(self._edit, generation, members, groups or {}))
         return PendingEdit(self._driver.call_later(call), self._executors.shared)
 
     def abort(self, reason: str) -> None:
-        """End whatever is under way in any group, on all members, with Aborted; so fails what follows until an edit."""
+        """End all operations in all groups on all members with Aborted. Later ones fail alike until an edit."""
         self._driver.call(lambda: self.failures.break_off(Aborted(reason)))
 
     def close(self) -> None:
-        """End the thread and the mesh; whatever is under way ends with Aborted."""
+        """End the thread and the mesh. Operations in progress end with Aborted."""
         self._driver.close()
         self._executors.shared.close()
 
-    # See driver.Driven; by one thread at a time, as all that follows
+    # The methods of driver.Driven, and helpers: one thread at a time
 
     def hear(self, event: Event) -> None:
+        """Handle an event of the mesh."""
         if isinstance(event, Frame):
             self._receive(event)
         elif isinstance(event, PeerLost):
@@ -167,6 +176,7 @@ class Communicator:
             self.newest_generation = event.generation
 
     def check(self) -> None:
+        """Fail operations that are overdue, free memory of former views, and ring the alarm if threads wait."""
         executors = self._executors
         executors.host.drop_former()
         executors.messages.check()
@@ -174,9 +184,10 @@ class Communicator:
         if overdue is not None:
             self.failures.break_off(overdue)
         if executors.shared.anybody_waits:
-            executors.host.alarm.ring()  # whatever it was: they look for themselves
+            executors.host.alarm.ring()  # each waiter checks by itself what has changed
 
     def next_due_s(self) -> float:
+        """Return the time.monotonic() at which `check` is due next."""
         executors = self._executors
         return min(
             executors.messages.next_deadline_s(),
@@ -185,10 +196,11 @@ class Communicator:
         )
 
     def stop(self, error: CommError) -> None:
+        """Fail everything, because the communicator ends."""
         self.failures.fail(error)
 
     def linger(self) -> None:
-        """Send what others may still need of operations that are done here."""
+        """Send what other members may still need from operations that are done here, for at most `_LINGER_S`."""
         deadline_s = time.monotonic() + _LINGER_S
         while self._mesh.links.unsent_bytes and time.monotonic() < deadline_s:
             self._mesh.poll(deadline_s - time.monotonic())
@@ -197,15 +209,15 @@ class Communicator:
         ids = tuple([peer.id for peer in members])
         _check_lists(groups, ids)
         if not set(self.world.list.members) <= set(ids):
-            self._executors.fences.raise_mine()  # what the removed still read is used again from here on
+            self._executors.fences.raise_mine()  # memory that removed members may still read is reused from now on
         self._mesh.edit(generation, members)
         failed = self.failures.error is not None
-        if not failed:  # else all that was under way has ended, and what came since has failed
+        if not failed:  # after a failure all operations have ended already
             self.failures.fail(Aborted(f"the view changed to generation {generation}"))
         self.world.list.members = ids
         self._executors.renew(generation, members, groups)
         if not failed:
-            self._mesh.tell_generation()  # whoever waits in the old view learns from it that nothing more comes
+            self._mesh.tell_generation()  # so members that wait in the old view learn that nothing more comes
 
     def _receive(self, frame: Frame) -> None:
         try:

@@ -1,6 +1,6 @@
-"""Fails a communicator, and tells the others: a failure of one operation ends everything in all groups, everywhere.
+"""Failure of a communicator: a failure of one operation ends everything in all groups, on all members.
 
-Nothing works again before the next edit of the view: so all members come out of a failure alike.
+Nothing works again before the next edit of the view. So all members see the same failure.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from elastrain.comm.groups.members import FrameKind, unpack
 from elastrain.comm.wire.addresses import Frame, LossCause, PeerLost
 from elastrain.comm.wire.mesh import Mesh
 
-_ABORT_BODY = struct.Struct("<HB")  # length of the lost member's id (0: none is lost), flags; id and reason follow
-_PROVEN = 1  # that it has ended
-_TOLD_ALL = 2  # by the first that tells; else whoever hears it hands it on
+_ABORT_BODY = struct.Struct("<HB")  # length of the lost member's id (0: no member is lost), flags; id and reason follow
+_PROVEN = 1  # flag: the member's process has ended
+_TOLD_ALL = 2  # flag: the sender has told all members; without it each receiver forwards the report
 
 
 class GroupFailures:
-    """`error`: what made everything fail until the next edit, None when all is well. `lost`: members of the view, and
-    why. `end`: ends whatever is under way with an error, and tells its callers. By one thread at a time.
+    """The failure of a communicator, and the lost members. One thread at a time uses this.
+
+    `error`: the cause of the failure, until the next edit; None without a failure. `lost`: lost members of the view,
+    and the cause. `end`: function that ends all operations with an error.
     """
 
     def __init__(self, mesh: Mesh, end: Callable[[CommError], None]) -> None:
@@ -29,25 +31,25 @@ class GroupFailures:
         self._mesh, self._end = mesh, end
 
     def renew(self) -> None:
-        """A generation begins: what had failed works again."""
+        """Begin a generation: operations work again."""
         self.error = None
         self.lost = {}
 
     def lose(self, lost: PeerLost) -> None:
-        """The end of a member breaks everything off, unless it left in good order or was never reached."""
+        """Note the loss of a member. It fails everything, unless the member left in good order or was never reached."""
         self.lost[lost.member] = lost.cause
         if lost.cause not in (LossCause.LEFT, LossCause.UNREACHED):
             self.break_off(MemberLost(lost.member, lost.reason))
 
     def why_gone(self, member: str | None) -> MemberLost | None:
-        """The error of waiting for a member whose end alone breaks nothing off."""
+        """Return the error for waiting for a member that left or was not reached, else None."""
         cause = self.lost.get(member or "")
         if cause is LossCause.LEFT:
             return MemberLost(member or "", "it left")
         return MemberLost(member or "", "it could not be reached") if cause is LossCause.UNREACHED else None
 
     def hear_abort(self, frame: Frame) -> None:
-        """Another member has broken everything off. Raises ProtocolError."""
+        """Fail because another member reports a failure, and forward the report. Raises ProtocolError."""
         (id_bytes, flags), text = unpack(_ABORT_BODY, frame)
         member, reason = text[:id_bytes].decode(errors="replace"), text[id_bytes:].decode(errors="replace")
         if member and self.lost.get(member) is not LossCause.LEFT:
@@ -64,7 +66,7 @@ class GroupFailures:
         return LossCause.BROKEN if known in (None, LossCause.UNREACHED) else known
 
     def break_off(self, error: MemberLost | Aborted | Timeout) -> None:
-        """Fail everything here, and tell the others."""
+        """Fail everything here, and report it to the other members. Does nothing after an earlier failure."""
         if self.error is not None:
             return
         lost = error.member.encode() if isinstance(error, MemberLost) else b""
@@ -76,6 +78,6 @@ class GroupFailures:
         self._mesh.broadcast(FrameKind.ABORT, body)
 
     def fail(self, error: CommError) -> None:
-        """End everything here, in all groups."""
+        """End all operations here, in all groups. The first error stays."""
         self.error = self.error or error
         self._end(error)

@@ -1,7 +1,7 @@
 """Groups: named lists of members over a communicator, with the collectives that a program calls.
 
-Making a group costs nothing and says nothing to anybody: members that use the same name and the same list belong
-together. An edit of the view edits every group in place.
+Making a group sends no message: members that use the same name and the same list form a group. An edit of the view
+changes every group in place.
 """
 
 from __future__ import annotations
@@ -20,51 +20,56 @@ from elastrain.comm.groups.works import Work
 
 
 class Group:
-    """`members` in rank order. Every call returns at once with a Work; `wait()` raises how it failed.
+    """A list of members in rank order, with collectives. Every call returns a Work at once; `wait()` raises its error.
 
-    With `inline` a call may do the work itself before it returns, which saves the change of threads: for callers that
-    would wait at once.
+    With `inline`, the calling thread may execute the operation before the call returns. This saves the change of
+    threads, for callers that would wait at once.
 
-    A tensor must not be touched between the call and the end of its Work, and may be changed right after. Operations on
-    one group are executed in the order of the calls, which must be the same on all members.
+    A tensor must not be touched between the call and the end of its Work; afterwards it may be changed. Operations of a
+    group are executed in the order of the calls, which must be the same on all members.
 
-    Reductions combine the ranks along a fixed binary tree (`hosts.tree`): those of each host first, then the hosts.
-    Bitwise equal on all members, for all algorithms and sizes, and between runs whose members are placed alike; half
-    precision is accumulated in float32. A large all_reduce of a tensor of `empty` is done in place; other tensors are
-    staged, those of CUDA devices in pinned host memory.
+    Reductions combine the ranks along a fixed binary tree (`hosts.tree`): the ranks of each host first, then the hosts.
+    Results are bitwise equal on all members, for all algorithms and sizes, and between runs whose members are placed
+    alike. Half precision is accumulated in float32. A large all_reduce of a tensor of `Communicator.empty` is done in
+    place. Other tensors are staged; those of CUDA devices are staged in pinned host memory.
     """
 
     def __init__(self, dispatcher: Dispatcher, members: MemberList, *, timeout_s: float) -> None:
-        """`timeout_s` holds for calls that name none."""
+        """Keep the members, and `timeout_s` for calls without a timeout."""
         self.list = members
         self.timeout_s = timeout_s
         self._dispatcher = dispatcher
 
     @property
     def name(self) -> str:
+        """The group's name."""
         return self.list.name
 
     @property
     def me(self) -> str:
+        """The id of this member."""
         return self.list.me
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Ids in rank order."""
+        """Member ids in rank order."""
         return self.list.members
 
     @property
     def rank(self) -> int:
+        """Rank of this member."""
         return self.list.rank
 
     @property
     def size(self) -> int:
+        """Number of members."""
         return self.list.size
 
     def barrier(self, *, description: str = "barrier", timeout_s: float | None = None, inline: bool = False) -> Work:
-        """Return when all members have come to it.
+        """Wait for all members: the Work ends when each of them has called this.
 
-        `description`: what all must agree about. A member that does not ends it for all, with Aborted that shows both.
+        `description` must be the same on all members. If it differs, the barrier ends on all of them with Aborted,
+        which shows both texts.
         """
         return self._dispatcher.submit(
             self.list,
@@ -75,11 +80,11 @@ class Group:
         )
 
     def roll_call(self, *, timeout_s: float | None = None, inline: bool = False) -> Work:
-        """A barrier in which everybody tells everybody: its Timeout names all that are missing."""
+        """Wait for all members, as `barrier`. Each hears from each, so a Timeout names all that are missing."""
         return self._dispatcher.submit(self.list, calls.roll_call, self._or_default(timeout_s), inline=inline)
 
     def broadcast(self, tensor: Tensor, *, root: int = 0, timeout_s: float | None = None, inline: bool = False) -> Work:
-        """`tensor` becomes rank `root`'s, in place."""
+        """Copy rank `root`'s `tensor` into `tensor` of all other ranks."""
         self._check_rank(root)
         return self._submit(
             lambda participant, host: calls.broadcast(
@@ -93,7 +98,7 @@ class Group:
     def all_gather(
         self, outs: Sequence[Tensor], tensor: Tensor, *, timeout_s: float | None = None, inline: bool = False
     ) -> Work:
-        """`outs[r]` becomes rank r's `tensor`; sizes may differ between ranks."""
+        """Copy rank r's `tensor` into `outs[r]` on every rank. Sizes may differ between ranks."""
         return self._submit(
             lambda participant, host: calls.all_gather(
                 participant, [host.wanted(out) for out in outs], host.given(tensor)
@@ -112,7 +117,7 @@ class Group:
         timeout_s: float | None = None,
         inline: bool = False,
     ) -> Work:
-        """On `root`, `outs[r]` becomes rank r's `tensor`; elsewhere `outs` is None."""
+        """Copy rank r's `tensor` into `outs[r]` of rank `root`. On other ranks `outs` is None."""
         self._check_rank(root)
         return self._submit(
             lambda participant, host: calls.gather(
@@ -132,7 +137,7 @@ class Group:
         timeout_s: float | None = None,
         inline: bool = False,
     ) -> Work:
-        """Rank r's `tensor` becomes `given[r]` of `root`; elsewhere `given` is None."""
+        """Copy `given[r]` of rank `root` into rank r's `tensor`. On other ranks `given` is None."""
         self._check_rank(root)
         return self._submit(
             lambda participant, host: calls.scatter(
@@ -146,7 +151,7 @@ class Group:
     def all_to_all(
         self, outs: Sequence[Tensor], given: Sequence[Tensor], *, timeout_s: float | None = None, inline: bool = False
     ) -> Work:
-        """`outs[r]` becomes rank r's `given[mine]`; sizes may differ."""
+        """Copy `given[i]` of rank r into `outs[r]` of rank i. Sizes may differ."""
         return self._submit(
             lambda participant, host: calls.all_to_all(
                 participant, [host.wanted(out) for out in outs], [host.given(one) for one in given]
@@ -176,7 +181,7 @@ class Group:
         timeout_s: float | None = None,
         inline: bool = False,
     ) -> Work:
-        """Reduce all ranks' tensors into `root`'s; the others do not change."""
+        """Reduce all ranks' tensors into rank `root`'s. The other tensors do not change."""
         self._check_rank(root)
         return self._submit(
             lambda participant, host: calls.reduce(
@@ -196,7 +201,7 @@ class Group:
         timeout_s: float | None = None,
         inline: bool = False,
     ) -> Work:
-        """`out` becomes the reduction of all ranks' `given[mine]`; sizes may differ between ranks."""
+        """Reduce `given[r]` of all ranks into `out` of rank r. Sizes may differ between ranks."""
         return self._submit(
             lambda participant, host: calls.reduce_scatter(
                 participant, host.wanted(out), [host.given(one) for one in given], reduction
@@ -221,16 +226,18 @@ class Group:
         return self.timeout_s if timeout_s is None else timeout_s
 
     def send(self, tensor: Tensor, to: int, *, tag: int = 0) -> Work:
-        """Done as soon as the tensor is copied. Messages of one tag arrive in order."""
+        """Send a copy of the tensor to rank `to`. Messages with the same tag arrive in order."""
         self._check_rank(to)
-        is_far(tensor)  # refused here, if at all; it is copied before this returns
+        is_far(tensor)  # raises for an unsupported device; the tensor is copied before this returns
         return self._dispatcher.post(self.list, tensor, to, tag)
 
     def recv(self, tensor: Tensor, of: int | None = None, *, tag: int = 0, timeout_s: float | None = None) -> Work:
-        """`tensor` becomes what rank `of` (None: anybody) sent under this tag."""
+        """Receive a message with this tag from rank `of` (None: from any rank) into `tensor`."""
         if of is not None:
             self._check_rank(of)
-        if is_far(tensor):  # the message is written outside the caller's stream: what was submitted before must be done
+        if is_far(
+            tensor
+        ):  # another thread writes the message, outside the caller's stream: earlier work on the device must be done
             torch.cuda.current_stream(tensor.device).synchronize()
         return self._dispatcher.receive(self.list, tensor, of, tag, self._or_default(timeout_s))
 

@@ -1,29 +1,29 @@
-"""A member's slot ring: a piece of its shared memory where it shows the others which part it offers at which step.
+"""A member's slot ring: a piece of its shared memory that shows the other members what it offers at each step.
 
-Steps are counted alike by all members of a group (their *sequence numbers*); slot `number % SLOTS` belongs to a step.
+All members of a group count the same steps (*sequence numbers*). Step `number` uses slot `number % SLOTS`.
 
-    published   a futex word: how many steps of this generation its owner has published
-    finished    a futex word: after how many of them its owner needs nothing from others any more
-    generation  that the ring is used in; 0 while it is free
-    failed      not 0 once its owner has failed: from then on the tensors that it has lent may change. A member that has
-                read one looks here afterwards; when an operation ends well, all have read what was lent in it
-    slots       where the part lies, for whom which elements, and what the operation is
-    inline      one area per slot, for parts so small that they lie in the ring itself
+    published   a futex word: number of steps of this generation that the owner has published
+    finished    a futex word: number of these steps for which the owner needs nothing more from the others
+    generation  the generation in which the ring is used; 0 while the ring is free
+    failed      not 0 once the owner has failed: tensors that it has lent may change from then on. A reader checks this
+                after it has read a lent tensor. When an operation succeeds, all members have read what was lent in it
+    slots       per step: the place of the offered tensor, the elements for each rank, and the operation's description
+    inline      one area per slot, for tensors small enough to lie in the ring itself
 
-Only the owner writes. It writes a slot first and counts it afterwards; it takes the generation away before it sets the
-counts back, and names the new one afterwards: a reader that finds the same generation before and after a count has the
-right one. x86-64 shows other processors all this in order, which is why rings are used there only.
+Only the owner writes. It writes a slot first and counts it afterwards. For a new generation it sets `generation` to 0,
+resets the counts, and then writes the new number. A reader that finds the same generation before and after it reads a
+count has read the right count. On x86-64 other processors see these writes in order, so rings are used only there.
 
-There are two rings, a *double buffer*, so that a slow member still finds in the former one what it needs, whatever
+A member has two rings, a *double buffer*. So a slow member still finds in the former ring what it needs, however many
 views follow:
 
-    a generation begins     in the ring of the one before if nothing was published there, else in the free one. Its
-                            owner reads nothing of former generations by then
-    all others are in it    none of them needs the former ring: it becomes free. A removed member may still read there:
-                            it sees in the end that the generation is gone. Before that, nothing is published but that
-                            the owner has come to a barrier, which nobody completes without all
+    a generation begins     in the ring of the generation before if nothing was published there, else in the free ring.
+                            At that time the owner reads nothing of former generations
+    all others are in it    none of them needs the former ring, so it becomes free. A removed member may still read
+                            there; it notices in the end that the generation has changed. Until then the owner publishes
+                            only that it has reached a barrier, which no member completes without all others
 
-Nothing here waits or knows of members.
+Nothing here waits, and nothing knows members.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from elastrain.comm.collectives.algorithms import Transfer
 from elastrain.comm.errors import ProtocolError
 from elastrain.comm.wire.frames import DTYPES, tensor_bytes
 
-SLOTS = 4  # a member may be this many steps ahead of those that need its parts
+SLOTS = 4  # a member may be this many steps ahead of the members that read its slots
 INLINE_BYTES = 64 << 10
 MEMBERS_MAX = 512
 DESCRIPTION_MAX_BYTES = 400
@@ -57,19 +57,19 @@ _INLINE_AT_BYTES = _SLOTS_AT_BYTES + SLOTS * _SLOT_BYTES
 _RING_BYTES = _INLINE_AT_BYTES + SLOTS * INLINE_BYTES
 DOUBLE_BUFFER_BYTES = 2 * _RING_BYTES
 
-# Counts of a generation begin at this times its number: a count of another one is far off, whatever was published.
+# Counts of generation g begin at g times this, so a count of another generation is far off.
 _APART = 0x9E3779B1
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 assert _SLICES_AT_BYTES + MEMBERS_MAX * _SLICE.size <= _SLOT_BYTES
 
 
 def reached(count: int, wanted: int) -> bool:
-    """Whether a counter of 32 bits, which may have begun anew, is at `wanted` or past it."""
+    """Return True if a 32-bit counter, which may have wrapped around, is at `wanted` or past it."""
     return (count - wanted) & COUNT_MASK < _HALF
 
 
-class Location(NamedTuple):  # as Entry: made at every step, where a frozen dataclass takes four times as long
-    """The place of an offered tensor: bytes of a segment, or (segment 0) of the inline area of this step."""
+class Location(NamedTuple):  # made at every step, where a frozen dataclass takes four times as long
+    """Place of an offered tensor: in a segment, or (segment 0) in the inline area of this step."""
 
     segment: int
     offset_bytes: int
@@ -79,9 +79,9 @@ _NOWHERE = Location(segment=0, offset_bytes=0)
 
 
 class Entry(NamedTuple):
-    """The offer of one member to one other at a step: `size_bytes` at `location`, as elements of `dtype`.
+    """Offer of one member to another at a step: `size_bytes` at `location`, as elements of `dtype`.
 
-    `lent`: a tensor of its caller's, which may change after a failure.
+    `lent`: the tensor belongs to the caller of the operation and may change after a failure.
     """
 
     lent: bool
@@ -92,7 +92,7 @@ class Entry(NamedTuple):
 
 
 class SlotRing:
-    """One ring: mine, or a peer's, which can only be read. `tensor`: `_RING_BYTES` of uint8."""
+    """One ring: this member's own, or a peer's, which is read-only. `tensor` has `_RING_BYTES` elements of uint8."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -101,26 +101,27 @@ class SlotRing:
         self._longs = self._bytes[:_SLOTS_AT_BYTES].cast("Q")
         self.published_address = tensor.data_ptr() + _PUBLISHED_BYTES
         self.finished_address = tensor.data_ptr() + _FINISHED_BYTES
-        self._first = 0  # of mine: where the counts of its generation begin
+        self._first = 0  # in the own ring: initial value of the counts in this generation
 
     @property
     def generation(self) -> int:
+        """The generation in which the ring is used; 0 while it is free."""
         return self._longs[_GENERATION]
 
     def published(self, generation: int) -> int:
-        """How many steps of this generation its owner has published; 0 before and after it."""
+        """Return the number of steps published in this generation; 0 if the ring is not used in it."""
         return self._count(_PUBLISHED_BYTES // 4, generation)
 
     def finished(self, generation: int) -> int:
-        """How many steps of this generation its owner has finished: it needs nothing more from others for them."""
+        """Return the number of steps of this generation for which the owner needs nothing more from the others."""
         return self._count(_FINISHED_BYTES // 4, generation)
 
     def has_published(self, generation: int, steps: int) -> bool | None:
-        """True once `steps` steps are published, else None, so that it serves as a wait predicate."""
+        """Return True once `steps` steps are published, else None, as `RingWaits.wait` expects."""
         return (self._count(_PUBLISHED_BYTES // 4, generation) - steps) & COUNT_MASK < _HALF or None
 
     def has_finished(self, generation: int, steps: int) -> bool | None:
-        """True once `steps` steps are finished, else None, so that it serves as a wait predicate."""
+        """Return True once `steps` steps are finished, else None, as `RingWaits.wait` expects."""
         return (self._count(_FINISHED_BYTES // 4, generation) - steps) & COUNT_MASK < _HALF or None
 
     def _count(self, place: int, generation: int) -> int:
@@ -131,17 +132,18 @@ class SlotRing:
         return count if longs[_GENERATION] == generation else 0
 
     def has_failed(self, generation: int) -> bool:
-        """Whether what was lent in this generation may have changed: its owner has failed in it, or gone on."""
+        """Return True if tensors lent in this generation may have changed: the owner failed, or left the generation."""
         failed = self._longs[_FAILED] != 0
         return failed or self._longs[_GENERATION] != generation
 
-    # By the owner
+    # Called by the owner only
 
     def clear(self) -> None:
-        """Forget whatever was in this memory before."""
+        """Reset memory of unknown content to a free ring."""
         self._bytes[:_SLOTS_AT_BYTES] = bytes(_SLOTS_AT_BYTES)
 
     def begin(self, generation: int) -> None:
+        """Use the ring for this generation, with all counts at 0."""
         self.free()
         self._longs[_FAILED] = 0
         self._first = generation * _APART & COUNT_MASK
@@ -149,19 +151,23 @@ class SlotRing:
         self._longs[_GENERATION] = generation
 
     def free(self) -> None:
+        """Mark the ring as free."""
         self._longs[_GENERATION] = 0
 
     def fail(self) -> None:
+        """Publish that the owner has failed."""
         self._longs[_FAILED] = 1
 
     def count_published(self, sequence: int) -> None:
+        """Publish that the step `sequence` can be read. Wakes no waiters."""
         self._counts[_PUBLISHED_BYTES // 4] = (self._first + sequence + 1) & COUNT_MASK
 
     def count_finished(self, sequence: int) -> None:
+        """Publish that the owner needs nothing more for steps up to `sequence`. Wakes no waiters."""
         self._counts[_FINISHED_BYTES // 4] = (self._first + sequence + 1) & COUNT_MASK
 
     def inline_area(self, sequence: int) -> torch.Tensor:
-        """`INLINE_BYTES` bytes for the part of this step."""
+        """Return the `INLINE_BYTES` bytes of this step's inline area."""
         start = _INLINE_AT_BYTES + sequence % SLOTS * INLINE_BYTES
         return self.tensor[start : start + INLINE_BYTES]
 
@@ -175,9 +181,15 @@ class SlotRing:
         sends: Sequence[Transfer],
         lent: bool,
     ) -> None:
-        """Fill a slot: slices of the flat tensor `offered`, which lies at `location`, for the ranks in `sends`.
+        """Fill the slot of a step: each transfer in `sends` offers one slice of `offered` to one rank.
 
-        `offered` None: nothing, of which all slices are empty.
+        Args:
+            sequence: The step.
+            description: Description of the operation; peers compare it with their own.
+            offered: Flat tensor that lies at `location`, or None if all slices are empty.
+            location: Place of the tensor.
+            sends: Transfers of the round.
+            lent: The tensor belongs to the caller of the operation.
         """
         at = _SLOTS_AT_BYTES + sequence % SLOTS * _SLOT_BYTES
         start, stop = (sends[0].start, sends[0].stop) if sends else (0, 0)
@@ -195,7 +207,7 @@ class SlotRing:
                 _SLICE.pack_into(self._bytes, at + _SLICES_AT_BYTES + send.to * _SLICE.size, send.start, send.stop)
 
     def read(self, sequence: int, rank: int) -> Entry:
-        """Read what its owner offers to `rank` at this step. Raises ProtocolError for what no correct member writes."""
+        """Return the offer of the owner to `rank` at a step. Raises ProtocolError for invalid content."""
         at = _SLOTS_AT_BYTES + sequence % SLOTS * _SLOT_BYTES
         offset, size, segment, length, slices, code, lent, start, stop = _HEADER.unpack_from(self._bytes, at)
         if slices and rank < slices:
@@ -212,9 +224,9 @@ class SlotRing:
 
 
 class DoubleBuffer:
-    """The two rings of a member in one group: `DOUBLE_BUFFER_BYTES` of uint8.
+    """The two rings of a member in one group, in `DOUBLE_BUFFER_BYTES` elements of uint8.
 
-    A futex word at `begun_address` counts the generations that its owner has begun.
+    The futex word at `begun_address` counts the generations that the owner has begun.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -225,32 +237,33 @@ class DoubleBuffer:
         self.begun_address = tensor.data_ptr() + _BEGUN_BYTES
 
     def find(self, generation: int) -> SlotRing | None:
-        """The ring of this generation; None before its owner has begun it, and after nobody should need it any more."""
+        """Return the ring used in this generation, or None: the owner has not begun it, or has freed its ring."""
         one, other = self._longs
         if one[_GENERATION] == generation:
             return self._rings[0]
         return self._rings[1] if other[_GENERATION] == generation else None
 
     def of_or_any(self, generation: int) -> SlotRing:
-        """The generation's ring; if it was reused meanwhile, either one: both read as empty for it."""
+        """Return the ring of this generation or, if that was reused, either ring: both read as empty for it."""
         return self._rings[self._longs[1][_GENERATION] == generation]
 
     @property
     def newest(self) -> int:
+        """The newest generation that the owner has begun; 0 before the first."""
         one, other = self._longs
         return max(one[_GENERATION], other[_GENERATION])
 
-    # By the owner
+    # Called by the owner only
 
     def clear(self) -> None:
-        """Forget whatever was in this memory before."""
+        """Reset memory of unknown content to two free rings."""
         for ring in self._rings:
             ring.clear()
 
     def begin(self, generation: int) -> SlotRing:
-        """Use a ring for this generation, as the module says. The owner reads nothing of former ones any more."""
+        """Choose a ring for this generation, as the module describes. The owner must read nothing of former ones."""
         former, current = self._by_age()
-        # Where the former one is not free, what was published since is of no use to anybody (see GroupGeneration.open).
+        # If the former ring is not free, no member needs what was published since (see GroupGeneration.open).
         ring = former if current.published(current.generation) and not former.generation else current
         ring.begin(generation)
         self._begun[0] = (self._begun[0] + 1) & COUNT_MASK
@@ -258,7 +271,7 @@ class DoubleBuffer:
 
     @property
     def former(self) -> SlotRing | None:
-        """The ring in which others may still read of an earlier generation; None where there is none."""
+        """The ring of an earlier generation, in which other members may still read; None if there is none."""
         ring, _ = self._by_age()
         return ring if ring.generation else None
 
@@ -267,5 +280,5 @@ class DoubleBuffer:
         return (one, other) if self._longs[0][_GENERATION] <= self._longs[1][_GENERATION] else (other, one)
 
     def free_former(self) -> None:
-        """Give the former ring free: all members that could read it are in the newest generation."""
+        """Free the former ring, once all members that could read it are in the newest generation."""
         self._by_age()[0].free()

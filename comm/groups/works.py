@@ -1,10 +1,9 @@
-"""Requests to other threads, and the handles by which a caller waits for them or learns how they failed.
+"""Requests to other threads (`OperationRequest`), their results (`Work`), and a pool of threads for work that blocks.
 
-Threads for work that blocks: a call gets an idle one, or a new one when all are busy. Knows nothing of the work.
-
-A ThreadPoolExecutor does not serve here. Its threads are limited, and operations of different groups may wait for each
-other: at the limit all would stand still. And the interpreter waits for its threads before it runs what `atexit` holds,
-so a communicator that is closed there could not end what they wait for.
+`ThreadPool` gives each call an idle thread, or a new one if all are busy. A ThreadPoolExecutor cannot replace it, for
+two reasons. Its threads are limited, but operations of different groups may wait for each other: at the limit all would
+hang. And the interpreter joins its threads before it runs `atexit` functions, so a communicator that is closed by
+`atexit` could not end the operations for which they wait.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from elastrain.comm.errors import CommError
 
 
 class Work:
-    """Is finished once, by one thread, and waited for by any.
+    """Result of a call that another thread carries out. One thread finishes it, any thread may wait for it.
 
-    `source`: the sender of an awaited message, once it is done.
+    `source`: once a receive is done, the sender of the message.
     """
 
     def __init__(self) -> None:
         self.source = ""
         self._done = False
-        self._gate = threading.Lock()  # held until it is done: a lock of its own takes far less than an Event
+        self._gate = threading.Lock()  # held until the work is finished: a lock costs far less than an Event
         self._gate.acquire()
         self._error: CommError | ValueError | None = None
         self._then: list[Callable[[], None]] = []
@@ -35,27 +34,28 @@ class Work:
 
     @property
     def done(self) -> bool:
+        """True once the call has ended, with success or with an error."""
         return self._done
 
     @property
     def error(self) -> CommError | ValueError | None:
-        """How it failed; None while it is under way or when it is done well."""
+        """Error of the call, or None while it is in progress or if it succeeded."""
         return self._error
 
     def wait(self) -> None:
-        """Return when it is done. Raises MemberLost, Aborted, Timeout; another CommError or ValueError for misuse.
+        """Wait until the call has ended. No timeout is needed: the call itself has a deadline.
 
-        It needs no timeout: the work has a deadline.
+        Raises MemberLost, Aborted or Timeout, and another CommError or ValueError for misuse.
         """
         if not self._done:
-            with self._gate:  # the next waiter gets it after that
+            with self._gate:  # each waiter takes the lock and releases it for the next
                 pass
         if self._error is not None:
-            # A new object for each waiter: one exception raised in several threads mixes their tracebacks.
+            # A new exception for each waiter: one object raised in several threads would mix their tracebacks.
             raise _copy(self._error) from self._error
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Call back when it is done, in the thread that finishes it; at once if it is done already."""
+        """Call `callback` in the thread that finishes this work, or at once if it is finished already."""
         with self._lock:
             if not self._done:
                 self._then.append(callback)
@@ -63,7 +63,7 @@ class Work:
         callback()
 
     def finish(self, error: CommError | ValueError | None = None) -> None:
-        """Finish it, well or with an error. By the thread that does the work."""
+        """Finish this work, with success or with an error. Only the thread that carries it out calls this."""
         with self._lock:
             self._error = error
             self._done = True
@@ -75,7 +75,10 @@ class Work:
 
 @dataclass(kw_only=True)
 class OperationRequest:
-    """One call of a collective. `barrier`: it is one, so it may itself be the wait for all members of a generation."""
+    """One call of a collective.
+
+    `barrier`: the operation is a barrier, so in a new generation it can itself be the wait for all members.
+    """
 
     work: Work
     make: MakeOperation
@@ -95,7 +98,7 @@ _JOIN_S = 5.0
 
 
 class ThreadPool:
-    """Its threads live until `close`. A call must not raise."""
+    """A pool of threads without an upper limit. Threads live until `close`. A call must not raise."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -105,7 +108,7 @@ class ThreadPool:
         self._idle = 0
 
     def do(self, call: Callable[[], None]) -> None:
-        """Run it soon, while others go on running."""
+        """Run `call` soon, in parallel with the other calls."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -118,12 +121,12 @@ class ThreadPool:
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # what it refers to must not live until the next one comes
+            del call  # its references must not live until the next call
             with self._lock:
                 self._idle += 1
 
     def close(self) -> None:
-        """End the threads and wait for them; what they run must be about to end."""
+        """End the threads and wait for each, at most `_JOIN_S`. Running calls must be about to end."""
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:
