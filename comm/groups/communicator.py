@@ -143,7 +143,7 @@ class Communicator:
         Args:
             generation: Number of the new view.
             members: Members of the new view.
-            groups: New lists of members by group name, the same on all members. Names unknown to this member are ignored.
+            groups: New lists of members by group name, the same on all members. Names unknown here are ignored.
                 A group without a new list loses the members that are not in the view.
         """
         self.begin_edit(generation, members, groups).wait()

@@ -19,7 +19,7 @@ from elastrain.comm.wire.mesh import Mesh
 
 
 class Dispatcher:
-    """Operations go to shared memory where all members are on this host, and travel as messages elsewhere."""
+    """Dispatch of calls: to shared memory if all members are on this host, else to messages."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Dispatcher:
     def submit(
         self, group: MemberList, make: MakeOperation, timeout_s: float, *, inline: bool, barrier: bool = False
     ) -> Work:
-        """Execute an operation after those submitted before; with `inline` in this thread, if that can be."""
+        """Execute an operation after those submitted before; with `inline` in this thread, if possible."""
         self._driver.check_open()
         deadline_s = time.monotonic() + timeout_s
         request = OperationRequest(work=Work(), make=make, deadline_s=deadline_s, timeout_s=timeout_s, barrier=barrier)
@@ -52,7 +52,7 @@ class Dispatcher:
             self._messages.enqueue(group, request)
 
     def in_order(self, call: Callable[[], None]) -> Callable[[], None]:
-        """The call, counted as ahead of what is submitted until it has been carried out."""
+        """Wrap the call so that operations submitted before it has run do not overtake it."""
 
         def run() -> None:
             try:
@@ -66,7 +66,7 @@ class Dispatcher:
         return run
 
     def post(self, group: MemberList, tensor: torch.Tensor, to: int, tag: int) -> Work:
-        """Send a tagged message to this rank. The tensor is copied before this returns."""
+        """Send a tagged message to rank `to`. The tensor is copied before this returns."""
         work, staged = Work(), self._mesh.memory.scratch(max(tensor.numel(), 1), tensor.dtype)[: tensor.numel()]
         staged.view(tensor.shape).copy_(tensor)
         address = Address(group=group.number, source=group.me, tag=tag)
@@ -76,7 +76,7 @@ class Dispatcher:
         return work
 
     def receive(self, group: MemberList, out: torch.Tensor, of: int | None, tag: int, timeout_s: float) -> Work:
-        """Await a tagged message of this rank (None: of anybody)."""
+        """Await a tagged message from rank `of` (None: from any rank)."""
         source = None if of is None else group.members[of]
         missing = f"nothing tagged {tag} from {'anybody' if source is None else source} within {timeout_s} s"
         group.trail.called(f"recv of {source or 'anybody'}, tag {tag}")

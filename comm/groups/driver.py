@@ -1,8 +1,8 @@
-"""Drives a mesh and what stands on it: by a thread of its own, or by a caller while that thread sleeps.
+"""Execution of a mesh and its owner: in a thread of its own, or in a caller's thread while that thread sleeps.
 
-On a host with few cores two changes of threads take longer than an edit. So what its caller would wait for is carried
-out by the caller itself where nobody is at it, and by the thread otherwise. One at a time, and in the order of the
-calls of each thread. What the mesh carries is not known here.
+On a host with few cores, two changes of threads take longer than an edit. So a caller that would wait executes its call
+itself if no thread uses the mesh, and the thread executes it otherwise. One call runs at a time, and the calls of each
+thread run in order. This module does not know what the mesh carries.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from elastrain.comm.wire.mesh import Mesh
 
 
 class Driven(Protocol):
-    """The owner of a driver, which stands on the mesh. It is called by one thread at a time."""
+    """The owner of a driver, called by one thread at a time."""
 
-    def hear(self, event: Event) -> None: ...
+    def hear(self, event: Event) -> None:
+        """Handle an event of the mesh."""
+        ...
 
     def check(self) -> None:
-        """Look after everything: called after whatever happened, and when something is due."""
+        """Do everything that is due. Called after every event or call, and when something is due."""
 
     def next_due_s(self) -> float:
-        """When `check` has something to do, in time.monotonic(); inf: nothing is due."""
+        """Return the time.monotonic() at which `check` is due; inf if nothing is due."""
 
     def stop(self, error: CommError) -> None:
-        """End whatever is under way: this is over."""
+        """End all operations with this error, because the driver ends."""
 
     def linger(self) -> None:
-        """Finish what others still need: called before the mesh closes in good order."""
+        """Send what other members still need, before the mesh closes in good order."""
 
 
 class Driver:
-    """Its methods may be called from any thread. `start` once everything stands."""
+    """The thread that drives a mesh. Any thread may call the methods; call `start` once the owner is complete."""
 
     def __init__(self, mesh: Mesh, driven: Driven) -> None:
         self._mesh, self._driven = mesh, driven
@@ -53,26 +55,27 @@ class Driver:
         self._thread = threading.Thread(target=self._run, name="elastrain-communicator", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def check_open(self) -> None:
-        """Raises CommError."""
+        """Raise CommError if the driver is closed or belongs to the parent of a fork."""
         if self._ended or os.getpid() != self._pid:
             raise CommError("this communicator is closed, or belongs to the process that forked this one")
 
     def post(self, call: Callable[[], None]) -> None:
-        """Let the thread carry this out soon. Raises CommError when all is closed."""
+        """Let the thread execute this call soon. Raises CommError if the driver is closed."""
         with self._calls_lock:
             self.check_open()
             self._calls.append(call)
         self._mesh.wake()
 
     def call(self, call: Callable[[], None]) -> None:
-        """Returns when it has been carried out. Raises what it raises."""
+        """Execute this call and wait for it. Raises what the call raises."""
         self.call_later(call).wait()
 
     def call_later(self, call: Callable[[], None]) -> Work:
-        """Carry it out as `call` does, without waiting for it where another thread has to do so."""
+        """Execute this call as `call` does, but do not wait if the thread has to execute it."""
         work = Work()
 
         def run() -> None:
@@ -94,7 +97,7 @@ class Driver:
         return work
 
     def _carry_out(self, call: Callable[[], None]) -> None:
-        """Instead of the thread, which sleeps."""
+        """Execute a call in this thread while the driver's thread sleeps."""
         try:
             call()
             self._driven.check()
@@ -109,7 +112,7 @@ class Driver:
         return min(self._driven.next_due_s(), self._mesh.next_due_s())
 
     def close(self) -> None:
-        """End the thread and the mesh; whatever is under way ends with Aborted."""
+        """End the thread and the mesh. Operations in progress end with Aborted."""
         self._closing = True
         self._mesh.wake()
         self._thread.join()

@@ -61,11 +61,11 @@ class PartMemory:
         self.placed: tuple[torch.Tensor, Location] | None = None  # the last tensor: one is often offered twice
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """See operations.Memory."""
+        """See reducing.Memory."""
         return self._host.place(tensor) is not None
 
     def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """See operations.Memory."""
+        """See reducing.Memory."""
         rings = self._rings
         if numel * dtype.itemsize <= INLINE_BYTES:
             return rings.mine.inline_area(rings.step)[: numel * dtype.itemsize].view(dtype)
@@ -77,13 +77,13 @@ class PartMemory:
         return tensor
 
     def stage(self) -> torch.Tensor:
-        """See operations.Participant."""
+        """See reducing.Participant."""
         if self._state.stage is None:
             self._state.stage = self._host.empty(STAGE_BYTES, torch.uint8)
         return self._state.stage
 
     def locate(self, offered: torch.Tensor) -> Location:
-        """The location at which others find this tensor."""
+        """Return the location at which peers find this tensor."""
         if self.placed is not None and self.placed[0] is offered:
             return self.placed[1]
         within = offered.data_ptr() - self._rings.mine.inline_area(self._rings.step).data_ptr()
@@ -103,7 +103,7 @@ class _Phase(enum.Enum):
 
 
 class GroupGeneration:
-    """Used by one thread at a time. `rings.members` are those of the group when the generation began."""
+    """A group in one generation, used by one thread at a time. `rings.members` are its members at the beginning."""
 
     def __init__(
         self, host: SharedHost, state: GroupState, group: MemberList, generation: int, waiting: set[RingWaits]
@@ -116,16 +116,17 @@ class GroupGeneration:
 
     @property
     def error(self) -> CommError | None:
-        """The error that has ended all waiting here; None while that goes on."""
+        """The error that has ended all waits here; None without an error."""
         return self._waits.error
 
     def end(self, error: CommError) -> None:
-        """End all waiting with this error, unless it has ended. By the communicator's thread."""
+        """End all waits with this error, unless they have ended. Called by the communicator's thread."""
         if self._waits.error is None:
             self._waits.error = error
 
     @property
     def participant(self) -> Participant:
+        """This member, as operations see it."""
         members, memory = self.rings.members, self._memory
         return Participant(rank=self.rings.rank, world=len(members), memory=memory, stage=memory.stage)
 
@@ -152,7 +153,7 @@ class GroupGeneration:
         self._settle()
 
     def _settle(self) -> None:
-        """All others are in this generation, or have been."""
+        """Note that all others are in this generation, or have been."""
         state, rings = self._state, self.rings
         assert state.buffer is not None
         state.buffer.free_former()
@@ -164,7 +165,7 @@ class GroupGeneration:
         self._phase = _Phase.OPEN
 
     def _await_leavers(self) -> None:
-        """Members of the view that are in this group no more may still read what I have published last."""
+        """Wait until members that left this group no longer read what was published last."""
         former = self._state.buffer.former if self._state.buffer else None
         if former is None:
             return
@@ -174,7 +175,7 @@ class GroupGeneration:
                 self._waits.wait(partial(self._has_left, member, buffer, generation, count), member)
 
     def _has_left(self, member: str, buffer: DoubleBuffer, generation: int, count: int) -> bool | None:
-        """True when this member reads nothing any more of the `count` steps published in the generation, else None."""
+        """Return True once this member reads none of the `count` steps published in the generation, else None."""
         ring = buffer.find(generation)
         finished = 0 if ring is None else ring.finished(generation)
         gone = buffer.newest > generation or reached(finished, count) or self._host.why_gone(member) is not None
@@ -192,9 +193,9 @@ class GroupGeneration:
         return True
 
     def run(self, operation: Operation) -> None:
-        """Raises MemberLost, Aborted, Timeout, or a ProtocolError; this generation is of no use then.
+        """Execute the operation. Raises MemberLost, Aborted, Timeout or ProtocolError; the generation is unusable then.
 
-        Others know of a failure before the caller does, which may change its tensors then.
+        Peers learn of a failure before the caller does, because the caller may change its tensors then.
         """
         try:
             self._run(operation)
@@ -247,9 +248,9 @@ class GroupGeneration:
             futex_wake_all(rings.mine.published_address)
 
     def _finish(self, read: Set[int]) -> None:
-        """Tell the others that I need nothing of them any more: from then on they keep nothing for this member.
+        """Tell the others that this member needs nothing more from them for this operation.
 
-        Not where one of them was removed from the group meanwhile: it may have read what others had written over.
+        Raises instead if one of them left the generation: its memory may have been overwritten while it was read.
         """
         for rank in read:
             if self.rings.by_rank[rank].generation != self.rings.generation:
@@ -308,7 +309,7 @@ class GroupGeneration:
             self.rings.wait_first_for(last)
 
     def _await_part(self, rank: int) -> bool:
-        """Returns whether it was not there at once."""
+        """Wait for the next step of this rank. Returns False if it was there at once."""
         rings = self.rings
         ring = rings.by_rank.get(rank)
         if ring is None:

@@ -27,7 +27,7 @@ _DROP_AFTER_S = 0.2  # unmapping the memory of the dead takes milliseconds or mo
 class HostMemory:
     """Shared memory of one communicator: the `rings.SharedHost` over its mesh, driver and failures.
 
-    `alarm`: rung after whatever happens, while anybody waits.
+    `alarm`: rung after every change while a thread waits.
     """
 
     def __init__(self, mesh: Mesh, driver: Driver, failures: GroupFailures) -> None:
@@ -39,15 +39,19 @@ class HostMemory:
         self._drop_s = 0.0
 
     def why_gone(self, member: str) -> MemberLost | None:
+        """See rings.SharedHost."""
         return self._failures.why_gone(member)
 
     def is_linked(self, member: str) -> bool:
+        """See rings.SharedHost."""
         return member in self._imports and member not in self._failures.lost
 
     def is_ahead(self, member: str) -> bool:
+        """See rings.SharedHost."""
         return self._mesh.links.is_ahead(member)
 
     def place(self, tensor: torch.Tensor) -> Location | None:
+        """See rings.SharedHost."""
         place = self._mesh.memory.find(tensor)
         if place is None:
             return None
@@ -61,16 +65,21 @@ class HostMemory:
         self._announced.add(segment.number)
 
     def segment(self, member: str, number: int) -> torch.Tensor | None:
+        """See rings.SharedHost."""
         imports = self._imports.get(member)
         return None if imports is None else imports.whole(number)
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """See rings.SharedHost."""
         return self._mesh.memory.empty(numel, dtype)
 
     def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """See rings.SharedHost."""
         return self._mesh.memory.scratch(numel, dtype)
 
     def show_rings(self, group: int, members: tuple[str, ...], rings: torch.Tensor) -> None:
+        """See rings.SharedHost."""
+
         def run() -> None:
             self._announced.clear()  # they may have had no link when the others were told
             for member in members:
@@ -79,6 +88,8 @@ class HostMemory:
         self._driver.call(run)
 
     def fail(self, ended: Callable[[], CommError | None], error: MemberLost | Aborted | Timeout) -> CommError:
+        """See rings.SharedHost."""
+
         def run() -> None:
             if ended() is None:
                 self._failures.break_off(error)
@@ -90,18 +101,18 @@ class HostMemory:
     # Generations; by the communicator's thread
 
     def renew(self) -> None:
-        """A generation begins: read the memory of those that it names."""
+        """Begin a generation: read the memory of the members that it names."""
         self._announced.clear()
         self.drop_later(self._imports)
         self._imports = self._mesh.links.imports()
 
     def drop_later(self, gone: object) -> None:
-        """Keep for a while what belongs to former generations: it takes long to let go of."""
+        """Keep objects of former generations for a while, because freeing them takes long."""
         self._drop_s = self._drop_s if self._former else time.monotonic() + _DROP_AFTER_S
         self._former.append(gone)
 
     def drop_former(self) -> None:
-        """Let go of what former generations have left, once the survivors have had the time to go on."""
+        """Free objects of former generations once the delay has passed."""
         if self._former and time.monotonic() >= self._drop_s:
             self._former.clear()
 

@@ -1,10 +1,6 @@
-"""A group's members in rank order, as the executors and the group's callers share it.
+"""Members of a group (`MemberList`), their hosts (`Placement`), kinds and checks of frames, and the matching of messages.
 
-On which host each member of the view is, and which groups therefore read each other's memory.
-
-Kinds of the frames of a communicator, each named once, and the checks of what they carry.
-
-Matching of sent and awaited tagged messages, in order per group, source and tag. No I/O, no clock.
+`Mailbox` matches tagged messages with receives, in order per group, source and tag. No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -27,14 +23,14 @@ from elastrain.comm.wire.mesh import Mesh
 
 
 class MemberList:
-    """`members` in rank order; an edit of the view replaces it. `number`: the group's name in frames. `trail`: where
-    its last operation is told.
+    """A group's members in rank order, shared by executors and callers; an edit of the view replaces them.
 
-    Members that use the same name and the same list belong together: nothing is said when a group is made.
+    `number`: the group's number in frames. `trail`: record of its last operation. Members that use the same name and
+    the same list form a group: making one sends no message.
     """
 
     def __init__(self, name: str, me: str, members: Sequence[str], trail: GroupTrail | None = None) -> None:
-        """Raises ValueError for a list that names a member twice, or not me."""
+        """Make the list. Raises ValueError if it names a member twice, or not this member."""
         self.trail = trail or GroupTrail(name)
         self.name, self.me = name, me
         self.members = tuple(members)
@@ -44,15 +40,17 @@ class MemberList:
 
     @property
     def rank(self) -> int:
+        """Rank of this member."""
         return self.members.index(self.me)
 
     @property
     def size(self) -> int:
+        """Number of members."""
         return len(self.members)
 
 
 class Placement:
-    """All members come to the same answers: it is decided from the view and from what all hosts have alike."""
+    """Hosts of the members. All members come to the same answers, because only the view decides."""
 
     def __init__(self, me: str, node: str, *, one_host: bool) -> None:
         """`one_host`: members reach each other by shared memory whatever their nodes are called."""
@@ -62,27 +60,30 @@ class Placement:
         self._numbers: dict[str, int] = {}  # of the members' hosts; none where all are on one
 
     def renew(self, peers: Sequence[Peer]) -> None:
+        """Take over the members of a view."""
         self._nodes = {peer.id: peer.node for peer in peers}
         self._numbers = {} if self._one_host else _numbers(self._nodes)
 
     def in_memory(self, members: Sequence[str]) -> bool:
-        """Whether these members are all on this host, and can wait on each other's memory."""
+        """Return True if these members are all on this host and can wait on each other's memory."""
         nodes = set(map(self._nodes.get, members))
         return self._waits and (len(nodes) == 1 or self._one_host)
 
     def host_of(self, member: str) -> int:
-        """A number that all members of this member's host have, and no others."""
+        """Return the number of the member's host."""
         return self._numbers.get(member, 0)
 
 
 def _numbers(nodes: Mapping[str, str]) -> dict[str, int]:
-    """The number of each member's node; none where there is one node only."""
+    """Return the number of each member's node; empty if there is only one node."""
     names = set(nodes.values())
     numbers = {node: number for number, node in enumerate(sorted(names))} if len(names) > 1 else {}
     return {member: numbers[node] for member, node in nodes.items()} if numbers else {}
 
 
 class FrameKind(enum.IntEnum):
+    """Kind of a frame of a communicator."""
+
     PART = 0x0101  # of an operation: group, sequence, round, the sender's fence, its description; the tensor
     ABORT = 0x0102  # everything ended: the lost member, if any, and the reason
     FENCE = 0x0103  # the sender's fence, in its shared memory
@@ -91,7 +92,7 @@ class FrameKind(enum.IntEnum):
 
 
 def unpack(layout: struct.Struct, frame: Frame) -> tuple[tuple[Any, ...], bytes]:
-    """The fields that the body begins with, and the rest of it. Raises ProtocolError."""
+    """Return the fields at the begin of the body, and the rest of it. Raises ProtocolError."""
     if len(frame.body) < layout.size:
         raise ProtocolError(
             f"a frame of kind {frame.kind:#x} with {len(frame.body)} bytes, {layout.size} were expected"
@@ -100,7 +101,7 @@ def unpack(layout: struct.Struct, frame: Frame) -> tuple[tuple[Any, ...], bytes]
 
 
 def only_tensor(frame: Frame, *, dtype: torch.dtype | None = None, numel: int | None = None) -> torch.Tensor:
-    """The one tensor that the frame carries, of this dtype and size where they are known. Raises ProtocolError."""
+    """Return the frame's only tensor; dtype and size are checked if given. Raises ProtocolError."""
     found = frame.tensors
     if len(found) != 1 or (dtype or found[0].dtype) != found[0].dtype or numel not in (None, found[0].numel()):
         came = ", ".join(f"{tensor.dtype}{list(tensor.shape)}" for tensor in found) or "no tensor"
@@ -109,10 +110,7 @@ def only_tensor(frame: Frame, *, dtype: torch.dtype | None = None, numel: int | 
 
 
 def send(mesh: Mesh, member: str, kind: FrameKind, body: bytes, tensors: Sequence[torch.Tensor] = ()) -> None:
-    """Queue a frame for a member; nothing where that is lost.
-
-    The mesh tells of a loss once, in the next poll: that is where it is dealt with.
-    """
+    """Queue a frame for a member; do nothing if it is lost, because the mesh reports the loss itself."""
     with suppress(MemberLost):
         mesh.send(member, kind, body, tensors)
 
@@ -123,25 +121,26 @@ Receive = TypeVar("Receive")
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """`source` None awaits a message from anybody."""
+    """Group, source and tag of a message. A receive with source None takes messages from any member."""
 
     group: int
     source: str | None
     tag: int
 
     def awaits(self, sent: Address) -> bool:
+        """Return True if a receive with this address takes a message with address `sent`."""
         return (self.group, self.tag) == (sent.group, sent.tag) and self.source in (None, sent.source)
 
 
 @dataclass(kw_only=True)
 class Mailbox(Generic[Message, Receive]):
-    """Messages without a receive and receives without a message; never two that fit."""
+    """Messages without a receive, and receives without a message. No message here fits a receive here."""
 
     messages: list[tuple[Address, Message]] = field(default_factory=list)
     receives: list[tuple[Address, Receive]] = field(default_factory=list)
 
     def put(self, sent: Address, message: Message) -> Receive | None:
-        """The receive that the message is for, or None: it is kept."""
+        """Return the receive for which the message is, or None after keeping the message."""
         for index, (awaited, _) in enumerate(self.receives):
             if awaited.awaits(sent):
                 return self.receives.pop(index)[1]
@@ -149,7 +148,7 @@ class Mailbox(Generic[Message, Receive]):
         return None
 
     def take(self, awaited: Address, receive: Receive) -> tuple[Address, Message] | None:
-        """The message that has come first, or None: the receive waits."""
+        """Return the first message that fits, or None after keeping the receive."""
         for index, (sent, _) in enumerate(self.messages):
             if awaited.awaits(sent):
                 return self.messages.pop(index)
@@ -157,7 +156,7 @@ class Mailbox(Generic[Message, Receive]):
         return None
 
     def clear(self) -> list[Receive]:
-        """Drop everything; returns the receives that go away empty-handed."""
+        """Drop everything; returns the receives that got no message."""
         receives = [receive for _, receive in self.receives]
         self.messages.clear()
         self.receives.clear()

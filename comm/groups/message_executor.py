@@ -78,7 +78,7 @@ class _Staging:
 
 
 class MessageExecutor:
-    """Used by the communicator's thread; `add` by any."""
+    """Executor of operations by messages. The communicator's thread uses it; any thread may call `add`."""
 
     def __init__(self, failures: GroupFailures, fences: ReadValidation, placement: Placement, mesh: Mesh) -> None:
         self._failures, self._fences, self._placement, self._mesh = failures, fences, placement, mesh
@@ -87,7 +87,7 @@ class MessageExecutor:
         self._early: dict[tuple[int, int, int], dict[str, _Part]] = {}
 
     def add(self, group: MemberList) -> None:
-        """Raises ValueError when the name is taken."""
+        """Add a group. Raises ValueError if the name is taken."""
         if group.number in self._queues:
             raise ValueError(f"there is a group {group.name!r} already")
         self._queues[group.number] = _GroupQueue(group=group)
@@ -102,6 +102,7 @@ class MessageExecutor:
             queue.group.members = tuple([member for member in wanted if member in members])
 
     def enqueue(self, group: MemberList, request: OperationRequest) -> None:
+        """Execute an operation after those of its group before it."""
         if self._failures.error is not None:
             request.work.finish(self._failures.error)
         else:
@@ -171,7 +172,7 @@ class MessageExecutor:
         send(self._mesh, member, FrameKind.PART, body, (piece,))
 
     def hear_part(self, frame: Frame) -> None:
-        """Raises ProtocolError."""
+        """Take a message of an operation. Raises ProtocolError."""
         (number, sequence, round_number, fence), said = unpack(_BODY, frame)
         tensor = only_tensor(frame) if frame.tensors else _NOTHING
         part = _Part(description=said.decode(errors="replace"), fence=fence, tensor=tensor)
@@ -251,7 +252,7 @@ class MessageExecutor:
         return None
 
     def end(self, error: CommError) -> None:
-        """Fail whatever is under way, or waits to be."""
+        """Fail all operations, in progress or queued."""
         self._early.clear()
         requests: list[OperationRequest] = []
         for queue in list(self._queues.values()):

@@ -42,7 +42,7 @@ class _TaggedMessage:
 
 
 class PointToPoint:
-    """Used by the communicator's thread."""
+    """Tagged messages in both directions. Used by the communicator's thread."""
 
     def __init__(self, failures: GroupFailures, fences: ReadValidation, mesh: Mesh) -> None:
         self._failures, self._fences, self._mesh = failures, fences, mesh
@@ -58,7 +58,7 @@ class PointToPoint:
         work.finish(error)
 
     def receive(self, address: Address, pending: PendingReceive) -> None:
-        """Hand over what has come, or what will come."""
+        """Complete the receive with a message that has arrived, or keep it for a later one."""
         if self._failures.error is not None:
             pending.work.finish(self._failures.error)
             return
@@ -67,7 +67,7 @@ class PointToPoint:
             self._hand_over(pending, found[1])
 
     def hear(self, frame: Frame) -> None:
-        """Raises ProtocolError."""
+        """Take a tagged message. Raises ProtocolError."""
         (group, tag, fence), _ = unpack(_BODY, frame)
         message = _TaggedMessage(source=frame.source, fence=fence, tensor=only_tensor(frame))
         if self._failures.error is not None:
@@ -93,12 +93,12 @@ class PointToPoint:
         pending.work.finish()
 
     def next_deadline_s(self) -> float:
-        """When something that is awaited becomes overdue, in time.monotonic(); inf: nobody waits."""
+        """Return the time.monotonic() at which a receive becomes overdue; inf without receives."""
         receives = self._mailbox.receives
         return min([pending.deadline_s for _, pending in receives]) if receives else math.inf
 
     def overdue(self) -> Timeout | MemberLost | None:
-        """The error of what did not come in time, or will never come."""
+        """Return the error of a receive that is overdue or whose sender is gone, else None."""
         now_s = time.monotonic()
         for address, pending in self._mailbox.receives:
             gone = self._failures.why_gone(address.source)

@@ -1,4 +1,4 @@
-"""The slot rings of a group in one generation: mine, and the others' as far as they are known here."""
+"""The slot rings of a group in one generation: this member's own, and those of the others known here."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class SharedHost(Protocol):
     alarm: Alarm
 
     def why_gone(self, member: str) -> MemberLost | None:
-        """The error of waiting for a member from which nothing more comes, though its end breaks nothing off."""
+        """Return the error for waiting for a member that left or was not reached, else None."""
 
     def is_linked(self, member: str) -> bool:
-        """Whether more may come from it: it is in the view, and not lost."""
+        """Return True if the member is in the view and not lost, so that more may come from it."""
 
     def is_ahead(self, member: str) -> bool:
-        """Whether it was heard of in a newer generation."""
+        """Return True if the member is known to be in a newer generation."""
 
     def place(self, tensor: torch.Tensor) -> Location | None:
-        """Its location in shared memory of which the others know, or will know before they read it."""
+        """Return the tensor's location in shared memory, announced to peers; None if it lies elsewhere."""
 
     def segment(self, member: str, number: int) -> torch.Tensor | None:
-        """All bytes of a member's segment; None while it has not come here."""
+        """Return all bytes of a member's segment; None if it has not arrived."""
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """See SharedMemory.empty."""
@@ -39,17 +39,16 @@ class SharedHost(Protocol):
         """See SharedMemory.scratch."""
 
     def fail(self, ended: Callable[[], CommError | None], error: MemberLost | Aborted | Timeout) -> CommError:
-        """Fail everything, unless the caller's generation `ended` already; returns the error that it ended with."""
+        """Fail everything, unless the generation has `ended` already; returns the error with which it ended."""
 
     def show_rings(self, group: int, members: tuple[str, ...], rings: torch.Tensor) -> None:
-        """Give these members my rings of this group."""
+        """Send this member's rings of this group to these members."""
 
 
 class Rings:
-    """`step`: the sequence number of the step that comes next, counted alike by all members.
+    """The rings of all members. `step`: the sequence number of the next step, the same on all members.
 
-    `find` gives a member's rings, or None while they have not come here. `others`: ranks, in the order in which they
-    are waited for.
+    `find` returns a member's rings, or None if they have not arrived. `others`: ranks, in the order of the waits.
     """
 
     def __init__(self, me: str, members: Sequence[str], generation: int) -> None:
@@ -65,7 +64,7 @@ class Rings:
         self.by_rank: dict[int, SlotRing] = {}
 
     def know_all(self) -> bool:
-        """Whether the rings of all others have come here."""
+        """Return True if the rings of all others have arrived."""
         for rank in self.others:
             buffer = self.find(self.members[rank])
             if buffer is None:
@@ -74,31 +73,31 @@ class Rings:
         return True
 
     def settle(self) -> None:
-        """All others are in this generation, or have been: each has a ring of it."""
+        """Note that all others have a ring of this generation."""
         for rank, buffer in self.buffers.items():
             if rank not in self.by_rank:
                 self.by_rank[rank] = buffer.of_or_any(self.generation)
         self.opened = True
 
     def absent(self) -> list[str]:
-        """Members that have not come so far."""
+        """Return the members that have not arrived yet."""
         is_here = self.has_shown if self.opened else self.has_begun
         return [self.members[rank] for rank in sorted(self.others) if not is_here(rank)]
 
     def has_begun(self, rank: int) -> bool:
-        """Whether this member is known to have begun the generation."""
+        """Return True if this member has begun the generation."""
         buffer = self.find(self.members[rank])
         return buffer is not None and buffer.find(self.generation) is not None
 
     def has_shown(self, rank: int) -> bool:
-        """Whether this member has published the step that comes next."""
+        """Return True if this member has published the next step."""
         return bool(self.by_rank[rank].has_published(self.generation, self.step + 1))
 
     def wait_first_for(self, rank: int) -> None:
-        """This one came last: the next time it is waited for first, and the others are there when it comes."""
+        """Wait for this rank first from now on: it came last, so the others are there when it comes."""
         self.others.remove(rank)
         self.others.insert(0, rank)
 
     def those_here(self) -> list[str]:
-        """Members that have published anything in this generation."""
+        """Return the members that have published a step in this generation."""
         return [self.members[rank] for rank, ring in self.by_rank.items() if ring.published(self.generation)]

@@ -1,7 +1,6 @@
-"""Executes the operations of groups on one host, in order per group, in threads of callers or of a crew.
+"""Executor of operations of groups on one host: in order per group, in the caller's thread or in a thread pool.
 
-The operations of a group are executed one after the other, by the thread that asks for the first one if it wants that,
-else by one of the crew. GroupFailures are decided elsewhere (`SharedHost.fail`).
+Failures are decided elsewhere (`SharedHost.fail`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class _Track:
     told: threading.Event | None = None  # somebody waits for that
 
     def note_told(self) -> None:
-        """The callers of all operations that have ended know of it. To be called with the state's lock."""
+        """Note that the callers of all ended operations know. Call this with the state's lock."""
         self.untold = None
         if self.told is not None:
             self.told.set()
@@ -118,11 +117,11 @@ class SharedMemoryExecutor:
 
     @property
     def anybody_waits(self) -> bool:
-        """Whether the alarm has to be rung after a change."""
+        """True if a thread waits, so that a change must ring the alarm."""
         return bool(self._waiting)
 
     def hear_rings(self, group: int, member: str, tensor: torch.Tensor) -> None:
-        """Raises ProtocolError."""
+        """Take a member's rings. Raises ProtocolError."""
         if tensor.dtype != torch.uint8 or tensor.numel() != DOUBLE_BUFFER_BYTES:
             raise ProtocolError(f"boards of {tensor.numel()} {tensor.dtype}, {DOUBLE_BUFFER_BYTES} bytes were expected")
         self._rings.setdefault(group, {})[member] = DoubleBuffer(tensor)
@@ -183,8 +182,9 @@ class SharedMemoryExecutor:
                 torch.set_grad_enabled(True)
 
     def await_former(self) -> None:
-        """Wait until none of the operations of former generations, and nothing that their callers have asked to be done
-        after them, writes into a tensor any more. By no thread that executes operations.
+        """Wait until no operation of a former generation, nor a callback of it, writes into a tensor.
+
+        Not allowed in a thread that executes operations.
         """
         for track in list(self._tracks.values()):
             with track.state.lock:
@@ -236,7 +236,7 @@ class SharedMemoryExecutor:
         generation.open(ring, self._rings.setdefault(number, {}).get, request)
 
     def close(self) -> None:
-        """Give the threads back; everything has been ended."""
+        """End the threads of the pool. All operations must have ended."""
         self._crew.close()
 
 
