@@ -126,7 +126,7 @@ class GroupGeneration:
 
     @property
     def participant(self) -> Participant:
-        """This member, as operations see it."""
+        """The member as its operations see it."""
         members, memory = self.rings.members, self._memory
         return Participant(rank=self.rings.rank, world=len(members), memory=memory, stage=memory.stage)
 

@@ -1,4 +1,4 @@
-"""Members of a group (`MemberList`), their hosts (`Placement`), kinds and checks of frames, and the matching of messages.
+"""Members of a group (`MemberList`), their hosts (`Placement`), kinds of frames, and matching of messages.
 
 `Mailbox` matches tagged messages with receives, in order per group, source and tag. No I/O, no clock.
 """

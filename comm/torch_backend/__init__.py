@@ -1,1 +1,1 @@
-"""The backend "elastrain" of `torch.distributed`: groups of `groups` behind torch's own calls."""
+"""The backend "elastrain" of `torch.distributed`: this package's groups behind torch's own calls."""

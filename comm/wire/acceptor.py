@@ -1,6 +1,6 @@
-"""The door for others: nobody is heard before the handshake has proven the job's secret.
+"""Acceptor of incoming connections: nothing is read from one until the handshake has proven the job's secret.
 
-Knows nothing of what is said afterwards. Torch may never come in: the launcher uses this, too.
+The later protocol is unknown here. This module never imports torch, because the launcher uses it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Introduction:
-    """The handshake on one fresh, non-blocking connection, as far as it has come."""
+    """The handshake on one fresh, non-blocking connection."""
 
     def __init__(self, sock: socket.socket, handshake: Handshake, deadline_s: float) -> None:
         self.sock, self.handshake, self.deadline_s = sock, handshake, deadline_s
         self.has_heard = False
-        """Whether the other end has said anything."""
+        """True once the other end has sent anything."""
         self._secure: SecureSocket | None = None
 
     @property
     def connection(self) -> Connection:
-        """What to use from `advance`'s True on."""
+        """The connection to use once `advance` has returned True."""
         return self._secure or self.sock
 
     def advance(self) -> bool:
-        """Exchange what can be exchanged now; True once both ends are proven, and TCP is encrypted.
+        """Go on with the handshake. Returns True once both ends are proven, and TCP is encrypted.
 
-        Raises HandshakeRefused, of which the other end is told, and OSError for a connection that ends or breaks.
+        Raises HandshakeRefused, which the other end is told, and OSError for a connection that ends or breaks.
         """
         try:
             while True:
@@ -75,7 +75,7 @@ class Introduction:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptorEvents:
-    """Callbacks by which an acceptor asks and tells its owner."""
+    """Callbacks from an acceptor to its owner."""
 
     new_handshake: Callable[[], Handshake]
     admit: Callable[[Handshake, Connection], str | None]  # takes the connection over, or returns why not
@@ -85,12 +85,14 @@ class AcceptorEvents:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptorLimits:
+    """Limits of an acceptor: handshakes at a time, and the time for each."""
+
     introductions_max: int
     handshake_timeout_s: float
 
 
 class Acceptor:
-    """Serves listeners, which it owns; by the thread of the loop."""
+    """Server of listeners, which it owns. Only the loop's thread uses it."""
 
     def __init__(
         self, loop: EventLoop, listeners: Sequence[socket.socket], events: AcceptorEvents, limits: AcceptorLimits
@@ -102,7 +104,7 @@ class Acceptor:
 
     @property
     def introductions(self) -> int:
-        """How many connections are not proven yet."""
+        """Number of connections that are not proven yet."""
         return len(self._introductions)
 
     def _resume(self) -> None:
@@ -111,9 +113,9 @@ class Acceptor:
             self._loop.register(listener, partial(self._on_connections, listener))
 
     def _pause(self) -> None:
-        """Leave those that come in the kernel's queue. Without a pause they would wake us without end.
+        """Leave new connections in the kernel's queue for a while, because they would wake the loop without end.
 
-        They are not hung up on: many may come at once, and a member that is hung up on does not come again.
+        They are not closed: many may come at once, and a member whose connection is closed does not come again.
         """
         self._again_s = time.monotonic() + _ACCEPT_AGAIN_S
         for listener in self._listeners:
@@ -173,29 +175,31 @@ class Acceptor:
             self._resume()
 
     def next_deadline_s(self) -> float | None:
-        """When `on_tick` has something to do, in time.monotonic()."""
+        """Return the time.monotonic() at which `on_tick` is due, or None."""
         if not self._introductions:  # asked before every sleep: mostly nobody comes
             return self._again_s
         deadlines = [introduction.deadline_s for introduction in self._introductions]
         return min([*deadlines, *([] if self._again_s is None else [self._again_s])])
 
     def on_tick(self, now_s: float) -> None:
+        """Accept again after a pause, and close connections whose handshake is overdue."""
         if self._again_s is not None and self._again_s <= now_s:
             self._resume()
         for introduction in [each for each in self._introductions if each.deadline_s <= now_s]:
             self._dismiss(introduction, "it did not finish the handshake in time")
 
     def sockets(self) -> list[socket.socket]:
+        """Return all open sockets."""
         return [*self._listeners, *(introduction.sock for introduction in self._introductions)]
 
     def close(self) -> None:
-        """Close all sockets. The loop's registrations are left: it is closed next."""
+        """Close all sockets. Their registrations stay in the loop, which is closed next."""
         for sock in self.sockets():
             sock.close()
 
 
 def failure(error: HandshakeRefused | OSError) -> str:
-    """Why an introduction failed, in words."""
+    """Return the reason why an introduction failed."""
     if isinstance(error, HandshakeRefused):
         return error.reason
     if isinstance(error, ConnectionResetError):
@@ -204,7 +208,7 @@ def failure(error: HandshakeRefused | OSError) -> str:
 
 
 def same_user(sock: socket.socket) -> bool:
-    """Whether the other end of a UNIX socket is a process of this user; true for other sockets."""
+    """Return True if the other end of a UNIX socket runs as this user; always True for other sockets."""
     if sock.family != socket.AF_UNIX:
         return True
     _pid, uid, _gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))

@@ -1,12 +1,7 @@
-"""Addresses of meshes as text, such as `tcp:10.0.0.1:4711` or `unix:NAME,tcp:…`: written, chosen from, connected to.
+"""Plain values of a mesh: addresses as text, members, events and settings, the order of members, and their ring.
 
-The order of members, which of two dials, and the ring of neighbours whose links always stand. Plain values.
-
-What all have to know (losses, newer views) goes along the ring in both directions. The lost are passed over, so that
-the ring closes again; it is torn only where neighbours are stopped, and then into no more pieces than there are of
-these.
-
-The values that a mesh takes and gives: its members, what arrived, what is allowed. No behaviour.
+An address is `tcp:10.0.0.1:4711` or `unix:NAME,tcp:…`. Losses and newer views travel along the ring in both directions,
+and lost members are skipped. Only stopped neighbours tear the ring, into at most as many pieces as there are of them.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from elastrain.comm.wire.frames import Caps
 
 
 def spell(listener: socket.socket) -> str:
-    """Where it is reached."""
+    """Return the listener's address."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"unix:{name[1:].decode()}"
@@ -33,9 +28,9 @@ def spell(listener: socket.socket) -> str:
 
 
 def choose_address(address: str, *, same_node: bool) -> str:
-    """The part of a mesh's address to dial: UNIX inside a node, TCP between nodes where the peer listens there.
+    """Return the part of a mesh's address to dial: UNIX inside a node, TCP between nodes.
 
-    A peer that only listens on a UNIX socket is taken at its word: its job runs on one host. Raises ValueError.
+    A peer that listens on a UNIX socket only is dialled there: its job runs on one host. Raises ValueError.
     """
     parts = [part for part in address.split(",") if part.partition(":")[0] in ("unix", "tcp")]
     if not parts:
@@ -45,7 +40,7 @@ def choose_address(address: str, *, same_node: bool) -> str:
 
 
 def connect(address: str) -> tuple[socket.socket, int]:
-    """A non-blocking socket on its way to this address, and what `connect` said."""
+    """Begin to connect a non-blocking socket to this address; returns it, and the result of `connect`."""
     scheme, _, where = address.partition(":")
     if scheme == "unix":
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -58,7 +53,7 @@ def connect(address: str) -> tuple[socket.socket, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A member as the others know it. `address` is what its mesh's `address` says."""
+    """A member as others know it. `address` is its mesh's `address`."""
 
     id: str
     node: str
@@ -67,7 +62,7 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """Credentials that both ends of a link must have alike. `secret`: None where strangers cannot connect anyway."""
+    """Job and secret, equal at both ends of a link. `secret` is None where strangers cannot connect."""
 
     job: str
     secret: bytes | None
@@ -75,7 +70,7 @@ class Credentials:
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """An incoming message. Tensors that came by reference are read-only views of the sender's memory."""
+    """An incoming message. Tensors sent by reference are read-only views of the sender's memory."""
 
     source: str
     generation: int
@@ -85,7 +80,7 @@ class Frame:
 
 
 class LossCause(enum.Enum):
-    """How a member was lost, as far as it is known."""
+    """Cause of the loss of a member, as far as it is known."""
 
     BROKEN = "broken"  # its link failed; it may be alive
     DEAD = "dead"  # its process has ended, that is proven
@@ -98,7 +93,7 @@ class LossCause(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class PeerLost:
-    """A peer's link broke or its process died; told once per view, and again should others know better how.
+    """Loss of a peer, told once per view, and again if another member knows the cause better.
 
     `at_s`: time.monotonic() when it became known.
     """
@@ -111,7 +106,7 @@ class PeerLost:
 
 @dataclass(frozen=True, kw_only=True)
 class Newer:
-    """Somebody is in a newer generation already: read the view. Told once per generation."""
+    """Notice that a member is in a newer generation, told once per generation: read the view."""
 
     generation: int
 
@@ -157,28 +152,30 @@ class MeshConfig:
 
     @property
     def loopback(self) -> bool:
+        """True if only this host can connect."""
         return self.transport == "unix" or ipaddress.ip_address(self.bind_host).is_loopback
 
     @property
     def caps(self) -> Caps:
+        """Limits of a frame."""
         return Caps(max_body_bytes=self.max_body_bytes, max_tensor_bytes=self.max_tensor_bytes)
 
 
 def in_order(member: str) -> tuple[int, str]:
-    """The key of the order of members: ids rise, shorter ones are older."""
+    """Return the key of the order of members: ids rise, and shorter ids are older."""
     return len(member), member
 
 
 def dials(one: str, other: str) -> bool:
-    """Whether `one` opens the link between the two: the later member comes to the earlier one."""
+    """Return True if `one` opens the link between the two: the later member dials the earlier one."""
     return in_order(one) > in_order(other)
 
 
 def neighbours(me: str, order: Sequence[str], lost: Collection[str], nodes: Mapping[str, str]) -> frozenset[str]:
-    """The nearest member that is not lost, on both sides; none where I am not in the order, or alone.
+    """Return the nearest members on both sides that are not lost; empty if `me` is not in the order, or alone.
 
-    Where another node has lost a member next to me, all of that node may be gone: then everybody on it up to the next
-    node counts as well, so that they are tried at once and not one after the other.
+    If a lost member next to `me` is on another node, all of that node may be gone. Then its other members up to the
+    next node are returned as well, so that they are tried at once.
     """
     if me not in order:
         return frozenset()
@@ -202,7 +199,7 @@ def _along(way: Sequence[str], lost: Collection[str], nodes: Mapping[str, str], 
 
 
 class Ring:
-    """The ring as one member knows it. `untold`: losses that the neighbours have not been told of."""
+    """The ring as one member knows it. `untold`: losses not yet sent to the neighbours."""
 
     def __init__(self) -> None:
         self.order: tuple[str, ...] = ()  # empty: this view has no ring
@@ -210,15 +207,18 @@ class Ring:
         self.untold: collections.deque[PeerLost] = collections.deque()
 
     def form(self, members: Collection[str]) -> None:
+        """Form the ring of these members."""
         self.order = tuple(sorted(members, key=in_order))
 
     def shrink(self, gone: Collection[str]) -> None:
+        """Remove members."""
         self.order = tuple([member for member in self.order if member not in gone])
 
     def dissolve(self) -> None:
+        """Have no ring in this view."""
         self.order = ()
 
     def close(self, me: str, lost: Collection[str], nodes: Mapping[str, str]) -> list[str]:
-        """Pass over the lost; returns the members that became neighbours by that, in order."""
+        """Skip lost members; returns the members that became neighbours by this, in order."""
         before, self.neighbours = self.neighbours, neighbours(me, self.order, lost, nodes)
         return [member for member in self.order if member in self.neighbours - before]

@@ -1,7 +1,7 @@
-"""The connections of a mesh through its views: which members have a link, which are lost, and what is told of that.
+"""The connections of a mesh through its views: which members have a link, which are lost, and the events of that.
 
-Along a *ring* (see `ring`) links always stand: what is to be known to all goes that way, from each to its neighbours.
-Each link is brought about by `opener`, and its frames go through `traffic`; what follows from either is decided here.
+Links along a *ring* (see `addresses`) always exist; what concerns all members travels along it. `opener` opens links,
+`traffic` carries frames; the consequences are decided here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LinkPlan = Literal["ring", "all"]
 
 
 class MeshConnections:
-    """Called by the thread that polls. `events`: what has happened and was not told yet."""
+    """Links and losses of a mesh. Called by the polling thread. `events`: events not yet told."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class MeshConnections:
         config: MeshConfig,
         beacon: Beacon | None,
     ) -> None:
-        """Raises as Opener."""
+        """Open the listeners. Raises what `Opener` raises."""
         self._links, self._memory, self._beacon = links, memory, beacon
         self.events = EventQueue(holds_newer=config.holds_newer)
         self._by_unix = config.transport == "unix"
@@ -122,7 +122,7 @@ class MeshConnections:
             self._hear_loss(peer.id, *reported)
 
     def _forget_links_between_hosts(self, peers: Collection[str]) -> None:
-        """And those that broke, to members that stay. Nobody is told: the other ends do the same, in the same view."""
+        """Drop links to other hosts, and broken ones, to members that stay; the other ends do the same."""
         for link in [link for link in self._links if link.peer.id in peers]:
             broken = link.lost is not None and link.lost.cause in (LossCause.BROKEN, LossCause.UNREACHED)
             if broken or (link.lost is None and not link.same_host):
@@ -181,7 +181,7 @@ class MeshConnections:
                 self.traffic.flush(link)
 
     def _hear_loss(self, member: str, cause: LossCause, generation: int) -> None:
-        """Another member has lost this one. A link of our own shows more than a report, so it is kept."""
+        """Note a loss that another member reports. Our own link, if any, is stronger evidence and is kept."""
         link = self._links.get(member)
         if cause not in DESCRIPTIONS or member == self._links.me:
             return
@@ -207,7 +207,7 @@ class MeshConnections:
                 self.lose(link, DESCRIPTIONS[LossCause.DEAD], at_s=at_s, cause=LossCause.DEAD)
 
     def lose(self, link: Link, reason: str, *, at_s: float | None = None, cause: LossCause = LossCause.BROKEN) -> None:
-        """Nothing more comes over this link: tell the reader and the neighbours, once."""
+        """Note that nothing more comes over this link; tell the reader and the neighbours, once."""
         if link.lost is not None:
             return
         left_out = link.heard.left_out
@@ -252,7 +252,7 @@ class MeshConnections:
                 self.traffic.flush(link)
 
     def _close_ring(self, fresh: frozenset[str]) -> bool:
-        """Whether anything changed, so that there is more to do."""
+        """Close the ring around lost members. Returns True if anything changed."""
         on_ring = [link for link in map(self._links.get, self._ring.order) if link is not None]
         lost = {link.peer.id for link in on_ring if link.lost is not None}
         nodes = {link.peer.id: link.peer.node for link in on_ring}
@@ -267,17 +267,18 @@ class MeshConnections:
         return bool(new or self._ring.untold)
 
     def next_due_s(self) -> float:
-        """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""
+        """Return the time.monotonic() at which `run_timers` is due; inf if never."""
         return min(self.opener.next_due_s(), self.traffic.next_due_s(), self._proofs.next_due_s())
 
     def run_timers(self) -> None:
+        """Do everything that is due."""
         now_s = time.monotonic()
         self.opener.run_timers(now_s)
         self.traffic.run_timers(now_s)
         self._proofs.run_timers(now_s)
 
     def close(self) -> None:
-        """Say farewell where nothing else waits to be sent, and close every link. Nothing is maintained from now on."""
+        """Say farewell on idle links and close every link."""
         self._maintaining = True
         for link in self._links:
             if link.stream is not None and not link.outbox:

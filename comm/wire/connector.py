@@ -1,6 +1,6 @@
-"""Listening and dialling; what leaves here is an authenticated connection. Whoever comes is let in by an `Acceptor`.
+"""Listening and dialling, up to an authenticated connection. An `Acceptor` serves incoming connections.
 
-Abstract UNIX names: nothing is left in any file system after a kill. Nothing here knows of frames or views.
+UNIX names are abstract, so nothing remains in a file system after a kill. No frames or views.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TRIES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """A member that we dial. `tries` that are left should the connection break before the other end is proven."""
+    """A member to dial. `tries`: attempts left if the connection breaks before the handshake is done."""
 
     peer: Peer
     address: str
@@ -41,7 +41,7 @@ class _Call:
 
 @dataclass(kw_only=True, eq=False)
 class _Dialled:
-    """A connection that we made, and whose other end is not proven yet."""
+    """A dialled connection whose other end is not proven yet."""
 
     call: _Call
     introduction: Introduction
@@ -54,7 +54,7 @@ class _Dialled:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectorEvents:
-    """Callbacks by which a connector tells its owner; `on_open` takes the connection over."""
+    """Callbacks from a connector to its owner. `on_open` takes the connection over."""
 
     on_open: Callable[[str, int, Connection, bool], None]  # member, its generation, non-blocking, whether we dialled
     # The member that we dialled (None: a stranger came), why, and whether that proves that its mesh is closed.
@@ -62,7 +62,7 @@ class ConnectorEvents:
 
 
 class Connector:
-    """One UNIX listener, and a TCP one where the transport asks for it."""
+    """A UNIX listener, a TCP listener if the transport is TCP, and the calls to other members."""
 
     def __init__(
         self, loop: EventLoop, events: ConnectorEvents, me: str, credentials: Credentials, config: MeshConfig
@@ -87,7 +87,7 @@ class Connector:
 
     @property
     def under_way(self) -> int:
-        """How many calls and introductions have not come to an end."""
+        """Number of calls and handshakes in progress."""
         return self._acceptor.introductions + len(self._dialled) + len(self._dial_later)
 
     def _admit(self, handshake: Handshake, connection: Connection) -> None:
@@ -110,9 +110,9 @@ class Connector:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._config.tcp_silence_s * 1000))
 
     def dial(self, peer: Peer, *, same_node: bool, patient: bool = False) -> None:
-        """Connect and greet; ends in one call of `on_open` or `on_refused`, unless `hang_up` comes first.
+        """Connect and shake hands; ends in one call of `on_open` or `on_refused`, unless `hang_up` comes first.
 
-        `patient`: whoever listens there may take any time to answer. Raises ValueError for an address that is none.
+        `patient`: the other end may take any time to answer. Raises ValueError for an invalid address.
         """
         address = choose_address(peer.address, same_node=same_node)
         deadline_s = time.monotonic() + self._config.connect_timeout_s
@@ -138,7 +138,7 @@ class Connector:
             self._greet(sock, call, connecting=result != 0)
 
     def is_dialling(self, member: str) -> bool:
-        """Whether a call to this member is under way."""
+        """Return True if a call to this member is in progress."""
         calls = [call for _, call in self._dial_later] + [dialled.call for dialled in self._dialled]
         return any(call.peer.id == member for call in calls)
 
@@ -205,14 +205,14 @@ class Connector:
         self._dial_later.append((now_s + _DIAL_AGAIN_S, again))
 
     def hang_up(self, member: str) -> None:
-        """Give up dialling this member; nothing is told."""
+        """Stop dialling this member, without a callback."""
         self._dial_later = [later for later in self._dial_later if later[1].peer.id != member]
         for dialled in [each for each in self._dialled if each.call.peer.id == member]:
             self._forget(dialled)
             dialled.sock.close()
 
     def next_deadline_s(self) -> float:
-        """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""
+        """Return the time.monotonic() at which `run_timers` is due; inf if never."""
         accept_s = self._acceptor.next_deadline_s()
         due_s = math.inf if accept_s is None else accept_s
         if self._dialled or self._dial_later:  # asked before every sleep: mostly nobody is dialled
@@ -221,6 +221,7 @@ class Connector:
         return due_s
 
     def run_timers(self, now_s: float) -> None:
+        """Do everything that is due."""
         self._acceptor.on_tick(now_s)
         for dialled in [each for each in self._dialled if each.introduction.deadline_s <= now_s]:
             self._dismiss(dialled, "it did not finish the handshake in time")
@@ -233,6 +234,7 @@ class Connector:
                 self._events.on_refused(call.peer.id, f"no connection to {call.address}: it accepts nobody", False)
 
     def sockets(self) -> list[socket.socket]:
+        """Return all open sockets."""
         return [*self._acceptor.sockets(), *(dialled.sock for dialled in self._dialled)]
 
 

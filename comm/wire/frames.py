@@ -80,16 +80,17 @@ class RawFrame:
 
 
 def dtype_supported(dtype: torch.dtype) -> bool:
+    """Return True if tensors of this dtype can be sent."""
     return dtype in _CODES
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The elements of a contiguous CPU tensor as writable bytes, without a copy."""
+    """Return the elements of a contiguous CPU tensor as writable bytes, without a copy."""
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type] # numpy's stubs lag
 
 
 def encode(*, kind: int, generation: int, body: bytes, tensors: Sequence[Inline | Reference]) -> bytes:
-    """Header and payload; the elements of the inline tensors are to follow in order."""
+    """Return header and payload. The elements of the inline tensors must follow, in order."""
     payload = b"".join(_encode_descriptor(tensor) for tensor in tensors)
     described_bytes = len(payload)
     payload += body
@@ -172,7 +173,7 @@ def _made_for(described: Inline) -> torch.Tensor:
 
 
 class Parser:
-    """Turns a byte stream into frames: read into `buffer()`, then say how much came with `received`."""
+    """Incremental parser of frames. Read bytes into `buffer()`, then pass their number to `received`."""
 
     def __init__(self, caps: Caps) -> None:
         self._caps = caps
@@ -191,7 +192,7 @@ class Parser:
         self._target, self._filled = target, 0
 
     def buffer(self) -> memoryview:
-        """The buffer for the next bytes: a large tensor or body itself, else a staging buffer."""
+        """Return the buffer for the next bytes: a large tensor or body itself, else a staging buffer."""
         rest = self._target[self._filled :]
         self._direct = len(rest) >= _STAGE_BYTES
         return rest if self._direct else self._stage

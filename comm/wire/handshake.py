@@ -39,6 +39,8 @@ _HELLO = struct.Struct(f"<B{_NONCE_BYTES}sQBB")
 
 
 class Role(enum.Enum):
+    """End of a handshake."""
+
     DIAL = b"dial"
     ACCEPT = b"accept"
 
@@ -104,7 +106,7 @@ class Handshake:
                 raise ValueError(f"a {what} name has 1 to {_NAME_BYTES_MAX} bytes; got {text!r}")
         self.role = role
         self.objection: Callable[[str], str | None] = lambda name: None
-        """Says why a dialler that has proven itself is not let in, for it to read."""
+        """Function that returns why a proven dialler is refused, or None. The dialler is told the reason."""
         self._key = secret or b""
         self._expect = expect
         self._mine = _Hello(nonce=os.urandom(_NONCE_BYTES), generation=generation, job=job, name=me)
@@ -127,20 +129,22 @@ class Handshake:
 
     @property
     def peer_generation(self) -> int:
+        """The other end's generation."""
         return self._theirs.generation if self._theirs else 0
 
     def session_key(self) -> bytes:
-        """32 bytes that only the two ends of this very handshake have. Both hellos go in, so that none repeats."""
+        """Return 32 bytes that only the two ends of this handshake have. They differ for every handshake."""
         assert self.done
         return hmac.digest(self._key, _SESSION_LABEL + self._hellos(), "sha256")
 
     def bytes_to_send(self) -> bytes:
+        """Return the bytes to send now; they count as sent."""
         out = bytes(self._out)
         self._out.clear()
         return out
 
     def wants(self) -> int:
-        """How many more bytes to read now. Reading no more than these leaves the stream behind the handshake intact."""
+        """Return the number of bytes to read now. Reading more would take bytes of the next protocol."""
         if self.done:
             return 0
         if len(self._in) < _HEAD.size:
@@ -225,7 +229,7 @@ def dial(
 
 
 def run(sock: socket.socket, handshake: Handshake, timeout_s: float) -> str:
-    """Run one end over a connected stream socket, waiting for the other. Raises as `dial`."""
+    """Run one end over a connected stream socket, waiting for the other. Raises HandshakeRefused, Timeout."""
     before_s = sock.gettimeout()
     deadline_s = time.monotonic() + timeout_s
     try:
