@@ -1,10 +1,8 @@
-"""All that goes on with one member: what waits to be sent, what it was lent, what it has said, how it was lost.
+"""One link: the state of one member's connection, with frames to be sent, lent memory, news from the peer, and its loss.
 
-A link exists from the edit that adds the member to the one that removes it. It is *opened* when somebody wants it; its
-stream comes later (the member dials, or is being dialled) and may go earlier (it was lost). Nothing here knows of other
-members.
-
-Keeps what one peer was given of my shared memory: segments that it can map, regions that it still reads.
+A link exists from the edit that adds the member to the edit that removes it. It is *opened* when it is needed first;
+its stream is attached later and may be lost earlier. `Lending` records which segments and regions the peer can read.
+Nothing here knows other members.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from elastrain.comm.wire.stream import Outbox, Stream
 
 
 class Lending:
-    """Regions lent to one peer, by token. A region is not used again before its token came back, or all were taken."""
+    """Regions lent to one peer, by token. A region is reused only after its token, or every token, was taken back."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory
@@ -39,7 +37,7 @@ class Lending:
 
     @property
     def lent(self) -> int:
-        """How many references the peer holds."""
+        """Number of references that the peer holds."""
         return len(self._lent)
 
     def pass_segment(self, number: int) -> bool:
@@ -57,6 +55,7 @@ class Lending:
         return True
 
     def lend(self, tensor: torch.Tensor, place: TensorPlace) -> Reference:
+        """Lend the region of a tensor; returns the reference to send."""
         token, self._next_token = self._next_token, self._next_token + 1
         self.memory.hold(place.region)
         self._lent[token] = place.region
@@ -69,14 +68,14 @@ class Lending:
         )
 
     def take_back(self, token: int) -> None:
-        """Raises ProtocolError for a token that is not lent."""
+        """Take a reference back. Raises ProtocolError if the token is not lent."""
         region = self._lent.pop(token, None)
         if region is None:
             raise ProtocolError(f"reference {token} was given back, but is not lent")
         self.memory.release(region)
 
     def take_all_back(self) -> None:
-        """The peer has ended, or is in no view of ours any more: what it held is free again."""
+        """Take all references back, because the peer has ended or is in no view of ours."""
         while self._lent:
             self.memory.release(self._lent.popitem()[1])
 
@@ -100,7 +99,7 @@ _CAUSES = tuple(LossCause)
 
 @dataclass(kw_only=True)
 class Opening:
-    """How far a link has come about."""
+    """Progress in opening a link."""
 
     begun: bool = False  # somebody wants it, or the peer has come
     used: bool = False  # a message was sent over it
@@ -121,7 +120,7 @@ class Heard:
 
 
 class Link:
-    """`same_host`: both ends read each other's shared memory. `lost`: None, or why nothing more comes."""
+    """The link to one peer. `same_host`: both ends read each other's shared memory. `lost`: the loss, or None."""
 
     def __init__(self, peer: Peer, *, same_host: bool, memory: SharedMemory) -> None:
         self.peer = peer
@@ -166,25 +165,30 @@ class Link:
         self.outbox.push(tensor_bytes(tensor), done=lambda: memory.release(held))
 
     def announce(self, segment: Segment, generation: int) -> None:
-        """Pass a segment of mine, once."""
+        """Send a segment of this process to the peer, once."""
         if self.lending.pass_segment(segment.number):
             body = _SEGMENT_BODY.pack(segment.number, segment.mapping.size_bytes)
             self._push_control(_Control.SEGMENT, generation, body, fd=segment.fd)
 
     def push_beacon(self, fd: int, generation: int) -> None:
+        """Queue this process's beacon."""
         self._push_control(_Control.BEACON, generation, b"", fd=fd)
 
     def push_gone(self, number: int, generation: int) -> None:
+        """Queue the notice that a segment is gone, if the peer has it."""
         if self.lending.withdraw_segment(number):
             self._push_control(_Control.SEGMENT_GONE, generation, _NUMBER.pack(number))
 
     def push_farewell(self, generation: int) -> None:
+        """Queue the last frame of the link."""
         self.outbox.push(farewell(generation))
 
     def push_loss(self, member: str, cause: LossCause, generation: int) -> None:
+        """Queue the loss of another member."""
         self._push_control(_Control.LOSS, generation, bytes([_CAUSES.index(cause)]) + member.encode())
 
     def push_newer(self, newer: int, generation: int) -> None:
+        """Queue the notice of a newer generation."""
         self._push_control(_Control.NEWER, generation, _NUMBER.pack(newer))
 
     def push_returned(self, generation: int) -> bool:
@@ -255,13 +259,15 @@ class Link:
 
     @property
     def proven_dead(self) -> bool:
-        """Whether the peer's process has ended. The kernel marks the beacon of a dead process before it closes its
-        sockets: once a socket has ended, the mark can be seen.
+        """True if the peer's process has ended.
+
+        The kernel marks the beacon of a dead process before it closes its sockets, so the mark is visible once a socket
+        ends.
         """
         return self._watcher is not None and self._watcher.owner_ended
 
     def has_gone_on(self, generation: int) -> bool:
-        """Whether the peer, on this host, is in a newer view than this one: read in its memory, not heard from it."""
+        """Return True if the peer's beacon shows a newer view. False for peers on other hosts."""
         return self._watcher is not None and self._watcher.generation > generation
 
     def hang_up(self) -> None:
@@ -276,7 +282,7 @@ class Link:
 
 
 def farewell(generation: int) -> bytes:
-    """The frame that ends a link: `generation` goes on without the receiver; 0: the sender ends."""
+    """Return the last frame of a link: `generation` goes on without the receiver; 0 if the sender ends."""
     return encode(kind=_Control.FAREWELL, generation=generation, body=_NUMBER.pack(generation), tensors=())
 
 

@@ -1,13 +1,7 @@
-"""The links of a view by member, and what can be asked about all of them.
+"""The links of a view by member, losses reported by others, the queue of events, and proofs of death.
 
-Knowledge of the loss of a member, and which report of it counts. Plain values: no sockets, no clock.
-
-Events of a mesh that were not told yet: frames, losses and newer views. No sockets, no clock.
-
-Proofs that a lost peer of this host has ended, where its link broke before it could show its beacon.
-
-The kernel is asked: once nobody listens at the peer's UNIX socket any more, its mesh is closed. A peer that is alive
-is not disturbed: it accepts a connection that ends before a word was said.
+`judge` decides which cause of a loss counts. `Proofs` looks for proof that a lost peer on this host has ended: once no
+process listens at its UNIX socket, its mesh is closed. A living peer only accepts a connection that ends at once.
 """
 
 from __future__ import annotations
@@ -37,26 +31,27 @@ class LinkTable:
         return iter(list(self.by_member.values()))
 
     def get(self, member: str) -> Link | None:
+        """Return the link to a member, or None."""
         return self.by_member.get(member)
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Everybody in the view, the lost ones too, sorted; me included."""
+        """All members of the view, lost ones and this one included, sorted."""
         return tuple(sorted([self.me, *self.by_member]))
 
     @property
     def standing(self) -> list[Link]:
-        """Those that are opened and not lost: what is said to all goes over them."""
+        """Links that are opened and not lost. Broadcasts use them."""
         return [link for link in self if link.opening.begun and link.lost is None]
 
     @property
     def complete(self) -> bool:
-        """Whether streams stand to all members that are not lost."""
+        """True if all members that are not lost have a stream."""
         return all(link.stream is not None or link.lost is not None for link in self)
 
     @property
     def unsent_bytes(self) -> int:
-        """How many bytes wait to be sent to members that are not lost."""
+        """Bytes that wait to be sent to members that are not lost."""
         waiting = [link for link in self if link.lost is None and (link.opening.used or link.stream is not None)]
         return sum(link.outbox.size_bytes for link in waiting)
 
@@ -66,20 +61,20 @@ class LinkTable:
             link.outbox.copy()
 
     def is_ahead(self, member: str) -> bool:
-        """Whether this member is known to be in a newer generation: nothing of this one comes from it any more."""
+        """Return True if this member is known to be in a newer generation, so it sends nothing more in this one."""
         link = self.get(member)
         return link is not None and link.heard.newest > self.generation
 
     def may_be_torn(self) -> bool:
-        """Whether what was read in other members' memory by now may have been changed meanwhile.
+        """Return True if memory of other members may have changed while it was read.
 
-        Members use again what they lent to somebody whom a newer view leaves out, and whoever was stopped has not heard
-        of that view. While all are in this view, everything that was copied before the call is whole.
+        A member reuses memory that it lent to members which a newer view leaves out, and a stopped process has not
+        heard of that view. While all members are in this view, everything copied before the call is intact.
         """
         return any(link.has_gone_on(self.generation) for link in self)
 
     def imports(self) -> dict[str, Imports]:
-        """The memory that each other member on this host has passed, now and later. It outlives the link."""
+        """Return the memory of each other member on this host. It outlives the link."""
         return {member: link.imports for member, link in self.by_member.items() if link.same_host}
 
 
@@ -103,17 +98,17 @@ DESCRIPTIONS = {
 
 
 def says_more(one: LossCause, other: LossCause) -> bool:
-    """Whether `one` is surer knowledge than `other`."""
+    """Return True if `one` is surer knowledge than `other`."""
     return _CERTAINTY[one] > _CERTAINTY[other]
 
 
 def judge(
     cause: LossCause, reason: str, *, left_out: int | None, ended: bool, reported: LossCause | None
 ) -> tuple[LossCause, str]:
-    """The cause and the reason that are told, of a link that ended here with `cause` and `reason`.
+    """Return the cause and reason to report for a link that ended here with `cause` and `reason`.
 
-    `left_out`: what the peer itself said at the end (0: it leaves; else the generation that does without us), which
-    explains everything. `ended`: its process is proven dead. `reported`: how others have lost it.
+    `left_out`: the last word of the peer (0: it leaves; else the generation without us), which counts most. `ended`:
+    its process is proven dead. `reported`: the cause that other members report.
     """
     if left_out:
         return LossCause.LEFT_US_OUT, f"it went on without us in generation {left_out}"
@@ -128,16 +123,18 @@ def judge(
 
 @dataclass(kw_only=True)
 class Reports:
-    """Losses that others report of members that are in no view of ours yet: they count once a view names them."""
+    """Losses reported for members that no view names yet. They count once a view names the member."""
 
     _by_member: dict[str, tuple[LossCause, int]] = field(default_factory=dict)  # with the generation of the report
 
     def note(self, member: str, cause: LossCause, generation: int) -> None:
+        """Keep a report, up to `REPORTS_MAX` members."""
         # A limit, because any id may be reported: whoever is left out is noticed later, by its silence.
         if len(self._by_member) < REPORTS_MAX:
             self._by_member[member] = (cause, generation)
 
     def take(self, member: str) -> tuple[LossCause, int] | None:
+        """Return and forget the report on a member, or None."""
         return self._by_member.pop(member, None)
 
     def forget_until(self, generation: int) -> None:
@@ -161,6 +158,7 @@ class EventQueue:
         return bool(self._events)
 
     def put(self, event: Event) -> None:
+        """Append an event."""
         self._events.append(event)
 
     def sort_in(self, frame: Frame, held: list[Frame], generation: int) -> None:
@@ -184,7 +182,7 @@ class EventQueue:
         return True
 
     def begin(self, generation: int) -> None:
-        """A generation begins: drop what belongs to former ones. Losses that still count are told anew."""
+        """Begin a generation: drop events of former ones. Losses that still count are put again."""
         self._newest = max(self._newest, generation)
         if not self._events:
             return
@@ -197,7 +195,7 @@ class EventQueue:
         self._events = collections.deque(kept)
 
     def take(self) -> list[Event]:
-        """All events; they count as told."""
+        """Return all events and forget them."""
         events = list(self._events)
         self._events.clear()
         return events
@@ -233,16 +231,17 @@ class Proofs:
             self._searches[peer.id] = _Search(address=address, due_s=time.monotonic())
 
     def drop(self, member: str) -> None:
-        """No view names this member any more, or its end is known."""
+        """Stop the search: no view names this member, or its end is known."""
         self._searches.pop(member, None)
 
     def next_due_s(self) -> float:
-        """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""
+        """Return the time.monotonic() at which `run_timers` is due; inf if never."""
         if not self._searches:  # asked before every sleep: mostly nobody is sought
             return math.inf
         return min(search.due_s for search in self._searches.values())
 
     def run_timers(self, now_s: float) -> None:
+        """Do everything that is due."""
         for member, search in [each for each in self._searches.items() if each[1].due_s <= now_s]:
             nobody = _nobody_listens(search.address)
             search.due_s = now_s + _ASK_AGAIN_S * 2**search.asked

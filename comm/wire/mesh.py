@@ -70,16 +70,17 @@ class Mesh:
 
     @property
     def generation(self) -> int:
+        """The generation of the view; 0 before the first."""
         return self.links.generation
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Everybody in the view, the lost ones too, sorted; me included."""
+        """All members of the view, lost ones and this one included, sorted."""
         return self.links.members
 
     @property
     def all_on_one_host(self) -> bool:
-        """Whether members reach each other by shared memory whatever their nodes are called."""
+        """True if all members share memory, whatever their node names."""
         return self._config.transport == "unix"
 
     def edit(self, generation: int, members: Sequence[Peer], *, links: LinkPlan = "ring", renew: bool = False) -> None:
@@ -132,10 +133,7 @@ class Mesh:
             self._connections.lose(link, f"it does not read: {link.outbox.size_bytes} bytes wait to be sent")
 
     def tamper(self, change: Callable[[memoryview], memoryview]) -> None:
-        """For faults on request, before the first view: `change` gives what leaves instead of the bytes it is given.
-
-        It is called with what goes to the kernel, sealed where it is sealed.
-        """
+        """Alter outgoing bytes, for injected faults. Call this before the first view; it sees sealed bytes if they are sealed."""
         self._connections.traffic.tamper = change
 
     def connect(self, members: Iterable[str]) -> None:
@@ -158,7 +156,7 @@ class Mesh:
         self._connections.traffic.broadcast(kind, body)
 
     def tell_generation(self) -> None:
-        """Let all whose links stand know of mine: nothing of former ones follows."""
+        """Tell this member's generation on all standing links: nothing of former ones follows."""
         self._check_open()
         self._connections.traffic.tell_generation()
 
@@ -184,7 +182,7 @@ class Mesh:
         self._connections.process_deaths()
 
     def next_due_s(self) -> float:
-        """When something is due, in time.monotonic(): 0 where `serve` would return events at once; inf: nothing is."""
+        """Return the time.monotonic() at which something is due: 0 if events wait, inf if nothing is due."""
         return 0.0 if self._events else self._connections.next_due_s()
 
     def sleep(self, until_s: float) -> Sequence[tuple[int, int]]:

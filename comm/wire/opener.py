@@ -1,8 +1,7 @@
-"""How links come about: dialling, asking to be dialled, and letting in whoever comes.
+"""Opening of links: dialling, requests to be dialled, and incoming connections.
 
-Of two members one dials (`ring.dials`). Where the other one wants the link first, it *requests a dial*: it connects in
-the wrong direction, and holds that connection until it has been dialled. So there is one link between two members,
-whoever wanted it first, and however often.
+Of two members one dials (`addresses.dials`). If the other one needs the link first, it *requests a dial*: it connects
+in the wrong direction and holds that connection until it has been dialled. So two members never have two links.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class OpenerEvents:
 
 
 class Opener:
-    """Brings the links of a view about, one of each. Called by the thread that polls."""
+    """The part of a mesh that opens the links of a view. Called by the polling thread."""
 
     def __init__(
         self, links: LinkTable, loop: EventLoop, events: OpenerEvents, credentials: Credentials, config: MeshConfig
     ) -> None:
-        """Raises OSError where no listener can be made, ValueError for a network without a secret."""
+        """Open the listeners. Raises OSError if that fails, ValueError for a network without a secret."""
         self._links, self._loop, self._events, self._config = links, loop, events, config
         # Authenticated members that no view of ours names yet, and their newest generation. All that come are kept:
         # whoever is turned away here does not come again, and would be lost to us in the view that names it.
@@ -75,6 +74,7 @@ class Opener:
             self._on_refused(link.peer.id, str(error), False)
 
     def is_dialling(self, member: str) -> bool:
+        """Return True if a call to this member is in progress."""
         return self._connector.is_dialling(member)
 
     # Connections whose other end is proven
@@ -106,7 +106,7 @@ class Opener:
             self._early[member] = (sock, generation)
 
     def admit_early(self, link: Link) -> None:
-        """A view names this member now: if it has come before, its connection counts."""
+        """Use the connection of a member that came before a view named it, if there is one."""
         early = self._early.pop(link.peer.id, None)
         if early is not None:
             self._on_accepted(link, early[1], early[0])
@@ -152,7 +152,7 @@ class Opener:
         self._events.connected(link, generation, sock)
 
     def _on_request_ended(self, link: Link) -> None:
-        """The other end has closed the request, and has not dialled."""
+        """Dial again, or give up: the other end closed the request without dialling."""
         self._end_request(link)
         link.opening.requests += 1
         if link.opening.requests < _REQUESTS_MAX:
@@ -181,12 +181,13 @@ class Opener:
         self._connector.hang_up(link.peer.id)
 
     def next_due_s(self) -> float:
-        """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""
+        """Return the time.monotonic() at which `run_timers` is due; inf if never."""
         links = self._links.by_member.values()
         waiting = [link.opening.deadline_s for link in links if link.stream is None and link.lost is None]
         return min([self._connector.next_deadline_s(), *waiting])
 
     def run_timers(self, now_s: float) -> None:
+        """Do everything that is due."""
         self._connector.run_timers(now_s)
         for link in self._links:
             if link.lost is None and link.stream is None and link.opening.deadline_s <= now_s:

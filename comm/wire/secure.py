@@ -62,12 +62,15 @@ class SecureSocket:
         return bool(self._plain) or self._arrived.is_whole or self._end is not None
 
     def fileno(self) -> int:
+        """Return the descriptor of the socket."""
         return self._sock.fileno()
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
+        """Set an option of the socket."""
         self._sock.setsockopt(level, option, value)
 
     def close(self) -> None:
+        """Close the socket."""
         self._sock.close()
 
     def establish(self) -> bool:
@@ -86,6 +89,7 @@ class SecureSocket:
         return True
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
+        """Send bytes as `sendmsg` does."""
         return self.sendmsg([memoryview(data)])
 
     def sendmsg(self, views: Sequence[memoryview], _rights: Sequence[object] = (), _flags: int = 0) -> int:
@@ -107,6 +111,7 @@ class SecureSocket:
         self._unsent = record if self.tamper is None else self.tamper(record)
 
     def recv(self, limit_bytes: int) -> bytes:
+        """Return at most `limit_bytes` bytes; raises as `recv_into`."""
         came = bytearray(limit_bytes)
         return bytes(memoryview(came)[: self.recv_into(memoryview(came))])
 
@@ -204,13 +209,13 @@ def dial(sock: socket.socket, handshake: Handshake, timeout_s: float) -> Connect
 
 
 class BlockingStream:
-    """Over a connection that never blocks; for one thread at a time. `timeout_s`: how long nothing may move."""
+    """A stream over a connection that never blocks, for one thread at a time. `timeout_s` limits each wait."""
 
     def __init__(self, connection: Connection, timeout_s: float) -> None:
         self._connection, self._timeout_s = connection, timeout_s
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
-        """All of it. Raises OSError, Timeout."""
+        """Send all of `data`. Raises OSError, Timeout."""
         rest = memoryview(data)
         while rest.nbytes:
             try:
@@ -219,7 +224,7 @@ class BlockingStream:
                 self._wait(select.POLLOUT)
 
     def receive_into(self, view: memoryview) -> None:
-        """Fill it. Raises EOFError where the other end has closed the connection, OSError, Timeout."""
+        """Fill `view`. Raises EOFError if the other end closed the connection, OSError, Timeout."""
         rest = view
         while rest.nbytes:
             try:
@@ -232,12 +237,13 @@ class BlockingStream:
             rest = rest[size_bytes:]
 
     def receive(self, size_bytes: int) -> bytes:
-        """Raises as `receive_into`."""
+        """Return exactly `size_bytes` bytes. Raises as `receive_into`."""
         data = bytearray(size_bytes)
         self.receive_into(memoryview(data))
         return bytes(data)
 
     def close(self) -> None:
+        """Close the connection."""
         self._connection.close()
 
     def _wait(self, events: int) -> None:

@@ -46,7 +46,7 @@ class Outbox:
         self.size_bytes += len(data)
 
     def batch(self) -> tuple[list[memoryview], int | None]:
-        """The pieces that one call can send: a descriptor may only go with the first piece."""
+        """Return the pieces for one call: a descriptor may only go with the first piece."""
         views: list[memoryview] = []
         for piece in self._pieces:
             if len(views) == _BUFFERS_PER_CALL or (views and piece.fd is not None):
@@ -55,6 +55,7 @@ class Outbox:
         return views, self._pieces[0].fd
 
     def sent(self, size_bytes: int) -> None:
+        """Drop bytes that were sent."""
         self.size_bytes -= size_bytes
         while size_bytes:
             piece = self._pieces[0]
@@ -74,6 +75,7 @@ class Outbox:
             piece.view = memoryview(bytes(piece.view))
 
     def clear(self) -> None:
+        """Drop everything."""
         self.size_bytes = 0
         while self._pieces:
             self._finish(self._pieces.popleft())
@@ -97,7 +99,7 @@ def _copy(fd: int) -> int:
 
 
 class Stream:
-    """A non-blocking connected socket. `ended` is None, or the words why nothing more will come."""
+    """A non-blocking connected socket. `ended`: None, or the reason why nothing more comes."""
 
     def __init__(
         self, sock: Connection, outbox: Outbox, caps: Caps, tamper: Callable[[memoryview], memoryview] | None = None
@@ -114,7 +116,7 @@ class Stream:
 
     @property
     def holds_more(self) -> bool:
-        """Whether there is something to `pull` of which the kernel does not tell."""
+        """True if bytes can be pulled that the kernel does not report."""
         return isinstance(self.sock, SecureSocket) and self.sock.holds_more and self.ended is None
 
     def flush(self) -> bool:
@@ -134,7 +136,7 @@ class Stream:
         return not self._outbox
 
     def pull(self, *, everything: bool = False) -> list[RawFrame]:
-        """Frames that have arrived whole; with `everything`, until the socket is empty or at its end."""
+        """Return the frames that have arrived; with `everything`, read until the socket is empty or at its end."""
         frames: list[RawFrame] = []
         turns = 0
         while self.ended is None and (everything or turns < _CALLS_PER_TURN):
@@ -174,7 +176,7 @@ class Stream:
         return size_bytes
 
     def take_fd(self) -> int:
-        """The next descriptor that arrived; the caller closes it. Raises ProtocolError when there is none."""
+        """Return the next descriptor that arrived; the caller closes it. Raises ProtocolError if there is none."""
         if not self._fds:
             raise ProtocolError("a frame speaks of a descriptor that did not come with it")
         return self._fds.popleft()

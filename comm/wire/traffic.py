@@ -42,12 +42,13 @@ class Traffic:
         """See `Mesh.tamper`; of links that begin later."""
 
     def attach(self, link: Link, sock: Connection) -> None:
-        """The link has its connection now."""
+        """Give the link its connection."""
         link.stream = Stream(sock, link.outbox, self._config.caps, self.tamper)
         self._loop.register(sock, lambda events: self._serve(link, events))
         self.flush(link)
 
     def detach(self, link: Link) -> None:
+        """Close the connection of the link."""
         if link.stream is not None:
             self._loop.unregister(link.stream.sock)
         link.hang_up()
@@ -99,7 +100,7 @@ class Traffic:
                     self.flush(link)
 
     def tell_generation(self) -> None:
-        """Let all whose links stand know of mine: nothing of former ones follows."""
+        """Tell this member's generation on all standing links: nothing of former ones follows."""
         for link in self._links:
             if link.stream is not None:
                 link.push_newer(self._links.generation, self._links.generation)
@@ -119,7 +120,7 @@ class Traffic:
         self._set_interest(link)
 
     def _set_interest(self, link: Link) -> None:
-        """A link with too many held frames is not read: its sender is to wait, not this member's memory to fill."""
+        """Stop reading a link with too many held frames, so that its sender waits and memory stays bounded."""
         if link.stream is not None:
             full = len(link.held) >= self._config.max_held_frames
             self._loop.modify(link.stream.sock, (0 if full else READ) | (WRITE if link.outbox else 0))
@@ -166,7 +167,7 @@ class Traffic:
                 self._set_interest(link)
 
     def _on_death(self, link: Link, at_s: float) -> None:
-        """Runs in a watcher's thread."""
+        """Note a death. Runs in a watcher's thread."""
         self._deaths.append((link, at_s))
         self._loop.wake()
 
@@ -178,7 +179,7 @@ class Traffic:
         return deaths
 
     def next_due_s(self) -> float:
-        """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""
+        """Return the time.monotonic() at which `run_timers` is due; inf if never."""
         # Asked before every sleep: most links have nothing to give back, and a call for each would cost more than this.
         due_s = math.inf
         for link in self._links.by_member.values():
