@@ -1,4 +1,4 @@
-"""The backend "elastrain" of torch.distributed: bootstrap over torch's store. Changes of the view are in `view`.
+"""Start of the backend "elastrain" of torch.distributed over torch's store. `view_change` changes the view later.
 
     import elastrain.comm
     torch.distributed.init_process_group("elastrain")
@@ -44,7 +44,7 @@ class Options:
 
 @dataclass(kw_only=True)
 class Session:
-    """The communicator and the view of the default group. `steps`: made by `surviving`."""
+    """The communicator and the view of the default group. `steps`: optimizer steps made by `surviving`."""
 
     communicator: Communicator
     beacon: Beacon
@@ -61,7 +61,7 @@ _session: Session | None = None  # one default group per process is torch's own 
 
 
 def create(opts: Any, options: Options | None) -> ProcessGroup:
-    """Called by torch for each group that this process belongs to."""
+    """Make the group for torch, which calls this for each group that this process belongs to."""
     global _session
     if not opts.global_ranks_in_group:
         _session = _start(opts, options or Options())
@@ -99,9 +99,9 @@ def _start(opts: Any, options: Options) -> Session:
 
 
 def _trails() -> GroupTrails | None:
-    """Beside the stacks that this member writes when it hangs; None without a launcher, and where no file can be made.
+    """Return the file of group trails, beside the stack dumps of this member.
 
-    The last operations help whoever looks for a hang: a job does without.
+    Returns None without a launcher, or if the file cannot be created: a job works without it.
     """
     folder = run_folder()
     if folder is None:
@@ -130,27 +130,27 @@ def _stop() -> None:
 
 
 def _host() -> str:
-    """Names the host and its network namespace: members of one node reach each other by abstract UNIX sockets."""
+    """Return a name of the host and its network namespace: members of one node use abstract UNIX sockets."""
     with open("/proc/sys/kernel/random/boot_id") as boot_id:
         return f"{boot_id.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def _own_address() -> str:
-    """The address of the interface that leads to the job's first host; loopback where that is this host."""
+    """Return the address of the interface to the job's first host; loopback if that is this host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((master_address(), 1))  # sends nothing
         return str(probe.getsockname()[0])
 
 
 def session() -> Session:
-    """Raises RuntimeError where there is no default group of this backend."""
+    """Return the session. Raises RuntimeError without a default group of this backend."""
     if _session is None:
         raise RuntimeError(f"there is no default group of the backend {NAME}: call init_process_group({NAME!r}) first")
     return _session
 
 
 def remember_proofs(current: Session) -> None:
-    """Keep which members are proven gone: called before an edit, which forgets how members were lost."""
+    """Keep which members are proven gone. Call this before an edit, which forgets the causes of losses."""
     lost = current.communicator.failures.lost
     current.proven |= {member for member, cause in lost.items() if cause in (LossCause.DEAD, LossCause.LEFT)}
 

@@ -1,15 +1,8 @@
 """A group as a `torch.distributed.ProcessGroup`: torch's calls and options in, this package's collectives out.
 
-Sizes and ranks are asked anew at each call, so that an edit of the view changes the same object in place. Tensors of
-CUDA devices pass through pinned host memory.
-
-Reads torch's options of a call: reduction, root, timeout, and whether torch waits at once.
-
-Collectives whose ranks' parts lie in one tensor, one after the other: cut in parts, they are those of lists.
-
-Functions of a ProcessGroup, which binds them under torch's names.
-
-The handle that torch gets of a call: several works of this package as one of torch's.
+Sizes and ranks are read at each call, so an edit of the view changes the same object in place. Tensors of CUDA devices
+pass through pinned host memory. `TorchWork` is the handle of a call. Collectives on one tensor with all ranks' parts
+cut it and call those on lists.
 """
 
 from __future__ import annotations
@@ -39,15 +32,17 @@ _REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
 
 
 def as_list(tensors: list[Tensor] | Tensor) -> list[Tensor]:
-    """torch's own code, DDP's `join` for one, also calls with a single tensor."""
+    """Return a list, also for the single tensor that some callers in torch pass, such as the `join` of DDP."""
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
 def root_of(opts: Any) -> int:
+    """Return the root rank in the options of a call."""
     return opts if isinstance(opts, int) else int(opts.rootRank)
 
 
 def reduction_of(opts: Any) -> Reduction:
+    """Return the reduction in the options of a call."""
     if opts is None:
         return "sum"
     wanted = getattr(opts, "reduceOp", opts)
@@ -59,16 +54,16 @@ def reduction_of(opts: Any) -> Reduction:
 
 
 def timing_of(opts: Any) -> dict[str, Any]:
-    """The arguments of every call of a group: its timeout in seconds, and whether torch is going to wait at once.
+    """Return the keyword arguments `timeout_s` and `inline` from the options of a call.
 
-    A timeout of None means the group's own: torch's "not set" is negative or absent.
+    `timeout_s` is None for the group's own timeout, which torch expresses as negative or absent.
     """
     seconds = getattr(opts, "timeout", datetime.timedelta(-1)).total_seconds()
     return {"timeout_s": float(seconds) if seconds > 0 else None, "inline": not getattr(opts, "asyncOp", True)}
 
 
 class TorchWork(dist.Work):
-    """`group`: whose rank an awaited message came from."""
+    """Handle of a call for torch, over one or more works. `group`: gives ranks to the senders of messages."""
 
     def __init__(self, works: Sequence[Work], tensors: Sequence[Tensor], group: Group) -> None:
         super().__init__()
@@ -76,24 +71,32 @@ class TorchWork(dist.Work):
         self._future: torch.futures.Future[list[Tensor]] | None = None
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Raises MemberLost, Aborted, Timeout. The deadline is that of the call: `timeout` cannot prolong it."""
+        """Wait for all works. Raises MemberLost, Aborted, Timeout.
+
+        The deadline is that of the call: `timeout` cannot prolong it.
+        """
         for work in self.works:
             work.wait()
         return True
 
     def is_completed(self) -> bool:
+        """Return True once all works have ended."""
         return all(work.done for work in self.works)
 
     def is_success(self) -> bool:
+        """Return True once all works have succeeded."""
         return self.exception() is None and self.is_completed()
 
     def exception(self) -> BaseException | None:
+        """Return the first error, or None."""
         return next((work.error for work in self.works if work.error is not None), None)
 
     def result(self) -> list[Tensor]:
+        """Return the tensors of the call."""
         return self._tensors
 
     def synchronize(self) -> None:
+        """Wait for all works."""
         self.wait()
 
     def _source_rank(self) -> int:
@@ -101,6 +104,7 @@ class TorchWork(dist.Work):
         return self._group.members.index(work.source)
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """Return a future of the tensors."""
         if self._future is None:
             far = sorted({t.device.index for t in self._tensors if t.is_cuda})
             devices = [torch.device("cuda", index) for index in far]
@@ -123,20 +127,24 @@ def _after(works: list[Work], callback: Any) -> None:
 
 
 def all_gather(group: Any, out: Tensor, tensor: Tensor, opts: Any = None) -> TorchWork:
+    """Gather all ranks' tensors into one."""
     return all_gather_coalesced(group, [out], [tensor], opts)
 
 
 def all_gather_coalesced(group: Any, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
+    """Gather several tensors, each into one."""
     # Stacked or concatenated, the elements come in the same order.
     pieces = [list(_flat(out, "all_gather").chunk(group.group.size)) for out in outs]
     return TorchWork(group.allgather(pieces, [t.reshape(-1) for t in tensors], opts).works, outs, group.group)
 
 
 def reduce_scatter(group: Any, out: Tensor, tensor: Tensor, opts: Any = None) -> TorchWork:
+    """Reduce all ranks' tensors and keep this rank's part."""
     return reduce_scatter_coalesced(group, [out], [tensor], opts)
 
 
 def reduce_scatter_coalesced(group: Any, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
+    """Reduce several tensors as `reduce_scatter` does."""
     flat = [_flat(out, "reduce_scatter") for out in outs]
     pieces = [list(tensor.reshape(-1).chunk(group.group.size)) for tensor in tensors]
     return TorchWork(group.reduce_scatter(flat, pieces, opts).works, outs, group.group)
@@ -145,6 +153,7 @@ def reduce_scatter_coalesced(group: Any, outs: list[Tensor], tensors: list[Tenso
 def all_to_all(
     group: Any, out: Tensor, tensor: Tensor, out_rows: list[int], rows: list[int], opts: Any = None
 ) -> TorchWork:
+    """Exchange parts of one tensor with all ranks; rows are the sizes of the parts."""
     outs, given = _split(out, out_rows, group.group.size), _split(tensor, rows, group.group.size)
     return TorchWork([group.group.all_to_all(outs, given, **timing_of(opts))], [out], group.group)
 
@@ -174,70 +183,88 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
         self._on_shutdown = on_shutdown
 
     def getRank(self) -> int:  # noqa: N802 - torch's name
+        """Return this member's rank."""
         return self.group.rank
 
     def getSize(self) -> int:  # noqa: N802 - torch's name
+        """Return the number of members."""
         return self.group.size
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name of the backend."""
         return "elastrain"
 
     def getGroupName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name of the group."""
         return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802 - torch's name
+        """Set the name of the group."""
         self._name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802 - torch's name
+        """Return the description of the group."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802 - torch's name
+        """Set the description of the group."""
         self._description = description
 
     def shutdown(self) -> None:
+        """Close the communicator if this is the default group."""
         if self._on_shutdown is not None:
             self._on_shutdown()
 
     def barrier(self, opts: Any = None) -> TorchWork:
+        """See Group.barrier."""
         return self._work([self.group.barrier(**timing_of(opts))], [])
 
     def broadcast(self, tensors: list[Tensor] | Tensor, opts: Any) -> TorchWork:
+        """Broadcast each tensor, see Group.broadcast."""
         root, timing, tensors = root_of(opts), timing_of(opts), as_list(tensors)
         return self._work([self.group.broadcast(t, root=root, **timing) for t in tensors], tensors)
 
     def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> TorchWork:
+        """Reduce each tensor, see Group.all_reduce."""
         reduction, timing, tensors = reduction_of(opts), timing_of(opts), as_list(tensors)
         return self._work([self.group.all_reduce(t, reduction, **timing) for t in tensors], tensors)
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> TorchWork:
+        """Reduce each tensor to the root, see Group.reduce."""
         reduction, root, timing = reduction_of(opts), opts.rootRank, timing_of(opts)
         return self._work([self.group.reduce(t, reduction, root=root, **timing) for t in tensors], tensors)
 
     def allgather(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> TorchWork:
+        """Gather each tensor, see Group.all_gather."""
         timing = timing_of(opts)
         works = [self.group.all_gather(o, t, **timing) for o, t in zip(outs, tensors, strict=True)]
         return self._work(works, [t for out in outs for t in out])
 
     def allgather_coalesced(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> TorchWork:
+        """Gather several tensors; `outs` has one list per rank."""
         # Here torch gives one list per rank, each with one output per input.
         return self.allgather([list(out) for out in zip(*outs, strict=True)], tensors, opts)
 
     def reduce_scatter(self, outs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> TorchWork:
+        """Reduce and scatter, see Group.reduce_scatter."""
         reduction, timing = reduction_of(opts), timing_of(opts)
         works = [self.group.reduce_scatter(o, t, reduction, **timing) for o, t in zip(outs, tensors, strict=True)]
         return self._work(works, outs)
 
     def gather(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> TorchWork:
+        """See Group.gather."""
         out = outs[0] if outs else None
         return self._work([self.group.gather(out, tensors[0], root=opts.rootRank, **timing_of(opts))], out or [])
 
     def scatter(self, outs: list[Tensor], tensors: list[list[Tensor]], opts: Any) -> TorchWork:
+        """See Group.scatter."""
         given = tensors[0] if tensors else None
         return self._work([self.group.scatter(outs[0], given, root=opts.rootRank, **timing_of(opts))], outs)
 
     def alltoall(self, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
+        """See Group.all_to_all."""
         return self._work([self.group.all_to_all(outs, tensors, **timing_of(opts))], outs)
 
     all_gather_single = all_gather
@@ -254,12 +281,15 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
     alltoall_base = all_to_all_single
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> TorchWork:
+        """Send each tensor, see Group.send."""
         return self._work([self.group.send(tensor, to, tag=tag) for tensor in tensors], tensors)
 
     def recv(self, tensors: list[Tensor], of: int, tag: int) -> TorchWork:
+        """Receive each tensor, see Group.recv."""
         return self._work([self.group.recv(tensor, of, tag=tag) for tensor in tensors], tensors)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> TorchWork:
+        """Receive each tensor from any rank."""
         return self._work([self.group.recv(tensor, None, tag=tag) for tensor in tensors], tensors)
 
     def _work(self, works: Sequence[Work], tensors: Sequence[Tensor]) -> TorchWork:

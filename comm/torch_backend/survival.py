@@ -43,6 +43,8 @@ _EXCHANGE_S = 2.0  # then somebody may have failed differently: propose again
 
 
 class StepDecision(enum.Enum):
+    """Decision after a failure: make the optimizer step, or repeat the attempt."""
+
     STEP = "step"
     AGAIN = "again"
 
@@ -61,9 +63,10 @@ def judge(steps: int, told: list[tuple[int, bool]]) -> tuple[StepDecision, str]:
 
 
 def may_go_on(agreed: Collection[str], survivors: Collection[str], proven: Collection[str]) -> tuple[bool, str]:
-    """Whether `survivors` of the view `agreed` may go on without the others, of whom `proven` have surely ended.
+    """Return True if `survivors` of the view `agreed` may go on without the others, and the reason.
 
-    Of two disjoint sets at most one ever gets True: each must be more than half of those who may be alive.
+    They must be more than half of the members not `proven` to have ended, so at most one of two disjoint sets gets
+    True.
     """
     alive = [member for member in agreed if member not in proven]
     here = [member for member in survivors if member in alive]
@@ -91,8 +94,11 @@ class StepAttempt:
 
 
 def surviving(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> Iterator[StepAttempt]:
-    """See the module. Raises Aborted when the others went on without this member or may have, the last error when no
-    agreement is reached within the group's timeout, and TypeError for a model that is not wrapped in DDP."""
+    """Yield attempts at one training step until the optimizer has stepped; see the module.
+
+    Raises Aborted if the others went on without this member, or may have. Raises the last error if no agreement is
+    reached within the group's timeout, and TypeError for a model that is not wrapped in DDP.
+    """
     _check_survives(model)
     session = bootstrap.session()
     while True:
@@ -163,7 +169,7 @@ def _exchange(session: Session, *, complete: bool) -> list[tuple[int, bool]]:
 
 
 def _check_wanted(session: Session) -> None:
-    """Raises Aborted where this member must not go on."""
+    """Raise Aborted if this member must not go on."""
     lost = session.communicator.lost
     if LossCause.LEFT_US_OUT in lost.values():
         raise Aborted("the others went on without this member: end this process, and join as a new one")

@@ -47,12 +47,12 @@ def _decode(text: str) -> _Handle:
 
 
 def handle() -> str:
-    """This process as others name it in `reconfigure`: text, to be carried by any means (a store, a pipe, a file).
+    """Return this process as text that others pass to `reconfigure`, by any means (a store, a pipe, a file).
 
-    It is good until the next step, view or new group: a survivor that is to be named to newcomers asks for it anew.
+    It is valid until the next step, view or new group, so ask for a new one each time.
 
-    A newcomer first makes itself a default group of one that knows the job's secret:
-    `init_process_group("elastrain", store=HashStore(), rank=0, world_size=1, pg_options=Options(secret=…))`.
+    A newcomer first makes a default group of its own, with the job's secret: `init_process_group("elastrain",
+    store=HashStore(), rank=0, world_size=1, pg_options=Options(secret=…))`.
     """
     current = session()
     me = next(peer for peer in current.peers if peer.id == current.communicator.world.me)

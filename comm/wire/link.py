@@ -1,4 +1,4 @@
-"""One link: the state of one member's connection, with frames to be sent, lent memory, news from the peer, and its loss.
+"""One link: a member's connection, with frames to be sent, lent memory, news from the peer, and its loss.
 
 A link exists from the edit that adds the member to the edit that removes it. It is *opened* when it is needed first;
 its stream is attached later and may be lost earlier. `Lending` records which segments and regions the peer can read.

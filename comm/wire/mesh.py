@@ -133,7 +133,11 @@ class Mesh:
             self._connections.lose(link, f"it does not read: {link.outbox.size_bytes} bytes wait to be sent")
 
     def tamper(self, change: Callable[[memoryview], memoryview]) -> None:
-        """Alter outgoing bytes, for injected faults. Call this before the first view; it sees sealed bytes if they are sealed."""
+        """Alter outgoing bytes, for injected faults. Call this before the first view.
+
+        `change` gets the bytes that go to the kernel, sealed if the connection is sealed, and returns those to send
+        instead.
+        """
         self._connections.traffic.tamper = change
 
     def connect(self, members: Iterable[str]) -> None:
