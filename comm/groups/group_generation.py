@@ -133,9 +133,8 @@ class GroupGeneration:
     def open(self, ring: SlotRing, find: Callable[[str], DoubleBuffer | None], request: OperationRequest) -> None:
         """Wait until all others are in this generation, before anything else. Raises as `run`.
 
-        From then on nobody reads what was shown in former ones. Where the request is a barrier, and the rings of all
-        are known, it is not waited for here: whoever comes out of a barrier knows just that. If it fails, nobody has
-        come out of it before.
+        Afterwards no member reads what was published in former ones. If the request is a barrier and all rings are
+        known, there is no wait here: the barrier itself proves the same. If it fails, no member has completed it.
         """
         rings = self.rings
         rings.mine, rings.find = ring, find

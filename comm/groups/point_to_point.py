@@ -1,7 +1,7 @@
-"""Tagged messages between two members of a group: copied when sent, matched in order with those that await them.
+"""Tagged messages between two members of a group: copied when sent, matched in order with receives.
 
-On one host the copy is read in place: whoever has read it looks at the sender's fence afterwards (see `fences`), since
-the memory of a message to a member that was removed from the view is used again.
+On one host the copy is read in place. The reader checks the sender's fence afterwards (see `waits.ReadValidation`),
+because the memory of a message to a member that was removed from the view is reused.
 """
 
 from __future__ import annotations

@@ -71,15 +71,17 @@ def _newest(mine: _Counts, handles: Iterable[_Handle]) -> _Counts:
 
 
 def reconfigure(group: dist.ProcessGroup | None, members: Sequence[int | str]) -> None:
-    """Make the default group (None: the same) consist of these members, in this order, in place.
+    """Change the default group (None: the same) to these members, in this order, in place.
 
-    A member is named by its rank so far or by its `handle()`. All of them call this with lists that mean the same:
-    survivors may name each other by rank, newcomers name everybody by handle. The same ProcessGroup objects are usable
-    afterwards with their new sizes and ranks, and torch's bookkeeping agrees; other groups lose the members that are
-    not named, and take in nobody: make a new one, it costs nothing. Newcomers' models and optimizers are the caller's.
+    Returns when all members have come. The same ProcessGroup objects have new sizes and ranks afterwards. Other groups
+    lose the members that are not named and gain none; make a new group instead. The caller brings newcomers' models and
+    optimizers up to date. Raises ValueError for unusable lists, and MemberLost, Aborted or Timeout if a member failed
+    in the meantime: then the survivors call this again, with their present ranks.
 
-    It returns when all have come. Raises ValueError for unusable lists, and MemberLost, Aborted or Timeout when
-    somebody failed meanwhile: then the survivors call it again, with the ranks that they have by then.
+    Args:
+        group: The default group, or None.
+        members: Each member by its rank so far or its `handle()`. All members pass equivalent lists: survivors may name
+            each other by rank, newcomers name all members by handle.
     """
     if group is not None and group is not dist.group.WORLD:
         raise ValueError(

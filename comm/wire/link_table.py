@@ -162,7 +162,7 @@ class EventQueue:
         self._events.append(event)
 
     def sort_in(self, frame: Frame, held: list[Frame], generation: int) -> None:
-        """Tell of a frame, hold it back until its generation comes, or drop it: nobody waits for a former one."""
+        """Queue a frame, hold it until its generation begins, or drop a frame of a former generation."""
         if frame.generation > generation and self._holds_newer:
             held.append(frame)
         elif frame.generation >= generation:

@@ -49,10 +49,10 @@ class Opener:
         self.address = self._connector.address
 
     def open(self, link: Link, *, patient: bool) -> None:
-        """Bring the link about, unless that is done or under way.
+        """Open the link, unless that is done or in progress.
 
-        `patient`: whoever needs it has a deadline of its own, and it may be that the other end does not need it: where
-        the other end is to dial, it is asked to.
+        `patient`: the caller has its own deadline, and the other end may not need the link. If the other end is to
+        dial, it is asked to.
         """
         opening = link.opening
         if opening.begun or link.lost is not None:
@@ -119,7 +119,7 @@ class Opener:
                 sock.close()
 
     def begin(self, generation: int) -> None:
-        """Tell this generation to whoever comes from now on."""
+        """Tell this generation to all connections from now on."""
         self._connector.generation = generation
 
     def _on_dialled(self, link: Link, generation: int, sock: Connection) -> None:
