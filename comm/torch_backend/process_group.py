@@ -138,12 +138,12 @@ def all_gather_coalesced(group: Any, outs: list[Tensor], tensors: list[Tensor], 
     return TorchWork(group.allgather(pieces, [t.reshape(-1) for t in tensors], opts).works, outs, group.group)
 
 
-def reduce_scatter(group: Any, out: Tensor, tensor: Tensor, opts: Any = None) -> TorchWork:
+def concatenated_reduce_scatter(group: Any, out: Tensor, tensor: Tensor, opts: Any = None) -> TorchWork:
     """Reduce all ranks' tensors and keep this rank's part."""
-    return reduce_scatter_coalesced(group, [out], [tensor], opts)
+    return concatenated_reduce_scatter_coalesced(group, [out], [tensor], opts)
 
 
-def reduce_scatter_coalesced(group: Any, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
+def concatenated_reduce_scatter_coalesced(group: Any, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
     """Reduce several tensors as `reduce_scatter` does."""
     flat = [_flat(out, "reduce_scatter") for out in outs]
     pieces = [list(tensor.reshape(-1).chunk(group.group.size)) for tensor in tensors]
@@ -269,8 +269,8 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
 
     all_gather_single = all_gather
     all_gather_single_coalesced = all_gather_coalesced
-    reduce_scatter_single = reduce_scatter
-    reduce_scatter_single_coalesced = reduce_scatter_coalesced
+    reduce_scatter_single = concatenated_reduce_scatter
+    reduce_scatter_single_coalesced = concatenated_reduce_scatter_coalesced
     all_to_all_single = all_to_all
 
     # torch calls some of these by their former names
