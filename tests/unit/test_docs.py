@@ -11,7 +11,9 @@ import pytest
 from docs import machines
 from tests.support.sources import ROOT
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCS = ROOT / "docs"
+DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+PAGES = [*sorted(DOCS.glob("*.md")), DOCS / "decisions/index.md", *DECISIONS]
 TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"))]
 WORDS_MAX = 120
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -35,13 +37,13 @@ def paragraphs(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", TEXTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_paragraph_is_longer_than_a_reader_holds(page: Path) -> None:
     long = [each[:60] for each in paragraphs(page.read_text()) if len(each.split()) > WORDS_MAX]
     assert long == []
 
 
-@pytest.mark.parametrize("page", TEXTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_files_that_are_named_are_there(page: Path) -> None:
     named = set(FILE.findall(page.read_text())) - NOT_OURS
     assert [name for name in sorted(named) if not any(f"/{path}".endswith(f"/{name}") for path in sources())] == []
@@ -80,7 +82,22 @@ def test_a_rule_is_kept_where_the_table_says() -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
-    assert [page.name for page in PAGES if f": {page.name}" not in navigation] == []
+    listed = {line.split()[-1] for line in navigation.splitlines() if line.endswith(".md")}
+    assert {str(page.relative_to(DOCS)) for page in PAGES} == listed
+
+
+def test_every_decision_is_in_the_table_and_has_the_same_headings() -> None:
+    table = (DOCS / "decisions/index.md").read_text()
+    headings = ["Status.", "Context.", "Decision.", "Consequences.", "Alternatives rejected."]
+    assert re.findall(r"\]\((.+)\) \|", table) == [page.name for page in DECISIONS]
+    for page in DECISIONS:
+        assert re.findall(r"^\*\*(.+?)\*\*", page.read_text(), re.MULTILINE) == headings, page
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda path: path.name)
+def test_the_records_that_a_decision_names_are_there(page: Path) -> None:
+    named = re.findall(r"`([\w./-]+\.(?:md|jsonl|toml))`", page.read_text())
+    assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
 def test_a_word_of_the_glossary_has_one_entry() -> None:
