@@ -23,7 +23,7 @@ from tests.support.sources import ROOT
             "tests/integration/comm/test_surviving.py",
             "tests/unit/offload/test_policy.py",
         ),
-        ("README.md", "tests/unit/test_readme_figures.py", "tests/unit/test_fold.py"),
+        ("README.md", "tests/unit/test_readme_figures.py", "tests/unit/job/test_fold.py"),
     ],
 )
 def test_what_a_change_reaches(path: str, reached: str, not_reached: str) -> None:
@@ -38,4 +38,4 @@ def test_a_change_of_the_settings_reaches_everything() -> None:
 
 
 def test_a_test_file_that_changed_is_chosen() -> None:
-    assert "tests/unit/test_fold.py" in chosen(["tests/unit/test_fold.py"])
+    assert "tests/unit/job/test_fold.py" in chosen(["tests/unit/job/test_fold.py"])

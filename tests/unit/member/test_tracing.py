@@ -13,7 +13,7 @@ from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
 from elastrain.pipeline.planning import PlanWish, first_plan
 from elastrain.protocol.messages import HasTraced
-from tests.unit import test_recovery, test_rerouting
+from tests.unit.decisions import test_recovery, test_rerouting
 
 TRACED = test_rerouting.TRACED
 RUNS = 2

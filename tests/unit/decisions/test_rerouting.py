@@ -24,7 +24,7 @@ from elastrain.member.member_machine import MemberMachine
 from elastrain.pipeline.graph import BlockGraph, IllegalCut
 from elastrain.pipeline.open_tasks import TaskProgress
 from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, Pipeline, PipelinePlan, Task
-from tests.unit import test_recovery
+from tests.unit.decisions import test_recovery
 
 GRAPH = BlockGraph(blocks=("first", "second"), flops=(1, 1), crossings=((), (), ()))
 TRACED = TracedGraph(graph=GRAPH, places=(0, 1))
