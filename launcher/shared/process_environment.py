@@ -13,6 +13,8 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
+from elastrain.errors import ConfigError
+
 
 def home() -> str | None:
     """Return the folder for runs that the user has named in ELASTRAIN_HOME, or None."""
@@ -97,3 +99,8 @@ class StopSignals:
 
 def _noted_elsewhere(number: int, frame: object) -> None:
     """Do nothing: the wake-up descriptor informs the loop. This handler only replaces the default action."""
+
+
+def missing_extra(what: str, extra: str, error: ModuleNotFoundError) -> ConfigError:
+    """Return the error of a feature whose library is not installed, with the command that installs it."""
+    return ConfigError(f"{what} needs {error.name}, which is not installed: pip install 'elastrain[{extra}]'")

@@ -22,7 +22,7 @@ from elastrain.base.processes import tied
 from elastrain.errors import ConfigError
 from elastrain.launcher.shared import process_environment
 from elastrain.launcher.store.etcd import EtcdStore
-from elastrain.launcher.store.etcd_connection import EtcdConfig
+from elastrain.launcher.store.etcd_config import EtcdConfig
 from elastrain.launcher.store.port import StoreUnavailableError
 
 START_S = 20.0

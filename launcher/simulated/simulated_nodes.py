@@ -52,7 +52,7 @@ from elastrain.launcher.start.restarts import Following, SharedLives
 from elastrain.launcher.start.run_options import NodeOptions, RunOptions
 from elastrain.launcher.start.start_checkpoint import held_place, newest_step
 from elastrain.launcher.start.starting import count, run_node, shared_lives
-from elastrain.launcher.store.etcd_connection import EtcdConfig
+from elastrain.launcher.store.etcd_config import EtcdConfig
 from elastrain.launcher.store.port import StoreError, StoreUnavailableError
 
 _STOP_AGAIN_S = 20.0

@@ -14,7 +14,7 @@ from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.shared.job_values import JobConfig, Least, Life
 from elastrain.launcher.shared.rundir import RunDir
 from elastrain.launcher.shared.times import HangTimes, JobTimes, LeaveTimes
-from elastrain.launcher.store.etcd_connection import EtcdConfig
+from elastrain.launcher.store.etcd_config import EtcdConfig
 
 _FIRST = Life()
 AUTO, NONE = "auto", "none"

@@ -20,12 +20,13 @@ from elastrain.launcher.agent.worker_start import import_torch
 from elastrain.launcher.shared import process_environment, rundir
 from elastrain.launcher.shared.console import say
 from elastrain.launcher.shared.job_values import End, JobConfig, Life
+from elastrain.launcher.shared.process_environment import missing_extra
 from elastrain.launcher.shared.rundir import EventLog, RunDir
 from elastrain.launcher.shared.screen import keep_in
 from elastrain.launcher.start.restarts import Following, LifeEnd, SharedLives, after_alone, tell
 from elastrain.launcher.start.run_options import NodeOptions, RunOptions
 from elastrain.launcher.start.start_checkpoint import find_start, held_place, newest_step
-from elastrain.launcher.store.etcd_connection import EtcdConfig
+from elastrain.launcher.store.etcd_config import EtcdConfig
 
 if TYPE_CHECKING:
     from elastrain.launcher.agent.agent import AgentConfig
@@ -161,7 +162,10 @@ def _tell(options: RunOptions, run: RunDir, following: Following, ended: LifeEnd
 def _etcd_store(config: EtcdConfig) -> EtcdStore:
     """Connect to etcd. gRPC, which reads its verbosity on import, prints no messages unless the user asked for them."""
     with process_environment.set_for_a_moment(_GRPC_VERBOSITY, process_environment.inherited(_GRPC_VERBOSITY, "NONE")):
-        from elastrain.launcher.store.etcd import EtcdStore
+        try:
+            from elastrain.launcher.store.etcd import EtcdStore
+        except ModuleNotFoundError as error:
+            raise missing_extra("a job of several nodes", "nodes", error) from None
     return EtcdStore(config)
 
 

@@ -21,7 +21,8 @@ from typing import Any
 import grpc
 from pyetcd import etcdrpc as rpc
 
-from elastrain.launcher.store.etcd_connection import Connection, Endpoint, EtcdConfig
+from elastrain.launcher.store.etcd_config import EtcdConfig
+from elastrain.launcher.store.etcd_connection import Connection, Endpoint
 from elastrain.launcher.store.port import (
     Broken,
     Change,

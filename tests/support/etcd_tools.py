@@ -20,7 +20,7 @@ from pyetcd import etcdrpc as rpc
 
 from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd, find_program
 from elastrain.launcher.store.etcd import EtcdStore
-from elastrain.launcher.store.etcd_connection import EtcdConfig
+from elastrain.launcher.store.etcd_config import EtcdConfig
 from elastrain.launcher.store.store_thread import Inbox
 
 WAIT_S = 10.0

@@ -388,7 +388,7 @@ def _read(source: Source) -> set[str]:
 def _unused_dependencies(root: Path) -> list[str]:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    declared = {re.split(r"[<>=!~\[; ]", each)[0] for group in groups for each in group}
+    declared = {re.split(r"[<>=!~\[; ]", each)[0] for group in groups for each in group} - {project["name"]}
     paths = [path for room in ("elastrain", *ROOMS, "tests", "experiments") for path in files(root / room)]
     imported = set().union(*(imports(path.read_text(), module_of(path, root)) for path in paths))
     tops = {name.split(".")[0] for name in imported}

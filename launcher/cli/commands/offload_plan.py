@@ -19,6 +19,7 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.cli.options.grouped import grouped
 from elastrain.launcher.cli.options.job_options import size_bytes
 from elastrain.launcher.shared.console import print_table
+from elastrain.launcher.shared.process_environment import missing_extra
 from elastrain.offload.errors import OffloadConfigError
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ def plotted(draw: Callable[[Path], None], file: Path) -> None:
     """Draw a picture into the file. Raises ConfigError if it cannot be written."""
     try:
         draw(file)
+    except ModuleNotFoundError as error:
+        raise missing_extra("a picture", "plot", error) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"the picture cannot be written to {file}: {error}") from None
 

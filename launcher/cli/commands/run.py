@@ -18,6 +18,7 @@ from elastrain.launcher.cli.options.job_options import FaultFlags, MemoryFlags, 
 from elastrain.launcher.cli.options.node_options import EtcdFlags, RendezvousFlags, SizeFlags
 from elastrain.launcher.cli.options.output_options import OutputFlags, ScriptFlags
 from elastrain.launcher.cli.options.torchrun import refuse_backend, refuse_unknown
+from elastrain.launcher.shared.process_environment import missing_extra
 from elastrain.launcher.shared.screen import shared
 from elastrain.launcher.start.run_options import RunOptions
 from elastrain.launcher.start.starting import report, run_alone, run_node
@@ -81,8 +82,10 @@ def run(
 
 def _run(options: RunOptions, flags: RunFlags) -> int:
     if flags.size.local_nodes is not None:
-        from elastrain.launcher.simulated.simulated_nodes import run_local_nodes
-
+        try:
+            from elastrain.launcher.simulated.simulated_nodes import run_local_nodes
+        except ModuleNotFoundError as error:
+            raise missing_extra("a job of several nodes", "embedded", error) from None
         return run_local_nodes(options, netns=flags.size.netns)
     worker_start.import_torch_early()
     if options.size.nodes_max == 1:

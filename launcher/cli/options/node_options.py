@@ -17,7 +17,7 @@ from elastrain.launcher.cli.options.torchrun import BACKEND, local_world_size
 from elastrain.launcher.shared import rundir
 from elastrain.launcher.start.run_options import JobSize, NodeOptions
 from elastrain.launcher.start.starting import address_towards
-from elastrain.launcher.store.etcd_connection import EtcdConfig, parse_endpoints
+from elastrain.launcher.store.etcd_config import EtcdConfig, parse_endpoints
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

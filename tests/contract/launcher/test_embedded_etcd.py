@@ -17,7 +17,7 @@ from elastrain.base.event_loop import EventLoop
 from elastrain.errors import ConfigError
 from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
 from elastrain.launcher.store.etcd import EtcdStore
-from elastrain.launcher.store.etcd_connection import EtcdConfig
+from elastrain.launcher.store.etcd_config import EtcdConfig
 
 WAIT_S = 20.0
 LAUNCHER = """

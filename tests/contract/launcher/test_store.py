@@ -10,7 +10,7 @@ import pytest
 
 from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
 from elastrain.launcher.store.etcd import EtcdStore
-from elastrain.launcher.store.etcd_connection import EtcdConfig
+from elastrain.launcher.store.etcd_config import EtcdConfig
 from elastrain.launcher.store.port import Broken, Change, LeaseLostError, MemoryStore, Store
 from elastrain.launcher.store.sealed import SealedStore
 

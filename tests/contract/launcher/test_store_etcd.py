@@ -16,7 +16,7 @@ import pytest
 from elastrain.errors import ConfigError
 from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
 from elastrain.launcher.store.etcd import EtcdStore
-from elastrain.launcher.store.etcd_connection import EtcdConfig, parse_endpoints
+from elastrain.launcher.store.etcd_config import EtcdConfig, parse_endpoints
 from elastrain.launcher.store.port import Broken, Change, LeaseLostError, StoreRefusedError, StoreUnavailableError
 from tests.contract.launcher.test_store import WAIT_S, Seen, put
 from tests.support.etcd_tools import (

@@ -16,7 +16,7 @@ import pytest
 from elastrain.launcher.shared import rundir
 from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
 from elastrain.launcher.store.etcd import EtcdStore
-from elastrain.launcher.store.etcd_connection import EtcdConfig
+from elastrain.launcher.store.etcd_config import EtcdConfig
 from elastrain.launcher.store.registry import LEASE_S
 from tests.support import warm
 from tests.support.etcd_tools import add_users, make_certificates, respawn, tls_server

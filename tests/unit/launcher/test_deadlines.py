@@ -12,7 +12,7 @@ from elastrain.launcher.shared.times import JobTimes
 from elastrain.launcher.simulated import embedded_etcd
 from elastrain.launcher.start import run_options
 from elastrain.launcher.store import registry
-from elastrain.launcher.store.etcd_connection import EtcdConfig
+from elastrain.launcher.store.etcd_config import EtcdConfig
 from elastrain.runtime.engine import pacing
 from elastrain.runtime.io import agent_link
 from tests.support.sources import ROOT
