@@ -118,16 +118,17 @@ class Checkpointing:
             self._out.do(p.BeginPart(step=self.open.step, shards=tuple(new)))
             self.capture()
 
-    def capture(self) -> None:
-        """Take the states that have come to the step: those of a primary at once, a backup's when they are verified."""
+    def capture(self) -> bool:
+        """Capture states of the step: a primary's at once, a backup's once verified. Returns True if it did."""
         # Asked before anything moves on to the next step: a state that has passed by is found nowhere.
         if self.open is None or not self.open.to_capture:
-            return
+            return False
         ready = sorted(s for s in self.open.to_capture if self._holdings.has(s, self.open.step))
         if ready:
             self.open.to_capture -= set(ready)
             digests = tuple(self._holdings[s].digest for s in ready)
             self._out.do(p.Capture(step=self.open.step, shards=tuple(ready), digests=digests))
+        return bool(ready)
 
     def on_began(self, step: int, state: str) -> None:
         """The loop has entered `step` with this state: that is how it goes on from the step before."""

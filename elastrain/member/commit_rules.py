@@ -70,11 +70,11 @@ class Committing:
             and all(custody.holdings.has(shard, m.commit.step) for shard in backed)
         )
 
-    def vote(self) -> None:
-        """Vote once all that this member answers for is finished and backed up."""
+    def vote(self) -> bool:
+        """Vote once the gradients of this member's shards are finished and backed up. Returns True if it has voted."""
         m = self._machine
         if m.step.ballot.has_voted or not self.may_vote():
-            return
+            return False
         assert m.views.newest is not None
         mine, finished = m.commit.roles.mine, m.step.reduction.finished
         vote = Vote(
@@ -94,6 +94,7 @@ class Committing:
         m.step.audits.tell(vote.checks)
         m.step.ballot.cast(m.me, vote)
         m.out.send_all(m.views.others, vote)
+        return True
 
     def proposed_roles(self, mine: Iterable[int]) -> Iterable[tuple[int, Holders]]:
         """Changes in the holders of this primary's shards: members whose copies are verified become holders."""
@@ -107,14 +108,18 @@ class Committing:
             if not after == roles.live[shard] == roles.committed[shard]:
                 yield shard, after
 
-    def decide(self) -> Record | None:
-        """The record of the open step, if the votes of all members are here. All of them come to the same one."""
+    def decide(self) -> tuple[Record | None, bool]:
+        """Return the record of the open step if all votes are here, and whether the votes have changed anything.
+
+        All members come to the same record. There is none where the votes disagree, or where the store has to know of
+        the first commit before it is made.
+        """
         m = self._machine
         if m.views.current is None or m.views.is_recovering:
-            return None
+            return None, False
         votes = m.step.ballot.votes(m.views.current.ids)
         if votes is None:
-            return None
+            return None, False
         scaler, plan_now = m.commit.next_scaler(), m.commit.plan
         found = combine_votes(m.step.number, m.views.current, votes, shape=m.shape, scaler=scaler, plan=plan_now)
         # All members come to the same disagreement, too, so that none goes on alone.
@@ -123,9 +128,8 @@ class Committing:
         elif isinstance(found, Dispute):
             self._settle(found)
         elif m.commit.is_initial and not m.views.may_commit:  # others could begin anew beside what is committed here
-            m.views.ask_to_commit()
-            return None
-        return found if isinstance(found, Record) else None
+            return None, m.views.ask_to_commit()
+        return (found if isinstance(found, Record) else None), True
 
     def _settle(self, dispute: Dispute) -> None:
         """An audit has found a difference: the step begins anew, and the votes of this attempt are void."""
@@ -218,11 +222,13 @@ class Committing:
             if wanted and member != m.me:
                 m.out.send(member, Publish(step=m.commit.step, record=record, shards=wanted))
 
-    def publish_looked(self) -> None:
-        """Send what was held back until this member had looked at what it took over with."""
+    def publish_looked(self) -> bool:
+        """Publish parameters that were held back until this member had verified the state that it took over."""
         m = self._machine
         # No wrong parameters are shown to any script for a moment, although the step would begin anew then.
-        self.publish(m.custody.primaries.looked(), m.commit.record)
+        wanted = m.custody.primaries.looked()
+        self.publish(wanted or {}, m.commit.record)
+        return wanted is not None
 
     def take_parameters(self, message: Publish, payload: object) -> None:
         m = self._machine

@@ -36,15 +36,17 @@ class Copying:
         if self.is_time:
             self._machine.custody.given.send(parameters_bytes)
 
-    def copy_at_last(self) -> None:
-        """Once this member's runs are computed: send what its vote waits for, whatever the time."""
+    def copy_at_last(self) -> bool:
+        """Send the copies that the vote waits for, once this member has computed. Returns True if it sent any."""
         m, given = self._machine, self._machine.custody.given
         if m.step.is_computing() or not self._may_copy():
-            return
+            return False
+        sent_bytes = given.sent_bytes
         # Where digests take longer than the runs, the first copies of a step are made here.
         if not given.has_moved():
             given.send(1)
         given.send_overdue()
+        return given.sent_bytes > sent_bytes
 
     def _may_copy(self) -> bool:
         """Whether shards can be copied now: in a step, before the vote, and not while their states are digested."""

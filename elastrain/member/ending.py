@@ -22,15 +22,21 @@ class Ending:
         self._machine = machine
         self._committing = committing
 
-    def go_on(self) -> None:
-        """Do whatever has become possible."""
+    def go_on(self) -> bool:
+        """Take the next possible steps towards the end. Returns True if there was one."""
         m = self._machine
+        before = self._stage()
         self._tell()
         m.end.judge()
         self._tell()  # the verdict may have ended this member's loop
         self._tell_all_is_here()
         if not self._awaits_checkpoint():
             m.end.leave_together(whole=not m.replicas.are_all)
+        return self._stage() != before
+
+    def _stage(self) -> tuple[object, ...]:
+        m = self._machine
+        return m.end.stage(), m.checkpointing.open is not None, m.out.is_closed
 
     def end_loop(self, step: int) -> None:
         """Note that this member's loop has ended before `step`, and whether a checkpoint was asked for too late."""

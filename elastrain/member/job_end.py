@@ -108,6 +108,10 @@ class JobEnd:
     def has_told(self) -> bool:
         return self._me in self._ended
 
+    def stage(self) -> tuple[int | None, bool, bool]:
+        """Return before which step this loop ends, and whether the others know that, and that all blocks are here."""
+        return self.step, self.has_told(), self._me in self._whole
+
     def tell_all_is_here(self, step: int) -> None:
         """This member has all blocks that it is to have: the others need not wait for it any more."""
         if self._me not in self._whole:

@@ -119,36 +119,40 @@ class LoopStages:
         # One member hands the state over, or several would send the same megabytes.
         self._newcomers = recovery.newcomers if recovery.donor == me else ()
 
-    def hand_over(self) -> None:
-        """Give newcomers the loop's state of the step that all enter next, once this loop is in it."""
+    def hand_over(self) -> bool:
+        """Send newcomers the loop's state of the step that all enter next, once this loop is in it."""
         # Not earlier: the state of the step before would repeat what schedulers have done in between.
-        if self._newcomers and not self._views.is_recovering and self.step == self._commit.step + 1:
-            assert self._state is not None
-            self._out.send_all(self._newcomers, LoopHandover(step=self.step, state=self._state[1]))
-            self._newcomers = ()
+        if not self._newcomers or self._views.is_recovering or self.step != self._commit.step + 1:
+            return False
+        assert self._state is not None
+        self._out.send_all(self._newcomers, LoopHandover(step=self.step, state=self._state[1]))
+        self._newcomers = ()
+        return True
 
     # ------------------------------------------------------------------------------------------------ commands to it
 
-    def enter(self) -> None:
-        """Let the loop begin, as soon as this member has what it needs."""
+    def enter(self) -> bool:
+        """Let the loop begin, as soon as this member has what it needs. Returns True if it begins."""
         if not self.is_outside or self._views.is_recovering or not self._commit.parameters.are_here():
-            return
+            return False
         step = self._commit.step + 1
         # In the job's first step all begin alike, from their scripts or from what the checkpoint says of the loop;
         # later only the state of this very step will do.
-        if self._commit.is_initial or (self._state is not None and self._state[0] == step):
-            _, state, payload = self._state or (step, None, None)
-            self._give(p.Enter(step=step, state=state, payload=payload))
+        if not self._commit.is_initial and (self._state is None or self._state[0] != step):
+            return False
+        _, state, payload = self._state or (step, None, None)
+        self._give(p.Enter(step=step, state=state, payload=payload))
+        return True
 
-    def feed(self) -> None:
-        """Answer a loop that has asked: let it leave the step, or give it its next run."""
+    def feed(self) -> bool:
+        """Answer a loop that has asked: let it leave the step, or give it its next run. Returns True if it did."""
         if self.stage is not LoopStage.WAITING or not self._commit.parameters.are_here():
-            return
+            return False
         if self._commit.record is not None and self.step == self._commit.step:
             self._give(p.Advance(record=self._commit.record))
-            return
-        if self.step == self._open.runs.step:
+        elif self.step == self._open.runs.step:
             self._give_run()
+        return self.stage is not LoopStage.WAITING
 
     def _give_run(self) -> None:
         is_recovering = self._views.is_recovering

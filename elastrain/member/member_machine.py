@@ -10,6 +10,8 @@ the parts; each that keeps the bits has a planted bug in tests/sim.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from elastrain import protocol as p
 from elastrain.job.checkpoint_plan import CheckpointPlan
 from elastrain.job.placement import Placement
@@ -253,48 +255,68 @@ class MemberMachine:
             self._committing.open_next(record, mine, before)
             self._replay()
 
-    def _recover(self) -> None:
-        if self.machine.views.may_decide():
-            decision = self._recovering.decide()
-            if decision is not None:
-                self._recovering.complete(decision)
-                self._recovering.resume(decision)
-                self._replay()
-        if self._recovering.plan_first():
+    def _recover(self) -> bool:
+        """Carry out what follows from the reports of all members, and the plan of the first step."""
+        may_decide = self.machine.views.may_decide()
+        if may_decide and (decision := self._recovering.decide()) is not None:
+            self._recovering.complete(decision)
+            self._recovering.resume(decision)
             self._replay()
+        if is_planned := self._recovering.plan_first():
+            self._replay()
+        return may_decide or is_planned
 
     # ---------------------------------------------------------------------------------------------------- progress
 
     def _progress(self) -> None:
-        """Do whatever has become possible, in an order that cannot matter for the result."""
-        m = self.machine
-        before: tuple[int, int | None] = (-1, None)
-        # Until nothing more follows: a command of one part may be what another one has been waiting for, and so may the
-        # verdict that ends this member's loop, behind which no event need come.
-        while not m.out.is_closed and before != (len(m.out), m.end.step):
-            before = (len(m.out), m.end.step)
-            self._recover()
-            self._committing.publish_looked()
-            self._create()
-            m.custody.repair.depart(spoils=m.step.audits.is_convicted)
-            m.loop.hand_over()
-            m.step.reduction.finish()
-            self._compare()
-            self._committing.vote()
-            self._commit()
-            m.checkpointing.capture()
-            self.copying.copy_at_last()
-            m.loop.enter()
-            # In the end blocks come that a task must not see appear.
-            if m.replicas.are_all or m.end.step is None:
-                m.loop.feed()
-            self._ending.go_on()
+        """Apply the rules until none of them changes anything. Their order does not matter for the result.
 
-    def _create(self) -> None:
+        A test applies them in other orders (tests/sim/test_rule_order.py).
+        """
+        has_changed = True
+        while has_changed:
+            has_changed = False
+            for rule in self._rules():
+                # A member that leaves or has failed must not act any more.
+                if self.machine.out.is_closed:
+                    return
+                has_changed |= rule()
+
+    def _rules(self) -> Sequence[Callable[[], bool]]:
+        """Return the rules. Each does what has become possible, and returns True if it changed any state."""
+        m = self.machine
+        return (
+            self._recover,
+            self._committing.publish_looked,
+            self._create,
+            self._depart,
+            m.loop.hand_over,
+            m.step.reduction.finish,
+            self.compare,
+            self._committing.vote,
+            self._commit,
+            m.checkpointing.capture,
+            self.copying.copy_at_last,
+            m.loop.enter,
+            self._feed,
+            self._ending.go_on,
+        )
+
+    def _depart(self) -> bool:
+        return self.machine.custody.repair.depart(spoils=self.machine.step.audits.is_convicted)
+
+    def _feed(self) -> bool:
+        # In the end blocks come that a task must not see appear.
+        m = self.machine
+        return (m.replicas.are_all or m.end.step is None) and m.loop.feed()
+
+    def _create(self) -> bool:
         """Let the job start: every holder makes the initial state of its shards, once the parameters are here."""
         m = self.machine
-        if m.views.is_recovering or not m.commit.is_initial or not m.custody.initial.may_be_made():
-            return
+        if m.views.is_recovering or not m.commit.is_initial:
+            return False
+        if not m.custody.initial.may_be_made():
+            return m.custody.initial.read()
         created = m.custody.primaries.create(m.me)
         if m.views.others:
             # As it was made: whoever becomes its primary before the first commit has nothing else to hold it against.
@@ -302,23 +324,24 @@ class MemberMachine:
                 m.custody.comparison.look_at_own(shard)
         m.custody.initial.forget(created)
         m.custody.backups.acknowledge(created)
-        m.custody.announcements.announce_initial()
+        return m.custody.announcements.announce_initial() or bool(created)
 
-    def _compare(self) -> None:
+    def compare(self) -> bool:
         """Compare parameters once this member has computed all that it has to in a step."""
         # Not earlier: parameters that change between the comparison and the last run would be computed with unseen.
         custody = self.machine.custody
         is_due = custody.repair.is_due  # what is computed anew is compared then
         if is_due or self.machine.views.is_recovering or not self._has_computed():
-            return
-        custody.lone.look_again()
-        if custody.comparison.may_compare():
-            custody.comparison.go_on()
+            return False
+        has_looked = custody.lone.look_again()
+        return (custody.comparison.may_compare() and custody.comparison.go_on()) or has_looked
 
     def _has_computed(self) -> bool:
         m = self.machine
         return m.loop.step == m.step.number and (m.end.step is not None or m.step.is_done())
 
-    def _commit(self) -> None:
-        if (record := self._committing.decide()) is not None:
+    def _commit(self) -> bool:
+        record, has_changed = self._committing.decide()
+        if record is not None:
             self._pass(record)
+        return has_changed

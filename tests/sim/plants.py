@@ -205,19 +205,19 @@ def _audited(within: int, target: str) -> Callable[[Rule], Rule]:
     return register
 
 
-@_audited(20, "audits.Audits.auditors_of")
+@_audited(20, "integrity.audits.Audits.auditors_of")
 def audits_its_own_runs(audits: Audits, owner: str, living: Collection[str]) -> tuple[str, ...]:
     """A run is audited by another member than the one that answers for it."""
     return (owner,)
 
 
-@_audited(20, "voting.judge")
+@_audited(20, "decisions.voting.judge")
 def commits_what_is_disputed(step: int, now: Told, before: Told) -> Judgement:
     """Where an audit differs from what it audits, nothing of the attempt is committed."""
     return Judgement()
 
 
-@_audited(20, "voting.judge")
+@_audited(20, "decisions.voting.judge")
 def accuses_those_who_agree(step: int, now: Told, before: Told) -> Judgement:
     """The member that is wrong is the one that others do not agree with."""
     judgement = judge(step, now, before)
@@ -226,7 +226,7 @@ def accuses_those_who_agree(step: int, now: Told, before: Told) -> Judgement:
     return replace(judgement, wrong=wrong)
 
 
-@_audited(60, "member.auditing.Auditing.hear")
+@_audited(60, "member.integrity.cross_checks.Auditing.hear")
 def only_those_who_saw_the_votes_know_who_was_wrong(auditing: Auditing, accused: Sequence[Accusation]) -> list[str]:
     """Whoever is wrong hears of it in the next view, since others may go on to that before it has got their votes."""
     return []
@@ -382,13 +382,14 @@ def commits_without_a_vote(rule: Rule, ballot: Ballot, members: Collection[str])
 
 
 @_rule(60, Committing, "vote")
-def releases_at_vote(rule: Rule, committing: Committing) -> None:
+def releases_at_vote(rule: Rule, committing: Committing) -> bool:
     """A member keeps its own partials until the step is committed."""
     step = committing._machine.step
     voted = step.ballot.has_voted
-    rule(committing)
+    has_changed = bool(rule(committing))
     if step.ballot.has_voted and not voted:
         committing._machine.out.do(p.EndAttempt(step=step.number))
+    return has_changed
 
 
 @_rule(200, CopiesGiven, "plan")
@@ -434,7 +435,7 @@ def acknowledges_what_it_has_not_looked_at(
         backups.acknowledge(message.shards)
 
 
-@_function(60, "member.committing.combine_votes", lambda scenario: scenario.drifts > 0)
+@_function(60, "member.commit_rules.combine_votes", lambda scenario: scenario.drifts > 0)
 def compares_no_settings(step: int, view: View, votes: Sequence[Vote], **rules: Any) -> Record | Disagreement:
     """Members with different hyperparameters commit nothing together."""
     return combine_votes(step, view, [replace(vote, settings="") for vote in votes], **rules)
@@ -450,11 +451,12 @@ def enters_without_loop_state(rule: Rule, out: Commands, command: p.Command) -> 
 
 
 @_rule(200, LoopStages, "hand_over", lambda scenario: scenario.joins > 0)
-def sends_the_loop_state_of_the_step_before(rule: Rule, loop: LoopStages) -> None:
+def sends_the_loop_state_of_the_step_before(rule: Rule, loop: LoopStages) -> bool:
     """What a newcomer gets is the loop state of the step that it enters."""
     if loop._newcomers and not loop._views.is_recovering and loop._state is not None:
         loop._out.send_all(loop._newcomers, LoopHandover(step=loop._commit.step + 1, state=loop._state[1]))
         loop._newcomers = ()
+    return False
 
 
 @_rule(60, JobEnd, "leave_together", lambda scenario: scenario.members > 1)
@@ -511,13 +513,13 @@ def _blank(shape: Shape) -> Report:
 
 
 @_rule(60, MemberMachine, "_recover")
-def decides_without_a_report(rule: Rule, core: MemberMachine) -> None:
+def decides_without_a_report(rule: Rule, core: MemberMachine) -> bool:
     """Reports of all members of the view: a missing one means the next view, never a guess."""
     views = core.machine.views
     if views.is_recovering and views.current is not None and len(views.reports) == len(views.current.ids) - 1:
         for member in views.current.ids:
             views.reports.setdefault(member, _blank(core.shape))
-    rule(core)
+    return bool(rule(core))
 
 
 @_rule(60, Recovering, "complete")
@@ -643,14 +645,16 @@ def counts_a_follower_early(rule: Rule, committing: Committing, mine: Iterable[i
             yield shard, roles.target[shard]
 
 
-@_function(100, "member.committing.next_roles", lambda scenario: scenario.budget_bytes < 1 << 20 and scenario.joins > 0)
+@_function(
+    100, "member.commit_rules.next_roles", lambda scenario: scenario.budget_bytes < 1 << 20 and scenario.joins > 0
+)
 def gives_up_holders(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
     """A commit never leaves fewer holders than verified copies allow."""
     left = tuple(member for member in goal.all if member in ready)
     return Holders(left[0], left[1:]) if left else now
 
 
-@_function(60, "placement._forbidden")
+@_function(60, "job.placement._forbidden")
 def backs_up_on_the_same_node(primary: str, taken: tuple[str, ...], nodes: dict[str, str]) -> frozenset[str]:
     """Backups are never on the primary's node while another node lives."""
     return frozenset({primary, *taken})
@@ -703,7 +707,7 @@ def resends_without_contribution(
     rule(reduction, maker, block, node, weight if is_first else (Contribution(), weight[1]), *rest)
 
 
-@_function(60, "member.committing.combine_votes")
+@_function(60, "member.commit_rules.combine_votes")
 def counts_at_the_voter(step: int, view: View, votes: Sequence[Vote], **rules: Any) -> Record | Disagreement:
     """Loss and counts are folded with the partials, not taken from who votes."""
     record = combine_votes(step, view, votes, **rules)
@@ -713,7 +717,7 @@ def counts_at_the_voter(step: int, view: View, votes: Sequence[Vote], **rules: A
     return replace(record, contribution=replace(record.contribution, samples=share))
 
 
-@_function(60, "member.committing.combine_votes")
+@_function(60, "member.commit_rules.combine_votes")
 def scales_by_the_first_vote(step: int, view: View, votes: Sequence[Vote], **rules: Any) -> Record | Disagreement:
     """An overflow anywhere lowers the loss scale for all."""
     record = combine_votes(step, view, votes, **rules)
@@ -732,14 +736,14 @@ def newcomers_scale_anew(rule: Rule, recovering: Recovering, decision: Recovery)
         commit.record = replace(commit.record, next_scaler=recovering._machine.shape.loss_scale.start)
 
 
-@_function(60, "member.partials.join_weights")
+@_function(60, "member.state.runs.join_weights")
 def mean_of_means(left: Weight, right: Weight) -> Weight:
     """The loss is a sum over the global batch, never a mean of means."""
     joined = left[0] + right[0]
     return replace(joined, loss=joined.loss / 2), left[1] | right[1]
 
 
-@_function(60, "member.partials.join_weights")
+@_function(60, "member.state.runs.join_weights")
 def touched_by_the_left_child(left: Weight, right: Weight) -> Weight:
     """A parameter has a gradient if any run gave it one."""
     return left[0] + right[0], left[1]
@@ -769,7 +773,7 @@ def adds_overlapping(
     return [Combine(left=node, right=inside, parent=node), *steps]
 
 
-@_function(60, "member.partials.absorb")
+@_function(60, "member.state.runs.absorb")
 def keeps_children(
     fold: Fold, held: frozenset[Node], node: Node, within: Node | None = None
 ) -> tuple[frozenset[Node], list[Combine]]:

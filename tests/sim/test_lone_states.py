@@ -47,7 +47,7 @@ def test_a_lone_member_whose_state_has_changed_ends_the_job_and_commits_nothing_
 @pytest.mark.parametrize("rule", ["note", "look_again"])
 def test_without_one_of_its_two_looks_it_would_not(rule: str) -> None:
     with (
-        patch.object(SoleCopies, rule, lambda *_: None),
+        patch.object(SoleCopies, rule, lambda *_: False),
         patch.object(SoleCopies, "may_vote", lambda _: True),
     ):
         assert ends(range(SEEDS))["wrong"] > 0

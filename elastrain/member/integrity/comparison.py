@@ -84,15 +84,19 @@ class Comparison:
         """Whether there is something left to compare, and somebody to compare with."""
         return not self.is_settled() and not self._views.is_recovering and self._commit.parameters.are_here()
 
-    def go_on(self) -> None:
-        """Digest what the model has, and compare it when all is told."""
+    def go_on(self) -> bool:
+        """Digest the model's parameters, and compare them when all digests are told. Returns True if it did either."""
         if self._found is None:
-            if self._asked_turn != self._turn:
-                self._asked_turn = self._turn
-                needed = tuple(self._commit.parameters.needed())
-                self._out.do(p.DigestParameters(turn=self._turn, needed=needed))
-        elif all(shard in self._told for shard in self._commit.parameters.needed()):
-            self.compare(self._found)
+            if self._asked_turn == self._turn:
+                return False
+            self._asked_turn = self._turn
+            needed = tuple(self._commit.parameters.needed())
+            self._out.do(p.DigestParameters(turn=self._turn, needed=needed))
+            return True
+        if any(shard not in self._told for shard in self._commit.parameters.needed()):
+            return False
+        self.compare(self._found)
+        return True
 
     def on_digested(self, event: p.ParametersDigested) -> None:
         if event.turn == self._turn:
@@ -176,13 +180,15 @@ class DigestBroadcast:
     def forget_view(self) -> None:
         self._has_announced_initial = False
 
-    def announce_initial(self) -> None:
-        """Tell, once per view, what this member's part is worth of what the job starts with."""
-        if not self._has_announced_initial:
-            self._has_announced_initial = True
-            # A backup notes what its own are worth: nothing is compared with them before the first update.
-            roles, held = self._commit.roles, tuple(self._holdings)
-            self.announce(held, roles.mine, roles.live)
+    def announce_initial(self) -> bool:
+        """Announce digests of the initial state, once per view. Returns True if this call has."""
+        if self._has_announced_initial:
+            return False
+        self._has_announced_initial = True
+        # A backup notes what its own are worth: nothing is compared with them before the first update.
+        roles, held = self._commit.roles, tuple(self._holdings)
+        self.announce(held, roles.mine, roles.live)
+        return True
 
     def announce(self, states: Iterable[int], published: Iterable[int], before: Placement) -> None:
         """Digest these states, and what was published of these shards.
@@ -265,11 +271,13 @@ class SoleCopies:
         for shard in self._lone(shards):
             self._comparison.look_at_own(shard)
 
-    def look_again(self) -> None:
-        """Compare the lone states with what they were, once in each step; `Mismatches` judges the answers."""
-        if not self._has_looked:
-            self._has_looked = True
-            self.note(self._commit.roles.mine)
+    def look_again(self) -> bool:
+        """Digest the sole copies again, once in each step. `Mismatches` judges the answers. Returns True if it did."""
+        if self._has_looked:
+            return False
+        self._has_looked = True
+        self.note(self._commit.roles.mine)
+        return True
 
     def may_vote(self) -> bool:
         """Nothing is made of a state that has changed since: nobody else could tell."""

@@ -175,18 +175,22 @@ class Repair:
         self._faults += self._unproven.values()
         self._unproven.clear()
 
-    def depart(self, *, spoils: bool) -> None:
-        """End, if this member was at fault too often: once others know all that it knows, and have all that it has."""
+    def depart(self, *, spoils: bool) -> bool:
+        """End this member after its second fault, once others know all that it knows, and have all that it has.
+
+        Returns True if it has ended.
+        """
         # With one that `spoils` the open step, as all know, it would never be committed.
         if len(self._faults) < FAULTS_MAX or self.is_due or (self.stands and not spoils):
-            return
+            return False
         live, me = self._commit.roles.live, self._views.me
         # Nor before it has compared what others have made of the step: they may have nobody else who could tell.
         backed = (shard for shard, holders in enumerate(live) if me in holders.backups)
         if not all(self._holdings.has(shard, self._commit.step) for shard in backed):
-            return
-        # Who alone has a state takes it along: then a bad memory that is noticed is better than no job.
-        mine = (holders for holders in live if holders.primary == me)
-        if all(holders.backups for holders in mine):
-            times = f"it is fault {len(self._faults)} of {self._views.me}, whose machine should be looked at"
-            self._out.fail("CorruptedError", f"{self._faults[-1]}; {times}")
+            return False
+        # The only holder of a state stays: a bad memory that is noticed is better than no job.
+        if any(holders.primary == me and not holders.backups for holders in live):
+            return False
+        times = f"it is fault {len(self._faults)} of {self._views.me}, whose machine should be looked at"
+        self._out.fail("CorruptedError", f"{self._faults[-1]}; {times}")
+        return True

@@ -24,15 +24,19 @@ class InitialState:
         self._read: set[int] = set()
 
     def may_be_made(self) -> bool:
-        """Whether all is here from which this member's shards are made; asks for what has to be read."""
-        if not self._initial.is_stored:
-            return self._commit.parameters.are_here()
-        missing = self._missing()
-        # One at a time: what a view in between adds is asked for afterwards, and nothing is read twice.
-        if not self._is_reading and (missing or not self._commit.parameters.are_here()):
-            self._is_reading = True
-            self._out.do(p.ReadInitial(shards=tuple(missing)))
-        return not self._is_reading
+        """Return True if all data is here from which the initial state of this member's shards is made."""
+        if not self._commit.parameters.are_here():
+            return False
+        return not self._initial.is_stored or not (self._is_reading or self._missing())
+
+    def read(self) -> bool:
+        """Ask for the data that is missing. Returns True if this call has asked."""
+        # One question at a time: shards that a later view adds are asked for afterwards, and nothing is read twice.
+        if not self._initial.is_stored or self._is_reading:
+            return False
+        self._is_reading = True
+        self._out.do(p.ReadInitial(shards=tuple(self._missing())))
+        return True
 
     def _missing(self) -> list[int]:
         # By roles that are agreed on: a holder that a later record names gets a copy, and reads nothing.

@@ -97,14 +97,13 @@ class Primaries:
                 self._unlooked[shard].add(member)
         return {m: [shard for shard in shards if shard not in self._unlooked] for m, shards in wanted.items()}
 
-    def looked(self) -> dict[str, list[int]]:
-        """What is to be published now, by member: this primary has looked at it since, and it is right."""
-        if not self._unlooked:
-            return {}
+    def looked(self) -> dict[str, list[int]] | None:
+        """Return member -> shards to publish now, because this primary has verified them. None: nothing has changed."""
+        looked = [shard for shard in sorted(self._unlooked) if not self._comparison.is_looking_at(shard)]
+        if not looked:
+            return None
         found: dict[str, list[int]] = defaultdict(list)
-        for shard in sorted(self._unlooked):
-            if self._comparison.is_looking_at(shard):
-                continue
+        for shard in looked:
             members = self._unlooked.pop(shard)
             # What was found wrong was given up: the view that was asked for has others publish it.
             if self._holdings.has(shard, self._commit.step) and self._commit.roles.is_mine(shard):

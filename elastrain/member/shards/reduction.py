@@ -123,11 +123,12 @@ class Reduction:
         folds = [self._folds.get((shard, lane)) for lane in range(len(self._shards[shard].lanes))]
         return all(fold is not None and fold.complete for fold in folds)
 
-    def finish(self) -> None:
-        """Have the complete folds measured, those of one event together: one call serves all."""
+    def finish(self) -> bool:
+        """Have the norms of complete gradients computed, in one call for all of one event."""
         whole, self._whole = self._whole, []
         if whole:
             self._out.do(p.FinishGradients(step=self._runs.step, shards=tuple(whole)))
+        return bool(whole)
 
     def on_finished(self, event: p.GradientsFinished) -> None:
         if event.step != self._runs.step:

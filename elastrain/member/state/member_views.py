@@ -71,11 +71,13 @@ class Views:
             return False
         return any(view.generation < a.generation <= newest.generation and a.source in view for a in self._waiting)
 
-    def ask_to_commit(self) -> None:
-        """Have the store told before anything is committed for the first time."""
-        if self._asked_in < self.view.generation:
-            self._asked_in = self.view.generation
-            self._out.do(p.AskToCommit())
+    def ask_to_commit(self) -> bool:
+        """Have the store told before anything is committed for the first time. Returns True if this call has asked."""
+        if self._asked_in >= self.view.generation:
+            return False
+        self._asked_in = self.view.generation
+        self._out.do(p.AskToCommit())
+        return True
 
     def switch(self, step: int) -> None:
         """Go on to the newest view while `step` is tried: nothing of older generations is read any more."""
