@@ -14,6 +14,7 @@ from elastrain import protocol as p
 from elastrain.job.checkpoint_plan import LOOP, Checkpointed, CheckpointPlan, Wish, balanced, keepers, steady, writers
 from elastrain.job.placement import Placement
 from elastrain.job.values import Record
+from elastrain.member.contract import Part, handles
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
@@ -54,7 +55,7 @@ class OpenCheckpoint:
         return self.record.step
 
 
-class Checkpointing:
+class Checkpointing(Part):
     """Owns the wish for a checkpoint, and the one that is being written."""
 
     def __init__(
@@ -82,6 +83,7 @@ class Checkpointing:
 
     # ------------------------------------------------------------------------------------------------------- the wish
 
+    @handles(p.CheckpointWanted)
     def on_wanted(self, event: p.CheckpointWanted) -> None:
         self.wanted = max(self.wanted, Wish.LAST if event.last else Wish.WANTED)
 
@@ -144,6 +146,7 @@ class Checkpointing:
 
     # ------------------------------------------------------------------------------------------------------- its parts
 
+    @handles(p.PartWritten)
     def on_part_written(self, event: p.PartWritten) -> None:
         if self.open is None or event.step != self.open.step:
             return
@@ -184,17 +187,18 @@ class Checkpointing:
 
     # ------------------------------------------------------------------------------------------- at the lowest rank
 
-    def on_report(self, source: str, report: PartReport) -> None:
-        if self.open is None or report.step != self.open.step:
-            is_known = self._over is not None and self._over.step == report.step
-            over = self._over if is_known else CheckpointOver(step=report.step, reason=GIVEN_UP, told="")
+    @handles(PartReport)
+    def on_report(self, source: str, message: PartReport) -> None:
+        if self.open is None or message.step != self.open.step:
+            is_known = self._over is not None and self._over.step == message.step
+            over = self._over if is_known else CheckpointOver(step=message.step, reason=GIVEN_UP, told="")
             assert over is not None
             self._out.send(source, over)
-        elif report.problem:
-            self._end(f"{source}: {report.problem}")
+        elif message.problem:
+            self._end(f"{source}: {message.problem}")
         else:
-            self.open.collected.update(zip(((source, s) for s in report.shards), report.told, strict=True))
-            self._replace([(source, shard) for shard in report.lacking])
+            self.open.collected.update(zip(((source, s) for s in message.shards), message.told, strict=True))
+            self._replace([(source, shard) for shard in message.lacking])
             self._complete()
 
     def _replace(self, lost: list[tuple[str, int]]) -> None:
@@ -234,6 +238,7 @@ class Checkpointing:
             loops = tuple(found.collected[each] for each in in_order if each[1] == LOOP)
             self._out.do(p.WriteManifest(record=found.record, told=told, loops=loops))
 
+    @handles(p.ManifestWritten)
     def on_manifest_written(self, event: p.ManifestWritten) -> None:
         if self.open is not None and event.step == self.open.step:
             self._end(event.reason, event.told)
@@ -245,6 +250,7 @@ class Checkpointing:
 
     # ---------------------------------------------------------------------------------------------- told by it
 
+    @handles(WriteInstead)
     def on_write_instead(self, message: WriteInstead) -> None:
         if self.open is not None and message.step == self.open.step:
             self._begin_part(shard for shard in message.shards if shard != LOOP)
@@ -254,6 +260,7 @@ class Checkpointing:
             if self._lacking():
                 self._report()
 
+    @handles(CheckpointOver)
     def on_over(self, message: CheckpointOver) -> None:
         if self.open is None or message.step != self.open.step:
             return

@@ -9,11 +9,12 @@ from elastrain.decisions.voting import Disagreement, Dispute, combine_votes
 from elastrain.job.placement import Holders, Placement, next_roles, target
 from elastrain.job.run_plan import plan
 from elastrain.job.values import Record, Vote
+from elastrain.member.contract import Part, handles
 from elastrain.member.parts import Machine
-from elastrain.protocol.messages import Publish
+from elastrain.protocol.messages import Ack, Publish
 
 
-class Committing:
+class Committing(Part):
     """Rules of the commit, over the parts; owns nothing."""
 
     def __init__(self, machine: Machine) -> None:
@@ -44,6 +45,18 @@ class Committing:
             and not custody.holdings.in_doubt()  # until it is known who is wrong, all states stay as they are
             and all(self.is_safe(shard) for shard in m.commit.roles.mine)
         )
+
+    @handles(Ack)
+    def on_ack(self, source: str, message: Ack) -> None:
+        """Note that a member keeps gradients of this member's shards."""
+        if message.step == self._machine.step.number:
+            self._machine.step.ballot.acknowledge(source, message.shards)
+
+    @handles(Vote)
+    def on_vote(self, source: str, message: Vote) -> None:
+        """Note a member's vote on the open step."""
+        if message.step == self._machine.step.number:
+            self._machine.step.ballot.add(source, message)
 
     def is_safe(self, shard: int) -> bool:
         """Whether the shard's gradient is finished, and all members with a copy of the shard have acknowledged it."""

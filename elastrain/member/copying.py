@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from elastrain import protocol as p
+from elastrain.member.contract import Part, handles
 from elastrain.member.parts import Machine
 
 
-class Copying:
+class Copying(Part):
     """Rules over the parts; owns nothing. What is copied is in `CopiesGiven`."""
 
     def __init__(self, machine: Machine) -> None:
@@ -30,11 +32,18 @@ class Copying:
         # Asked twice in every turn of the driver, and mostly nothing waits.
         return m.custody.given.is_waiting() and m.step.is_computing() and self._may_copy()
 
-    def copy(self, parameters_bytes: int) -> None:
-        """Make use of the time that the driver has for copies. What it does not reach waits for the next time."""
+    @handles(p.CopyBudgetSet)
+    def on_budget_set(self, event: p.CopyBudgetSet) -> None:
+        """Note how much memory there is for copies, and whether all blocks have room at the end."""
+        self._machine.custody.given.limit(event.parameters_bytes)
+        self._machine.end.note_room(has_room_for_all=event.has_room_for_all)
+
+    @handles(p.CopiesAllowed)
+    def copy(self, event: p.CopiesAllowed) -> None:
+        """Send copies in the time that the driver has for them. Others wait for the next time."""
         # Asked again: the vote, or a change of view, may have come in between.
         if self.is_time:
-            self._machine.custody.given.send(parameters_bytes)
+            self._machine.custody.given.send(event.parameters_bytes)
 
     def copy_at_last(self) -> bool:
         """Send the copies that the vote waits for, once this member has computed. Returns True if it sent any."""

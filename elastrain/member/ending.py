@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elastrain import protocol as p
 from elastrain.job.checkpoint_plan import Checkpointed, Wish
 from elastrain.member.commit_rules import Committing
+from elastrain.member.contract import Part, handles
 from elastrain.member.parts import Machine
 from elastrain.protocol.messages import EndsBefore, TakeLast
 
 
-class Ending:
+class Ending(Part):
     """Rules of the end, over the parts; owns nothing. Who has ended is in `JobEnd`."""
 
     def __init__(self, machine: Machine, committing: Committing) -> None:
@@ -38,13 +40,26 @@ class Ending:
         m = self._machine
         return m.end.stage(), m.checkpointing.open is not None, m.out.is_closed
 
-    def end_loop(self, step: int) -> None:
-        """Note that this member's loop has ended before `step`, and whether a checkpoint was asked for too late."""
+    @handles(p.Ready)
+    def on_ready(self, event: p.Ready) -> None:
+        """Note that this member's loop asks for work."""
+        self._machine.loop.on_ready(event)
+        self._machine.end.on_asked(self._machine.loop.step)
+
+    @handles(p.LoopEnded)
+    def on_loop_ended(self, event: p.LoopEnded) -> None:
+        """Note that this member's loop has ended, and whether a checkpoint was asked for too late."""
         m = self._machine
         record = m.commit.record
-        m.end.on_loop_ended(step)
+        m.loop.on_ended(event)
+        m.end.on_loop_ended(event.step)
         is_passed_over = record is not None and record.checkpoint is Checkpointed.PASSED_OVER
         m.end.is_checkpoint_wished |= is_passed_over or m.checkpointing.wanted is not Wish.NONE
+
+    @handles(TakeLast)
+    def on_take_last(self, message: TakeLast) -> None:
+        """Begin the checkpoint of the last step, as the member of rank 0 asks."""
+        self.take_last(message.step)
 
     def take_last(self, step: int) -> None:
         """Write this member's part of the last step, as if its record named it a checkpoint."""
@@ -56,6 +71,7 @@ class Ending:
         m.checkpointing.on_passed(replace(record, checkpoint=Checkpointed.TAKEN), m.commit.roles.live)
         m.checkpointing.on_began(m.loop.step, m.loop.state)
 
+    @handles(EndsBefore)
     def on_ends_before(self, source: str, message: EndsBefore) -> None:
         m = self._machine
         m.end.on_ends_before(source, message.step)

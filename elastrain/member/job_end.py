@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from elastrain import protocol as p
+from elastrain.member.contract import Part, handles
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.member_views import Views
 from elastrain.protocol.messages import EndsBefore, GoesOn, HasAll
@@ -28,7 +30,7 @@ def job_ends(voters: Sequence[str], left: Collection[str], going: Collection[str
     return None
 
 
-class JobEnd:
+class JobEnd(Part):
     """Owns who has ended before which step, and who goes on."""
 
     def __init__(self, me: str, views: Views, out: Commands) -> None:
@@ -73,13 +75,17 @@ class JobEnd:
         self._ended[source] = step
         self._go_on()
 
-    def on_has_all(self, source: str, step: int) -> None:
-        # Of the step before the end: what it had of an older one would be nobody's result.
-        if self._ended.get(source) == step + 1:
+    @handles(HasAll)
+    def on_has_all(self, source: str, message: HasAll) -> None:
+        """Note that a member has all blocks that it is to have at the end."""
+        # Only blocks of the last step count: those of an older one are not the result.
+        if self._ended.get(source) == message.step + 1:
             self._whole.add(source)
 
-    def on_goes_on(self, source: str, step: int) -> None:
-        self._going[source] = step
+    @handles(GoesOn)
+    def on_goes_on(self, source: str, message: GoesOn) -> None:
+        """Note the step that a member's loop is in, while others have ended before it."""
+        self._going[source] = message.step
 
     def _go_on(self) -> None:
         """Tell the others that this loop goes on, where some have ended before its step: all count who is in it."""
@@ -157,5 +163,15 @@ class JobEnd:
         if self.have_all_ended() and (not whole or self._whole >= set(self._views.view.ids)):
             self.let_go()
 
+    def note_room(self, *, has_room_for_all: bool) -> None:
+        """Note whether this member's memory has room for all blocks."""
+        self.has_room_for_all = has_room_for_all
+
+    @handles(p.JobEnded)
+    def on_job_ended(self, event: p.JobEnded) -> None:
+        """Leave, because a member has left in peace: all had the last step."""
+        self.let_go()
+
     def let_go(self) -> None:
+        """Leave the job."""
         self._out.leave(overruled=self._is_overruled)

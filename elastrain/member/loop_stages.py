@@ -11,6 +11,7 @@ from typing import Any
 
 from elastrain import protocol as p
 from elastrain.job.values import Recovery
+from elastrain.member.contract import Part, handles
 from elastrain.member.open_step import OpenStep
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
@@ -46,7 +47,7 @@ TABLE: dict[tuple[LoopStage, type], LoopStage] = {
 """(stage, event of the loop or command to it) -> stage. A pair that is missing is a defect of the driver."""
 
 
-class LoopStages:
+class LoopStages(Part):
     """Owns the loop's stage and step, and the state that newcomers' loops begin with."""
 
     def __init__(self, views: Views, commit: Commit, open_step: OpenStep, out: Commands) -> None:
@@ -87,6 +88,7 @@ class LoopStages:
     def on_ended(self, event: p.LoopEnded) -> None:
         self._move(event)
 
+    @handles(LoopHandover)
     def on_handover(self, message: LoopHandover, payload: object) -> None:
         self._state = (message.step, message.state, payload)
 

@@ -11,12 +11,14 @@ the parts; each that keeps the bits has a planted bug in tests/sim.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 from elastrain import protocol as p
 from elastrain.job.checkpoint_plan import CheckpointPlan
 from elastrain.job.placement import Placement
-from elastrain.job.values import Record, Report, Shape, Vote
+from elastrain.job.values import Record, Report, Shape
 from elastrain.member.commit_rules import Committing
+from elastrain.member.contract import Part, handles, joined
 from elastrain.member.copying import Copying
 from elastrain.member.ending import Ending
 from elastrain.member.parts import Machine
@@ -24,7 +26,7 @@ from elastrain.member.recovering import Recovering
 from elastrain.protocol import messages as said
 
 
-class MemberMachine:
+class MemberMachine(Part):
     """One member's part in the job."""
 
     def __init__(self, *, me: str, shape: Shape, checkpoints: CheckpointPlan | None = None) -> None:
@@ -33,6 +35,9 @@ class MemberMachine:
         self._committing = Committing(self.machine)
         self._recovering = Recovering(self.machine, self._committing)
         self._ending = Ending(self.machine, self._committing)
+        rules = (self._committing, self.copying, self._ending)
+        kinds = (*get_args(p.Event), *get_args(said.Message))
+        self._handlers = joined(kinds, (self, *self.machine.parts, *rules))
 
     # ---------------------------------------------------------------------------------------------- for its driver
 
@@ -71,173 +76,55 @@ class MemberMachine:
     # ------------------------------------------------------------------------------------------------------ events
 
     def _take_in(self, event: p.Event) -> None:
-        m = self.machine
-        match event:
-            case p.Viewed():
-                if m.views.on_view(event.view):
-                    self._switch()
-            case p.CommitAllowed():
-                m.views.may_commit = True
-            case p.Arrived():
-                self._on_arrival(event)
-            case p.BlockDone():
-                m.step.reduction.on_block_done(event)
-            case p.Computed():
-                m.step.tasks.on_computed(event)
-            case p.Traced():
-                m.step.tracing.on_traced(event)
-            case p.Began():
-                m.loop.on_began(event)
-                m.checkpointing.on_began(event.step, event.state)
-            case p.Ready():
-                m.loop.on_ready(event)
-                m.end.on_asked(m.loop.step)
-            case p.LoopEnded():
-                m.loop.on_ended(event)
-                self._ending.end_loop(event.step)
-            case p.JobEnded():
-                m.end.let_go()
-            case p.InitialRead():
-                m.custody.initial.on_read(event)
-            case p.CopyBudgetSet():
-                m.custody.given.budget_bytes, m.end.has_room_for_all = event.parameters_bytes, event.has_room_for_all
-            case p.CheckpointWanted():
-                m.checkpointing.on_wanted(event)
-            case p.CopiesAllowed():
-                self.copying.copy(event.parameters_bytes)
-            case _:
-                self._on_result(event)
+        self._handlers[type(event)].take(event)
 
-    def _on_result(self, event: p.Event) -> None:
-        """What came of a command."""
-        m, custody = self.machine, self.machine.custody
-        match event:
-            case p.GradientsFinished():
-                m.step.reduction.on_finished(event)
-                if event.step == m.step.number:
-                    custody.repair.on_lanes_damaged(event.damaged)
-            case p.PartialDamaged() if event.step == m.step.number:
-                m.step.reduction.on_damaged(event)
-                custody.repair.on_damaged(event, m.shape.shards[event.shard].lanes[event.lane])
-            case p.GradientsKept():
-                custody.on_gradients_kept(event)
-            case p.PartialChecked():
-                custody.repair.on_partial_checked(event)
-            case p.Checked():
-                (m.step.audits if event.whole else m.step.check).on_checked(event)
-            case p.AppliedBehind():
-                custody.backups.on_applied_behind(event)
-            case p.UpdatedAgain():
-                custody.backups.on_updated_again(event)
-            case p.UpdateTried():
-                custody.doubts.on_tried(event)
-            case p.StatesDigested():
-                custody.announcements.on_digested(event)
-            case p.ParametersDigested():
-                custody.comparison.on_digested(event)
-            case p.DigestedAgain():
-                custody.doubts.on_digested_again(event)
-            # A recovery decides anew who is to have copies: one that was taken meanwhile is not counted.
-            case p.TookCopy() if not m.views.is_recovering:
-                custody.taken.on_taken(event)
-            case p.PartWritten():
-                m.checkpointing.on_part_written(event)
-            case p.ManifestWritten():
-                m.checkpointing.on_manifest_written(event)
+    @handles(p.Viewed)
+    def on_viewed(self, event: p.Viewed) -> None:
+        """Go on to the view that the launcher tells of, if that cannot wait for the next commit."""
+        if self.machine.views.on_view(event.view):
+            self._switch()
 
-    # ---------------------------------------------------------------------------------------------------- messages
+    @handles(p.Began)
+    def on_began(self, event: p.Began) -> None:
+        """Note that the training loop has entered a step."""
+        self.machine.loop.on_began(event)
+        self.machine.checkpointing.on_began(event.step, event.state)
 
-    def _on_arrival(self, arrival: p.Arrived) -> None:
-        views = self.machine.views
+    @handles(p.Arrived)
+    def on_arrival(self, arrival: p.Arrived) -> None:
+        """Read a message now, keep it until it can be read, or drop it because it is of an older view."""
+        views, message = self.machine.views, arrival.message
         if views.is_stale(arrival):
             return
-        # Held and not dropped: its sender has gone on, and says it once.
+        # Kept and not dropped: its sender has gone on, and sends it once.
         if views.is_ahead(arrival):
             views.hold(arrival)
             if views.is_left_behind():
                 self._switch()
-        elif isinstance(arrival.message, Report):
-            views.reports[arrival.source] = arrival.message
-        elif views.is_recovering or self._is_early(arrival.message):
+        elif not isinstance(message, Report) and (views.is_recovering or self._is_early(message)):
             views.put_off(arrival)
         else:
-            self._on_message(arrival)
+            self._handlers[type(message)].hear(source=arrival.source, message=message, payload=arrival.payload)
 
     def _is_early(self, message: said.Message) -> bool:
-        # Who has heard of the last tracing pass before this member may have computed for it already.
+        # A member that has heard of the last tracing pass before this one may have computed for it already.
         is_unplanned = isinstance(message, said.Boundary) and self.machine.step.tracing.awaits_plan
         return is_unplanned or self.machine.commit.is_ahead(message)
 
-    def _on_message(self, arrival: p.Arrived) -> None:
-        """A message of this view, for the parts that keep the step and its end."""
-        m, source, message = self.machine, arrival.source, arrival.message
-        match message:
-            case said.Partial():
-                m.step.reduction.on_partial(source, message, arrival.payload)
-            case said.Boundary():
-                m.step.tasks.on_boundary(message, arrival.payload)
-            case said.HasTraced():
-                m.step.tracing.on_told(source, message)
-            case said.Ack():
-                if message.step == m.step.number:
-                    m.step.ballot.acknowledge(source, message.shards)
-            case Vote():
-                if message.step == m.step.number:
-                    m.step.ballot.add(source, message)
-            case said.Publish():
-                # It may come before the last vote does: learning of the commit is passing it.
-                if message.record is not None and message.step == m.commit.step + 1:
-                    self._pass(message.record)
-                self._committing.take_parameters(message, arrival.payload)
-            case said.LoopHandover():
-                m.loop.on_handover(message, arrival.payload)
-            case said.PartReport():
-                m.checkpointing.on_report(source, message)
-            case said.WriteInstead():
-                m.checkpointing.on_write_instead(message)
-            case said.CheckpointOver():
-                m.checkpointing.on_over(message)
-            case said.EndsBefore():
-                self._ending.on_ends_before(source, message)
-            case said.TakeLast():
-                self._ending.take_last(message.step)
-            case said.HasAll():
-                m.end.on_has_all(source, message.step)
-            case said.GoesOn():
-                m.end.on_goes_on(source, message.step)
-            case _:
-                self._on_custody(arrival)
-
-    def _on_custody(self, arrival: p.Arrived) -> None:
-        """A message of this view, for the parts that keep the shards."""
-        custody, source, message = self.machine.custody, arrival.source, arrival.message
-        match message:
-            case said.Gradient():
-                custody.backups.on_gradient(source, message, arrival.payload)
-            case said.Digests():
-                if message.step == self.machine.commit.step:
-                    custody.comparison.tell(source, message.parameters)
-                custody.backups.on_digests(source, message)
-            case said.ShardCopy():
-                custody.taken.on_copy(source, message, arrival.payload)
-            case said.Copied():
-                custody.given.on_copied(source, message)
-            case said.Doubt():
-                custody.doubts.on_doubt(source, message)
-            case said.Trial():
-                custody.doubts.on_trial(source, message, arrival.payload)
-            case said.Damaged():
-                custody.repair.on_told_damaged(message)
-            case said.Evidence():
-                if message.step == self.machine.commit.step:
-                    custody.on_evidence(source, message)
+    @handles(said.Publish)
+    def on_publish(self, message: said.Publish, payload: object) -> None:
+        """Take published parameters, and pass the commit that they come from."""
+        # It may come before the last vote does: to learn of the commit is to pass it.
+        if message.record is not None and message.step == self.machine.commit.step + 1:
+            self._pass(message.record)
+        self._committing.take_parameters(message, payload)
 
     def _replay(self) -> None:
         """Read what had come too early; some of it may still."""
         # Taken as a whole: what has to wait once more comes to the end of the new list, in its old order.
         for arrival in self.machine.views.take_waiting():
             if not self.machine.out.is_closed:
-                self._on_arrival(arrival)
+                self.on_arrival(arrival)
 
     # ------------------------------------------------------------------------------------------- one step to the next
 

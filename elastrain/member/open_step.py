@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from elastrain import protocol as p
 from elastrain.integrity.checks import Due
 from elastrain.job.fold import Fold
 from elastrain.job.values import Shape
+from elastrain.member.contract import Part, handles
 from elastrain.member.integrity.cross_checks import Auditing, CrossCheck
 from elastrain.member.pipeline.assignments import Tasks, Tracing
 from elastrain.member.shards.reduction import Reduction
@@ -14,7 +16,7 @@ from elastrain.member.state.member_views import Views
 from elastrain.member.state.runs import Runs
 
 
-class OpenStep:
+class OpenStep(Part):
     """The parts of one step: a part that is added here begins anew with the others."""
 
     def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, out: Commands) -> None:
@@ -26,10 +28,25 @@ class OpenStep:
         self.check = CrossCheck(me, Due(first, shape.cross_check_every), views, commit, self.runs)
         self.audits = Auditing(me, shape, views, commit, self.runs)
         self.ballot = Ballot()
+        # A part that is listed here begins anew with the others.
+        self.parts: tuple[Part, ...] = (
+            self.runs,
+            self.tracing,
+            self.reduction,
+            self.tasks,
+            self.check,
+            self.audits,
+            self.ballot,
+        )
 
     @property
     def number(self) -> int:
         return self.runs.step
+
+    @handles(p.Checked)
+    def on_checked(self, event: p.Checked) -> None:
+        """Note the result of a run that was computed a second time, or of its first micro-batch."""
+        (self.audits if event.whole else self.check).on_checked(event)
 
     def is_computing(self) -> bool:
         """Whether something is still to be computed here, or nothing was handed out yet."""

@@ -13,10 +13,11 @@ from elastrain.decisions.recovery import accused, decide, open_plan
 from elastrain.decisions.rerouting import Rerouting, reroute
 from elastrain.job.values import Recovery, Report, Wrong
 from elastrain.member.commit_rules import Committing
+from elastrain.member.contract import Part
 from elastrain.member.parts import Machine
 
 
-class Recovering:
+class Recovering(Part):
     """Rules of recovery, over the parts; owns nothing."""
 
     def __init__(self, machine: Machine, committing: Committing) -> None:

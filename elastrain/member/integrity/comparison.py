@@ -16,6 +16,7 @@ from elastrain import protocol as p
 from elastrain.integrity.arbitration import Side, changed_since, judge_parameters, other_primary
 from elastrain.job.placement import Placement
 from elastrain.job.values import Shape
+from elastrain.member.contract import Part, handles
 from elastrain.member.integrity.repair import Repair
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
@@ -24,7 +25,7 @@ from elastrain.member.state.member_views import Views
 from elastrain.protocol.messages import Digests, Doubt
 
 
-class Comparison:
+class Comparison(Part):
     """Owns what was told of the published parameters, and what was found here."""
 
     def __init__(self, me: str, views: Views, commit: Commit, repair: Repair, out: Commands) -> None:
@@ -98,6 +99,7 @@ class Comparison:
         self.compare(self._found)
         return True
 
+    @handles(p.ParametersDigested)
     def on_digested(self, event: p.ParametersDigested) -> None:
         if event.turn == self._turn:
             self._found = event.digests
@@ -164,7 +166,7 @@ class Comparison:
             self._repair.begin_anew(reason, {shard: ""})
 
 
-class DigestBroadcast:
+class DigestBroadcast(Part):
     """Owns whether digests are being made."""
 
     def __init__(
@@ -225,6 +227,7 @@ class DigestBroadcast:
             held.digest, held.published = state, published
         return self._repair.is_due
 
+    @handles(p.StatesDigested)
     def on_digested(self, event: p.StatesDigested) -> None:
         self.is_digesting = False
         # A view came in between, or another step: its own announcement tells what counts then.
@@ -243,7 +246,7 @@ class DigestBroadcast:
         self._holdings.drop_leaving()
 
 
-class SoleCopies:
+class SoleCopies(Part):
     """Owns whether the lone states of the open step were looked at.
 
     They are where audits are on, and else in a job with backups once this member has had others.

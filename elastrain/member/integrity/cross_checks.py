@@ -17,12 +17,13 @@ from elastrain import protocol as p
 from elastrain.integrity.audits import Audits, audits_of
 from elastrain.integrity.checks import Due, neighbour, probes
 from elastrain.job.values import Accusation, Check, Shape
+from elastrain.member.contract import Part
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
 from elastrain.member.state.runs import Runs
 
 
-class Auditing:
+class Auditing(Part):
     """Owns what this member audits in the open step, and what came out."""
 
     def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, runs: Runs) -> None:
@@ -127,7 +128,7 @@ class Auditing:
         return self._convicted[0] == self._runs.step
 
 
-class CrossCheck:
+class CrossCheck(Part):
     """Owns what this member checks in the open step, and what came out."""
 
     def __init__(self, me: str, due: Due, views: Views, commit: Commit, runs: Runs) -> None:

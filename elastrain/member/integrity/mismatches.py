@@ -18,6 +18,7 @@ from elastrain.integrity.arbitration import (
     look_again,
     look_before_taking_over,
 )
+from elastrain.member.contract import Part, handles
 from elastrain.member.integrity.comparison import Comparison
 from elastrain.member.integrity.repair import Repair
 from elastrain.member.state.ballot import Commands
@@ -28,7 +29,7 @@ from elastrain.protocol.codec import BitMask
 from elastrain.protocol.messages import Doubt, Evidence, Trial
 
 
-class Mismatches:
+class Mismatches(Part):
     """The open questions lie with the states that they are about, in `Holdings`."""
 
     def __init__(
@@ -151,6 +152,7 @@ class Mismatches:
 
     # ------------------------------------------------------------------------------------------------------ others'
 
+    @handles(Doubt)
     def on_doubt(self, source: str, message: Doubt) -> None:
         """Say what is here now, if this member has made it itself. Where it has still to do so, it answers later."""
         shard, held = message.shard, self._holdings.find(message.shard)
@@ -176,6 +178,7 @@ class Mismatches:
         told = {"step": asked.step, "shard": asked.shard}
         self._out.send(to, Evidence(**told, parameters=asked.parameters, digest=digest, is_trial=False))
 
+    @handles(p.DigestedAgain)
     def on_digested_again(self, event: p.DigestedAgain) -> None:
         if event.asker == self._views.me and event.parameters:
             self._comparison.on_replaced(event.shard, event.digest)
@@ -199,6 +202,7 @@ class Mismatches:
         elif told is None and event.asker == self._views.me and held.version == event.step:
             held.digest = event.digest  # made just now: copies of it are compared with this
 
+    @handles(Trial)
     def on_trial(self, source: str, message: Trial, payload: object) -> None:
         """Make the update once more, of what a backup has sent."""
         # By this very member: its machine computes it, but from memory that cannot have changed as its own has.
@@ -214,6 +218,7 @@ class Mismatches:
                 )
             )
 
+    @handles(p.UpdateTried)
     def on_tried(self, event: p.UpdateTried) -> None:
         held = self._holdings.find(event.shard)
         # The state that came is the one that both had: its digest was told by this member, and compared by the other.

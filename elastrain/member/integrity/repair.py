@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from elastrain import protocol as p
 from elastrain.job.values import Recovery
+from elastrain.member.contract import Part, handles
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
@@ -24,7 +25,7 @@ TRIES_MAX = 6
 """So often a member begins one and the same step anew: then the job ends, because it would never come to its end."""
 
 
-class Repair:
+class Repair(Part):
     """Owns what is wrong of the open step, and how often this member was at fault."""
 
     def __init__(self, views: Views, commit: Commit, holdings: Holdings, out: Commands) -> None:
@@ -128,12 +129,14 @@ class Repair:
         came = f"came to {self._views.me} changed"
         self.begin_anew(f"the gradient of shard {shard} of step {step} that {primary} finished {came}")
 
+    @handles(Damaged)
     def on_told_damaged(self, message: Damaged) -> None:
         """Look at a partial that came to another member changed, so that it is known whose memory is at fault."""
         # Nothing has to be sent again: the view that comes lets all compute it again.
         if message.step == self._commit.step + 1:
             self._out.do(p.CheckPartial(step=message.step, block=message.block, node=message.node))
 
+    @handles(p.PartialChecked)
     def on_partial_checked(self, event: p.PartialChecked) -> None:
         if not event.is_intact:
             what = f"the gradient of block {event.block} of step {event.step}"

@@ -19,6 +19,7 @@ from elastrain.decisions.rerouting import Rerouting
 from elastrain.decisions.voting import different_graphs
 from elastrain.errors import ConfigError
 from elastrain.job.values import OpenWork, Pipelining, Report, TracedGraph
+from elastrain.member.contract import Part, handles
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
@@ -32,7 +33,7 @@ from elastrain.pipeline.planning import PlanWish, first_plan, next_plan
 from elastrain.protocol.messages import Boundary, HasTraced
 
 
-class Tracing:
+class Tracing(Part):
     """Owns this member's graph, the graphs that others have told in this view, and the first step's plan."""
 
     def __init__(self, me: str, pipelining: Pipelining | None, views: Views, commit: Commit, out: Commands) -> None:
@@ -53,6 +54,7 @@ class Tracing:
         """The job's first step is open, and this member does not know yet who computes what of it."""
         return self.pipelining is not None and self._commit.is_initial and self.plan is None
 
+    @handles(p.Traced)
     def on_traced(self, event: p.Traced) -> None:
         assert self.pipelining is not None
         self.traced = event.model
@@ -66,6 +68,7 @@ class Tracing:
             self._told[self._me] = event.model.graph
             self._out.send_all(self._views.others, HasTraced(graph=self._told[self._me]))
 
+    @handles(HasTraced)
     def on_told(self, source: str, message: HasTraced) -> None:
         self._told[source] = message.graph
 
@@ -93,7 +96,7 @@ class Tracing:
         return self.plan
 
 
-class Tasks:
+class Tasks(Part):
     """Owns the desk of one step, and what this member knows of the others' tasks."""
 
     def __init__(self, me: str, tracing: Tracing, views: Views, commit: Commit, runs: Runs, out: Commands) -> None:
@@ -189,6 +192,7 @@ class Tasks:
 
     # --------------------------------------------------------------------------------------------------------- events
 
+    @handles(p.Computed)
     def on_computed(self, event: p.Computed) -> None:
         # The loop may still be computing for a step that was committed without it, or that has begun anew.
         if event.step != self._runs.step or self._runs.is_void or self._desk is None:
@@ -205,6 +209,7 @@ class Tasks:
             if member != self._me:
                 self._out.send(member, event.made)
 
+    @handles(Boundary)
     def on_boundary(self, message: Boundary, payload: object) -> None:
         # A second copy has the same bits: the books drop it.
         if self._desk is not None and self._desk.arrive(message.name):

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from elastrain import protocol as p
 from elastrain.job.values import Record
+from elastrain.member.contract import Part, handles
 from elastrain.member.integrity.mismatches import Mismatches
 from elastrain.member.shards.primaries import Primaries
 from elastrain.member.state.ballot import Commands
@@ -16,7 +17,7 @@ from elastrain.member.state.runs import FinishedGradient, Runs
 from elastrain.protocol.messages import Ack, Digests, Gradient
 
 
-class Backups:
+class Backups(Part):
     """This member as a backup; the states lie in `Holdings`."""
 
     def __init__(
@@ -27,6 +28,7 @@ class Backups:
 
     # ------------------------------------------------------------------------------------------------ the open step
 
+    @handles(Gradient)
     def on_gradient(self, source: str, message: Gradient, payload: object) -> None:
         if message.step != self._runs.step:
             return
@@ -87,6 +89,7 @@ class Backups:
             else:  # a copy that was not followed up is stale from now on
                 self._holdings.drop(shard)
 
+    @handles(p.AppliedBehind)
     def on_applied_behind(self, event: p.AppliedBehind) -> None:
         held = self._holdings.find(event.shard)
         # A change of roles, or a copy, may have made the update void while it was being made.
@@ -103,6 +106,7 @@ class Backups:
                 held.primary = source
                 self.verify(shard, message.step)
 
+    @handles(p.UpdatedAgain)
     def on_updated_again(self, event: p.UpdatedAgain) -> None:
         if self._doubts.on_updated_again(event):
             self.verify(event.shard, event.step)

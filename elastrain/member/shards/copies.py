@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from elastrain import protocol as p
 from elastrain.integrity.arbitration import Side, judge_copy
+from elastrain.member.contract import Part, handles
 from elastrain.member.integrity.repair import Repair
 from elastrain.member.shards.reduction import Reduction
 from elastrain.member.state.ballot import Commands
@@ -21,7 +22,7 @@ Copy: TypeAlias = tuple[int, str]
 """(shard, member that is to hold it)."""
 
 
-class CopiesGiven:
+class CopiesGiven(Part):
     """Owns what is still to be copied from here, and what is on its way."""
 
     def __init__(
@@ -50,6 +51,10 @@ class CopiesGiven:
         self._under_way: set[Copy] = set()
         self._has_moved = False
         """Whether a copy was sent in this step."""
+
+    def limit(self, budget_bytes: int) -> None:
+        """Let at most so many bytes of parameters be on their way at a time."""
+        self.budget_bytes = budget_bytes
 
     def plan(self) -> None:
         """Find out what is still to be copied towards the target, shard by shard."""
@@ -124,6 +129,7 @@ class CopiesGiven:
         digest = self._holdings[shard].digest
         self._out.send(member, ShardCopy(step=self._commit.step, shard=shard, digest=digest))
 
+    @handles(Copied)
     def on_copied(self, source: str, message: Copied) -> None:
         # An answer to a copy of the last view: whether it was taken is known no more.
         if (message.shard, source) not in self._under_way:
@@ -139,7 +145,7 @@ class CopiesGiven:
             self._reduction.forward([message.shard], only=source)
 
 
-class CopiesTaken:
+class CopiesTaken(Part):
     """Owns what did not come through of the copies that were sent to this member."""
 
     def __init__(self, me: str, commit: Commit, holdings: Holdings, repair: Repair, out: Commands) -> None:
@@ -155,6 +161,7 @@ class CopiesTaken:
         """Forget broken copies: in another step or view, copies come anew."""
         self._broken.clear()
 
+    @handles(ShardCopy)
     def on_copy(self, source: str, message: ShardCopy, payload: object) -> None:
         step, shard, digest = message.step, message.shard, message.digest
         # A copy of a step that is over would be verified against a state that its sender has no more.

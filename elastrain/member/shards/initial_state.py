@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 from elastrain import protocol as p
 from elastrain.job.values import Initial
+from elastrain.member.contract import Part, handles
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import NEVER, Commit
 from elastrain.member.state.holdings import Holdings
 
 
-class InitialState:
+class InitialState(Part):
     """Owns which shards' states are read, and not yet in custody."""
 
     def __init__(self, me: str, initial: Initial, commit: Commit, holdings: Holdings, out: Commands) -> None:
@@ -47,6 +48,7 @@ class InitialState:
         held = self._holdings.find(shard)
         return held is not None and held.version != NEVER
 
+    @handles(p.InitialRead)
     def on_read(self, event: p.InitialRead) -> None:
         self._is_reading = False
         # Where others have committed meanwhile, it is their parameters that count.

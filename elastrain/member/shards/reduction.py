@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from elastrain import protocol as p
 from elastrain.job.fold import Fold, Node, is_covered
 from elastrain.job.values import Shape
+from elastrain.member.contract import Part, handles
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Roles
 from elastrain.member.state.member_views import Views
@@ -19,7 +20,7 @@ Lanes = Iterable[tuple[int, int]]
 """(shard, lane) of each tensor."""
 
 
-class Reduction:
+class Reduction(Part):
     """Owns the folds of this member's shards, and what is finished of them."""
 
     def __init__(self, me: str, shape: Shape, views: Views, roles: Roles, runs: Runs, out: Commands) -> None:
@@ -50,6 +51,7 @@ class Reduction:
 
     # -------------------------------------------------------------------------------------------------- own partials
 
+    @handles(p.BlockDone)
     def on_block_done(self, event: p.BlockDone) -> None:
         # The loop may still be computing a run of a step that was committed without it.
         if event.step != self._runs.step or self._runs.is_void:
@@ -95,6 +97,7 @@ class Reduction:
 
     # --------------------------------------------------------------------------------------------------------- folds
 
+    @handles(Partial)
     def on_partial(self, source: str, message: Partial, payload: object) -> None:
         if message.step == self._runs.step:
             weight = (message.contribution, message.touched)

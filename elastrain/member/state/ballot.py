@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterable
 
 from elastrain import protocol as p
 from elastrain.job.values import Vote
+from elastrain.member.contract import Part
 from elastrain.protocol.messages import Message
 
 
-class Ballot:
+class Ballot(Part):
     """Owns who has acknowledged which shard of this member's, and who has voted."""
 
     def __init__(self) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from elastrain.job.placement import Holders, Placement, first_copies
 from elastrain.job.scaling import Scaler
 from elastrain.job.values import Record, Shape, Vote
+from elastrain.member.contract import Part
 from elastrain.pipeline.pipeline_plan import PipelinePlan
 from elastrain.protocol.messages import (
     Ack,
@@ -197,7 +198,7 @@ class UnderReplication:
         return self.since.get(shard, step) < step
 
 
-class Commit:
+class Commit(Part):
     """Owns the record, and the roles and parameters that belong to its step."""
 
     def __init__(self, me: str, shape: Shape) -> None:

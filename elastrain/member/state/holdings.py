@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from elastrain import protocol as p
 from elastrain.integrity.arbitration import Difference
 from elastrain.job.placement import Holders
+from elastrain.member.contract import Part
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import NEVER
 from elastrain.member.state.runs import FinishedGradient
@@ -68,7 +69,7 @@ class HeldShard:
         self.expected.clear()
 
 
-class Holdings:
+class Holdings(Part):
     """Owns the shards that this member has, and which of them are to go."""
 
     def __init__(self, out: Commands) -> None:

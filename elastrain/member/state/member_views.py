@@ -9,10 +9,11 @@ from __future__ import annotations
 from elastrain import protocol as p
 from elastrain.job.values import Report
 from elastrain.job.world import View
+from elastrain.member.contract import Part, handles
 from elastrain.member.state.ballot import Commands
 
 
-class Views:
+class Views(Part):
     """Owns the member's views, the reports of the present one, and the messages that wait."""
 
     def __init__(self, me: str, out: Commands) -> None:
@@ -51,6 +52,16 @@ class Views:
             return False
         self.newest = view
         return self.must_switch_now(view) or self.is_left_behind()
+
+    @handles(p.CommitAllowed)
+    def on_commit_allowed(self, event: p.CommitAllowed) -> None:
+        """Note that the store knows of the first commit before it is made."""
+        self.may_commit = True
+
+    @handles(Report)
+    def on_report(self, source: str, message: Report) -> None:
+        """Note where a member of this view stands."""
+        self.reports[source] = message
 
     def must_switch_now(self, view: View) -> bool:
         """A view that only adds members waits for the commit whose record names it, for everyone alike."""

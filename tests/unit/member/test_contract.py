@@ -1,0 +1,49 @@
+"""The machine cannot be made where an event or a message has no handler, or two; a part that is listed is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from elastrain import protocol as p
+from elastrain.member.contract import Part, handles, joined
+from elastrain.member.member_machine import MemberMachine
+from elastrain.protocol import messages as said
+from tests.unit.member.test_lifecycle import SHAPE
+
+
+@dataclass(frozen=True)
+class Planted:
+    """An event, or a message, that no part handles."""
+
+
+@pytest.mark.parametrize(("module", "union"), [(p, "Event"), (said, "Message")])
+def test_a_type_without_a_handler_is_found_at_construction(
+    module: object, union: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, union, getattr(module, union) | Planted)
+    with pytest.raises(TypeError, match="Planted: no part handles this"):
+        MemberMachine(me="a", shape=SHAPE)
+
+
+class First(Part):
+    @handles(Planted)
+    def on_planted(self, message: Planted, source: str) -> None:
+        self.heard = (message, source)
+
+
+class Second(Part):
+    @handles(Planted)
+    def on_planted(self, event: Planted) -> None: ...
+
+
+def test_two_handlers_of_a_type_are_found() -> None:
+    with pytest.raises(TypeError, match=r"Planted has two handlers, First.on_planted and Second.on_planted"):
+        joined([Planted], [First(), Second()])
+
+
+def test_a_handler_of_a_message_takes_what_it_names() -> None:
+    part = First()
+    joined([Planted], [part])[Planted].hear(source="b", message=Planted(), payload=None)
+    assert part.heard == (Planted(), "b")
