@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from elastrain import protocol as p
 from elastrain.job.checkpoint_plan import LOOP, Checkpointed, CheckpointPlan, Wish, balanced, keepers, steady, writers
 from elastrain.job.placement import Placement
-from elastrain.job.values import Record
-from elastrain.member.contract import Part, handles
+from elastrain.job.values import Record, Recovery
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
@@ -55,7 +55,7 @@ class OpenCheckpoint:
         return self.record.step
 
 
-class Checkpointing(Part):
+class Checkpointing(MemberPart):
     """Owns the wish for a checkpoint, and the one that is being written."""
 
     def __init__(
@@ -282,13 +282,15 @@ class Checkpointing(Part):
         """Others go on: whoever was to be stopped with the last checkpoint has left."""
         self.is_last = False
 
-    def distrust(self) -> None:
-        """Something of the step was found wrong after its commit: what was written may be that very state."""
-        if self.open is not None:
-            self.open.problem = self.open.problem or "a state of that step was found to be wrong"
+    def why_not_yet(self) -> str:
+        """Commit nothing after the last checkpoint: it would be lost when the job is stopped."""
+        return "the job is about to be stopped with the last checkpoint" if self.is_last else ""
 
-    def resume(self) -> None:
-        """The view is in order: say again what is written, since what was told in the last view may be lost."""
+    def resume(self, recovery: Recovery) -> None:
+        """Report again what is written, since the reports of the last view may be lost."""
+        # What was found wrong after the commit may be in a state that was written.
+        if recovery.wrong is not None and self.open is not None:
+            self.open.problem = self.open.problem or "a state of that step was found to be wrong"
         if self.open is None:
             if self._over is not None and self._collector != self._views.me:
                 self._out.send(self._collector, self._over)

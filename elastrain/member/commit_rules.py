@@ -9,12 +9,12 @@ from elastrain.decisions.voting import Disagreement, Dispute, combine_votes
 from elastrain.job.placement import Holders, Placement, next_roles, target
 from elastrain.job.run_plan import plan
 from elastrain.job.values import Record, Vote
-from elastrain.member.contract import Part, handles
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.parts import Machine
 from elastrain.protocol.messages import Ack, Publish
 
 
-class Committing(Part):
+class Committing(MemberPart):
     """Rules of the commit, over the parts; owns nothing."""
 
     def __init__(self, machine: Machine) -> None:
@@ -22,29 +22,15 @@ class Committing(Part):
 
     # ------------------------------------------------------------------------------------------------ vote and commit
 
-    def may_vote(self) -> bool:
-        """Whether nothing is left to do that the commit of this step would make impossible."""
-        m, custody = self._machine, self._machine.custody
-        # First what is false until all is computed: this is asked after every event.
-        return (
-            custody.comparison.is_settled()  # what was computed with wrong parameters is never committed
-            and not m.views.is_recovering  # the votes of a view are void in the next
-            and not custody.repair.is_due  # what is known to be wrong is never committed
-            and m.loop.has_asked_in(m.step.number)  # a script may still read what the commit overwrites
-            and not m.checkpointing.is_last  # what is committed after it would be lost when the job is stopped
-            and not custody.announcements.is_digesting  # of states that the commit changes
-            and not custody.given.is_reading()  # so does a copy that is on its way
-            and custody.given.has_moved()  # else a busy job would never get its backups back
-            and not custody.given.is_overdue()  # two steps after a loss, the next one may come
-            and m.commit.parameters.are_here()
-            and m.step.tasks.are_done()  # what others have made for them is let go of with the record
-            and m.step.audits.is_done()
-            and m.step.check.is_done()  # it reads the parameters of this step
-            and custody.lone.may_vote()
-            and not custody.comparison.is_looking()  # nor from a state that has changed in memory
-            and not custody.holdings.in_doubt()  # until it is known who is wrong, all states stay as they are
-            and all(self.is_safe(shard) for shard in m.commit.roles.mine)
-        )
+    def why_not_yet(self) -> str:
+        """Return the first reason for which this member does not vote yet; empty if it may vote, or has."""
+        m = self._machine
+        if m.step.ballot.has_voted:
+            return ""
+        if reason := next(filter(None, (part.why_not_yet() for part in m.parts)), ""):
+            return reason
+        unsafe = next((shard for shard in m.commit.roles.mine if not self.is_safe(shard)), None)
+        return "" if unsafe is None else f"the gradient of shard {unsafe} is not finished, or not on all its backups"
 
     @handles(Ack)
     def on_ack(self, source: str, message: Ack) -> None:
@@ -86,7 +72,7 @@ class Committing(Part):
     def vote(self) -> bool:
         """Vote once the gradients of this member's shards are finished and backed up. Returns True if it has voted."""
         m = self._machine
-        if m.step.ballot.has_voted or not self.may_vote():
+        if m.step.ballot.has_voted or self.why_not_yet():
             return False
         assert m.views.newest is not None
         mine, finished = m.commit.roles.mine, m.step.reduction.finished
@@ -160,7 +146,6 @@ class Committing(Part):
         m = self._machine
         m.commit.advance(record.step, record)
         m.custody.repair.convict(m.step.audits.hear(record.findings.accused))
-        m.custody.forget_step()
         m.out.do(p.Passed(record=record))
 
     def pass_step(self, record: Record) -> tuple[Sequence[int], Placement]:
@@ -184,7 +169,7 @@ class Committing(Part):
             m.custody.given.plan()
         m.checkpointing.on_passed(record, before)
         m.out.do(p.EndAttempt(step=record.step))
-        m.step.begin(record.step + 1)
+        m.begin(record.step + 1)
         return mine, before
 
     def goal(self, now: Placement) -> Placement:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+from elastrain.job.values import Recovery
+
 Method = TypeVar("Method", bound=Callable[..., object])
 
 
@@ -22,7 +24,7 @@ def handles(*kinds: type) -> Callable[[Method], Method]:
     return mark
 
 
-class Part(Protocol):
+class MemberPart(Protocol):
     """The questions that the machine asks each of its parts. A part overrides those that concern it."""
 
     handlers: ClassVar[tuple[tuple[type, str, tuple[str, ...]], ...]] = ()
@@ -38,11 +40,31 @@ class Part(Protocol):
             for kind in vars(method)["handles"]
         )
 
+    def begin(self, step: int) -> None:
+        """Forget what belongs to the step before: `step` is open now."""
+        return
 
-class Handler(NamedTuple):
+    def forget_view(self) -> None:
+        """Forget questions, answers and transfers of the last view: some of its members may be gone."""
+        return
+
+    def resume(self, recovery: Recovery) -> None:
+        """Go on in the new view, and repeat what its members may lack."""
+        return
+
+    def progress(self) -> bool:
+        """Do what has become possible. Returns True if any state of the machine was changed."""
+        return False
+
+    def why_not_yet(self) -> str:
+        """Return what this part still has to do before this member may vote on the open step; empty if nothing."""
+        return ""
+
+
+class PartHandler(NamedTuple):
     """The method of a part that handles one type of events or messages."""
 
-    part: Part
+    part: MemberPart
     name: str
     takes: tuple[str, ...]
 
@@ -58,12 +80,12 @@ class Handler(NamedTuple):
         getattr(self.part, self.name)(*(arrived[name] for name in self.takes))
 
 
-def joined(kinds: Iterable[type], parts: Iterable[Part]) -> dict[type, Handler]:
+def joined(kinds: Iterable[type], parts: Iterable[MemberPart]) -> dict[type, PartHandler]:
     """Return the handler of each type. Raises TypeError if a type has no handler, or two."""
-    table: dict[type, Handler] = {}
+    table: dict[type, PartHandler] = {}
     for part in parts:
         for kind, name, takes in part.handlers:
-            handler = Handler(part, name, takes)
+            handler = PartHandler(part, name, takes)
             if kind in table:
                 raise TypeError(f"{kind.__name__} has two handlers, {table[kind]} and {handler}: remove one of them")
             table[kind] = handler

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from elastrain import protocol as p
-from elastrain.member.contract import Part, handles
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.parts import Machine
 
 
-class Copying(Part):
+class Copying(MemberPart):
     """Rules over the parts; owns nothing. What is copied is in `CopiesGiven`."""
 
     def __init__(self, machine: Machine) -> None:

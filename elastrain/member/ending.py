@@ -12,12 +12,12 @@ from dataclasses import replace
 from elastrain import protocol as p
 from elastrain.job.checkpoint_plan import Checkpointed, Wish
 from elastrain.member.commit_rules import Committing
-from elastrain.member.contract import Part, handles
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.parts import Machine
 from elastrain.protocol.messages import EndsBefore, TakeLast
 
 
-class Ending(Part):
+class Ending(MemberPart):
     """Rules of the end, over the parts; owns nothing. Who has ended is in `JobEnd`."""
 
     def __init__(self, machine: Machine, committing: Committing) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from elastrain import protocol as p
-from elastrain.member.contract import Part, handles
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.member_views import Views
 from elastrain.protocol.messages import EndsBefore, GoesOn, HasAll
@@ -30,7 +30,7 @@ def job_ends(voters: Sequence[str], left: Collection[str], going: Collection[str
     return None
 
 
-class JobEnd(Part):
+class JobEnd(MemberPart):
     """Owns who has ended before which step, and who goes on."""
 
     def __init__(self, me: str, views: Views, out: Commands) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from elastrain import protocol as p
 from elastrain.job.values import Recovery
-from elastrain.member.contract import Part, handles
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.open_step import OpenStep
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
@@ -47,7 +47,7 @@ TABLE: dict[tuple[LoopStage, type], LoopStage] = {
 """(stage, event of the loop or command to it) -> stage. A pair that is missing is a defect of the driver."""
 
 
-class LoopStages(Part):
+class LoopStages(MemberPart):
     """Owns the loop's stage and step, and the state that newcomers' loops begin with."""
 
     def __init__(self, views: Views, commit: Commit, open_step: OpenStep, out: Commands) -> None:
@@ -117,9 +117,15 @@ class LoopStages(Part):
         # As the report says: other members get whatever is not under way here.
         self._allowed = frozenset(self._open.runs.pending[: self._open.runs.under_way])
 
-    def resume(self, recovery: Recovery, me: str) -> None:
+    def why_not_yet(self) -> str:
+        """Wait until the loop asks for work in the open step: a script may read the old parameters until then."""
+        step = self._open.number
+        return "" if self.has_asked_in(step) else f"the training loop has not asked for work in step {step} yet"
+
+    def resume(self, recovery: Recovery) -> None:
+        """Note the newcomers that wait for the loop's state from this member."""
         # One member hands the state over, or several would send the same megabytes.
-        self._newcomers = recovery.newcomers if recovery.donor == me else ()
+        self._newcomers = recovery.newcomers if recovery.donor == self._views.me else ()
 
     def hand_over(self) -> bool:
         """Send newcomers the loop's state of the step that all enter next, once this loop is in it."""

@@ -18,15 +18,16 @@ from elastrain.job.checkpoint_plan import CheckpointPlan
 from elastrain.job.placement import Placement
 from elastrain.job.values import Record, Report, Shape
 from elastrain.member.commit_rules import Committing
-from elastrain.member.contract import Part, handles, joined
+from elastrain.member.contract import MemberPart, handles, joined
 from elastrain.member.copying import Copying
+from elastrain.member.custody_rules import CustodyRules
 from elastrain.member.ending import Ending
 from elastrain.member.parts import Machine
 from elastrain.member.recovering import Recovering
 from elastrain.protocol import messages as said
 
 
-class MemberMachine(Part):
+class MemberMachine(MemberPart):
     """One member's part in the job."""
 
     def __init__(self, *, me: str, shape: Shape, checkpoints: CheckpointPlan | None = None) -> None:
@@ -35,9 +36,10 @@ class MemberMachine(Part):
         self._committing = Committing(self.machine)
         self._recovering = Recovering(self.machine, self._committing)
         self._ending = Ending(self.machine, self._committing)
-        rules = (self._committing, self.copying, self._ending)
+        self._custody = CustodyRules(self.machine)
+        rules = (self._custody, self._committing, self.copying, self._ending)
         kinds = (*get_args(p.Event), *get_args(said.Message))
-        self._handlers = joined(kinds, (self, *self.machine.parts, *rules))
+        self._handlers = joined(kinds, (self, *self.machine.parts, self.machine.step, *rules))
 
     # ---------------------------------------------------------------------------------------------- for its driver
 
@@ -68,6 +70,10 @@ class MemberMachine(Part):
     def holders(self) -> Placement:
         """The committed holders that are in this view."""
         return self.machine.commit.roles.live
+
+    def why_not_yet(self) -> str:
+        """Return why this member has not voted on the open step; empty if it has."""
+        return self._committing.why_not_yet()
 
     def unreported(self) -> tuple[str, ...]:
         """Members of the view for whose report this one waits, though they should have answered at once."""
@@ -175,10 +181,10 @@ class MemberMachine(Part):
         return (
             self._recover,
             self._committing.publish_looked,
-            self._create,
+            self._custody.progress,
+            *(part.progress for part in m.parts),
             self._depart,
             m.loop.hand_over,
-            m.step.reduction.finish,
             self.compare,
             self._committing.vote,
             self._commit,
@@ -196,22 +202,6 @@ class MemberMachine(Part):
         # In the end blocks come that a task must not see appear.
         m = self.machine
         return (m.replicas.are_all or m.end.step is None) and m.loop.feed()
-
-    def _create(self) -> bool:
-        """Let the job start: every holder makes the initial state of its shards, once the parameters are here."""
-        m = self.machine
-        if m.views.is_recovering or not m.commit.is_initial:
-            return False
-        if not m.custody.initial.may_be_made():
-            return m.custody.initial.read()
-        created = m.custody.primaries.create(m.me)
-        if m.views.others:
-            # As it was made: whoever becomes its primary before the first commit has nothing else to hold it against.
-            for shard in created:
-                m.custody.comparison.look_at_own(shard)
-        m.custody.initial.forget(created)
-        m.custody.backups.acknowledge(created)
-        return m.custody.announcements.announce_initial() or bool(created)
 
     def compare(self) -> bool:
         """Compare parameters once this member has computed all that it has to in a step."""

@@ -6,7 +6,7 @@ from elastrain import protocol as p
 from elastrain.integrity.checks import Due
 from elastrain.job.fold import Fold
 from elastrain.job.values import Shape
-from elastrain.member.contract import Part, handles
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.integrity.cross_checks import Auditing, CrossCheck
 from elastrain.member.pipeline.assignments import Tasks, Tracing
 from elastrain.member.shards.reduction import Reduction
@@ -16,7 +16,7 @@ from elastrain.member.state.member_views import Views
 from elastrain.member.state.runs import Runs
 
 
-class OpenStep(Part):
+class OpenStep(MemberPart):
     """The parts of one step: a part that is added here begins anew with the others."""
 
     def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, out: Commands) -> None:
@@ -29,7 +29,7 @@ class OpenStep(Part):
         self.audits = Auditing(me, shape, views, commit, self.runs)
         self.ballot = Ballot()
         # A part that is listed here begins anew with the others.
-        self.parts: tuple[Part, ...] = (
+        self.parts: tuple[MemberPart, ...] = (
             self.runs,
             self.tracing,
             self.reduction,
@@ -61,12 +61,7 @@ class OpenStep(Part):
         # Else parameters that were wrong in a check only would accuse the other member.
         return self.are_computed() and self.check.is_done() and self.audits.is_done()
 
-    # All at once: nothing of the last step may be taken for something of this one.
-    def begin(self, number: int) -> None:
-        self.runs.begin(number)
-        self.tasks.begin()
-        self.tracing.plan = None
-        self.reduction.begin()
-        self.check.begin()
-        self.audits.begin()
-        self.ballot.clear()
+    def begin_attempt(self, number: int) -> None:
+        """Begin with `number`, or begin it anew: nothing of the last attempt is left in the parts of the step."""
+        for part in self.parts:
+            part.begin(number)

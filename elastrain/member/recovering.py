@@ -13,11 +13,10 @@ from elastrain.decisions.recovery import accused, decide, open_plan
 from elastrain.decisions.rerouting import Rerouting, reroute
 from elastrain.job.values import Recovery, Report, Wrong
 from elastrain.member.commit_rules import Committing
-from elastrain.member.contract import Part
 from elastrain.member.parts import Machine
 
 
-class Recovering(Part):
+class Recovering:
     """Rules of recovery, over the parts; owns nothing."""
 
     def __init__(self, machine: Machine, committing: Committing) -> None:
@@ -27,15 +26,10 @@ class Recovering(Part):
     def switch(self) -> None:
         """Go on to the newest view: ignore older ones, and send the report of where this member stands."""
         m = self._machine
-        m.step.ballot.clear()
-        m.commit.roles.forget_followers()
-        m.custody.forget_view()
-        m.checkpointing.forget_view()
-        m.end.forget_view()
+        for part in m.parts:
+            part.forget_view()
         m.views.switch(m.step.number)
         report = self.report()
-        # From here on the loop may go on with what the report calls under way, and with nothing else.
-        m.loop.forget_view()
         m.views.reports[m.me] = report
         m.out.send_all(m.views.others, report)
 
@@ -107,9 +101,8 @@ class Recovering(Part):
         """A newcomer goes on from what the others have committed."""
         m = self._machine
         m.commit.advance(decision.committed, decision.record)
-        m.custody.comparison.forget_found()
-        # Whatever it had of an older step is of no use to anybody.
-        m.step.begin(decision.committed + 1)
+        # Whatever it had of an older step is of no use to any member.
+        m.begin(decision.committed + 1)
 
     def _distrust(self, decision: Recovery) -> None:
         """Parameters that somebody has computed with were not right: all take them again, from who has the state."""
@@ -157,17 +150,12 @@ class Recovering(Part):
             self._begin_anew()
         rerouting = self._hand_out(decision)
         m.step.reduction.take_over(m.custody.backups.kept(m.commit.roles.mine))
-        m.views.is_recovering = False
-        m.loop.resume(decision, m.me)
         m.out.do(self._resumed(decision, rerouting))
-        m.step.reduction.resume(decision.folded)
+        # In the order of the parts: doubts are asked again before the repair looks for faults that are new.
+        for part in m.parts:
+            part.resume(decision)
         if rerouting is not None:
             m.step.tasks.send_again(rerouting)
-        m.custody.doubts.ask_again()
-        if decision.wrong is not None:
-            m.checkpointing.distrust()
-        m.checkpointing.resume()
-        m.custody.repair.resume(decision)
         m.custody.repair.convict(m.step.audits.hear(accused(m.views.reports)))
 
     def _reroute(self, decision: Recovery) -> Rerouting | None:
@@ -180,9 +168,9 @@ class Recovering(Part):
     def _hand_out(self, decision: Recovery) -> Rerouting | None:
         m = self._machine
         plan, rerouting = open_plan(decision, m.views.reports), self._reroute(decision)
-        m.step.tracing.resume(m.views.reports, plan)
+        m.step.tracing.take_up(m.views.reports, plan)
         if plan is not None and rerouting is not None:
-            m.step.tasks.resume(plan, rerouting)
+            m.step.tasks.take_up(plan, rerouting)
         if m.shape.pipelining is not None:
             return rerouting
         m.step.runs.hand(decision.runs[m.me])
@@ -206,13 +194,13 @@ class Recovering(Part):
         assert isinstance(decision, Recovery)
         known = {member: m.views.reports[member] for member in m.views.view.ids}
         reports = {name: replace(r, work=replace(r.work, traced=m.step.tracing.traced)) for name, r in known.items()}
-        m.step.tasks.resume(plan, reroute(reports, m.shape, decision, plan))
+        m.step.tasks.take_up(plan, reroute(reports, m.shape, decision, plan))
         return True
 
     def _begin_anew(self) -> None:
         """Nothing of the open step counts. All have reported: nobody reads any more what the others had of it."""
         m = self._machine
-        m.step.begin(m.step.number)
+        m.step.begin_attempt(m.step.number)
         m.custody.holdings.void_step(m.step.number)
         if m.loop.is_computing:
             m.step.runs.void_running()

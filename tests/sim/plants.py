@@ -893,7 +893,7 @@ def completes_without_all_parts(rule: Rule, checkpointing: Checkpointing) -> Non
 
 
 @_rule(100, Checkpointing, "resume", _CHECKPOINTS)
-def forgets_what_was_not_heard(rule: Rule, checkpointing: Checkpointing) -> None:
+def forgets_what_was_not_heard(rule: Rule, checkpointing: Checkpointing, recovery: Recovery) -> None:
     """What was told in the last view is told again in the next: the checkpoint is completed, or given up."""
 
 

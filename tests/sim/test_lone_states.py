@@ -48,6 +48,6 @@ def test_a_lone_member_whose_state_has_changed_ends_the_job_and_commits_nothing_
 def test_without_one_of_its_two_looks_it_would_not(rule: str) -> None:
     with (
         patch.object(SoleCopies, rule, lambda *_: False),
-        patch.object(SoleCopies, "may_vote", lambda _: True),
+        patch.object(SoleCopies, "why_not_yet", lambda _: ""),
     ):
         assert ends(range(SEEDS))["wrong"] > 0

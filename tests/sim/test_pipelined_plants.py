@@ -95,7 +95,7 @@ def contributions_stay_where_they_are_made() -> AbstractContextManager[Any]:
 
 @_plant("A run that is interrupted is computed again whole.")
 def runs_are_resumed_in_their_middle() -> AbstractContextManager[Any]:
-    resume = Tasks.resume
+    resume = Tasks.take_up
 
     def resumes(tasks: Tasks, plan: Any, rerouted: Rerouting) -> None:
         resume(tasks, plan, rerouted)
@@ -104,7 +104,7 @@ def runs_are_resumed_in_their_middle() -> AbstractContextManager[Any]:
             if desk is not None and task in desk.progress and len(desk.shape.micro_batches_of(task.run)) > 1:
                 desk.progress[task] = TaskProgress(task=task, forwarded=1, done=1)
 
-    return patch.object(Tasks, "resume", resumes)
+    return patch.object(Tasks, "take_up", resumes)
 
 
 @_plant("A forward is held back only by tasks in flight that begin at its cut or deeper.")
@@ -130,8 +130,8 @@ def tensors_before_the_first_plan_are_dropped() -> AbstractContextManager[Any]:
 
 @_plant("A member that knows the first step's plan brings it to the next view.")
 def every_view_plans_the_first_step_anew() -> AbstractContextManager[Any]:
-    resume = Tracing.resume
-    return patch.object(Tracing, "resume", lambda own, reports, plan: resume(own, reports, None))
+    take_up = Tracing.take_up
+    return patch.object(Tracing, "take_up", lambda own, reports, plan: take_up(own, reports, None))
 
 
 @_plant("All members decide alike what is computed again.")

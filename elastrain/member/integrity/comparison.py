@@ -16,7 +16,7 @@ from elastrain import protocol as p
 from elastrain.integrity.arbitration import Side, changed_since, judge_parameters, other_primary
 from elastrain.job.placement import Placement
 from elastrain.job.values import Shape
-from elastrain.member.contract import Part, handles
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.integrity.repair import Repair
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
@@ -25,7 +25,7 @@ from elastrain.member.state.member_views import Views
 from elastrain.protocol.messages import Digests, Doubt
 
 
-class Comparison(Part):
+class Comparison(MemberPart):
     """Owns what was told of the published parameters, and what was found here."""
 
     def __init__(self, me: str, views: Views, commit: Commit, repair: Repair, out: Commands) -> None:
@@ -48,10 +48,20 @@ class Comparison(Part):
         self._looking: set[int] = set()
         """Shards whose state this member is looking at, before it answers for it."""
 
-    def forget_told(self) -> None:
-        """Another step, or another view: what is published is told anew."""
+    def begin(self, step: int) -> None:
+        """Forget digests of the last step's parameters."""
+        self.forget_view()
+
+    def forget_view(self) -> None:
+        """Forget digests that were told in the last view: publishers tell them again."""
         self._told.clear()
         self.forget_found()
+
+    def why_not_yet(self) -> str:
+        """Compare first: a step that was computed with wrong parameters or states is never committed."""
+        if not self.is_settled():
+            return f"the parameters of step {self._commit.step} are not compared yet with those that were published"
+        return "the states that this member has taken over are not verified yet" if self.is_looking() else ""
 
     def forget_found(self) -> None:
         """Other parameters, or more to compute with them: what was found says nothing any more."""
@@ -166,7 +176,7 @@ class Comparison(Part):
             self._repair.begin_anew(reason, {shard: ""})
 
 
-class DigestBroadcast(Part):
+class DigestBroadcast(MemberPart):
     """Owns whether digests are being made."""
 
     def __init__(
@@ -181,6 +191,10 @@ class DigestBroadcast(Part):
 
     def forget_view(self) -> None:
         self._has_announced_initial = False
+
+    def why_not_yet(self) -> str:
+        """Keep the states as they are until their digests are taken."""
+        return "states are being digested" if self.is_digesting else ""
 
     def announce_initial(self) -> bool:
         """Announce digests of the initial state, once per view. Returns True if this call has."""
@@ -246,7 +260,7 @@ class DigestBroadcast(Part):
         self._holdings.drop_leaving()
 
 
-class SoleCopies(Part):
+class SoleCopies(MemberPart):
     """Owns whether the lone states of the open step were looked at.
 
     They are where audits are on, and else in a job with backups once this member has had others.
@@ -264,8 +278,12 @@ class SoleCopies(Part):
         self._is_on = shape.audit.every > 0
         self._has_looked = False
 
-    def forget_look(self) -> None:
-        """Another step, or another view: other states are lone."""
+    def begin(self, step: int) -> None:
+        """Digest sole copies again in the new step."""
+        self._has_looked = False
+
+    def forget_view(self) -> None:
+        """Digest again in the new view: other states are sole copies there."""
         self._has_looked = False
 
     def note(self, shards: Iterable[int]) -> None:
@@ -282,9 +300,11 @@ class SoleCopies(Part):
         self.note(self._commit.roles.mine)
         return True
 
-    def may_vote(self) -> bool:
-        """Nothing is made of a state that has changed since: nobody else could tell."""
-        return self._has_looked or not self._lone(self._commit.roles.mine)
+    def why_not_yet(self) -> str:
+        """Digest sole copies before the vote: no other member could notice that one has changed."""
+        if self._has_looked or not self._lone(self._commit.roles.mine):
+            return ""
+        return "states that only this member holds are not digested yet"
 
     def _lone(self, shards: Iterable[int]) -> list[int]:
         # Two looks cost almost half an update per step: a job that is meant to have one copy asks for them by audits.

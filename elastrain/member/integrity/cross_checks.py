@@ -17,13 +17,13 @@ from elastrain import protocol as p
 from elastrain.integrity.audits import Audits, audits_of
 from elastrain.integrity.checks import Due, neighbour, probes
 from elastrain.job.values import Accusation, Check, Shape
-from elastrain.member.contract import Part
+from elastrain.member.contract import MemberPart
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
 from elastrain.member.state.runs import Runs
 
 
-class Auditing(Part):
+class Auditing(MemberPart):
     """Owns what this member audits in the open step, and what came out."""
 
     def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, runs: Runs) -> None:
@@ -38,9 +38,9 @@ class Auditing(Part):
         """What votes have shown to this member, until all have heard it."""
         self._convicted = (-1, 0)
         """The step in which this member was last found at fault, and the generation of the votes."""
-        self.begin()
+        self.begin(runs.step)
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """Start anew with a step of which nothing is audited."""
         self._audits = Audits()
         self._owners: dict[int, str] = {}
@@ -76,6 +76,10 @@ class Auditing(Part):
     def is_done(self) -> bool:
         """Whether all that is to be compared here has been computed; the training loop sees to it."""
         return not self._awaited and self.next_run() is None
+
+    def why_not_yet(self) -> str:
+        """Compute all audits: they read the parameters of the open step."""
+        return "" if self.is_done() else f"audits of step {self._runs.step} are still to be computed here"
 
     def compute(self, command: p.Compute) -> p.Compute:
         """Describe this member's own run for the training loop; where it is audited, its result goes into the vote."""
@@ -128,7 +132,7 @@ class Auditing(Part):
         return self._convicted[0] == self._runs.step
 
 
-class CrossCheck(Part):
+class CrossCheck(MemberPart):
     """Owns what this member checks in the open step, and what came out."""
 
     def __init__(self, me: str, due: Due, views: Views, commit: Commit, runs: Runs) -> None:
@@ -137,9 +141,9 @@ class CrossCheck(Part):
         self._views = views
         self._commit = commit
         self._runs = runs
-        self.begin()
+        self.begin(runs.step)
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """Start anew with a step of which nothing is checked."""
         self.left = 0
         """How often this member still has to compute a neighbour's micro-batch."""
@@ -169,6 +173,14 @@ class CrossCheck(Part):
     def is_done(self) -> bool:
         """Whether this member has computed all that it is to compare; the training loop sees to it."""
         return not self._awaited and self.next_run() is None
+
+    def why_not_yet(self) -> str:
+        """Compute all checks: they read the parameters of the open step."""
+        return (
+            ""
+            if self.is_done()
+            else f"checks of other members' micro-batches of step {self._runs.step} are still to be computed here"
+        )
 
     def compute(self, run: int) -> p.Compute:
         """Describe this member's own run for the training loop; of a probe, the first micro-batch is told."""

@@ -18,7 +18,8 @@ from elastrain.integrity.arbitration import (
     look_again,
     look_before_taking_over,
 )
-from elastrain.member.contract import Part, handles
+from elastrain.job.values import Recovery
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.integrity.comparison import Comparison
 from elastrain.member.integrity.repair import Repair
 from elastrain.member.state.ballot import Commands
@@ -29,7 +30,7 @@ from elastrain.protocol.codec import BitMask
 from elastrain.protocol.messages import Doubt, Evidence, Trial
 
 
-class Mismatches(Part):
+class Mismatches(MemberPart):
     """The open questions lie with the states that they are about, in `Holdings`."""
 
     def __init__(
@@ -100,8 +101,8 @@ class Mismatches(Part):
         self._out.send_all(self._views.others, question)
         return self._judge(held)
 
-    def ask_again(self) -> None:
-        """A new view: some of those who were asked are gone."""
+    def resume(self, recovery: Recovery) -> None:
+        """Ask the members of the new view: some of those who were asked are gone."""
         for shard in self._holdings.in_doubt():
             if not self._out.is_closed:
                 self.ask(shard)

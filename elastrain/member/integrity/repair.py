@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from elastrain import protocol as p
 from elastrain.job.values import Recovery
-from elastrain.member.contract import Part, handles
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
@@ -25,7 +25,7 @@ TRIES_MAX = 6
 """So often a member begins one and the same step anew: then the job ends, because it would never come to its end."""
 
 
-class Repair(Part):
+class Repair(MemberPart):
     """Owns what is wrong of the open step, and how often this member was at fault."""
 
     def __init__(self, views: Views, commit: Commit, holdings: Holdings, out: Commands) -> None:
@@ -155,22 +155,26 @@ class Repair(Part):
         self.is_new = False
         return tuple(sorted(self.wrong)) if self.is_due or self.stands else None
 
-    def resume(self, decision: Recovery) -> None:
-        """The recovery is decided: all members know what was wrong when they reported."""
+    def resume(self, recovery: Recovery) -> None:
+        """Note what all members know to be wrong, as they have reported it."""
         me = self._views.me
-        for shard, holder in decision.wrong or ():
+        for shard, holder in recovery.wrong or ():
             self._unproven.pop(shard if holder else -1, None)  # it was the publisher
             if holder == me and (shard, me) not in self.wrong:
                 self._faults.append(f"others have shown that the state of shard {shard} was wrong at {me}")
-        self.stands = self.stands or decision.wrong is not None
-        self.wrong.update(decision.wrong or ())
+        self.stands = self.stands or recovery.wrong is not None
+        self.wrong.update(recovery.wrong or ())
         self.is_due = self.is_new
         if not self.is_new:
             self._holdings.drop_disowned(self.given_up)
             self.given_up.clear()
 
-    def forget_step(self) -> None:
-        """Forget what was wrong of the step: it is committed, so the second attempt was right."""
+    def why_not_yet(self) -> str:
+        """Wait until the step has begun anew: what is known to be wrong is never committed."""
+        return "something of the step was found to be wrong: it begins anew" if self.is_due else ""
+
+    def begin(self, step: int) -> None:
+        """Forget what was wrong of the step before: it is committed, so the last attempt was right."""
         # All members know by now what this one knew, since all have voted for the step that was computed anew.
         self._tries = 0
         self.is_due = self.is_new = self.stands = False

@@ -19,7 +19,7 @@ from elastrain.decisions.rerouting import Rerouting
 from elastrain.decisions.voting import different_graphs
 from elastrain.errors import ConfigError
 from elastrain.job.values import OpenWork, Pipelining, Report, TracedGraph
-from elastrain.member.contract import Part, handles
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
@@ -33,7 +33,7 @@ from elastrain.pipeline.planning import PlanWish, first_plan, next_plan
 from elastrain.protocol.messages import Boundary, HasTraced
 
 
-class Tracing(Part):
+class Tracing(MemberPart):
     """Owns this member's graph, the graphs that others have told in this view, and the first step's plan."""
 
     def __init__(self, me: str, pipelining: Pipelining | None, views: Views, commit: Commit, out: Commands) -> None:
@@ -72,13 +72,17 @@ class Tracing(Part):
     def on_told(self, source: str, message: HasTraced) -> None:
         self._told[source] = message.graph
 
-    def resume(self, reports: Mapping[str, Report], plan: PipelinePlan | None) -> None:
+    def take_up(self, reports: Mapping[str, Report], plan: PipelinePlan | None) -> None:
         """A recovery has been decided. `plan`: that of the open step, if any member of the view knows it."""
         told = {member: report.work.traced for member, report in reports.items()}
         # It may have traced after its own report; the others get its word in this view then.
         told[self._me] = self.traced
         self._told = {member: traced.graph for member, traced in told.items() if traced is not None}
         self.plan = plan if self._commit.is_initial else None
+
+    def begin(self, step: int) -> None:
+        """Forget the first step's plan: the record has the plan of every later step."""
+        self.plan = None
 
     def agree(self, runs: int) -> PipelinePlan | None:
         """The first step's plan, once all members of the view have traced. Where their graphs differ, the job ends."""
@@ -96,15 +100,15 @@ class Tracing(Part):
         return self.plan
 
 
-class Tasks(Part):
+class Tasks(MemberPart):
     """Owns the desk of one step, and what this member knows of the others' tasks."""
 
     def __init__(self, me: str, tracing: Tracing, views: Views, commit: Commit, runs: Runs, out: Commands) -> None:
         self._me, self._tracing, self._views = me, tracing, views
         self._commit, self._runs, self._out = commit, runs, out
-        self.begin()
+        self.begin(runs.step)
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """Start anew with a step of which no task is handed out."""
         self._desk: TaskDesk | None = None
         self._known: tuple[TaskProgress, ...] = ()
@@ -124,6 +128,10 @@ class Tasks(Part):
     def are_done(self) -> bool:
         """Nothing is left to compute here. Without pipelines there is nothing."""
         return not self._tracing.awaits_plan and (self._desk is None or not self._desk.has_open_tasks())
+
+    def why_not_yet(self) -> str:
+        """Compute all tasks: what others have made for them is released with the commit."""
+        return "" if self.are_done() else f"tasks of step {self._runs.step} are still to be computed here"
 
     def open_work(self, adopted: tuple[int, ...], present: tuple[int, ...]) -> OpenWork:
         """For the report: what this member still has to do, and what it has."""
@@ -151,7 +159,7 @@ class Tasks(Part):
         """Hand out a whole step by the plan."""
         self._hand(plan, [TaskProgress(task=task) for route in routes(plan) for task in route])
 
-    def resume(self, plan: PipelinePlan, rerouting: Rerouting) -> None:
+    def take_up(self, plan: PipelinePlan, rerouting: Rerouting) -> None:
         """Go on after a change of view: living tasks stay where they are, what nobody has is computed again."""
         if self._desk is not None:
             for task in rerouting.new:

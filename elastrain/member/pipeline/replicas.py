@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from elastrain import protocol as p
 from elastrain.job.placement import Placement
 from elastrain.job.values import Report, Shape, ShardShape, TracedGraph
-from elastrain.member.contract import Part
+from elastrain.member.contract import MemberPart
 from elastrain.member.pipeline.assignments import Tracing
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
@@ -19,7 +19,7 @@ from elastrain.member.state.holdings import Holdings
 from elastrain.pipeline.pipeline_plan import held
 
 
-class Replicas(Part):
+class Replicas(MemberPart):
     """Owns what was adopted in the open step, who has all blocks, and which blocks this member's memory has."""
 
     def __init__(

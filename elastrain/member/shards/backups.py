@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from elastrain import protocol as p
 from elastrain.job.values import Record
-from elastrain.member.contract import Part, handles
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.integrity.mismatches import Mismatches
 from elastrain.member.shards.primaries import Primaries
 from elastrain.member.state.ballot import Commands
@@ -17,7 +17,7 @@ from elastrain.member.state.runs import FinishedGradient, Runs
 from elastrain.protocol.messages import Ack, Digests, Gradient
 
 
-class Backups(Part):
+class Backups(MemberPart):
     """This member as a backup; the states lie in `Holdings`."""
 
     def __init__(

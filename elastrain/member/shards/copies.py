@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from elastrain import protocol as p
 from elastrain.integrity.arbitration import Side, judge_copy
-from elastrain.member.contract import Part, handles
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.integrity.repair import Repair
 from elastrain.member.shards.reduction import Reduction
 from elastrain.member.state.ballot import Commands
@@ -22,7 +22,7 @@ Copy: TypeAlias = tuple[int, str]
 """(shard, member that is to hold it)."""
 
 
-class CopiesGiven(Part):
+class CopiesGiven(MemberPart):
     """Owns what is still to be copied from here, and what is on its way."""
 
     def __init__(
@@ -68,8 +68,17 @@ class CopiesGiven(Part):
         self._under_way.clear()
         self._due.clear()
 
-    def begin_step(self) -> None:
+    def begin(self, step: int) -> None:
+        """Begin a step in which no copy was sent yet."""
         self._has_moved = False
+
+    def why_not_yet(self) -> str:
+        """Send the copies of this step, and wait until their receivers have them: the state moves on afterwards."""
+        if self.is_reading():
+            return "a copy of a shard is on its way"
+        if self.is_overdue():
+            return "a shard has had too few holders since the step before: a copy is still to be sent"
+        return "" if self.has_moved() else "a copy of a shard is still to be sent in this step"
 
     # ----------------------------------------------------------------------------------------- what a vote waits for
 
@@ -145,7 +154,7 @@ class CopiesGiven(Part):
             self._reduction.forward([message.shard], only=source)
 
 
-class CopiesTaken(Part):
+class CopiesTaken(MemberPart):
     """Owns what did not come through of the copies that were sent to this member."""
 
     def __init__(self, me: str, commit: Commit, holdings: Holdings, repair: Repair, out: Commands) -> None:
@@ -157,8 +166,12 @@ class CopiesTaken(Part):
         self._broken: dict[int, tuple[str, int, int]] = {}
         """Shard whose copy did not come through -> sender, digest that was told, how often."""
 
-    def forget_broken(self) -> None:
-        """Forget broken copies: in another step or view, copies come anew."""
+    def begin(self, step: int) -> None:
+        """Forget damaged copies of the last step."""
+        self._broken.clear()
+
+    def forget_view(self) -> None:
+        """Forget damaged copies of the last view: copies are sent anew."""
         self._broken.clear()
 
     @handles(ShardCopy)

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from elastrain import protocol as p
 from elastrain.job.values import Initial
-from elastrain.member.contract import Part, handles
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import NEVER, Commit
 from elastrain.member.state.holdings import Holdings
 
 
-class InitialState(Part):
+class InitialState(MemberPart):
     """Owns which shards' states are read, and not yet in custody."""
 
     def __init__(self, me: str, initial: Initial, commit: Commit, holdings: Holdings, out: Commands) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from elastrain import protocol as p
 from elastrain.job.values import Record
-from elastrain.member.contract import Part
+from elastrain.member.contract import MemberPart
 from elastrain.member.integrity.comparison import Comparison
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import NEVER, Commit
@@ -17,7 +17,7 @@ Touched = tuple[int, ...]
 """Per lane of a shard, the bit mask of leaves that got a gradient."""
 
 
-class Primaries(Part):
+class Primaries(MemberPart):
     """Binds states to the model's memory; which shards are meant is in `Roles.mine`."""
 
     def __init__(self, commit: Commit, holdings: Holdings, comparison: Comparison, out: Commands) -> None:

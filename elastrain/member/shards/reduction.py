@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from elastrain import protocol as p
 from elastrain.job.fold import Fold, Node, is_covered
-from elastrain.job.values import Shape
-from elastrain.member.contract import Part, handles
+from elastrain.job.values import Recovery, Shape
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Roles
 from elastrain.member.state.member_views import Views
@@ -20,7 +20,7 @@ Lanes = Iterable[tuple[int, int]]
 """(shard, lane) of each tensor."""
 
 
-class Reduction(Part):
+class Reduction(MemberPart):
     """Owns the folds of this member's shards, and what is finished of them."""
 
     def __init__(self, me: str, shape: Shape, views: Views, roles: Roles, runs: Runs, out: Commands) -> None:
@@ -42,7 +42,7 @@ class Reduction(Part):
         self._broken: set[int] = set()
         """Shards of which something damaged was added up: they are not finished in this attempt."""
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """Start anew with the next step."""
         self.finished = {}
         self._folds = {}
@@ -126,7 +126,7 @@ class Reduction(Part):
         folds = [self._folds.get((shard, lane)) for lane in range(len(self._shards[shard].lanes))]
         return all(fold is not None and fold.complete for fold in folds)
 
-    def finish(self) -> bool:
+    def progress(self) -> bool:
         """Have the norms of complete gradients computed, in one call for all of one event."""
         whole, self._whole = self._whole, []
         if whole:
@@ -182,8 +182,9 @@ class Reduction(Part):
         self._folds = {key: fold for key, fold in self._folds.items() if key[0] in mine}
         self.finished = {**kept, **self.finished}
 
-    def resume(self, folded: Mapping[tuple[int, int], Collection[Node]]) -> None:
-        """Send what primaries lack (`folded` is what each has), and take in what was computed meanwhile."""
+    def resume(self, recovery: Recovery) -> None:
+        """Send the partials that primaries lack, and add what was computed during the recovery."""
+        folded = recovery.folded
         for block, node in sorted(self._runs.sent):
             lanes = [key for key in self._lanes_of(block) if not is_covered(node, folded[key])]
             self._deliver(block, node, lanes)

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable
 
 from elastrain import protocol as p
 from elastrain.job.values import Vote
-from elastrain.member.contract import Part
+from elastrain.member.contract import MemberPart
 from elastrain.protocol.messages import Message
 
 
-class Ballot(Part):
+class Ballot(MemberPart):
     """Owns who has acknowledged which shard of this member's, and who has voted."""
 
     def __init__(self) -> None:
@@ -24,6 +24,14 @@ class Ballot(Part):
         self.has_voted = False
         self._acks: dict[int, set[str]] = {}
         self._votes: dict[str, Vote] = {}
+
+    def begin(self, step: int) -> None:
+        """Begin with the votes on another step."""
+        self.clear()
+
+    def forget_view(self) -> None:
+        """Forget all: in the next view all members vote again."""
+        self.clear()
 
     def acknowledge(self, source: str, shards: Collection[int]) -> None:
         for shard in shards:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from elastrain.job.placement import Holders, Placement, first_copies
 from elastrain.job.scaling import Scaler
 from elastrain.job.values import Record, Shape, Vote
-from elastrain.member.contract import Part
+from elastrain.member.contract import MemberPart
 from elastrain.pipeline.pipeline_plan import PipelinePlan
 from elastrain.protocol.messages import (
     Ack,
@@ -198,7 +198,7 @@ class UnderReplication:
         return self.since.get(shard, step) < step
 
 
-class Commit(Part):
+class Commit(MemberPart):
     """Owns the record, and the roles and parameters that belong to its step."""
 
     def __init__(self, me: str, shape: Shape) -> None:
@@ -221,6 +221,14 @@ class Commit(Part):
         """Hold the record of a newer step. A member that has heard of a commit has passed it, and never goes back."""
         self.step, self.record = step, record
         self.parameters.expect(step)
+
+    def forget_view(self) -> None:
+        """Forget followers: the primaries may change with the view, and only a primary knows its followers."""
+        self.roles.forget_followers()
+
+    def why_not_yet(self) -> str:
+        """Wait for the parameters of the committed step."""
+        return "" if self.parameters.are_here() else f"parameters of step {self.step} are still to come"
 
     def next_scaler(self) -> Scaler:
         """The loss scaling of the step after this one."""

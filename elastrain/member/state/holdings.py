@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from elastrain import protocol as p
 from elastrain.integrity.arbitration import Difference
 from elastrain.job.placement import Holders
-from elastrain.member.contract import Part
+from elastrain.member.contract import MemberPart
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import NEVER
 from elastrain.member.state.runs import FinishedGradient
@@ -69,7 +69,7 @@ class HeldShard:
         self.expected.clear()
 
 
-class Holdings(Part):
+class Holdings(MemberPart):
     """Owns the shards that this member has, and which of them are to go."""
 
     def __init__(self, out: Commands) -> None:
@@ -111,6 +111,11 @@ class Holdings(Part):
         for held in self._held.values():
             held.owed.clear()
             held.askers.clear()
+
+    def why_not_yet(self) -> str:
+        """Keep all states as they are until it is known which side is wrong."""
+        doubts = self.in_doubt()
+        return f"it is not known yet which copy of shard {doubts[0]} is wrong" if doubts else ""
 
     def void_step(self, step: int) -> None:
         """The finished gradients of this step count for nothing."""

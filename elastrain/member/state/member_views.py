@@ -7,13 +7,13 @@ from the reports is carried out.
 from __future__ import annotations
 
 from elastrain import protocol as p
-from elastrain.job.values import Report
+from elastrain.job.values import Recovery, Report
 from elastrain.job.world import View
-from elastrain.member.contract import Part, handles
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.state.ballot import Commands
 
 
-class Views(Part):
+class Views(MemberPart):
     """Owns the member's views, the reports of the present one, and the messages that wait."""
 
     def __init__(self, me: str, out: Commands) -> None:
@@ -99,6 +99,14 @@ class Views(Part):
         # What comes from this view or a newer one was kept: it is read when the decision has been carried out.
         self._waiting = [arrival for arrival in self._waiting if not self.is_stale(arrival)]
         self._out.do(p.EditMesh(view=self.current, step=step))
+
+    def resume(self, recovery: Recovery) -> None:
+        """End the recovery: its decision is carried out."""
+        self.is_recovering = False
+
+    def why_not_yet(self) -> str:
+        """Wait until the view is in order: votes of a view are void in the next."""
+        return "a change of the view is under way" if self.is_recovering else ""
 
     # -------------------------------------------------------------------------------------------------------- reports
 

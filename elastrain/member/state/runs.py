@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from elastrain.job.fold import Combine, Fold, Node, absorb, covers, is_covered, leaves
 from elastrain.job.values import Contribution
-from elastrain.member.contract import Part
+from elastrain.member.contract import MemberPart
 
 Weight = tuple[Contribution, int]
 """What travels with a partial: its contribution, and the bit mask of leaves that got a gradient."""
@@ -57,7 +57,7 @@ class PartialSet:
         return self._fold.root in self.nodes
 
 
-class Runs(Part):
+class Runs(MemberPart):
     """Owns the hand-out of step `step`, tried in one or more views: own partials stay valid across views."""
 
     def __init__(self, fold: Fold, blocks: int, first: int) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 
 from elastrain import protocol as p
-from elastrain.member.contract import Part, handles, joined
+from elastrain.member.contract import MemberPart, handles, joined
 from elastrain.member.member_machine import MemberMachine
 from elastrain.protocol import messages as said
-from tests.unit.member.test_lifecycle import SHAPE
+from tests.unit.member.test_lifecycle import SHAPE, Pair
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ def test_a_type_without_a_handler_is_found_at_construction(
         MemberMachine(me="a", shape=SHAPE)
 
 
-class First(Part):
+class First(MemberPart):
     @handles(Planted)
     def on_planted(self, message: Planted, source: str) -> None:
         self.heard = (message, source)
 
 
-class Second(Part):
+class Second(MemberPart):
     @handles(Planted)
     def on_planted(self, event: Planted) -> None: ...
 
@@ -47,3 +47,21 @@ def test_a_handler_of_a_message_takes_what_it_names() -> None:
     part = First()
     joined([Planted], [part])[Planted].hear(source="b", message=Planted(), payload=None)
     assert part.heard == (Planted(), "b")
+
+
+def test_every_part_is_in_the_list_that_the_machine_asks() -> None:
+    machine = MemberMachine(me="a", shape=SHAPE).machine
+    made = [each for owner in (machine, machine.step, machine.custody) for each in vars(owner).values()]
+    missing = {type(each).__name__ for each in made if MemberPart in type(each).__mro__} - {
+        type(each).__name__ for each in machine.parts
+    }
+    assert missing == {"OpenStep"}, "it only holds the parts of the step, which are listed themselves"
+
+
+def test_a_member_that_does_not_vote_says_why() -> None:
+    pair = Pair()
+    assert pair.a.why_not_yet() == "a change of the view is under way"
+    pair.start(ready=False)
+    assert pair.a.why_not_yet() == "the parameters of step -1 are not compared yet with those that were published"
+    pair.a.machine.custody.repair.begin_anew("something")
+    assert "something of the step was found to be wrong" in pair.a.machine.custody.repair.why_not_yet()

@@ -299,7 +299,7 @@ def test_who_was_at_fault_twice_stays_until_the_step_is_committed_since_only_the
     commands = begun_anew(pair)
     assert p.VoidAttempt(step=1) in commands
     assert not ends(commands)
-    repair.forget_step()
+    repair.begin(1)
     repair.depart(spoils=False)
     assert ends(pair.a.machine.out.take()) == ["CorruptedError"]
 
@@ -349,7 +349,7 @@ def test_who_computes_with_other_parameters_is_at_fault_unless_their_publisher_w
     pair, _ = doubting()
     repair = pair.b.machine.custody.repair
     repair.came_wrong(0, "other parameters")
-    repair.forget_step()
+    repair.begin(1)
     assert repair._faults == ["other parameters"]
 
 

@@ -73,15 +73,15 @@ def test_a_recovery_brings_what_reports_tell_and_a_plan_that_is_in_force() -> No
     made, _, commit = tracing()
     report = test_recovery.report(work=OpenWork(traced=TRACED))
     made.on_traced(p.Traced(model=TRACED))
-    made.resume(dict.fromkeys(VIEW.ids, report), None)
+    made.take_up(dict.fromkeys(VIEW.ids, report), None)
     assert made.agree(RUNS) is not None
     plan = made.plan
-    made.resume(dict.fromkeys(VIEW.ids, test_recovery.report()), None)
+    made.take_up(dict.fromkeys(VIEW.ids, test_recovery.report()), None)
     assert made.agree(RUNS) is None, "of the others nothing is known in this view"
-    made.resume({}, plan)
+    made.take_up({}, plan)
     assert made.plan == plan
     commit.advance(0, replace(test_rerouting.RECORD, step=0))
-    made.resume({}, plan)
+    made.take_up({}, plan)
     assert made.plan is None, "the record has the plan of every later step"
 
 

@@ -1,0 +1,81 @@
+"""Rules over the parts that keep shards, for events and messages that concern several of them."""
+
+from __future__ import annotations
+
+from elastrain import protocol as p
+from elastrain.member.contract import MemberPart, handles
+from elastrain.member.parts import Machine
+from elastrain.protocol.messages import Digests, Evidence
+
+
+class CustodyRules(MemberPart):
+    """Rules over the parts of `Custody`; the rules own nothing."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._custody = machine.custody
+
+    def progress(self) -> bool:
+        """Let the job start: every holder makes the initial state of its shards, once the parameters are here."""
+        if self._machine.views.is_recovering or not self._machine.commit.is_initial:
+            return False
+        if not self._custody.initial.may_be_made():
+            return self._custody.initial.read()
+        created = self._custody.primaries.create(self._machine.views.me)
+        if self._machine.views.others:
+            # A member that becomes the primary before the first commit has nothing else to compare the state with.
+            for shard in created:
+                self._custody.comparison.look_at_own(shard)
+        self._custody.initial.forget(created)
+        self._custody.backups.acknowledge(created)
+        return self._custody.announcements.announce_initial() or bool(created)
+
+    @handles(p.GradientsFinished)
+    def on_gradients_finished(self, event: p.GradientsFinished) -> None:
+        """Note finished gradients, and have the step begun anew if one of their lanes has changed."""
+        self._machine.step.reduction.on_finished(event)
+        if event.step == self._machine.step.number:
+            self._custody.repair.on_lanes_damaged(event.damaged)
+
+    @handles(p.PartialDamaged)
+    def on_partial_damaged(self, event: p.PartialDamaged) -> None:
+        """Have the step begun anew, because a partial differs from what its maker had."""
+        if event.step == self._machine.step.number:
+            self._machine.step.reduction.on_damaged(event)
+            self._custody.repair.on_damaged(event, self._machine.shape.shards[event.shard].lanes[event.lane])
+
+    @handles(p.TookCopy)
+    def on_took_copy(self, event: p.TookCopy) -> None:
+        """Note a copy that was taken, unless a recovery is about to decide anew which members get copies."""
+        if not self._machine.views.is_recovering:
+            self._custody.taken.on_taken(event)
+
+    @handles(Digests)
+    def on_digests(self, source: str, message: Digests) -> None:
+        """Note a primary's digests: of published parameters, and of states for its backups."""
+        if message.step == self._machine.commit.step:
+            self._custody.comparison.tell(source, message.parameters)
+        self._custody.backups.on_digests(source, message)
+
+    @handles(p.GradientsKept)
+    def on_gradients_kept(self, event: p.GradientsKept) -> None:
+        """Acknowledge intact gradients of the open step, and have the step begun anew for damaged ones.
+
+        Damage to a gradient of an older step is detected by comparing the update instead.
+        """
+        if self._custody.backups.on_kept(event):
+            for shard in event.damaged:
+                self._custody.repair.on_gradient_damaged(shard)
+
+    @handles(Evidence)
+    def on_evidence(self, source: str, message: Evidence) -> None:
+        """Hand the answer to the part that has asked: about parameters, a broken copy, or a backup's update."""
+        if message.step != self._machine.commit.step:
+            return
+        # A broken copy before a doubt: while it is not taken, this member has no state to have doubts of.
+        if message.parameters:
+            self._custody.comparison.on_evidence(source, message.shard, message.digest)
+        elif self._custody.taken.is_about(message.shard):
+            self._custody.taken.on_evidence(source, message)
+        else:
+            self._custody.doubts.on_evidence(source, message)
