@@ -1,1 +1,1 @@
-"""Plans of what leaves memory when, and the profiles that they are made of. Pure."""
+"""Plans that say when which piece leaves memory, and the profiles that plans are computed from. Pure."""

@@ -1,4 +1,4 @@
-"""The books of a plan in the making: what points still need, what tiers have free, which gaps are taken. Pure."""
+"""The state of a plan in the making: the memory needs of points, the booked I/O of tiers, and the taken gaps. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from elastrain.offload.planning.io_schedule import Booking, PointRing, Shares, T
 from elastrain.offload.planning.plan_values import Budget, Gap, Move, Program, Recomputation, UnplayableError
 
 Version = tuple[int, int | None]
-"""A piece and the point of its last change: all gaps of one version can share one copy."""
+"""A piece and the point of its last change. All gaps of one version can share one copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A gap that could be taken: out from place `out_begin` to `out_end` (without it). Or one recomputation.
+    """A gap that could be taken, with the piece out from place `out_begin` until before `out_end`; or a recomputation.
 
-    `gain_s` are the seconds above the limit while it is out, `write_s` and `read_s` what it books; `write_s` 0 stands
-    for a copy that is there. `stall_s` is what the step gets longer.
+    `gain_s` are the seconds above the limit while the piece is out. `write_s` and `read_s` are the I/O seconds to book;
+    `write_s` is 0 if a copy exists. `stall_s` is the time by which the step gets longer.
     """
 
     gap: Gap
@@ -36,18 +36,18 @@ class Offer:
 
     @property
     def score(self) -> float:
-        """Benefit over cost."""
+        """The benefit divided by the I/O seconds."""
         return self.size_bytes * self.gain_s / (self.write_s + self.read_s)
 
     @property
     def seconds_per_byte(self) -> float:
-        """What a byte costs that leaves the worst point."""
+        """The stall for each byte that leaves the worst point."""
         return self.stall_s / self.size_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Copy:
-    """One version's copy: where, how many points after the change it is written, and what its write has booked."""
+    """The copy of one version: its tiers, the points from the change until it is written, and its write's bookings."""
 
     shares: Shares
     written_after: int
@@ -57,14 +57,17 @@ class _Copy:
 
 @dataclass(frozen=True, kw_only=True)
 class _Taken:
-    """A gap that is taken, and what its read has booked."""
+    """A taken gap, with the bookings of its read."""
 
     offer: Offer
     bookings: tuple[Booking, ...]
 
 
 class Books:
-    """Needs fall and seconds are booked, gap by gap. `in_memory` are pieces that host memory is kept for."""
+    """The needs of all points, the bookings of all tiers and the taken gaps, updated gap by gap.
+
+    `in_memory` are pieces that host memory is reserved for.
+    """
 
     def __init__(self, program: Program, budget: Budget, in_memory: frozenset[int] = frozenset()) -> None:
         seconds = [point.seconds for point in program.points]
@@ -79,32 +82,32 @@ class Books:
         self._copies: dict[Version, _Copy] = {}
         self._taken: dict[Gap, _Taken] = {}
 
-    # What is known.
+    # Queries.
 
     def worst(self) -> int | None:
-        """The point that is most above the limit; None where none is."""
+        """Return the point that is most above the limit, or None if no point is above it."""
         place = int(self._needs.values.argmax())
         return place if self._needs.values[place] > self._limit_bytes else None
 
     def version_of(self, gap: Gap) -> Version:
-        """What a copy would be a copy of."""
+        """Return the version of the piece that is out during this gap."""
         return gap.piece, None if gap.changed is None else gap.changed % self.length
 
     def is_out(self, gap: Gap, place: int | None = None) -> bool:
-        """Whether the piece is out then; without a place, whether the gap is taken."""
+        """Return True if the gap is taken and, if `place` is given, the piece is out at that place."""
         taken = self._taken.get(gap)
         return taken is not None and (place is None or taken.offer.out_begin <= place < taken.offer.out_end)
 
     def bound(self, gap: Gap, *, is_alone: bool) -> float:
-        """What its score cannot exceed; `is_alone` says that no other gap could have written its copy."""
+        """Return an upper bound of the gap's score. `is_alone` says that no other gap can share its copy."""
         write, read = self._tiers.least_s(self._size(gap))
         cost_s = read + write * (is_alone and gap.changed is not None)
         return self._size(gap) * self._gain_s(gap.begin + 1, gap.end) / cost_s
 
-    # What could be.
+    # Offers.
 
     def hidden(self, gap: Gap) -> Offer | None:
-        """The best way to take a gap without a stall: by drives, else in host memory; None where there is none."""
+        """Return the best way to take a gap without a stall, by drives, else by host memory; None if there is none."""
         if self._gain_s(gap.begin + 1, gap.end) <= 0:
             return None
         for some in self._destinations(gap):
@@ -115,7 +118,10 @@ class Books:
         return None
 
     def forced(self, gap: Gap, place: int) -> Offer:
-        """The cheapest way for a piece to be out at a place, with the stalls that it takes."""
+        """Return the cheapest way for a piece to be out at a place, with its stalls.
+
+        Raises UnplayableError if tiers are full.
+        """
         undone = self._release(gap, place)
         some = [shares for kind in self._destinations(gap) for shares in kind]
         offers = [self._offer(gap, shares, place) for shares in some]
@@ -125,7 +131,7 @@ class Books:
         return min(offers, key=lambda each: (each.stall_s, -each.gain_s))
 
     def estimate(self, gap: Gap, place: int) -> float:
-        """Seconds per byte that a gap would stall to be out at a place, all tiers' free seconds counted as one."""
+        """Estimate the stall per byte if the gap's piece is out at a place. Free seconds of all tiers are added up."""
         write, read = self._tiers.least_s(self._size(gap))
         missing_s = max(0.0, read - self._tiers.free_s(place + 1, gap.end, writes=False))
         if gap.changed is not None and self.version_of(gap) not in self._copies:
@@ -133,13 +139,13 @@ class Books:
         return missing_s / self._size(gap)
 
     def recomputed_over(self, place: int) -> Iterator[Offer]:
-        """Recomputations that would free memory at a place: of their pieces, those that do not leave already."""
+        """Yield recomputations that would free memory at a place, each with only its pieces that do not leave yet."""
         for each in self.program.recomputations:
             if each.after < place < each.again and (offer := self.recomputed_as(each)) is not None:
                 yield offer
 
     def recomputed_as(self, each: Recomputation) -> Offer | None:
-        """A recomputation of what does not leave already; None where all of it does."""
+        """Return an offer to recompute those pieces that do not leave yet, or None if all of them leave."""
         gaps = self._gaps_of(each)
         if not gaps:
             return None
@@ -154,7 +160,7 @@ class Books:
         )
 
     def _gaps_of(self, recomputation: Recomputation) -> list[Gap]:
-        """The gaps of its pieces that nothing was decided about."""
+        """Return the gaps of the recomputation's pieces that are not taken yet."""
         places = (recomputation.after, recomputation.again)
         found = [
             gap
@@ -165,7 +171,10 @@ class Books:
         return [gap for gap in found if not self.is_out(gap)]
 
     def _offer(self, gap: Gap, shares: Shares, through: int | None) -> Offer:
-        """The gap with these shares; where it must be out at place `through`, what does not fit stalls there."""
+        """Return the offer for a gap with these shares.
+
+        If the piece must be out at `through`, I/O that does not fit stalls.
+        """
         out_begin, writes_s, late_s = self._write(gap, shares, gap.end if through is None else through)
         fit = self._tiers.fit_read(shares, out_begin if through is None else through + 1, gap.end)
         return Offer(
@@ -181,7 +190,7 @@ class Books:
         )
 
     def _write(self, gap: Gap, shares: Shares, until: int) -> tuple[int, float, float]:
-        """From where on it is out, the seconds that its write takes, and those that are missing before `until`."""
+        """Return the first place where the piece is out, its write's seconds, and those that do not fit before `until`."""
         if gap.changed is None:
             return gap.begin + 1, 0.0, 0.0
         copy = self._copies.get(self.version_of(gap))
@@ -190,10 +199,10 @@ class Books:
         fit = self._tiers.fit_write(shares, gap.changed + 1, until)
         return max(gap.begin, fit.place) + 1, self._tiers.write_s(shares), fit.missing_s
 
-    # What is decided.
+    # Decisions.
 
     def take(self, offer: Offer) -> None:
-        """Let a gap be used as offered; one that is taken already is taken anew."""
+        """Take a gap, or a recomputation, as offered. A gap that is taken already is released first."""
         if offer.recomputation is not None:
             self._need(offer.out_begin, offer.out_end, -offer.size_bytes)
             for gap in self._gaps_of(offer.recomputation):
@@ -209,7 +218,7 @@ class Books:
         self._taken[gap] = _Taken(offer=offer, bookings=bookings)
 
     def _copy(self, offer: Offer) -> _Copy:
-        """Book the write of a version's copy; that of a piece that nothing changes was written long ago."""
+        """Book the write of a version's copy. The copy of a piece that nothing changes needs no booking."""
         gap = offer.gap
         if gap.changed is None:
             return _Copy(shares=offer.shares, written_after=0, bookings=(), owner=gap)
@@ -218,7 +227,7 @@ class Books:
         return _Copy(shares=offer.shares, written_after=written_after, bookings=bookings, owner=gap)
 
     def _good(self, gap: Gap) -> tuple[int, int]:
-        """From which place to which a copy of this version can be used; nobody asks where no tier can be full."""
+        """Return the window of places in which a copy of this version is valid, or (0, 0) if no tier can be full."""
         if not self._tiers.are_bounded:
             return 0, 0
         if gap.changed is None:
@@ -229,7 +238,7 @@ class Books:
         return gap.changed + 1, gap.changed + lasts
 
     def _release(self, gap: Gap, until: int) -> tuple[_Taken | None, _Copy | None]:
-        """Undo what a gap has booked, and its version's copy if that is not written before `until`."""
+        """Undo the bookings of a gap, and its version's copy unless that is written before `until`."""
         taken = self._taken.pop(gap, None)
         if taken is not None:
             for booking in taken.bookings:
@@ -257,10 +266,10 @@ class Books:
                 booking.lane.take_again(booking)
             self._need(taken.offer.out_begin, taken.offer.out_end, -taken.offer.size_bytes)
 
-    # What comes out.
+    # Results.
 
     def moves(self) -> tuple[Move, ...]:
-        """All gaps that are taken, in the order of their places; reads begin as early as memory allows."""
+        """Return the moves of all taken gaps, in the order of their places. Reads begin as early as memory allows."""
         taken = [each.offer for each in self._taken.values() if each.offer.recomputation is None]
         reads_at = self._early(taken)
         found = []
@@ -278,15 +287,15 @@ class Books:
         return tuple(found)
 
     def recomputed(self) -> tuple[Recomputation, ...]:
-        """What is computed again."""
+        """Return the recomputations that were taken."""
         found = [each.offer.recomputation for each in self._taken.values()]
         return tuple(dict.fromkeys(each for each in found if each is not None))
 
     def _early(self, taken: Sequence[Offer]) -> dict[Gap, int]:
-        """From where on each is read: first all a little earlier, then as early as memory allows.
+        """Return the place at which each read begins: first one place earlier for all, then as early as memory allows.
 
-        A read that begins when the plan needs it to makes computing wait for any jitter of the drive. Nothing is
-        offered after this.
+        A read that begins as late as the plan permits makes computing wait for any jitter of the drive. No offers are
+        made after this call.
         """
         found = {offer.gap: offer.out_end for offer in taken}
         in_order = sorted(taken, key=lambda each: each.gap.end)
@@ -305,7 +314,7 @@ class Books:
         before = self._needs.window(begin, end) > self._limit_bytes
         self._needs.add(begin, end, more_bytes)
         after = self._needs.window(begin, end) > self._limit_bytes
-        # Most of what is booked takes no point below the limit or above it: then all sums stay as they are.
+        # Most bookings take no point across the limit. Then the sums of `_above` stay valid.
         if before.tobytes() != after.tobytes():
             self._above.put(begin, self._seconds.window(begin, end) * after)
 
@@ -313,11 +322,11 @@ class Books:
         return self.program.pieces[gap.piece].size_bytes
 
     def _gain_s(self, begin: int, end: int) -> float:
-        """The seconds of the points of a window that are above the limit."""
+        """Return the seconds of those points of a window that are above the limit."""
         return self._above.total(begin, end)
 
     def _destinations(self, gap: Gap) -> tuple[Ways, ...]:
-        """Where the piece can go, drives first: where its copy is, if there is one; else where there is room."""
+        """Return the ways for the piece to go, drives first. A piece with a copy goes to the copy's tiers only."""
         copy = self._copies.get(self.version_of(gap))
         if copy is not None:
             return ((copy.shares,),)

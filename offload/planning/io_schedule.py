@@ -1,8 +1,7 @@
-"""Free seconds of tiers, point by point: writes are booked forwards from a place, reads backwards. Pure.
+"""The I/O schedule of a plan in the making: free seconds of each tier and point, and the tiers that a piece can go to.
 
-A window is a range of places on the ring, at most once around. Bookings only ever take: a tier's free seconds fall.
-
-All tiers of a plan in the making: where a piece of some size can go, what that books, and what is full. Pure.
+Writes are booked forwards from a place, reads backwards. A window is a range of places on the ring, at most one round.
+Pure.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ EPSILON_S = 1e-12
 
 
 class PointRing:
-    """An array over the points, read and written in windows that may go over the end of the step.
+    """An array over the points of a step, read and written in windows that may cross the end of the step.
 
-    Sums over windows come from one running sum; of what was changed, the part behind is made anew when somebody asks.
+    Sums over windows come from a running sum. The part of it behind a change is computed again when it is needed.
     """
 
     def __init__(self, values: Sequence[float] | Seconds) -> None:
         self.values: Seconds = np.array(values, dtype=np.float64)
         self._length = len(self.values)
-        self._running = [0.0] * (self._length + 1)  # plain numbers: looked up far more often than made anew
-        self._summed = 0  # of so many values the sums are right
+        self._running = [0.0] * (self._length + 1)  # a list of floats, since it is read far more often than computed
+        self._summed = 0  # the number of values whose running sums are valid
 
     def window(self, begin: int, end: int) -> Seconds:
-        """The values at places `begin` to `end` (without it), as a copy or a view: not to be changed."""
+        """Return the values at places `begin` to before `end`, as a copy or a view that callers must not change."""
         length = self._length
         first, size = begin % length, max(0, end - begin)
         if first + size <= length:
@@ -42,7 +41,7 @@ class PointRing:
         return np.concatenate((self.values[first:], self.values[: first + size - length]))
 
     def put(self, begin: int, values: Seconds) -> None:
-        """Set the values from `begin` on."""
+        """Set the values from place `begin` on."""
         first, size = begin % self._length, len(values)
         if first + size <= self._length:
             self.values[first : first + size] = values
@@ -54,28 +53,28 @@ class PointRing:
         self._summed = 0
 
     def add(self, begin: int, end: int, more: float) -> None:
-        """Add the same to each place of a window."""
+        """Add `more` to each value of a window."""
         if end > begin:
             self.put(begin, self.window(begin, end) + more)
 
     def total(self, begin: int, end: int) -> float:
-        """The sum over a window."""
+        """Return the sum over a window."""
         return self._before(end) - self._before(begin) if end > begin else 0.0
 
     def first_with(self, begin: int, wanted: float) -> int:
-        """The first place up to which, from `begin` on and with it, there is so much. The ring must not be all zero."""
+        """Return the first place at which the sum from `begin` on reaches `wanted`. The ring must not be all zero."""
         sums = self._sums()
         rounds, rest = divmod(self._before(begin) + wanted, sums[-1])
         return int(rounds) * self._length + bisect_left(sums, rest) - 1
 
     def last_with(self, end: int, wanted: float) -> int:
-        """The last place from which on, before `end`, there is so much."""
+        """Return the last place from which the sum up to `end` reaches `wanted`. The ring must not be all zero."""
         sums = self._sums()
         rounds, rest = divmod(self._before(end) - wanted, sums[-1])
         return int(rounds) * self._length + bisect_right(sums, rest) - 1
 
     def _sums(self) -> list[float]:
-        """The sums before each place, and of all."""
+        """Return the sum before each place, and then the sum of all."""
         begin = self._summed
         if begin < self._length:
             rest = np.concatenate((self._running[begin : begin + 1], self.values[begin:]))
@@ -93,20 +92,23 @@ class PointRing:
 
 @dataclass(frozen=True, kw_only=True)
 class BookingFit:
-    """Where a booking would end (writes: the last place that it takes) or begin (reads: the first); and what lacks."""
+    """The place where a booking would end (writes) or begin (reads), and the seconds that do not fit."""
 
     place: int
     missing_s: float
 
 
 class BookedLane:
-    """One direction of one tier, or both where it does one thing at a time."""
+    """One direction of a tier, or both directions of a tier that does one thing at a time."""
 
     def __init__(self, free: PointRing) -> None:
         self.free = free
 
     def forwards(self, begin: int, end: int, wanted_s: float) -> BookingFit:
-        """How far `wanted_s` reach from `begin` on, before `end`. `place` is `begin - 1` where nothing is wanted."""
+        """Return the last place that a booking of `wanted_s` from `begin` on takes.
+
+        It is `begin - 1` if `wanted_s` is 0. What does not fit before `end` is in `missing_s`.
+        """
         if wanted_s <= 0:
             return BookingFit(place=begin - 1, missing_s=0.0)
         had_s = self.free.total(begin, end)
@@ -115,7 +117,10 @@ class BookedLane:
         return BookingFit(place=min(end - 1, self.free.first_with(begin, wanted_s - EPSILON_S)), missing_s=0.0)
 
     def backwards(self, begin: int, end: int, wanted_s: float) -> BookingFit:
-        """How far `wanted_s` reach back from `end`, not before `begin`. `place` is `end` where nothing is wanted."""
+        """Return the first place that a booking of `wanted_s` back from `end` takes. It is `end` if `wanted_s` is 0.
+
+        What does not fit after `begin` is in `missing_s`.
+        """
         if wanted_s <= 0:
             return BookingFit(place=end, missing_s=0.0)
         had_s = self.free.total(begin, end)
@@ -124,11 +129,11 @@ class BookedLane:
         return BookingFit(place=max(begin, self.free.last_with(end, wanted_s - EPSILON_S)), missing_s=0.0)
 
     def take_forwards(self, begin: int, end: int, wanted_s: float) -> Booking:
-        """Book seconds from `begin` on; what the window does not have is not booked."""
+        """Book seconds from `begin` on. Seconds that do not fit into the window are not booked."""
         return self._take(begin, _first(self.free.window(begin, end), wanted_s))
 
     def take_backwards(self, begin: int, end: int, wanted_s: float) -> Booking:
-        """Book seconds back from `end`."""
+        """Book seconds back from `end`. Seconds that do not fit into the window are not booked."""
         return self._take(begin, _first(self.free.window(begin, end)[::-1], wanted_s)[::-1])
 
     def give_back(self, booking: Booking) -> None:
@@ -148,7 +153,7 @@ class BookedLane:
 
 @dataclass(frozen=True, kw_only=True)
 class Booking:
-    """Seconds that were taken from one lane, from place `begin` on."""
+    """Seconds that were taken from one direction of a tier, from place `begin` on."""
 
     lane: BookedLane
     begin: int
@@ -156,19 +161,22 @@ class Booking:
 
 
 def _first(free: Seconds, wanted_s: float) -> Seconds:
-    """What is taken of each place where the first ones are taken first."""
+    """Return the seconds taken from each place if the first places are used up first."""
     taken: Seconds = np.minimum(free, np.maximum(0.0, wanted_s - (np.cumsum(free) - free)))
     return taken
 
 
 STRIPE_S = 0.005
-"""What one drive needs so long for is cut over all drives: below it, latency costs more than a second drive gains."""
+"""A piece that takes one drive longer than this is striped over all drives.
+
+Below it, latency costs more than that gains.
+"""
 Shares = tuple[Share, ...]
 Ways = Sequence[Shares]
 
 
 class TierTimeline:
-    """One tier: its lanes, and how many of its bytes are taken at each place."""
+    """One tier: the schedules of its writes and reads, and the bytes that it holds at each place."""
 
     def __init__(self, tier: Tier, seconds: Sequence[float]) -> None:
         self.tier = tier
@@ -178,7 +186,7 @@ class TierTimeline:
         self.held = PointRing([0.0] * len(seconds))
 
     def has_room(self, begin: int, end: int, size_bytes: int) -> bool:
-        """Whether it can keep so many bytes more over a window."""
+        """Return True if the tier has room for `size_bytes` more over a window."""
         capacity_bytes = self.tier.capacity_bytes
         if capacity_bytes is None:
             return True
@@ -195,13 +203,16 @@ class Tiers:
         self._least_s: dict[int, tuple[float, float]] = {}
 
     def ways(self, size_bytes: int) -> tuple[Ways, Ways]:
-        """How so many bytes can lie on drives, and how in host memory. Large ones lie on all drives at once."""
+        """Return the ways to put `size_bytes` on drives, and those to put it into host memory.
+
+        Large pieces use all drives.
+        """
         if size_bytes not in self._ways:
             self._ways[size_bytes] = _ways(self._tiers, size_bytes)
         return self._ways[size_bytes]
 
     def least_s(self, size_bytes: int) -> tuple[float, float]:
-        """What a write and a read take where they take least."""
+        """Return the seconds of the fastest write and of the fastest read of `size_bytes`."""
         if size_bytes not in self._least_s:
             all_ways = [shares for some in self.ways(size_bytes) for shares in some]
             found = min(map(self.write_s, all_ways)), min(map(self.read_s, all_ways))
@@ -209,19 +220,19 @@ class Tiers:
         return self._least_s[size_bytes]
 
     def write_s(self, shares: Shares) -> float:
-        """How long a piece takes to write where nothing else is moved."""
+        """Return the seconds to write these shares if nothing else is moved."""
         return max(self._tiers[share.tier].write_s(share.size_bytes) for share in shares)
 
     def read_s(self, shares: Shares) -> float:
-        """How long it takes to read it back."""
+        """Return the seconds to read these shares if nothing else is moved."""
         return max(self._tiers[share.tier].read_s(share.size_bytes) for share in shares)
 
     def free_s(self, begin: int, end: int, *, writes: bool) -> float:
-        """Free seconds in a window, those of all tiers counted together."""
+        """Return the free seconds of all tiers in a window, added up."""
         return sum((line.writes if writes else line.reads).free.total(begin, end) for line in self._lines)
 
     def fit_write(self, shares: Shares, begin: int, end: int) -> BookingFit:
-        """Where a write would end that is booked from `begin` on, before `end`."""
+        """Return where a write booked from `begin` on would end, and the seconds that do not fit before `end`."""
         fits = [
             self._lines[share.tier].writes.forwards(begin, end, self._tiers[share.tier].write_s(share.size_bytes))
             for share in shares
@@ -229,7 +240,7 @@ class Tiers:
         return BookingFit(place=max(fit.place for fit in fits), missing_s=max(fit.missing_s for fit in fits))
 
     def fit_read(self, shares: Shares, begin: int, end: int) -> BookingFit:
-        """Where a read would begin that is booked back from `end`, not before `begin`."""
+        """Return where a read booked back from `end` would begin, and the seconds that do not fit after `begin`."""
         fits = [
             self._lines[share.tier].reads.backwards(begin, end, self._tiers[share.tier].read_s(share.size_bytes))
             for share in shares
@@ -237,7 +248,7 @@ class Tiers:
         return BookingFit(place=min(fit.place for fit in fits), missing_s=max(fit.missing_s for fit in fits))
 
     def book_write(self, shares: Shares, begin: int, end: int) -> tuple[Booking, ...]:
-        """Book what `fit_write` found; what the window does not have is not booked."""
+        """Book what `fit_write` found. Seconds that do not fit into the window are not booked."""
         return tuple(
             self._lines[share.tier].writes.take_forwards(begin, end, self._tiers[share.tier].write_s(share.size_bytes))
             for share in shares
@@ -252,15 +263,15 @@ class Tiers:
 
     @property
     def are_bounded(self) -> bool:
-        """Whether any of them can be full."""
+        """True if any tier has a capacity, so that it can be full."""
         return any(tier.capacity_bytes is not None for tier in self._tiers)
 
     def has_room(self, shares: Shares, window: tuple[int, int]) -> bool:
-        """Whether each tier can keep its share over a window of places."""
+        """Return True if each tier has room for its share over a window of places."""
         return all(self._lines[share.tier].has_room(*window, share.size_bytes) for share in shares)
 
     def hold(self, shares: Shares, window: tuple[int, int], sign: int) -> None:
-        """Count the shares as kept over a window; with sign -1, no more."""
+        """Add the shares to the bytes that tiers hold over a window, or subtract them if `sign` is -1."""
         for share in shares:
             self._lines[share.tier].held.add(*window, sign * share.size_bytes)
 
@@ -275,9 +286,9 @@ def _ways(tiers: Sequence[Tier], size_bytes: int) -> tuple[Ways, Ways]:
 
 
 def _stripes(tiers: Sequence[Tier], size_bytes: int) -> Shares:
-    """A piece over all drives at once, so that all of them are done at about the same time."""
+    """Return shares of a piece for all drives, sized so that all drives finish at about the same time."""
     drives = [index for index, tier in enumerate(tiers) if not tier.is_memory]
-    # Everything that is written is read again: a drive counts by how fast it does both.
+    # Every written piece is read again, so a drive's speed counts both directions.
     speed = {index: 1 / (1 / tiers[index].read_bytes_per_s + 1 / tiers[index].write_bytes_per_s) for index in drives}
     total, left, found = sum(speed.values()), size_bytes, []
     for index in drives[:-1]:

@@ -1,9 +1,10 @@
-"""Plans which pieces leave memory in which gaps: first what drives hide, best benefit first, then what costs least.
+"""The planner that chooses in which gaps pieces leave memory.
 
-Pure. After G10 (arXiv 2310.09443) and TERAIO (arXiv 2506.06472): benefit is bytes × seconds above the limit while a
-piece is out, cost is the I/O seconds that it books. Two things are ours: a copy is written from the last change on, so
-that all gaps until the next change share it; and what cannot be hidden stalls where that is least, so that the
-predicted seconds stay a number that can be checked.
+It first takes gaps whose I/O is hidden behind computing, best benefit first, and then those that stall least. Pure.
+After G10 (arXiv 2310.09443) and TERAIO (arXiv 2506.06472): the benefit of a gap is bytes × seconds above the limit
+while the piece is out; its cost is the I/O seconds that it books. Two things are new here. A copy is written after the
+last change, so all gaps until the next change share it. And I/O that cannot be hidden stalls where that costs least, so
+the predicted seconds can be compared with measured ones.
 """
 
 from __future__ import annotations
@@ -22,38 +23,44 @@ from elastrain.offload.planning.profile import size
 from elastrain.offload.planning.replay import replay
 
 TIGHTER = (0.6, 0.0)
-"""Limits that are tried, too, where something stalls: parts of what lies between the least limit and the true one.
+"""Tighter limits that are also tried if a plan stalls, as fractions of the way from the smallest limit to the true one.
 
-A greedy plan can be worse with more memory, as schedules can: what it keeps at first may be in the way later.
+A greedy plan can be worse with more memory: pieces that it keeps at first may be in the way later.
 """
 RECOMPUTED = (0.34, 0.67, 1.0)
-"""Parts of all recomputations that are tried beforehand: what is computed again leaves its I/O seconds to others."""
+"""Fractions of all recomputations that are tried in advance.
+
+Recomputed values leave their I/O seconds to other pieces.
+"""
 FEW_GAPS = 1000
-"""Of so many gaps, plans are made in a moment: more than one can be tried."""
+"""Largest number of gaps for which several plans are tried; planning then takes a moment."""
 WORTH_TELLING = 0.001
-"""Of a step: stalls below it are none."""
+"""Fraction of a step below which stalls are ignored."""
 
 
 def make_plan(program: Program, budget: Budget) -> Plan:
-    """The plan for one order of points. Raises LimitBelowLeastError, and UnplayableError where tiers are full."""
+    """Return the best plan for one order of points.
+
+    Raises LimitBelowLeastError, or UnplayableError if the tiers are full.
+    """
     return better_plan(first_plan(program, budget), budget)
 
 
 def first_plan(program: Program, budget: Budget) -> Plan:
-    """One plan, and nothing else is tried. Raises as `make_plan`."""
+    """Return the first plan without trying alternatives. Raises the same errors as `make_plan`."""
     facts.check_limit(program, budget)
     return _plan_within(program, budget, facts.gaps(program))
 
 
 def hides_all(plan: Plan) -> bool:
-    """Whether no other plan for these points can be faster, but for what is not worth telling."""
+    """Return True if no other plan for these points can be noticeably faster."""
     return plan.played.step_s <= (1 + WORTH_TELLING) * ideal_s(plan.program.points)
 
 
 def better_plan(plan: Plan, budget: Budget) -> Plan:
-    """The best of what else can be tried where a plan stalls, until one hides all; the same one where none is better.
+    """Return the best of the alternatives to a plan that stalls, or the plan itself if none is better.
 
-    Raises UnplayableError where tiers are full.
+    Stops at the first alternative that hides all I/O. Raises UnplayableError if the tiers are full.
     """
     best, gaps = plan, facts.gaps(plan.program)
     if len(gaps) <= FEW_GAPS:
@@ -85,9 +92,9 @@ def _plan_within(
     recomputed: float = 0.0,
     in_memory: frozenset[int] = frozenset(),
 ) -> Plan:
-    """The plan for a limit that may be tighter than the budget's, which it is played under.
+    """Return the plan for `limit_bytes`, which may be tighter than the budget's limit.
 
-    `in_memory` are pieces that host memory is kept for.
+    The replay uses the budget's limit. `in_memory` are pieces that host memory is reserved for.
     """
     books = Books(program, budget if limit_bytes is None else replace(budget, limit_bytes=limit_bytes), in_memory)
     _recompute(books, recomputed)
@@ -101,10 +108,10 @@ def _plan_within(
 
 
 def _most_moved(program: Program, gaps: tuple[Gap, ...], budget: Budget) -> frozenset[int]:
-    """The pieces that host memory is best used for where drives are what is short: who would be moved most often.
+    """Return the pieces to keep host memory for if drives are the bottleneck: those that would be moved most often.
 
-    What drives can hide goes to them first, one gap after the other, until they have no free second; then host memory
-    is left for what is forced out last. A byte of it saves most I/O where it holds what is read several times a step.
+    The planner gives drives the I/O that they can hide first, until they have no free second. Host memory would then be
+    left for pieces that are forced out last. It saves most I/O per byte for pieces that are read several times a step.
     """
     free_bytes = sum(tier.capacity_bytes or 0 for tier in budget.tiers if tier.is_memory)
     moves: dict[int, set[tuple[str, int]]] = defaultdict(set)
@@ -121,7 +128,7 @@ def _most_moved(program: Program, gaps: tuple[Gap, ...], budget: Budget) -> froz
 
 
 def _recompute(books: Books, part: float) -> None:
-    """Take a part of all recomputations, first those that free most for their seconds."""
+    """Take a fraction of all recomputations, those with the fewest seconds per byte first."""
     offers = [books.recomputed_as(each) for each in books.program.recomputations]
     found = sorted((each for each in offers if each is not None), key=lambda each: each.seconds_per_byte)
     for offer in found[: int(part * len(found))]:
@@ -129,21 +136,18 @@ def _recompute(books: Books, part: float) -> None:
 
 
 GOOD_ENOUGH = 0.1
-"""Of the best bound: of thousands of gaps that are nearly alike, none has to be scored again and again.
-
-Bounds are far too high where much is booked: plans for 0.5 and 0.1 are equally fast, and 0.1 takes half the time.
-"""
+"""Fraction of the best bound from which on a gap is taken, so that similar gaps are not scored again and again."""
 
 
 def hide(books: Books, gaps: tuple[Gap, ...]) -> None:
-    """Take gaps whose I/O fits into free seconds, the best benefit per second of I/O first, until all is below."""
+    """Take gaps whose I/O fits into free seconds, best benefit per I/O second first, until all points fit."""
     siblings = defaultdict(list)
     for number, gap in enumerate(gaps):
         siblings[books.version_of(gap)].append(number)
     bounds = [books.bound(gap, is_alone=len(siblings[books.version_of(gap)]) == 1) for gap in gaps]
-    # A score only falls while seconds are booked and memory is freed, so an old one is a bound: who is best by his old
-    # score is scored again, and taken if he still is. One copy serves all gaps of a version: where one of them is
-    # taken, the others' scores rise, and they come in anew.
+    # Scores only fall while seconds are booked and memory is freed, so an old score is an upper bound. The gap with the
+    # best old score is scored again, and taken if it is still the best. All gaps of a version share one copy. Once one
+    # of them is taken, the others' scores rise, so they are pushed again.
     heap = [(-bound, number) for number, bound in enumerate(bounds) if bound > 0]
     heapq.heapify(heap)
     while heap and books.worst() is not None:
@@ -163,10 +167,10 @@ def hide(books: Books, gaps: tuple[Gap, ...]) -> None:
 
 
 def force(books: Books, gaps: tuple[Gap, ...]) -> None:
-    """At the worst point, give up what costs the fewest seconds per byte, until no point is above the limit.
+    """Remove what costs the fewest seconds per byte from the worst point, until no point is above the limit.
 
-    A point that is above the limit holds something that it does not use, or the limit is below the least one: so there
-    is always something to take, and each round makes one piece more leave that point.
+    Every point above the limit holds a piece that it does not use, since `check_limit` has passed. So there is always a
+    piece to take, and each round makes one more piece leave that point.
     """
     begins = np.array([gap.begin for gap in gaps])
     ends = np.array([gap.end for gap in gaps])
@@ -179,11 +183,11 @@ def force(books: Books, gaps: tuple[Gap, ...]) -> None:
 
 
 CHOICES = 8
-"""How many candidates are looked at closely: the estimate that orders them counts the same free seconds."""
+"""Number of candidates that are examined closely. Their estimates all count the same free seconds."""
 
 
 def _over(books: Books, gaps: tuple[Gap, ...], begins: np.ndarray, ends: np.ndarray, place: int) -> Iterator[Offer]:
-    """The gaps over a place, as they would be with stalls, the cheapest by an estimate."""
+    """Yield offers for the gaps over a place, with their stalls; the cheapest by an estimate come first."""
     length = books.length
     inside = np.flatnonzero(((begins < place) & (ends > place)) | (ends > place + length))
     at = {int(number): place if gaps[number].begin < place else place + length for number in inside}

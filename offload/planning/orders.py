@@ -1,7 +1,7 @@
-"""Makes a program of what was seen of one step, for each order in which updates may run. Pure.
+"""Conversion of a measured step to a program, for each order in which updates may run. Pure.
 
-Updates of elementwise optimizers may run at the end of the step, or each just before its block's next forward: the
-bits are the same, and there the drive has the whole next forward to bring optimizer states back.
+Updates of elementwise optimizers may run at the end of the step, or each just before its block's next forward. The bits
+are the same. In the second order, the drive has all of the next forward to bring optimizer states back.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from elastrain.offload.planning.step_recording import Standing
 
 
 def needed_at(place: int) -> int:
-    """The number of what the forward at a place needs to be computed again: no place has it."""
+    """Return the piece number of the inputs from which the forward at `place` can be computed again.
+
+    No place has it.
+    """
     return ~place
 
 
 class StepStage(Enum):
-    """What a block does at a point."""
+    """The work of a block at a point."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -28,7 +31,7 @@ class StepStage(Enum):
 
 
 class UpdateOrder(Enum):
-    """When blocks are updated."""
+    """The time at which blocks are updated."""
 
     AFTER_BACKWARD = "after the backward"
     BEFORE_FORWARD = "each before its next forward"
@@ -36,9 +39,9 @@ class UpdateOrder(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSizes:
-    """One block: what its parameters, gradients and optimizer states take.
+    """One block: the bytes of its parameters, gradients and optimizer states.
 
-    `touches` names the blocks whose parameters it uses: itself, and those that it shares weights with.
+    `touches` are the blocks whose parameters it uses: itself, and those that it shares weights with.
     """
 
     name: str
@@ -50,10 +53,10 @@ class BlockSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """One point as it was seen, in the order of the step: what it took, and what it saved for its backward.
+    """One measured point, in the order of the step: its seconds and memory, and the bytes that it saved for backward.
 
-    `needed_bytes` is the part of that from which the rest can be computed again; None where it cannot. `standing` is
-    there where the point was looked at closely.
+    `needed_bytes` is the part of `saved_bytes` from which the rest can be computed again, or None if it cannot be.
+    `standing` is None unless the point was measured in detail.
     """
 
     stage: StepStage
@@ -67,10 +70,10 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True)
 class Arranged:
-    """A program, the stage and block of each of its points, and which of its pieces is which.
+    """A program, with the stage and block of each of its points, and the key of each of its pieces.
 
-    A piece is told by its kind and its block; what a forward saved, by the place of that forward, but for the part from
-    which the rest can be computed again (`needed_at`).
+    The key is the piece's kind and its block. For values that a forward saved, it has the place of that forward in
+    place of the block, or `needed_at` of that place for the part from which the rest can be computed again.
     """
 
     order: UpdateOrder
@@ -80,10 +83,10 @@ class Arranged:
 
 
 def arrange(blocks: Sequence[BlockSizes], seen: Sequence[Arrival], order: UpdateOrder) -> Arranged:
-    """The step in this order. `seen` holds each block's update once, wherever it ran."""
+    """Return the program of the step in this update order. `seen` has each block's update once, wherever it ran."""
     arrivals = _in_order(seen, order)
     uses: dict[tuple[Kind, int], dict[int, Use]] = {}
-    saved: list[tuple[Arrival, int]] = []  # the forwards that saved something, and their places
+    saved: list[tuple[Arrival, int]] = []  # forwards with saved values, and their places
     pieces: list[tuple[tuple[Kind, int], MemoryPiece]] = []
     again: list[Recomputation] = []
     for place, arrival in enumerate(arrivals):
@@ -131,7 +134,7 @@ def _in_order(seen: Sequence[Arrival], order: UpdateOrder) -> list[Arrival]:
     for each in rest:
         update = updates.pop(each.block, None) if each.stage is StepStage.FORWARD else None
         found += [update, each] if update is not None else [each]
-    return [*found, *updates.values()]  # what no forward used
+    return [*found, *updates.values()]  # blocks that no forward used
 
 
 def _use(
@@ -154,7 +157,7 @@ def _release(
     pieces: list[tuple[tuple[Kind, int], MemoryPiece]],
     again: list[Recomputation],
 ) -> None:
-    """What the block's last open forward saved: its backward is the end of it. Adds to `pieces` and `again`."""
+    """Add the values that the block's last open forward saved to `pieces` and `again`: its backward ends their life."""
     number = next((n for n in reversed(range(len(saved))) if saved[n][0].block == block), None)
     if number is None:
         return

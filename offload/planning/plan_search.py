@@ -1,9 +1,7 @@
-"""Makes the plan of a step that was seen: of all orders in which updates may run, the one that is fastest. Pure.
+"""Search for the fastest plan of a measured step, and comparison of later steps with the planned one. Pure.
 
-Says whether a step is still the one that its plan was made of: points, sizes, seconds, rates. Pure.
-
-A step that differs is slower and never wrong, so that nothing is urgent: one evaluation between two steps, or a
-moment in which the machine is busy, is no reason to plan anew.
+The search tries several orders of updates. The comparison covers points, sizes, seconds and rates. A step that differs
+from its plan is slower but still correct. So one evaluation between two steps, or a busy machine, causes no new plan.
 """
 
 from __future__ import annotations
@@ -18,21 +16,21 @@ from elastrain.offload.planning.plan_values import Budget, LimitBelowLeastError,
 from elastrain.offload.planning.profile import size
 
 MARGIN_SHARE = 0.04
-"""What is left free below the limit: the kernel counts in its own units, and later than things happen."""
+"""Share of the limit that plans leave free, because the kernel counts memory in its own units and with a delay."""
 CLOSE = 1.05
-"""Whose first plan is so many times slower than the best one is not improved: that gains less than orders differ."""
+"""An order of updates is not improved if its first plan is slower than the best plan by more than this factor.
+
+Improving a plan gains less than that.
+"""
 
 
 KEPT_MEMORY_GAINS = 1.1
-"""A plan that leaves room for freed memory may be so many times slower: with fewer page faults it computes faster."""
+"""A plan that leaves room for freed memory may be slower by this factor. Fewer page faults make computing faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How a plan is made, and of which orders of updates the fastest is taken; whether blocks may be computed again.
-
-    `improve` tries what takes longer, where the first plan stalls. `keep_freed`: freed memory may stay in the heap.
-    """
+    """Settings of the search: how plans are made, which update orders are tried, and whether blocks are recomputed."""
 
     make: Callable[[Program, Budget], Plan] = first_plan
     improve: Callable[[Plan, Budget], Plan] = better_plan
@@ -43,7 +41,7 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenStep:
-    """One step as it was seen: what plans are made from. Points name blocks by their places in `blocks`."""
+    """One measured step, from which plans are made. Points name blocks by their index in `blocks`."""
 
     blocks: tuple[BlockSizes, ...]
     points: tuple[Arrival, ...]
@@ -57,7 +55,7 @@ class SeenStep:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenPlan:
-    """A plan, the order that it is made for, and how much memory it may use of the limit; what is held besides."""
+    """A plan, the update order that it is made for, the bytes that it may use, and the bytes that are held besides."""
 
     arranged: Arranged
     plan: Plan
@@ -66,9 +64,9 @@ class ChosenPlan:
 
 
 def choose(step: SeenStep, limit_bytes: int, tiers: tuple[Tier, ...], policy: Policy | None = None) -> ChosenPlan:
-    """The fastest plan below a limit. Raises LimitBelowLeastError, UnplayableError."""
+    """Return the fastest plan below a limit. Raises LimitBelowLeastError or UnplayableError."""
     policy = policy or Policy()
-    outside_bytes = min(each.extra_bytes for each in step.points)  # held all the time, by nobody in particular
+    outside_bytes = min(each.extra_bytes for each in step.points)  # held at all points
     seen = [replace(each, extra_bytes=each.extra_bytes - outside_bytes) for each in step.points]
     usable_bytes = int((1 - MARGIN_SHARE) * limit_bytes) - outside_bytes
     budget, found = Budget(limit_bytes=usable_bytes, tiers=tiers), list[tuple[Arranged, Plan]]()
@@ -93,7 +91,7 @@ def choose(step: SeenStep, limit_bytes: int, tiers: tuple[Tier, ...], policy: Po
 def with_room_for_freed(
     step: SeenStep, limit_bytes: int, tiers: tuple[Tier, ...], policy: Policy, spare_bytes: int
 ) -> ChosenPlan | None:
-    """The plan beside so much freed memory that stays in the heap; None where there is none."""
+    """Return the fastest plan that leaves `spare_bytes` for freed memory in the heap, or None if no plan fits."""
     try:
         return choose(step, max(0, limit_bytes - spare_bytes), tiers, policy)
     except (LimitBelowLeastError, UnplayableError):
@@ -101,17 +99,17 @@ def with_room_for_freed(
 
 
 def holes_at_most(step: SeenStep) -> int:
-    """What may be expected to stay in the heap of what forwards save, before anybody has seen it: half of it."""
+    """Return the estimate of freed memory that stays in the heap before it was measured: half of what forwards save."""
     return sum(each.saved_bytes for each in step.points) // 2
 
 
 def gains_by_keeping(kept: ChosenPlan, other: ChosenPlan) -> bool:
-    """Whether the plan that has room for freed memory is fast enough to take it instead of the other one."""
+    """Return True if the plan with room for freed memory is fast enough to be preferred to the other one."""
     return kept.plan.played.step_s <= KEPT_MEMORY_GAINS * other.plan.played.step_s
 
 
 def _fastest(found: list[tuple[Arranged, Plan]], budget: Budget, policy: Policy) -> tuple[Arranged, Plan]:
-    """The fastest one when they are improved, the best first, and only where something stalls."""
+    """Return the fastest plan after improvement. Starts with the best first plan, and stops once nothing stalls."""
     found = sorted(found, key=lambda each: each[1].played.step_s)
     best = found[0]
     for arranged, plan in found:
@@ -130,7 +128,7 @@ MOST_PATIENCE_STEPS = 64
 
 
 class Changed(Enum):
-    """What of a step is other than planned."""
+    """The kind of difference between a step and its plan."""
 
     POINTS = "points"
     SIZES = "sizes"
@@ -138,12 +136,12 @@ class Changed(Enum):
 
 
 PATIENCE_STEPS = {Changed.POINTS: 2, Changed.SIZES: 2, Changed.TIMES: 4}
-"""After so many such steps in a row there is a new plan."""
+"""Number of consecutive steps with the same kind of difference after which a new plan is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepDifference:
-    """What is other than planned, in words, too."""
+    """A difference between a step and its plan, with the reason in words."""
 
     changed: Changed
     reason: str
@@ -152,7 +150,7 @@ class StepDifference:
 def difference(
     planned: SeenStep, now: SeenStep, tiers: Sequence[Tier], tiers_now: Sequence[Tier]
 ) -> StepDifference | None:
-    """How a step differs from the one that was planned for; None where it does not."""
+    """Return how a step differs from the planned one, or None if it does not."""
     if _points(planned) != _points(now):
         return StepDifference(
             changed=Changed.POINTS, reason="blocks run in another order, or as often as before no more"
@@ -177,7 +175,10 @@ def difference(
 
 
 def _points(step: SeenStep) -> tuple[list[tuple[StepStage, int]], list[int]]:
-    """Forwards and backwards in their order, and whose updates there were: when those run is the plan's business."""
+    """Return forwards and backwards in their order, and the sorted blocks of the updates.
+
+    The plan sets the updates' order.
+    """
     points = [(each.stage, each.block) for each in step.points]
     updated = sorted(block for stage, block in points if stage is StepStage.UPDATE)
     return [each for each in points if each[0] is not StepStage.UPDATE], updated
@@ -201,7 +202,10 @@ def _is_other_rate(before: Tier, now: Tier) -> bool:
 
 
 class Patience:
-    """Counts steps that differ in the same way, one after the other. Who renews often for its times waits longer."""
+    """A counter of consecutive steps that differ in the same way.
+
+    New plans because of times double the wait for the next.
+    """
 
     def __init__(self) -> None:
         self._last: StepDifference | None = None
@@ -209,7 +213,7 @@ class Patience:
         self._steps = dict(PATIENCE_STEPS)
 
     def is_over(self, found: StepDifference | None) -> bool:
-        """Whether so many steps in a row have differed that a new plan is worth its time."""
+        """Return True if enough consecutive steps have differed that a new plan is worth its time."""
         is_same = found is not None and self._last is not None and found.changed is self._last.changed
         self._in_a_row = self._in_a_row + 1 if is_same else int(found is not None)
         self._last = found

@@ -1,7 +1,7 @@
-"""What a plan is made from and what it says: points, pieces, uses, gaps, tiers, moves. Frozen values; no torch, no I/O.
+"""Frozen values of a plan: points, pieces, uses, gaps, tiers and moves. No torch, no I/O.
 
-A step is a ring of points: after the last one comes the first one of the next step. Places on it are numbers; one that
-is not below the number of points lies in the next step, one below zero in the last.
+A step is a ring of points: the first point of the next step follows the last one. A place is a number of a point on
+this ring. Places from the number of points on lie in the next step, and negative ones in the previous step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 
 
 class Kind(Enum):
-    """What a piece holds."""
+    """The content of a piece."""
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
@@ -24,7 +24,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """One point needs the piece. It may change it, and it may not need what was in it before (`begins`)."""
+    """One use of a piece at a point. The point may change it; with `begins`, it does not need the former content."""
 
     point: int
     changes: bool = False
@@ -33,7 +33,10 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPiece:
-    """What moves as one: one block's parameters, say. `uses` are sorted by their points, one per point."""
+    """A unit that moves as a whole, such as one block's parameters.
+
+    `uses` are sorted by point, at most one per point.
+    """
 
     name: str
     kind: Kind
@@ -48,7 +51,7 @@ class MemoryPiece:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What runs as one: a block's forward, say. `extra_bytes` is memory that it takes besides all pieces."""
+    """A unit of a step's work, such as a block's forward. `extra_bytes` is memory that it takes besides all pieces."""
 
     name: str
     seconds: float
@@ -57,9 +60,9 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Recomputation:
-    """Pieces that can be given up after point `after` and computed again in point `again`, at the cost of `seconds`.
+    """Pieces that can be dropped after point `after` and computed again at point `again`, at the cost of `seconds`.
 
-    Each of them has its gap between just these two points, both in one step.
+    Each piece has a gap between exactly these two points, and both lie in one step.
     """
 
     name: str
@@ -71,7 +74,7 @@ class Recomputation:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One step: its points in their order, and what they use."""
+    """One step: its points in order, the pieces that they use, and the recomputations that are possible."""
 
     points: tuple[Point, ...]
     pieces: tuple[MemoryPiece, ...]
@@ -84,10 +87,10 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """Where a piece may be out: between its use at `begin` and its next one at `end`, which may lie in the next step.
+    """A stretch in which a piece may be out of memory: after its use at `begin` until its next use at `end`.
 
-    `changed` is the last change before it, at `begin` or earlier; None where nothing ever changes the piece, so that
-    one copy is good for ever.
+    `end` may lie in the next step. `changed` is the point of the last change at or before `begin`. It is None if
+    nothing ever changes the piece: then one copy stays valid for the whole training.
     """
 
     piece: int
@@ -98,9 +101,9 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
-    """Where pieces go: a drive, or a share of host memory (`is_memory`). Rates are bytes per second.
+    """A destination of pieces: a drive, or a share of host memory (`is_memory`). Rates are in bytes per second.
 
-    `duplex` says that reads and writes do not slow each other down. `capacity_bytes` None is no bound.
+    With `duplex`, reads and writes do not slow each other down. `capacity_bytes` is None if the tier has no bound.
     """
 
     name: str
@@ -116,17 +119,17 @@ class Tier:
             raise ValueError(f"{self.name}: rates must be above zero, and the latency not below")
 
     def write_s(self, size_bytes: float) -> float:
-        """How long it takes to write so many bytes."""
+        """Return the seconds that it takes to write `size_bytes`."""
         return self.latency_s + size_bytes / self.write_bytes_per_s
 
     def read_s(self, size_bytes: float) -> float:
-        """How long it takes to read them back."""
+        """Return the seconds that it takes to read `size_bytes`."""
         return self.latency_s + size_bytes / self.read_bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a plan may use: memory, and tiers for what is out."""
+    """The resources of a plan: the memory limit, and the tiers for pieces that are out of memory."""
 
     limit_bytes: int
     tiers: tuple[Tier, ...]
@@ -134,7 +137,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The part of a piece that one tier gets."""
+    """The part of a piece that lies on one tier."""
 
     tier: int
     size_bytes: int
@@ -142,10 +145,10 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """One gap in which a piece is out: from the end of point `gap.begin` on, or later, when its copy is written.
+    """One gap in which a piece leaves memory: after point `gap.begin`, or later, once its copy is written.
 
-    Its copy is written after point `write_after`; None where the copy that is there is good. Reading begins with
-    point `read_at`, at the latest `gap.end`.
+    The copy is written after point `write_after`, which is None if a valid copy exists. The read starts with point
+    `read_at`, at most `gap.end`.
     """
 
     gap: Gap
@@ -156,7 +159,7 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """How a step goes under a plan: seconds in all, seconds that each point waits, and the most memory in use."""
+    """Result of a replay. `stalls_s` has the seconds that each point waits, and `peak_bytes` the most memory in use."""
 
     step_s: float
     stalls_s: tuple[float, ...]
@@ -167,18 +170,18 @@ class Played:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What leaves when and comes back when, what is computed again, how the step then goes, and why."""
+    """A plan: which pieces leave memory in which gaps, what is computed again, the predicted step, and the reason."""
 
     program: Program
     moves: tuple[Move, ...]
     recomputed: tuple[Recomputation, ...]
-    """Of the program's, with those of their pieces that no move takes."""
+    """The chosen recomputations of the program, each with only those of its pieces that no move takes."""
     played: Played
     reason: str
 
 
 class LimitBelowLeastError(ValueError):
-    """No plan fits: `least_bytes` is the smallest limit for which there is one, and `point` is what needs so much."""
+    """An error for a limit that no plan fits. `least_bytes` is the smallest possible limit, and `point` needs it."""
 
     def __init__(self, limit_bytes: int, least_bytes: int, point: str) -> None:
         self.limit_bytes, self.least_bytes, self.point = limit_bytes, least_bytes, point
@@ -186,9 +189,9 @@ class LimitBelowLeastError(ValueError):
 
 
 class UnplayableError(ValueError):
-    """A plan cannot be carried out: somebody would wait for ever, or use what is not there."""
+    """An error for a plan that cannot run: a point would wait forever, or use a piece that is not in memory."""
 
 
 def ideal_s(points: Sequence[Point]) -> float:
-    """A step's seconds where memory has no limit."""
+    """Return the seconds of a step if memory had no limit."""
     return sum(point.seconds for point in points)

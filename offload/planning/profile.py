@@ -1,10 +1,8 @@
-"""What happened, as plain values: lifetimes of saved tensors, passes, devices, totals. Nothing here measures.
+"""Statistics of an offload as plain values, and the profile file that a run leaves for `elastrain offload show`.
 
-Lifetimes are what a planner over all tensors (such as TERAIO's) starts from.
-
-The file that a run leaves for `elastrain offload show`: what happened, as JSON, replaced as a whole. No torch here.
-
-In a worker of `elastrain run` it lies in the run's folder, `offload/<member>.json`; alone, where it was asked for.
+Values are lifetimes of saved tensors, passes, devices and totals; nothing here measures. The file is JSON and is
+replaced as a whole. A worker of `elastrain run` writes it to the run's folder, `offload/<member>.json`; outside of one,
+the program gives the path. No torch here.
 """
 
 from __future__ import annotations
@@ -23,20 +21,20 @@ from elastrain.offload.errors import OffloadConfigError
 
 
 class Path(Enum):
-    """How a storage came back to backward."""
+    """The way in which backward got a saved storage."""
 
-    KEPT = "kept"  # it never left
-    FORWARDED = "forwarded"  # handed back from memory while it was being written
-    READ_AHEAD = "read ahead"  # it had been read before it was needed
-    WAITED = "waited"  # backward waited for it
-    UNUSED = "unused"  # nobody asked for it
+    KEPT = "kept"  # it never left memory
+    FORWARDED = "forwarded"  # returned from memory while it was being written
+    READ_AHEAD = "read ahead"  # read from the drive before it was needed
+    WAITED = "waited"  # backward waited until it was read
+    UNUSED = "unused"  # backward never asked for it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lifetime:
-    """One saved storage, in seconds since its pass began. `module` is the innermost module that was running.
+    """One saved storage; times are seconds since its pass began. `module` is the innermost module that was running.
 
-    `saved_s` leaves out what forward stood still for room until then, `stalled_s`.
+    `stalled_s` is the time for which the forward waited for free memory until then. `saved_s` does not include it.
     """
 
     index: int
@@ -69,7 +67,7 @@ class PassProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceStats:
-    """One device: totals since it was opened, and the rates of the last pass that moved enough to tell."""
+    """One device: totals since it was opened, and rates from the last pass that moved enough bytes to measure."""
 
     name: str
     slab_bytes: int
@@ -81,15 +79,18 @@ class DeviceStats:
     read_bytes_per_s: float
     capacity_bytes: int
     packing: tuple[str, ...] = ()
-    """Per class of tensors, what was measured of packing it and whether it is packed."""
+    """For each class of tensors, the measured gain of compressing it, and whether it is compressed."""
 
     def drive_writes_per_day(self, elapsed_s: float) -> float:
-        """How often the whole file system would be written in a day at this pace (a drive's rating is 0.3 to 3)."""
+        """Return how often per day the whole file system would be written at this pace.
+
+        A drive's rating is 0.3 to 3.
+        """
         return drive_writes_per_day(self.written_bytes, self.capacity_bytes, elapsed_s)
 
 
 def drive_writes_per_day(written_bytes: int, capacity_bytes: int, elapsed_s: float) -> float:
-    """How often a drive of this capacity would be written as a whole in a day; 0 where nothing is known."""
+    """Return how often per day a drive of this capacity would be written as a whole, or 0 if an argument is 0."""
     if not elapsed_s or not capacity_bytes:
         return 0.0
     return written_bytes / capacity_bytes * 86_400 / elapsed_s
@@ -97,7 +98,10 @@ def drive_writes_per_day(written_bytes: int, capacity_bytes: int, elapsed_s: flo
 
 @dataclass(frozen=True, kw_only=True)
 class StorageBytes:
-    """Sizes of saved storages, in bytes: `live` and `peak` of those in memory, others over all passes."""
+    """Sizes of saved storages.
+
+    `live_bytes` and `peak_bytes` count those in memory; the others are totals over all passes.
+    """
 
     live_bytes: int
     peak_bytes: int
@@ -110,7 +114,7 @@ class StorageBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadStats:
-    """Everything since the first pass. The sizes in `storages` can be read here, too."""
+    """Statistics since the first pass. The sizes in `storages` are also properties of this class."""
 
     limit_bytes: int | None
     passes: int
@@ -125,42 +129,42 @@ class OffloadStats:
 
     @property
     def live_bytes(self) -> int:
-        """In memory now, what is being read back included."""
+        """Bytes in memory now, including storages that are being read back."""
         return self.storages.live_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """In memory at most."""
+        """The most bytes that were in memory at once."""
         return self.storages.peak_bytes
 
     @property
     def saved_bytes(self) -> int:
-        """Saved by autograd, each storage once."""
+        """Bytes that autograd saved, each storage counted once."""
         return self.storages.saved_bytes
 
     @property
     def shared_bytes(self) -> int:
-        """Saved again, as parts of storages that were saved already."""
+        """Bytes that autograd saved again, as parts of storages that it had already saved."""
         return self.storages.shared_bytes
 
     @property
     def spilled_bytes(self) -> int:
-        """Sent to drives."""
+        """Bytes that were sent to drives."""
         return self.storages.spilled_bytes
 
     @property
     def forwarded_bytes(self) -> int:
-        """Handed back from memory while they were being written."""
+        """Bytes that were returned from memory while they were being written."""
         return self.storages.forwarded_bytes
 
     @property
     def evicted_bytes(self) -> int:
-        """Dropped from memory after they had been read back, because another was needed first."""
+        """Bytes that were dropped from memory after being read back, because another storage was needed first."""
         return self.storages.evicted_bytes
 
 
 def size(size_bytes: float) -> str:
-    """Bytes for people: three digits and a binary unit."""
+    """Format a number of bytes with three digits and a binary unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size_bytes) < 1000:
             return f"{size_bytes:.3g} {unit}"
@@ -170,13 +174,13 @@ def size(size_bytes: float) -> str:
 
 FORMAT = 2
 WRITE_EVERY_S = 5.0
-"""A profile of a thousand storages takes a few milliseconds to write."""
+"""Seconds between two writes of a profile file. One write of a thousand storages takes a few milliseconds."""
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Occupancy:
-    """How much of one kind of state is in memory and how much on disk, in bytes."""
+    """Bytes of one kind of state in memory and on disk."""
 
     what: str
     memory_bytes: int
@@ -185,17 +189,20 @@ class Occupancy:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One process: its activations, what else it holds and where, and why."""
+    """The profile of one process: statistics of its activations, the location of its other state, and the reasons."""
 
     stats: OffloadStats
     places: tuple[Occupancy, ...] = ()
     reason: str = ""
     host: str = ""
-    """The machine whose drives these are."""
+    """Name of the machine whose drives were used."""
 
 
 def default_file(run_dir: FilePath | None, member: str) -> FilePath | None:
-    """Where a worker of `elastrain run` leaves its profile; None elsewhere. A second offload gets a second file."""
+    """Return the path of a worker's profile in its run folder, or None outside of `elastrain run`.
+
+    A second offload in the same process gets a second file.
+    """
     if run_dir is None:
         return None
     number = next(_numbers)
@@ -203,7 +210,10 @@ def default_file(run_dir: FilePath | None, member: str) -> FilePath | None:
 
 
 class ProfileFile:
-    """Where profiles go, and when one is due; None takes none. Holds nothing of what it describes."""
+    """A file that profiles are written to, at most every `WRITE_EVERY_S` seconds.
+
+    With the path None nothing is written. The object holds no reference to what the profile describes.
+    """
 
     def __init__(self, path: FilePath | None, clock: Callable[[], float]) -> None:
         self._path = path
@@ -211,12 +221,12 @@ class ProfileFile:
         self._due_s = clock() + WRITE_EVERY_S
 
     def offer(self, take: Callable[[], Profile]) -> None:
-        """A moment at which the profile may be written."""
+        """Write the profile if the next write is due."""
         if self._clock() >= self._due_s:
             self.write(take)
 
     def write(self, take: Callable[[], Profile]) -> None:
-        """Write it now: whole or not at all. Raises OSError."""
+        """Write the profile now, atomically. Raises OSError."""
         if self._path is None:
             return
         self._due_s = self._clock() + WRITE_EVERY_S
@@ -225,7 +235,7 @@ class ProfileFile:
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A profile as it lies in a file."""
+    """The content of a profile file."""
 
     format: int
     stats: OffloadStats
@@ -235,21 +245,21 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def encode(profile: Profile) -> str:
-    """One JSON object."""
+    """Return the profile as one JSON object."""
     file = _File(format=FORMAT, stats=profile.stats, places=profile.places, reason=profile.reason, host=profile.host)
     return msgspec.json.encode(file).decode()
 
 
 def as_data(profile: Profile) -> dict[str, Any]:
-    """For programs: what `encode` writes, with the sizes beside the other statistics."""
+    """Return the profile as plain data for programs: the file's content, with sizes among the other statistics."""
     data: dict[str, Any] = msgspec.json.decode(encode(profile))
-    # As they are named in Python, too: where they lie in the file is nobody's business but `read`'s.
+    # Programs find the sizes under the names that they have in Python. Only `read` depends on the layout of the file.
     data["stats"] |= data["stats"].pop("storages")
     return data
 
 
 def read(file: FilePath) -> Profile:
-    """Raises OffloadConfigError, in one sentence, if there is no profile that can be read."""
+    """Read a profile. Raises OffloadConfigError if the file holds no readable profile."""
     try:
         told = msgspec.json.decode(file.read_bytes(), type=_File)
         if told.format != FORMAT:

@@ -1,7 +1,4 @@
-"""What follows from a program alone: where pieces may be out, and how much each point needs. Pure.
-
-A plan as instructions: what to write, to let go and to read at each point, and what the point takes. Pure.
-"""
+"""Facts about a program, such as its gaps and the smallest limit; and a plan as instructions for each point. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +19,12 @@ from elastrain.offload.planning.plan_values import (
 
 
 def gaps_of(index: int, piece: MemoryPiece, length: int) -> tuple[Gap, ...]:
-    """The gaps of one piece on a ring of `length` points in which it has to be kept, somewhere."""
+    """Return the gaps of one piece on a ring of `length` points in which its content has to be kept somewhere."""
     changes = [use.point for use in piece.uses if use.changes or use.begins]
     found = []
     for begin, end, begins_anew in neighbours(piece, length):
         if begins_anew:
-            continue  # what is in it ends with its use at `begin`
+            continue  # its content is not needed after the use at `begin`
         before = [place for place in changes if place <= begin]
         changed = max(before) if before else max(changes) - length if changes else None
         found.append(Gap(piece=index, begin=begin, end=end, changed=changed))
@@ -35,7 +32,10 @@ def gaps_of(index: int, piece: MemoryPiece, length: int) -> tuple[Gap, ...]:
 
 
 def neighbours(piece: MemoryPiece, length: int) -> list[tuple[int, int, bool]]:
-    """(use, next use, whether that begins anew) for each use; the last one's next is in the next step."""
+    """Return (point, next point, whether the next use begins anew) for each use.
+
+    The last use's next is in the next step.
+    """
     following = [*piece.uses[1:], piece.uses[0]]
     return [
         (use.point, after.point if after.point > use.point else after.point + length, after.begins)
@@ -44,18 +44,18 @@ def neighbours(piece: MemoryPiece, length: int) -> list[tuple[int, int, bool]]:
 
 
 def gaps(program: Program) -> tuple[Gap, ...]:
-    """All gaps of all pieces."""
+    """Return the gaps of all pieces."""
     length = len(program.points)
     return tuple(gap for index, piece in enumerate(program.pieces) for gap in gaps_of(index, piece, length))
 
 
 def is_alive_across(piece: MemoryPiece) -> bool:
-    """Whether it has to be kept from the end of a step to its first use in the next one."""
+    """Return True if the piece must be kept from the end of a step to its first use in the next one."""
     return not piece.uses[0].begins
 
 
 def needs(program: Program) -> list[int]:
-    """The bytes of memory that each point takes where nothing ever leaves."""
+    """Return the bytes of memory that each point needs if no piece ever leaves."""
     length = len(program.points)
     change = [0] * (2 * length + 1)
     for piece in program.pieces:
@@ -64,7 +64,7 @@ def needs(program: Program) -> list[int]:
             if begins_anew:  # nothing has to be kept in between
                 change[begin + 1] -= piece.size_bytes
                 change[end] += piece.size_bytes
-    # What is over the end of the step belongs to the next one's first points.
+    # Places from `length` on belong to the first points of the next step.
     kept = list(accumulate(change))
     whole = kept[2 * length]
     return [
@@ -73,7 +73,7 @@ def needs(program: Program) -> list[int]:
 
 
 def least_bytes(program: Program) -> tuple[int, int]:
-    """The smallest limit that works, where everything leaves between its uses, and the point that needs so much."""
+    """Return the smallest possible limit, where each piece is in memory only while used, and the point that needs it."""
     used = [point.extra_bytes for point in program.points]
     for piece in program.pieces:
         for use in piece.uses:
@@ -83,19 +83,25 @@ def least_bytes(program: Program) -> tuple[int, int]:
 
 
 def check_limit(program: Program, budget: Budget) -> None:
-    """Raises LimitBelowLeastError."""
+    """Raise LimitBelowLeastError if the budget's limit is below the smallest possible one."""
     least, point = least_bytes(program)
     if least > budget.limit_bytes:
         raise LimitBelowLeastError(budget.limit_bytes, least, program.points[point].name)
 
 
 PieceKey = tuple[Kind, int]
-"""A kind and a block; for what a forward saved, the place of that forward, or `orders.needed_at` of it."""
+"""Key of a piece: its kind and its block.
+
+For values that a forward saved, the second item is the place of that forward, or `orders.needed_at` of it.
+"""
 FAR = 1 << 30
 
 
 class Carried:
-    """`given_up` are the places of forwards whose values are computed again."""
+    """A plan as instructions for each point: what to copy, what to let go, and what to read.
+
+    `given_up` are the places of forwards whose saved values are computed again.
+    """
 
     def __init__(self, arranged: Arranged, plan: Plan) -> None:
         self.arranged, self.plan = arranged, plan
@@ -127,15 +133,15 @@ class Carried:
         self.reads[move.read_at % self.length].append((move.gap.end - move.read_at, key))
 
     def follow(self, place: int, stage: StepStage, block: int) -> int | None:
-        """The next place after this one at which that happens; None where the plan has none."""
+        """Return the next place after `place` at which this stage of this block runs, or None if the plan has none."""
         points = self.arranged.points
         ahead = ((place + 1 + n) % self.length for n in range(self.length))
         return next((each for each in ahead if points[each] == (stage, block)), None)
 
     def begun_bytes(self, place: int) -> int:
-        """What is made at a point and kept: gradients, what a forward saves, and what is computed again."""
+        """Return the bytes that a point creates: gradients, values that a forward saves, and recomputed values."""
         return self._begun[place]
 
     def distance(self, key: PieceKey, place: int) -> int:
-        """How many points away the next use of a piece is."""
+        """Return the number of points until the next use of a piece, or `FAR` if the piece has no use."""
         return min(((use - place - 1) % self.length + 1 for use in self._uses.get(key, ())), default=FAR)

@@ -1,9 +1,9 @@
-"""Plays a plan against a cost model: the judge of plans. Pure; its clock is a number.
+"""A simulator that plays a plan against a cost model, to judge the plan. Pure; its clock is a number.
 
-A tier does one thing at a time (one in each direction where it is duplex), to its end: a write that has begun is in
-front of every read. Of what waits, it takes first what computing waits for, then reads, then writes. Memory counts
-from the moment at which a read is let begin until the copy of what leaves is written. A point begins when all that it
-uses is there and there is memory for the rest; nothing is ever let beyond the limit, so a bad plan waits, or for ever.
+A tier handles one request at a time to its end (one per direction if it is duplex), so a running write delays every
+read. Of the waiting requests, it takes first those that computing waits for, then other reads, then writes. A piece
+counts as memory from the start of its read until its copy is written after it leaves. A point starts once all its
+pieces are in memory and the rest of its memory is free. The limit is never exceeded: a bad plan waits, maybe forever.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from elastrain.offload.planning.plan_values import (
 from elastrain.offload.planning.program import is_alive_across
 
 STEPS = 3
-"""What is in flight at the end of a step meets the next one: the last of so many is the one that is told."""
+"""Steps that are played. Only the last one is reported, since I/O at the end of a step overlaps with the next step."""
 
 
 def replay(program: Program, moves: Sequence[Move], budget: Budget, recomputed: Sequence[Recomputation] = ()) -> Played:
-    """How a step goes under these moves. Raises UnplayableError, with the point and what it waits for."""
+    """Play a step with these moves, and return the result.
+
+    Raises UnplayableError, naming the point and what it waits for.
+    """
     step = _Replay(_Script(program, moves, recomputed), budget)
     for number in range(STEPS):
         step.play(number)
@@ -38,7 +41,7 @@ def replay(program: Program, moves: Sequence[Move], budget: Budget, recomputed: 
 
 
 class _Script:
-    """What happens at each point, by its index."""
+    """The events of each point, by the point's index."""
 
     def __init__(self, program: Program, moves: Sequence[Move], recomputed: Sequence[Recomputation]) -> None:
         length = len(program.points)
@@ -78,7 +81,7 @@ class _Script:
 
 @dataclass(kw_only=True)
 class _PlayedPiece:
-    """Where one piece is. `in_memory` counts against the limit; `ready` can be used."""
+    """The state of one piece. With `in_memory` it counts against the limit; with `ready` it can be used."""
 
     size_bytes: int
     in_memory: bool
@@ -91,7 +94,7 @@ class _PlayedPiece:
 
 @dataclass(kw_only=True)
 class _Request:
-    """One piece's part on one tier. `due` is the place of the next use, counted over all steps."""
+    """One request: the share of a piece on one tier. `due` is the place of the next use, counted over all steps."""
 
     piece: int
     share: Share
@@ -102,7 +105,7 @@ class _Request:
 
 @dataclass(kw_only=True)
 class _PlayedLane:
-    """One tier's queue, and whether it is moving something."""
+    """One queue of a tier. `busy` is True while the tier handles a request of it."""
 
     tier: Tier
     waiting: list[_Request] = field(default_factory=list)
@@ -110,7 +113,7 @@ class _PlayedLane:
 
 
 class _Io:
-    """All lanes, and when what they do will be over."""
+    """The queues of all tiers, and the times at which their current requests end."""
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
         self._writes = [_PlayedLane(tier=tier) for tier in tiers]
@@ -131,11 +134,11 @@ class _Io:
             self._serve(lane, now_s, wanted=-1)
 
     def next_s(self) -> float | None:
-        """When the next request ends."""
+        """Return the time at which the next request ends, or None if no request is running."""
         return self._events[0][0] if self._events else None
 
     def end_one(self, wanted: int) -> _Request:
-        """End the next request; its lane goes on, first with what is due at `wanted`."""
+        """End the next request. Its queue goes on, first with requests that are due by `wanted`."""
         at_s, _, request, lane = heapq.heappop(self._events)
         lane.busy = False
         self._serve(lane, at_s, wanted=wanted)
@@ -152,7 +155,7 @@ class _Io:
 
 
 class _Replay:
-    """Memory, pieces and lanes while steps are played."""
+    """The state of memory, pieces and queues while steps are played."""
 
     def __init__(self, script: _Script, budget: Budget) -> None:
         self._script = script
@@ -167,12 +170,12 @@ class _Replay:
         self._memory_bytes = sum(piece.size_bytes for piece in self._pieces if piece.in_memory)
         self._peak_bytes = self._memory_bytes
         self._io = _Io(budget.tiers)
-        self._asked: list[tuple[int, int, Move]] = []  # reads that no memory was free for, by when they are due
+        self._asked: list[tuple[int, int, Move]] = []  # reads that wait for memory, ordered by due place
         self._now_s = 0.0
         self._step: tuple[float, list[float]] = (0.0, [])
 
     def play(self, number: int) -> None:
-        """One step."""
+        """Play one step."""
         began_s, stalls_s = self._now_s, []
         self._io.moved_bytes = [0, 0]
         if self._memory_bytes > self._limit_bytes:
@@ -184,7 +187,7 @@ class _Replay:
         self._step = (self._now_s - began_s, stalls_s)
 
     def played(self) -> Played:
-        """The last step."""
+        """Return the result of the last step."""
         step_s, stalls_s = self._step
         read_bytes, written_bytes = self._io.moved_bytes
         return Played(
@@ -196,7 +199,7 @@ class _Replay:
         )
 
     def _begin(self, place: int, now: int) -> float:
-        """Wait for what the point uses; returns the seconds."""
+        """Wait until the point can start, and return the seconds waited."""
         began_s = self._now_s
         for move in self._script.read_at[place]:
             self._ask(move, now)
@@ -235,7 +238,7 @@ class _Replay:
                 yield self._script.program.pieces[index].name
 
     def _run(self, place: int) -> None:
-        """Let the point's own seconds pass; what tiers do meanwhile goes on."""
+        """Let the point's own seconds pass, while the tiers handle their requests."""
         seconds = self._script.program.points[place].seconds + self._script.more_s[place]
         until_s = self._now_s + seconds
         while (next_s := self._io.next_s()) is not None and next_s <= until_s:
@@ -258,13 +261,13 @@ class _Replay:
 
     def _ask(self, move: Move, now: int) -> None:
         piece = self._pieces[move.gap.piece]
-        if piece.in_memory:  # it has not left yet
+        if piece.in_memory:  # it is still in memory, so it simply stays
             piece.leaving = False
             return
         heapq.heappush(self._asked, (now + move.gap.end - move.read_at, move.gap.piece, move))
 
     def _grant(self) -> None:
-        """Let reads begin as far as memory allows, those that are due first before all others."""
+        """Start reads in the order in which they are due, as long as memory is free."""
         while self._asked:
             due, _, move = self._asked[0]
             piece = self._pieces[move.gap.piece]

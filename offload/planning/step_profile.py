@@ -1,6 +1,6 @@
-"""The file that training within a limit leaves: a step as it was seen, its drives, and the plan that was made of it.
+"""The profile file of training within a memory limit: a measured step, its tiers, and the plan that was made from it.
 
-`elastrain offload plan` makes other plans of it, without the model; `elastrain offload show` draws it. No torch here.
+`elastrain offload plan` makes other plans from it, without the model; `elastrain offload show` draws it. No torch here.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from elastrain.offload.planning.plan_values import Plan, Tier
 from elastrain.offload.planning.step_recording import Recording
 
 KIND = "lifetimes"
-"""What tells it from the profile of a run that moves activations only."""
+"""Value of the field `kind`. Profiles of runs that move activations only do not have it."""
 FORMAT = 1
 _BEGIN = msgspec.json.encode({"kind": KIND})[:-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepProfile:
-    """What one process trained, on which tiers, within which limit, and by which plan.
+    """The profile of one process: its limit, its tiers, a measured step and the plan.
 
-    `recording` is that of a step of it, operator by operator, if there was one.
+    `recording` is an operator-by-operator recording of one of its steps, or None.
     """
 
     limit_bytes: int
@@ -48,7 +48,7 @@ class StepProfile:
 
 
 class _StepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A profile as it lies in a file."""
+    """The content of a profile file."""
 
     kind: str
     format: int
@@ -56,23 +56,23 @@ class _StepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class _KindOfProfile(msgspec.Struct, frozen=True):
-    """What any profile says of itself; all else is passed over."""
+    """The field that all kinds of profile files share. Other fields are ignored."""
 
     kind: str = ""
 
 
 def encode(profile: StepProfile) -> bytes:
-    """One JSON object."""
+    """Return the profile as one JSON object."""
     return msgspec.json.encode(_StepFile(kind=KIND, format=FORMAT, profile=profile))
 
 
 def write(file: Path, profile: StepProfile) -> None:
-    """Replace the file, whole or not at all. Raises OSError."""
+    """Write the file atomically. Raises OSError."""
     line_files.replace(file, encode(profile))
 
 
 def is_one(file: Path) -> bool:
-    """Whether a file says that it is such a profile, of whatever format, also one that was cut short."""
+    """Return True if the file is a profile of this kind, in any format version. A truncated file counts, too."""
     try:
         data = file.read_bytes()
     except OSError:
@@ -84,7 +84,7 @@ def is_one(file: Path) -> bool:
 
 
 def read(file: Path) -> StepProfile:
-    """Raises OffloadConfigError, in one sentence, if there is no profile that can be read."""
+    """Read a profile. Raises OffloadConfigError if the file holds no readable profile."""
     try:
         told = msgspec.json.decode(file.read_bytes(), type=_StepFile)
         if (told.kind, told.format) != (KIND, FORMAT):

@@ -1,6 +1,6 @@
-"""What one step showed: its operators with their seconds, and when every storage was born, used, changed and freed.
+"""Recorded values of one step: operators with their seconds, and the birth, uses, changes and death of storages.
 
-Pure values. Operators are numbered in the order in which they ran; a storage's places are such numbers.
+Pure values. Operators are numbered in the order in which they ran. A storage's places are such numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from elastrain.offload.planning.plan_values import Kind
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedOperator:
-    """One operator. `scope` is what was running, as whoever recorded named it; `backward` says that autograd ran it."""
+    """One operator.
+
+    `scope` is the recorder's label at that moment; `backward` is True if autograd's backward ran it.
+    """
 
     name: str
     scope: str
@@ -22,9 +25,9 @@ class RecordedOperator:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStorage:
-    """One storage. `born` None: it was there before; `died` None: it was there at the end.
+    """One storage. `born` is None if it existed before the step, and `died` is None if it existed at the end.
 
-    `uses` and `changes` are sorted; what an operator changes, or makes, it uses as well.
+    `uses` and `changes` are sorted. An operator that changes or creates a storage also uses it.
     """
 
     name: str
@@ -38,7 +41,7 @@ class RecordedStorage:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """One step."""
+    """The recording of one step."""
 
     operators: tuple[RecordedOperator, ...]
     storages: tuple[RecordedStorage, ...]
@@ -53,15 +56,12 @@ class Recording:
 
 
 HELD = (Kind.PARAMETER, Kind.GRADIENT, Kind.STATE, Kind.ACTIVATION, Kind.TEMPORARY)
-"""The order in which memory is told by its kinds."""
+"""The order of kinds in `Standing.held_bytes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What was seen when a point ended: memory by kind, as `HELD` orders it, and what came since the point before.
-
-    `moved_bytes` are bytes written and read, for each tier.
-    """
+    """Measurements at the end of a point: memory by kind, ordered as in `HELD`, and waits and I/O since the last one."""
 
     held_bytes: tuple[int, ...]
     waited_s: float
