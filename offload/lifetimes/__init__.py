@@ -1,4 +1,4 @@
-"""Lifetimes: any tensor leaves memory between its uses, by a plan that knows the whole step.
+"""Training within a memory limit: any tensor can leave memory between its uses, by a plan of the whole step.
 
-`README.md` says what stands. Nothing of it is public yet: `elastrain.offload` does not name it.
+`README.md` describes the parts. No name here is public yet: `elastrain.offload` does not export them.
 """

@@ -1,4 +1,4 @@
-"""What each block holds, in pieces: its parameters, gradients and optimizer states, as tensors over pieces' memory."""
+"""The pieces of each block: its parameters, gradients and optimizer states, as tensors over the pieces' memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from elastrain.offload.planning.program import PieceKey
 
 
 class BlockStates:
-    """All pieces of a model and its optimizer. `pieces` holds those that exist by now.
+    """All pieces of a model and its optimizer. `pieces` holds those that exist so far.
 
-    `adopted_bytes` is what the model and the optimizer took before. Parameters are in `given` while autograd adds to a
-    gradient that is the program's own tensor.
+    `adopted_bytes` is the memory that the model and the optimizer took before. A parameter is in `given` while autograd
+    adds to a gradient tensor of the program.
     """
 
     def __init__(self, blocks: Sequence[ModelBlock], optimizer: torch.optim.Optimizer, custody: PieceStore) -> None:
@@ -34,9 +34,10 @@ class BlockStates:
         self._custody = custody
         self._gradients: dict[nn.Parameter, PieceView] = {}
         self._by_storage: dict[int, HeldPiece] = {}
-        self._parts: list[torch.Tensor] = []  # they keep the storages of `_by_storage`
+        self._parts: list[torch.Tensor] = []  # keeps the storages of `_by_storage` alive
         self._state_places: dict[tuple[nn.Parameter, str], PieceView] = {}
-        # Before it is adopted, the model takes memory that cannot leave: a wish for room, and no reason to refuse.
+        # Until it is adopted, the model takes memory that cannot leave. It counts as reserved, which never causes a
+        # refusal.
         self.adopted_bytes = custody.account.reserved_bytes = self.unadopted_bytes()
         for number, block in enumerate(blocks):
             if block.parameters:
@@ -47,7 +48,7 @@ class BlockStates:
                 custody.account.reserved_bytes = self.unadopted_bytes()
 
     def unadopted_bytes(self) -> int:
-        """What parameters and optimizer states take that do not lie in pieces yet."""
+        """Return the bytes of parameters and optimizer states that do not lie in pieces yet."""
         ours = {piece.memory.tensor.untyped_storage()._cdata for piece in self.pieces.values()}
         tensors = [each.data for each in self.block_of]
         tensors += [value for state in self._optimizer.state.values() for value in state.values() if _is_large(value)]
@@ -55,11 +56,11 @@ class BlockStates:
         return sum(each.nbytes() for key, each in storages.items() if key not in ours | self._by_storage.keys())
 
     def of(self, kind: Kind, blocks: Sequence[int]) -> list[HeldPiece]:
-        """The pieces of one kind of these blocks, as far as there are any."""
+        """Return the pieces of one kind of these blocks, as far as they exist."""
         return [self.pieces[kind, number] for number in blocks if (kind, number) in self.pieces]
 
     def trained(self, block: int) -> list[nn.Parameter]:
-        """The block's parameters that the optimizer updates, in its order."""
+        """Return the block's parameters that the optimizer updates, in the optimizer's order."""
         return [
             each
             for group in self._optimizer.param_groups
@@ -68,7 +69,7 @@ class BlockStates:
         ]
 
     def sizes(self) -> list[BlockSizes]:
-        """What the blocks hold, for a program."""
+        """Return the sizes of all blocks, for a plan."""
         return [
             BlockSizes(
                 name=block.name,
@@ -81,14 +82,14 @@ class BlockStates:
         ]
 
     def holding(self, tensor: torch.Tensor) -> list[HeldPiece]:
-        """The piece whose memory a tensor lies in, if it is one of parameters."""
+        """Return the parameter piece that the tensor's memory belongs to, as a list of one, or an empty list."""
         piece = self._by_storage.get(tensor.untyped_storage()._cdata)
         return [] if piece is None else [piece]
 
     def check_parameters(self, model: nn.Module) -> None:
-        """Raises OffloadConfigError where a parameter is new, or does not lie in its piece any more. Touches none."""
+        """Raise OffloadConfigError if a parameter is new, or was moved out of its piece. Reads no values."""
         for name, parameter in model.named_parameters():
-            # Plain tensors stand in a parameter's place during torch.func.functional_call.
+            # torch.func.functional_call puts plain tensors in the place of parameters.
             if isinstance(parameter, nn.Parameter) and parameter not in self.block_of:
                 raise OffloadConfigError(
                     f"{name} became a parameter of the model after `within` was called: add or replace parameters "
@@ -112,7 +113,7 @@ class BlockStates:
         return place.holds(grad) and place.is_place_of(grad, piece.memory.tensor)
 
     def part_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Copy gradients that lie at another parameter's place, as where two were exchanged."""
+        """Copy gradients that lie at the place of another parameter, for example after the program swapped two."""
         pieces = self.of(Kind.GRADIENT, range(len(self._blocks)))
         ours = {each.memory.tensor.untyped_storage()._cdata for each in pieces}
         for each in parameters:
@@ -120,11 +121,11 @@ class BlockStates:
                 each.grad = each.grad.clone()
 
     def was_written(self, parameter: nn.Parameter) -> bool:
-        """Whether somebody from outside wrote gradients of the parameter's block since they were made."""
+        """Return True if the program wrote to gradients of the parameter's block since autograd made them."""
         return self.pieces[Kind.GRADIENT, self.block_of[parameter]].written
 
     def at(self, address: int) -> tuple[PieceKey, HeldPiece] | None:
-        """The piece that an address belongs to."""
+        """Return the piece that contains an address, with its key, or None."""
         for key, piece in self.pieces.items():
             begin = piece.memory.tensor.data_ptr()
             if begin <= address < begin + piece.size_bytes:
@@ -132,7 +133,10 @@ class BlockStates:
         return None
 
     def keep_gradient(self, parameter: nn.Parameter) -> None:
-        """Move a gradient that autograd has made into its block's piece."""
+        """Move a gradient that autograd has made into its block's piece.
+
+        Raises OffloadConfigError for a sparse gradient.
+        """
         fresh = parameter.grad
         assert fresh is not None
         number = self.block_of[parameter]
@@ -151,7 +155,10 @@ class BlockStates:
         parameter.grad = view
 
     def _make_gradient_piece(self, number: int, first: nn.Parameter) -> None:
-        """Room for the gradients of a block; another piece where a parameter was frozen and has a gradient now."""
+        """Create the piece for a block's gradients.
+
+        A larger one replaces it if a frozen parameter gets a gradient later.
+        """
         own = self._blocks[number].parameters
         wanted = [each for each in own if each.requires_grad or each in self._gradients or each is first]
         places, size_bytes = places_of(wanted)
@@ -168,7 +175,7 @@ class BlockStates:
         self.pieces[Kind.GRADIENT, number] = made
 
     def gradient(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Where the parameter's gradient lies."""
+        """Return the view of the block's piece in which the parameter's gradient lies."""
         piece = self.pieces[Kind.GRADIENT, self.block_of[parameter]]
         return self._gradients[parameter].of(piece.memory.tensor)
 
@@ -187,13 +194,13 @@ class BlockStates:
             parameter.data = view
 
     def has_states(self, block: int) -> bool:
-        """Whether the block's optimizer states lie in a piece."""
+        """Return True if the block's optimizer states lie in a piece."""
         return (Kind.STATE, block) in self.pieces
 
     def adopt_optimizer_states(self, number: int, parameters: Sequence[nn.Parameter]) -> None:
-        """Move what the optimizer has made for parameters of a block into its piece; counters stay where they are.
+        """Move the optimizer's states for a block's parameters into the block's piece. Counters stay where they are.
 
-        The first of them shows how much that will be for the whole block.
+        The first parameter with states shows how many bytes the whole block needs.
         """
         for parameter in parameters:
             state = self._optimizer.state.get(parameter, {})
@@ -211,7 +218,7 @@ class BlockStates:
                     state[key] = view
 
     def _make_state_piece(self, number: int, keys: Mapping[str, torch.dtype]) -> None:
-        """Room for these states of each of the block's parameters, in the form of the parameter."""
+        """Create the piece for these states of the block's parameters. Each state has the shape of its parameter."""
         wanted = [(each, key) for each in self.trained(number) if each.numel() > 1 for key in keys]
         forms = [each.data.to("meta", keys[key]) for each, key in wanted]
         places, size_bytes = places_of(forms)

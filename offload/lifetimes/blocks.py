@@ -1,7 +1,7 @@
-"""How a model is cut into blocks, without being edited: the modules that leave and come back as one.
+"""The cut of a model into blocks, without edits: each block is a module whose tensors leave and come back together.
 
-What lies in a list of modules (`ModuleList`, `Sequential`) is a block each; outside of lists, the largest modules that
-hold no such list. What belongs to neither (a parameter of the model itself) is the rest, which stays for the forward.
+Each module in a list of modules (`ModuleList`, `Sequential`) is a block. Outside of lists, the largest modules that
+hold no such list are blocks. The rest, such as parameters of the model itself, stays in memory for the whole forward.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from torch import nn
 from elastrain.offload.errors import OffloadConfigError
 
 ALIGNED_BYTES = 64
-"""Where torch itself begins tensors: kernels that treat edges differently compute the same bits."""
+"""Alignment of tensors, the same as torch's own. Kernels that treat edges differently then compute the same bits."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelBlock:
-    """One block. `module` None is the rest. `touches` are the blocks whose parameters it uses, itself among them."""
+    """One block.
+
+    `module` is None for the rest of the model. `touches` are the blocks whose parameters it uses, with itself.
+    """
 
     name: str
     module: nn.Module | None
@@ -29,7 +32,10 @@ class ModelBlock:
 
 
 def blocks_of(model: nn.Module) -> tuple[ModelBlock, ...]:
-    """The blocks in the order of the model's modules, the rest last. Raises OffloadConfigError where there is one."""
+    """Return the blocks in the order of the model's modules, the rest last.
+
+    Raises OffloadConfigError if there is one block.
+    """
     owners: dict[nn.Parameter, int] = {}
     found: list[tuple[str, nn.Module | None, list[nn.Parameter]]] = []
     for name, module in _cut(model, ""):
@@ -73,7 +79,7 @@ def _is_list(module: nn.Module) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PieceView:
-    """Where one tensor lies in a piece's bytes, and how."""
+    """The place and form of one tensor in a piece's bytes."""
 
     offset_bytes: int
     dtype: torch.dtype
@@ -81,25 +87,25 @@ class PieceView:
     stride: tuple[int, ...]
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
-        """The tensor over a piece's bytes."""
+        """Return the tensor over a piece's bytes."""
         offset = (memory.storage_offset() + self.offset_bytes) // self.dtype.itemsize
         return torch.empty(0, dtype=self.dtype, device=memory.device).set_(
             memory.untyped_storage(), offset, self.shape, self.stride
         )
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has this form."""
+        """Return True if a tensor has this dtype, shape and stride."""
         return tensor.dtype == self.dtype and tensor.shape == self.shape and tuple(tensor.stride()) == self.stride
 
     def is_place_of(self, tensor: torch.Tensor, memory: torch.Tensor) -> bool:
-        """Whether a tensor that `holds` is true of lies here already."""
+        """Return True if a tensor of this form lies at this place already."""
         offset = (memory.storage_offset() + self.offset_bytes) // self.dtype.itemsize
         same = tensor.untyped_storage()._cdata == memory.untyped_storage()._cdata
         return bool(same) and tensor.storage_offset() == offset
 
 
 def places_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[PieceView, ...], int]:
-    """Tensors one after the other, each at an aligned place; and what they take."""
+    """Return places for tensors one after the other, each aligned, and their size in bytes."""
     end_bytes, found = 0, []
     for tensor in tensors:
         found.append(

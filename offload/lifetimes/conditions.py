@@ -1,7 +1,7 @@
-"""Under which conditions a forward ran, so that it can run again and compute the same: and leave no trace, then.
+"""The conditions under which a forward ran, so that it can run again with the same result and without side effects.
 
-Random numbers (torch's on the CPU and on CUDA, Python's, numpy's), autocast, whether gradients are recorded, and what
-the modules hold besides parameters. What a forward changes elsewhere (a global, a file) is not known here.
+Covers random numbers (torch's on the CPU and on CUDA, Python's, numpy's), autocast, whether gradients are recorded, and
+what modules hold besides parameters. Changes that a forward makes elsewhere (a global, a file) are not covered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
 
 
 class ForwardConditions:
-    """Taken when a forward begins; `restored` has them again."""
+    """A snapshot of the conditions when a forward begins. `restored` applies it."""
 
     def __init__(self, module: nn.Module, inputs: object) -> None:
         self._random = _random_states()
@@ -34,7 +34,7 @@ class ForwardConditions:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """As they were then; what is changed meanwhile of all of them, and of the modules, is undone."""
+        """Apply the snapshot inside the `with` block. Afterwards undo all changes, also those of the modules."""
         random_now, kept = _random_states(), [_KeptModule(each) for each, _ in self._modules]
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=self._devices, enabled=bool(self._devices)))
@@ -57,7 +57,7 @@ class ForwardConditions:
 
 
 class _KeptModule:
-    """What one module holds besides parameters and children: attributes, lists and generators in them, buffers."""
+    """A copy of what a module holds besides parameters and children: attributes, containers, generators and buffers."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -85,13 +85,13 @@ class _KeptModule:
 
 
 def _members(several: list[Any] | dict[Any, Any] | set[Any]) -> list[int]:
-    """Who is in it, without asking whether they are equal."""
+    """Return the identities of the container's members, since comparing them for equality could run any code."""
     members = several.items() if isinstance(several, dict) else several
     return [id(one) for each in members for one in (each if isinstance(several, dict) else (each,))]
 
 
 def _own_attributes(module: nn.Module) -> dict[str, Any]:
-    """Return what the program has set on a module: a mask for this forward, say, or whether it trains."""
+    """Return the attributes that the program set on a module, such as a mask for this forward, or the training flag."""
     return {name: value for name, value in module.__dict__.items() if name not in _OF_TORCH}
 
 

@@ -1,6 +1,7 @@
-"""Follows a step from point to point, asks custody for what the plan says, and measures points.
+"""The conductor, which follows a step from point to point, asks the piece store for the plan's moves, and measures.
 
-A point ends where the next one begins. What comes in another order than planned has no moves, and is served on demand.
+A point ends when the next one begins. If points come in another order than planned, no moves are made for them, and
+pieces are served on demand.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from elastrain.offload.planning.plan_values import Kind
 from elastrain.offload.planning.program import FAR, Carried, PieceKey
 
 WATCHED_STEPS, WATCH_EVERY_STEPS = 3, 64
-"""Where to look closely takes time, so many steps of each so many under a plan are watched at each point."""
+"""Measuring memory takes time. So under a plan, only 3 of every 64 steps measure it at each point."""
 
 
 class Conductor:
-    """Where the step is. `pieces` may grow while it runs; `seen` are the points of this step so far."""
+    """The position of training in the step. `pieces` may grow meanwhile; `seen` are the points of this step so far."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Conductor:
         saved.saved = self._was_saved
 
     def carry(self, carried: Carried, outside_bytes: int) -> None:
-        """From the next point on, follow this plan; so much is always held besides, by nobody in particular."""
+        """Follow this plan from the next point on. `outside_bytes` are always held besides pieces and saved tensors."""
         self._custody.account.outside_bytes = outside_bytes
         self.carried, self.steps, self._asked, self._place = carried, 0, [], -1
         self._saved.told.all_leave = False
@@ -57,15 +58,15 @@ class Conductor:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether what is asked for is done later, on a device."""
+        """True if work is queued on a device and done later."""
         return not self._meter.is_cheap
 
     def is_at(self, stage: StepStage, block: int) -> bool:
-        """Whether the step is at this point already."""
+        """Return True if the step is at this point already."""
         return self._now == (stage, block)
 
     def arrive(self, stage: StepStage, block: int, wanted: Sequence[HeldPiece]) -> None:
-        """A point begins, and the one before ends: what it wants is in memory when this returns."""
+        """End the previous point and begin this one. When this returns, the `wanted` pieces are in memory."""
         self._saved.settle()
         if self._now is None:
             self._meter.comes()
@@ -80,14 +81,14 @@ class Conductor:
             self._follow(self.carried, stage, block)
             self._custody.acquire(wanted)
             self._reserve(stage, block)
-            self._custody.make_room(0)  # what the point itself takes needs room, too
+            self._custody.make_room(0)  # the point itself needs memory, too
             self._bring()
         self._custody.trim(wholly=self.carried is None)
         with_memory = self._meter.is_cheap or is_due or self._now not in self.known
         self._meter.begin(with_memory=with_memory, is_short=stage is StepStage.UPDATE)
 
     def end_point(self) -> None:
-        """The point is over: note what was seen, and let go of what the plan says."""
+        """End the point: record its measurements, and let pieces leave as planned."""
         if self._now is None:
             return
         (stage, block), figures, account = self._now, self._meter.end(), self._custody.account
@@ -108,58 +109,58 @@ class Conductor:
         account.reserved_bytes = account.coming_bytes = 0
         self._custody.release()
         if self.carried is None:
-            self._saved.keep_as(None)  # all of it has left by itself
+            self._saved.keep_as(None)  # all saved values have left already
         elif self._place >= 0:
             self._let_go(self.carried, stage)
 
     def begin_step(self) -> list[Arrival]:
-        """What was seen of the step that has ended, and look anew."""
+        """Return the points of the step that has ended, and start a new list."""
         seen, self.seen = self.seen, []
         self.steps += 1
         self.known.begin_step()
         return seen
 
     def next_use(self, piece: HeldPiece) -> int:
-        """How far away a piece's next use is, as far as the plan knows."""
+        """Return the number of points until a piece's next use, `FAR` if the plan has none, or 0 without a plan."""
         if self.carried is None:
             return 0
         key = next((key for key, each in self._pieces.items() if each is piece), None)
         return FAR if key is None else self.carried.distance(key, self._place)
 
-    # What blocks ask that may be computed again.
+    # Calls from blocks that may be computed again.
 
     def is_given_up(self, block: int) -> bool:
-        """Whether the plan has the forward under way computed again."""
+        """Return True if the plan has the running forward of this block computed again."""
         return (
             self.carried is not None and self.is_at(StepStage.FORWARD, block) and self._place in self.carried.given_up
         )
 
     def has_kept(self, needed_bytes: int, given_up_bytes: int) -> None:
-        """A forward that can be computed again has ended: what that needs, and what was given up."""
+        """Note the bytes that a recomputation of an ended forward needs, and the bytes that were dropped."""
         if given_up_bytes:
             self._was_saved(given_up_bytes)
         self._meter.needed_bytes = needed_bytes
 
     def begins_again(self, wanted: Sequence[HeldPiece], size_bytes: int) -> None:
-        """Have what computes it, and room for it: it was expected, as far as the plan knows of it."""
+        """Load the pieces that the recomputation uses, and make room for its values."""
         self._custody.acquire(wanted)
         self._custody.account.came(size_bytes)
         self._custody.make_room(size_bytes)
 
     def ended_again(self, seconds: float) -> None:
-        """It is computed."""
+        """Note the seconds of a recomputation that has ended."""
         self._meter.computed_again(seconds)
 
     @property
     def times_again(self) -> int:
-        """How many forwards were computed again so far."""
+        """The number of forwards that were computed again so far."""
         return self._meter.times_again
 
     def _reserve(self, stage: StepStage, block: int) -> None:
-        """Have room for what the point takes besides: as planned, or more where the process holds or has taken more."""
+        """Reserve memory for the point: as planned, or more if the process holds more or the point took more before."""
         account, meter = self._custody.account, self._meter
         unknown_bytes = meter.unknown_bytes()
-        if unknown_bytes > account.outside_bytes:  # more holes than the plan leaves room for
+        if unknown_bytes > account.outside_bytes:  # more unused memory in the heap than the plan leaves room for
             process_heap.trim_what_stays()
             unknown_bytes = meter.unknown_bytes()
         seen_bytes = self.known.extra_bytes((stage, block), unknown_bytes) + meter.guard_bytes
@@ -167,17 +168,17 @@ class Conductor:
 
     def _was_saved(self, size_bytes: int) -> None:
         self._meter.saved_bytes += size_bytes
-        if self._meter.needed_bytes is not None:  # the block has ended: to compute it again would not make this
+        if self._meter.needed_bytes is not None:  # the block has ended, so computing it again would not make this
             self._meter.needed_bytes += size_bytes
         account = self._custody.account
         account.came(size_bytes)
-        self._custody.trim()  # more was saved, it may be, than there was to come
+        self._custody.trim()  # more may have been saved than was expected
         if account.missing_bytes(0):
             with contextlib.suppress(LimitTooSmallError):  # what was saved just now cannot leave yet
                 self._custody.make_room(0)
 
     def _follow(self, carried: Carried, stage: StepStage, block: int) -> None:
-        """Go on to the next place of the plan at which this happens; none of the moves in between is made."""
+        """Move to the next place of the plan that matches this point. The moves of skipped places are not made."""
         found, account = carried.follow(self._place, stage, block), self._custody.account
         if found is None:
             return
@@ -198,7 +199,7 @@ class Conductor:
                 self._custody.let_leave(self._pieces[kind, number])
 
     def _bring(self) -> None:
-        """Read ahead in the order of need, as far as there is room; what is left is asked for at the next point."""
+        """Start reads in the order of need, as far as there is room. The others are tried again at the next point."""
         while self._asked and self._brought(*self._asked[0]):
             self._asked.pop(0)
 

@@ -1,8 +1,7 @@
-"""Measures one point at a time: its seconds without waits, what it takes besides pieces, what it saves.
+"""Measurement of points: their seconds without waits, their memory besides pieces, and the bytes that they save.
 
-To have there what a point uses is work of the same thread: that counts as its seconds, too.
-
-Looks at where things stand when a point ends: what memory holds by kind, and what was waited for and moved since.
+Loading the pieces of a point is work of the same thread, so it counts as the point's seconds. At the end of a point,
+`StandingWatch` also records memory by kind, and the waits and I/O since the last point.
 """
 
 from __future__ import annotations
@@ -20,16 +19,17 @@ from elastrain.offload.planning.plan_values import Kind
 from elastrain.offload.planning.step_recording import HELD, Standing
 
 GUARD_SHARE = 0.01
-"""So much of the limit is to stay free, whatever plans say: the kernel counts to some dozens of pages."""
+"""Share of the limit that stays free under any plan, since the kernel's counts are off by some dozens of pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PointFigures:
-    """What was seen of one point. Memory is None if not looked at.
+    """Measurements of one point. Memory is None if it was not measured.
 
-    `extra_bytes` is what there was besides pieces and saved tensors, `unknown_bytes` of it when the point began, and
-    `over_bytes` how far all came into what is to stay free. `needed_bytes` is the part of what it saved from which all
-    can be computed again, None where it cannot. Seconds are None where to know them would have made a device wait.
+    `extra_bytes` is the memory besides pieces and saved tensors; `unknown_bytes` is the part of it that was there when
+    the point began. `over_bytes` is how far the total went into the guard that stays free. `needed_bytes` is the part
+    of the saved bytes from which the block can be computed again, or None if it cannot. `seconds` is None if measuring
+    them would have made a device wait.
     """
 
     seconds: float | None
@@ -41,23 +41,26 @@ class PointFigures:
 
 
 class KnownPoints:
-    """What each point takes, as far as it was seen.
+    """Seconds and memory of each point, as far as they were measured.
 
-    What is being read counts before its pages are there, so that the rest seems to be less than it is. So memory is
-    learned while nothing moves, before there is a plan; under one it grows where the limit came near.
+    A piece that is being read is counted before its pages exist, so the rest seems smaller than it is. So memory is
+    learned before there is a plan, while nothing moves. Under a plan the value only grows if the limit came near.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[Hashable, tuple[float, int]] = {}  # seconds, and the most besides pieces and saved tensors
-        self._own_bytes: dict[Hashable, int] = {}  # of that, what was not there before
-        self.unknown_bytes = 0  # that the process held besides when a point began, at most since `begin_step`
-        self.came_near = False  # of the limit, likewise
+        self._seen: dict[Hashable, tuple[float, int]] = {}  # seconds; most memory besides pieces and saved tensors
+        self._own_bytes: dict[Hashable, int] = {}  # the part of it that the point itself took
+        self.unknown_bytes = 0  # the most at the start of a point since `begin_step`
+        self.came_near = False  # True if memory came near the limit since `begin_step`
 
     def __contains__(self, point: Hashable) -> bool:
         return point in self._seen
 
     def learn(self, point: Hashable, figures: PointFigures, expected_bytes: int | None) -> tuple[float, int]:
-        """Returns its seconds and extra bytes. Under a plan, `expected_bytes` are what was to be enough for these."""
+        """Store measurements of a point, and return its seconds and extra bytes.
+
+        Under a plan, `expected_bytes` is the memory that was expected to suffice.
+        """
         self.unknown_bytes = max(self.unknown_bytes, figures.unknown_bytes)
         self.came_near |= figures.over_bytes > 0
         seconds, extra_bytes = self._seen.get(point, (0.0, 0))
@@ -71,22 +74,22 @@ class KnownPoints:
         return seconds, extra_bytes
 
     def begin_step(self) -> None:
-        """Look anew at what is held besides."""
+        """Start a new step with `unknown_bytes` and `came_near` reset."""
         self.unknown_bytes, self.came_near = 0, False
 
     def extra_bytes(self, point: Hashable, unknown_bytes: int) -> int:
-        """What there will be besides pieces and saved tensors, if so much is there that nobody knows of."""
+        """Return the expected bytes besides pieces and saved tensors, given that `unknown_bytes` are unknown now."""
         return max(self._seen.get(point, (0.0, 0))[1], unknown_bytes + self._own_bytes.get(point, 0))
 
 
 class PointMeter:
-    """Begins and ends with each point. Seconds leave out what custody waited for.
+    """A meter that begins and ends with each point. Seconds do not include waits of the piece store.
 
-    What the process held at first, before pieces and in all that follows, is nobody's business: `base_bytes`.
+    `base_bytes` is the memory that the process held before there were pieces. It is left out of all counts.
     """
 
     def __init__(self, custody: PieceStore, meter: MemoryMeter, base_bytes: int) -> None:
-        self.is_cheap = not meter.runs_ahead  # to look closely, at each point of each step
+        self.is_cheap = not meter.runs_ahead  # True if memory can be measured at each point of each step
         self.guard_bytes = int(GUARD_SHARE * custody.account.limit_bytes)
         self.saved_bytes = self.times_again = 0
         self.needed_bytes: int | None = None
@@ -94,23 +97,23 @@ class PointMeter:
         self._meter = meter
         self._base_bytes = base_bytes
         self._again_s = 0.0
-        # When a thread was free for the next point: its clock, what was waited until then, and who it is.
+        # The state when the thread was free for the next point: its clock, the seconds waited until then, and its id.
         self._freed = (0.0, 0.0, 0)
-        self._since: tuple[float, float, int] | None = None  # likewise, of the point that has begun
-        self._held_bytes: tuple[int, int] | None = None  # then: what was accounted for, and what was not
+        self._since: tuple[float, float, int] | None = None  # the same for the running point
+        self._held_bytes: tuple[int, int] | None = None  # accounted and unknown bytes when the point began
 
     def comes(self) -> None:
-        """From now on the thread works for the next point: to have what it wants there takes time, too."""
+        """Start to count the thread's time for the next point, since loading its pieces takes time, too."""
         if not self._meter.runs_ahead:
             self._freed = self._now()
 
     def begin(self, *, with_memory: bool, is_short: bool = False) -> None:
-        """A point begins: all that it wants is there. Where it is short, being so far ahead keeps no device busy."""
+        """Start to measure a point whose pieces are loaded. Before a short point, the device is not waited for."""
         self.saved_bytes, self._held_bytes, self._since = 0, None, None
         self.needed_bytes, self._again_s = None, 0.0
         if with_memory:
-            # The peak over what is accounted for is what computing itself takes, with all that nobody here knows of:
-            # small tensors, holes in the heap, buffers of libraries, Python's own objects.
+            # The peak above the accounted bytes is what computing takes, including memory that no part here knows:
+            # small tensors, unused heap memory, buffers of libraries, Python's own objects.
             self._meter.forget_peak()
             self._held_bytes = self._custody.accounted_bytes(), self.unknown_bytes()
         if self._meter.runs_ahead and not with_memory:
@@ -123,18 +126,18 @@ class PointMeter:
         return self._meter.clock(), self._custody.waited_s, threading.get_ident()
 
     def unknown_bytes(self) -> int:
-        """What the process holds now that is not accounted for. A device frees later than is accounted for."""
+        """Return the bytes that the process holds and no account knows, or 0 on a device, which frees memory late."""
         return self.is_cheap * max(0, self._meter.own_bytes()[0] - self._base_bytes - self._custody.accounted_bytes())
 
     def computed_again(self, seconds: float) -> None:
-        """What was given up is there again: neither its seconds nor its memory are the point's own."""
+        """Note a recomputation of dropped values. Its seconds and memory do not count for the point."""
         self.times_again += 1
         self._again_s += seconds
         if self._held_bytes is not None:
             self._held_bytes = max(self._held_bytes[0], self._custody.accounted_bytes()), self._held_bytes[1]
 
     def end(self) -> PointFigures:
-        """What was seen since it began."""
+        """Return what was measured since the point began."""
         found = PointFigures(
             seconds=self._seconds(), saved_bytes=self.saved_bytes, needed_bytes=self.needed_bytes, extra_bytes=None
         )
@@ -152,14 +155,14 @@ class PointMeter:
 
     def _seconds(self) -> float | None:
         if self._since is None or self._since[2] != threading.get_ident():
-            return None  # who serves a touch may update a block, and leave the point to another thread
+            return None  # a page fault may be served by another thread, which ends this point
         since_s, waited_s, _ = self._since
         apart_s = self._custody.waited_s - waited_s + self._again_s
         return max(0.0, self._meter.clock() - since_s - apart_s)
 
 
 class StandingWatch:
-    """Asked once at the end of each point, in the training thread."""
+    """A recorder of memory, waits and I/O, called by the training thread at the end of each point."""
 
     def __init__(self, custody: PieceStore, saved: SavedTensors, devices: Sequence[Device]) -> None:
         self._custody = custody
@@ -169,7 +172,7 @@ class StandingWatch:
         self._moved = [(0, 0)] * len(devices)
 
     def take(self, pieces: Iterable[HeldPiece], extra_bytes: int | None) -> Standing | None:
-        """How things stand; None where the point was not looked at closely (`extra_bytes` is None)."""
+        """Return the measurements, or None if memory was not measured at the point (`extra_bytes` is None)."""
         waited_s, moved = self._custody.waited_s, [(d.writes.moved_bytes, d.reads.moved_bytes) for d in self._devices]
         waited_before_s, moved_before = self._waited_s, self._moved
         self._waited_s, self._moved = waited_s, moved

@@ -1,6 +1,6 @@
-"""Carries out what the residency table commands for pieces: memory comes and goes, drives write and read parts.
+"""The mover of pieces, which executes commands of the residency table: memory comes and goes, drives read and write.
 
-All methods run with custody's lock held, except the moving of bytes: devices do that in threads of their own.
+All methods run with the piece store's lock held. Only the moving of bytes runs without it, in threads of the devices.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from elastrain.offload.errors import OffloadError, PieceLostError, SpillWriteErr
 from elastrain.offload.lifetimes.pieces.piece_memory import HeldPiece, MemoryPool, PiecePart, RoomAccount, Span
 
 PART_BYTES = 64 << 20
-"""What one request moves: a drive's threads share a large piece, and copies, checksums and the drive work at once."""
+"""Bytes that one request moves. Threads of a drive share a large piece, so copies, checksums and I/O overlap."""
 
 
 class PieceMover:
-    """A piece lies on one drive, or is striped: `HeldPiece.shares` says what each drive gets."""
+    """The mover of all pieces.
+
+    A piece lies on one drive, or is striped: `HeldPiece.shares` are the parts of each drive.
+    """
 
     def __init__(
         self, devices: Sequence[Device], account: RoomAccount, pool: MemoryPool, changed: threading.Condition
@@ -35,12 +38,12 @@ class PieceMover:
         self._untold: list[str] = []
 
     def take_untold(self) -> list[str]:
-        """What drives did not take since the last time, as sentences: it stays in memory, and nobody else tells."""
+        """Return warnings about writes that failed since the last call. Their pieces stay in memory."""
         untold, self._untold = self._untold, []
         return untold
 
     def apply(self, piece: HeldPiece, event: residency.Event) -> None:
-        """Let an event happen to a piece."""
+        """Apply an event to a piece, and execute the commands that follow from it."""
         piece.state, commands = residency.advance(piece.state, event)
         for command in commands:
             match command:
@@ -58,19 +61,22 @@ class PieceMover:
                             part.device.queue.hasten(part.request)
 
     def leave_if_written(self, piece: HeldPiece) -> None:
-        """Let a piece go that was to leave as soon as its copy is good."""
+        """Free the memory of a leaving piece once its copy is valid."""
         if piece.leaving and piece.state is State.RELOADED:
             piece.leaving = False
             self.apply(piece, residency.Spill())
 
     def take_memory(self, piece: HeldPiece) -> None:
-        """Memory for a piece that has none. Pages of one kind are none of the other: fewer stay parked then."""
+        """Give memory to a piece.
+
+        Parked pages of the other size are of no use to it, so they are trimmed afterwards.
+        """
         self._account.add(piece.size_bytes)
         self._pool.give_to(piece.memory)
         self._pool.trim(self._account.limit_bytes - self._account.total())
 
     def start_read(self, piece: HeldPiece, urgency: Urgency) -> None:
-        """Begin to bring a piece back that is out, into memory that there is room for."""
+        """Start to read a piece that is out. The caller has made room for it."""
         self.take_memory(piece)
         piece.state, _ = residency.advance(piece.state, residency.Prefetch())
         piece.moving_parts = len(piece.parts)
@@ -106,7 +112,7 @@ class PieceMover:
                 part.device.free(part.copy.slot)
         piece.parts = []
 
-    # In a device's thread.
+    # Run in a device's thread.
 
     def _write(self, piece: HeldPiece, part: PiecePart, request: IoRequest) -> None:
         fault: OffloadError | None = None
@@ -123,7 +129,7 @@ class PieceMover:
             self._part_ended(piece, fault, residency.WriteDone(), residency.WriteFailed())
 
     def _written(self, piece: HeldPiece, part: PiecePart, request: IoRequest) -> tuple[Copy, Device]:
-        """Where it is wished, or wherever there is room: bounded memory has holes, and copies of an older plan."""
+        """Write to the planned device, or to any with room: memory tiers may be fragmented, or hold older copies."""
         full: NoSpaceError | None = None
         for device in (part.device, *(each for each in self._devices if each is not part.device)):
             try:

@@ -1,7 +1,8 @@
-"""Custody of pieces: where each is, as states of the residency table, and room for all of them within one limit.
+"""The store of pieces: the residency state of each piece, and room for all of them within one limit.
 
-The training thread asks; devices move bytes in threads of their own. What is wanted is waited for, whatever the plan
-said: a step that differs from its plan is slower, never wrong. Every read is checked against its checksums.
+The training thread asks; devices move bytes in threads of their own. The store waits for any piece that is wanted, even
+against the plan: a step that differs from its plan is slower but still correct. Every read is checked against
+checksums.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _IN_MEMORY = residency.MEMORY
 _USABLE = (State.RESIDENT, State.RELOADED, State.FORWARDED)
 LOOK_AGAIN_S = 0.002
 USED_TOGETHER = 2
-"""So many pieces stay while one is served that a thread outside touches, since one operator may need them together."""
+"""Number of served pieces that stay pinned while another piece is served, since one operator may need them together."""
 
 
 class PieceStore:
-    """Holds pieces within an account's limit.
+    """The store that keeps pieces within an account's limit.
 
-    `next_use` says how far away a piece's next use is: who is used last makes room first.
+    `next_use` returns the number of points until a piece's next use. The piece with the latest use leaves first.
     """
 
     def __init__(
@@ -43,29 +44,29 @@ class PieceStore:
         self.waited_s = 0.0
         self._deadline_s = deadline_s
         self._pool = pool
-        self._changed = threading.Condition()  # of a lock that its holder may take again
+        self._changed = threading.Condition()  # its lock is reentrant
         self._mover = PieceMover(devices, account, pool, self._changed)
         self._pieces: list[HeldPiece] = []
         self._pinned: set[HeldPiece] = set()
         self._kept: set[HeldPiece] = set()
-        self._served: list[HeldPiece] = []  # pinned as long as there is room
+        self._served: list[HeldPiece] = []  # pinned while there is room
         self._used_together = 0
 
-    # What the training thread asks for.
+    # Requests of the training thread.
 
     def adopt(self, name: str, kind: Kind, size_bytes: int) -> HeldPiece:
-        """A new piece, with memory, pinned: the caller fills it."""
+        """Create a piece with memory, and pin it. The caller fills it. Raises LimitTooSmallError."""
         with self._changed:
             self._make_room(size_bytes)
             piece = HeldPiece(name, kind, self._pool.make(size_bytes))
             self._pieces.append(piece)
             self._pinned.add(piece)
             self.account.add(piece.size_bytes)
-            self.trim()  # its pages are fresh ones
+            self.trim()  # it got fresh pages, so parked ones may be over the limit
             return piece
 
     def acquire(self, pieces: Iterable[HeldPiece]) -> None:
-        """Have pieces in memory and pin them until `release`. Raises PieceLostError, LimitTooSmallError."""
+        """Load pieces into memory, and pin them until `release`. Raises PieceLostError or LimitTooSmallError."""
         wanted = list(pieces)
         with self._changed:
             self._pinned.update(wanted)
@@ -80,7 +81,7 @@ class PieceStore:
                 piece.show()
 
     def begin(self, piece: HeldPiece) -> None:
-        """Have memory for a piece that was dropped, or what is in it, and pin it."""
+        """Load a piece and pin it. A dropped piece gets memory with undefined content."""
         with self._changed:
             self._pinned.add(piece)
             self._served = [*(each for each in self._served if each is not piece), piece]
@@ -93,9 +94,9 @@ class PieceStore:
             piece.state = State.RESIDENT
 
     def change(self, pieces: Iterable[HeldPiece]) -> None:
-        """Before pinned pieces are changed: end what is writing them, and forget copies.
+        """Prepare pinned pieces for a change: wait for running writes, and drop the copies on drives.
 
-        Warns as `release` does: what was written last may have failed, and nobody comes by any more.
+        Warns of failed writes as `release` does, since no later call might do it.
         """
         with self._changed:
             for piece in pieces:
@@ -107,7 +108,10 @@ class PieceStore:
         _warn_of(untold)
 
     def drop(self, piece: HeldPiece, *, for_good: bool = False) -> None:
-        """Nobody needs what is in it any more; nor the piece, if it is `for_good`."""
+        """Free a piece's memory and copies, since its content is not needed any longer.
+
+        With `for_good`, forget the piece.
+        """
         with self._changed:
             self._wait_for(lambda: piece.state not in residency.IN_FLIGHT, f"moving {piece.name}")
             self._pinned.discard(piece)
@@ -118,9 +122,9 @@ class PieceStore:
                 self._pieces.remove(piece)
 
     def release(self, *, wholly: bool = False) -> None:
-        """Let go of all pins, as another point begins; of those that `hold` has made, too, if `wholly`.
+        """Unpin all pieces at the start of a point. With `wholly`, also unpin those of `hold`.
 
-        Warns of what drives did not take: training goes on, as far as memory has room for it.
+        Warns of failed writes to drives. Training goes on as long as memory has room for these pieces.
         """
         with self._changed:
             if wholly:
@@ -132,17 +136,17 @@ class PieceStore:
         _warn_of(untold)
 
     def hold(self, pieces: Iterable[HeldPiece]) -> None:
-        """Have pieces in memory until everything is let go of `wholly`."""
+        """Load pieces and keep them pinned until `release` is called with `wholly`."""
         wanted = list(pieces)
         self._kept.update(wanted)
         self.acquire(wanted)
 
-    # What others touch.
+    # Requests from page faults.
 
     def serve(self, piece: HeldPiece) -> None:
-        """Somebody touches a piece from outside: have it in, to be read; to be written, if that was possible already.
+        """Load a piece that code outside of training touches. Make it writable if it was readable before.
 
-        Raises as `acquire`, and PieceLostError where nothing is in it any more.
+        Raises the errors of `acquire`, and PieceLostError if the piece was dropped.
         """
         with self._changed:
             if piece.state is State.DROPPED:
@@ -158,17 +162,17 @@ class PieceStore:
                 self.change([piece])
 
     def hide(self, pieces: Iterable[HeldPiece]) -> None:
-        """Let nobody look at pieces until they are acquired again, wherever they are."""
+        """Protect pieces from any access until they are acquired again, in memory or not."""
         with self._changed:
             for piece in pieces:
                 self._wait_for(lambda piece=piece: piece.state is not State.FORWARDED, f"writing {piece.name}")  # type: ignore[misc]
                 if piece not in self._pinned:
                     piece.memory.allow(Access.NONE)
 
-    # What the plan wishes.
+    # Requests of the plan.
 
     def copy_out(self, piece: HeldPiece) -> None:
-        """Write a copy while the piece stays."""
+        """Write a copy of a piece that stays in memory."""
         with self._changed:
             if piece.state is State.RESIDENT and piece.fault is None:
                 self._mover.apply(piece, residency.CopyOut())
@@ -184,7 +188,7 @@ class PieceStore:
             self._mover.leave_if_written(piece)
 
     def bring(self, piece: HeldPiece) -> bool:
-        """Begin to read a piece if there is room for it now; False if there is none."""
+        """Start to read a piece if there is room for it now. Returns False if there is not."""
         with self._changed:
             piece.leaving = False
             if piece.state is not State.SPILLED:
@@ -195,16 +199,19 @@ class PieceStore:
             return True
 
     def make_room(self, size_bytes: int) -> None:
-        """Wait until so much more fits: who is used last leaves."""
+        """Wait until `size_bytes` more fit. The piece that is used last leaves first."""
         with self._changed:
             self._make_room(size_bytes)
 
     def has_waited(self, seconds: float) -> None:
-        """Somebody else has waited for a drive."""
+        """Add seconds for which other code has waited for a drive."""
         self.waited_s += seconds
 
     def clear(self) -> None:
-        """Have nothing in memory but what is pinned, and nothing on its way: while nobody knows what a point takes."""
+        """Remove all pieces that are not pinned, and wait for all writes.
+
+        Used while the memory of points is unknown.
+        """
         with self._changed:
             until_s = time.monotonic() + self._deadline_s
             while self._evict():
@@ -213,18 +220,18 @@ class PieceStore:
                 self._wait_once(until_s, "writing what is not used now")
 
     def accounted_bytes(self) -> int:
-        """Memory that is known: of pieces, of others, and what is held for nobody."""
+        """Return the known bytes of memory: of pieces, of others, and of buffers and parked pages without content."""
         return self.account.held() + self.account.others.idle_bytes() + self._pool.parked_bytes
 
     def trim(self, *, wholly: bool = False) -> None:
-        """Hold no more pages for nobody than the limit has room for; or none."""
+        """Give parked pages back to the kernel until the limit is kept. With `wholly`, give all of them back."""
         with self._changed:
             self._pool.trim(0 if wholly else self.account.limit_bytes - self.account.total())
 
-    # Room. The lock is held.
+    # Room. The caller holds the lock.
 
     def _make_room(self, size_bytes: int) -> None:
-        """Wait until so much more fits, letting go of what is used last."""
+        """Wait until `size_bytes` more fit, removing the pieces that are used last. Raises LimitTooSmallError."""
         until_s = time.monotonic() + self._deadline_s
         while missing_bytes := self.account.missing_bytes(size_bytes):
             going = sum(piece.size_bytes for piece in self._pieces if piece.leaving)
@@ -233,7 +240,7 @@ class PieceStore:
             if self._is_moving() or self.account.others.give_up():
                 self._wait_once(until_s, "making room")
             elif self.account.held() + size_bytes <= self.account.limit_bytes:
-                break  # what is only expected is no reason to refuse; it stays so, or reads ahead would take its room
+                break  # a mere expectation is no reason to refuse; it stays counted, or reads ahead would take its room
             elif len(self._served) > self._used_together:
                 self._pinned.discard(self._served.pop(0))
             else:
@@ -245,7 +252,10 @@ class PieceStore:
         return moving or self.account.others.moving_bytes() > 0
 
     def _evict(self) -> bool:
-        """Let one piece more leave: the one that is used last, at once where its copy is good."""
+        """Let one more piece leave: the one that is used last, at once if its copy is valid.
+
+        Returns False if none can.
+        """
         still = [each for each in self._pieces if each.state in _USABLE and not each.leaving and each.fault is None]
         idle = [each for each in still if each not in self._pinned]
         if not idle:
@@ -273,7 +283,7 @@ class PieceStore:
         if time.monotonic() > until_s:
             raise PieceLostError(f"{what} did not end within {self._deadline_s} s: look at the drive, or use another")
         began_s = undisturbed_s()
-        # Others do not tell when they have moved something.
+        # Other memory sends no notification when a move has ended.
         others_move = self.account.others.moving_bytes() > 0 or not self._is_moving()
         self._changed.wait(LOOK_AGAIN_S if others_move else 0.2)
         self.waited_s += undisturbed_s() - began_s
@@ -296,7 +306,7 @@ def _warn_of(untold: Sequence[str]) -> None:
 def _refusal(
     pieces: Iterable[HeldPiece], pinned: Iterable[HeldPiece], account: RoomAccount, size_bytes: int
 ) -> OffloadError:
-    """Why there is no room: a drive takes nothing, or the limit is too small for what is used at a time."""
+    """Return the error for a lack of room: a drive's write fault, or LimitTooSmallError."""
     faults = (piece.fault for piece in pieces if isinstance(piece.fault, SpillWriteError))
     together = " with ".join(sorted(piece.name for piece in pinned))
     return next(faults, None) or LimitTooSmallError(

@@ -1,9 +1,9 @@
-"""Blocks that are computed again: what a forward saves is given up when it ends, and made anew when backward asks.
+"""Recomputation of blocks: values that a forward saves are dropped at its end, and computed again when backward asks.
 
-`BlockForward` stands for one block's `forward`, so that the model is not edited. What comes in and goes out stays with
-whoever saved it; all else is dropped, with a checksum of each storage. What is computed again has to have these sums,
-or no gradient is made of it. A block that is to be computed again for the first time is tried: its values are kept as
-ever, and compared; who computes other values, or changes what came in, is never asked again.
+`BlockForward` replaces one block's `forward`, so the model is not edited. Inputs and outputs stay with their owners;
+other values are dropped, with a checksum of each storage. Recomputed values must have the same checksums, else no
+gradient is made from them. The first time, a block is on trial: its values are kept as usual, and compared with
+recomputed ones. A block that computes other values, or changes its inputs, is never recomputed.
 """
 
 from __future__ import annotations
@@ -41,29 +41,35 @@ _UNCHANGING = torch.Tensor | bool | int | float | str | bytes | torch.dtype | to
 
 
 class TrainingAround(Protocol):
-    """What a block's forward asks of the training around it: `Conductor`."""
+    """The training that a block's forward calls. `Conductor` implements it."""
 
     def is_given_up(self, block: int) -> bool:
-        """Whether the plan has this forward's values computed again."""
+        """Return True if the plan has this forward's values computed again."""
 
     def has_kept(self, needed_bytes: int, given_up_bytes: int) -> None:
-        """A forward that can be computed again has ended: what that needs, and what was given up."""
+        """Note the bytes that a recomputation of an ended forward needs, and the bytes that were dropped."""
 
     def begins_again(self, wanted: Sequence[HeldPiece], size_bytes: int) -> None:
-        """Have these pieces, and so much room. Raises PieceLostError, SpillWriteError, LimitTooSmallError."""
+        """Load these pieces and make room for `size_bytes`.
+
+        Raises PieceLostError, SpillWriteError or LimitTooSmallError.
+        """
 
     def ended_again(self, seconds: float) -> None:
-        """It is computed."""
+        """Note the seconds of a recomputation that has ended."""
 
 
 class _HaveAllError(BaseException):
-    """All that was given up is there again: the rest of the forward need not run. Never leaves this file."""
+    """A signal that all dropped values exist again, so that the rest of the forward need not run.
+
+    Stays inside this file.
+    """
 
 
 class BlockForward:
-    """One block's forward. `wanted` are the pieces that it computes with.
+    """The replacement of one block's forward. `wanted` returns the pieces that the block computes with.
 
-    `barred` says why it cannot be computed again; `trusted`, that it has been once.
+    `barred` is the reason why it cannot be recomputed, or empty. `trusted` is True after a successful trial.
     """
 
     def __init__(
@@ -82,25 +88,26 @@ class BlockForward:
         self.saved, self.around, self.wanted = saved, around, wanted
 
     def install(self) -> BlockForward:
-        """From now on the module calls it."""
+        """Make the module call this object as its forward."""
         self.module.__dict__["forward"] = self
         return self
 
     def remove(self) -> None:
-        """The module calls its own forward again; what was given up can still be computed again."""
+        """Give the module its own forward back. Dropped values can still be computed again."""
         if self.module.__dict__.get("forward") is self:
             del self.module.__dict__["forward"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward, and note or drop what it saves if it can be computed again."""
         is_recorded = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
         if torch.compiler.is_compiling() or not is_recorded or not self.saved.is_entered:
             return self.inner(*args, **kwargs)
         if any(id(each) not in self._own for each in self.module.parameters()):
-            return self.inner(*args, **kwargs)  # torch.func.functional_call: these are gone when it is computed again
+            return self.inner(*args, **kwargs)  # torch.func.functional_call: its tensors are temporary
         if self.barred or self.saved.keeps_all:
             return self.inner(*args, **kwargs)
         if not all(isinstance(each, _UNCHANGING) for each in tree_leaves((args, kwargs))):
-            return self.inner(*args, **kwargs)  # a cache, say, that each forward adds to
+            return self.inner(*args, **kwargs)  # for example a cache that each forward adds to
         if self.around.is_given_up(self.number) and self.saved.is_innermost:
             return _DroppedForward(self, args, kwargs, is_trial=not self.trusted).run(args, kwargs)
         before = self.saved.collected()
@@ -109,17 +116,17 @@ class BlockForward:
         return output
 
     def _needed_bytes(self, before: int, inputs: object, output: object) -> int:
-        """What of the saved values would stay, and what would be saved besides."""
+        """Return the bytes that a recomputation starts from: saved values that stay, and inputs not saved so far."""
         records = self.saved.mark_needed(before, _storages_of((inputs, output)))
         unsaved = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in _unsaved(inputs)}
         return sum(each.size_bytes for each in records) + sum(unsaved.values())
 
     def __reduce__(self) -> tuple[Any, tuple[nn.Module, str]]:
-        return getattr, (self.module, "forward")  # a copy of the model has the forward of its class
+        return getattr, (self.module, "forward")  # a copy of the model gets the forward of its class
 
 
 def can_be_computed_again(module: nn.Module) -> bool:
-    """Whether a block's forward is a plain one: its class's own, with nobody who listens to its parts."""
+    """Return True if a block has its class's own forward, and no module inside has hooks or a replaced forward."""
     if "forward" in module.__dict__ or isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return False
     inside = [each for each in module.modules() if each is not module]
@@ -127,7 +134,7 @@ def can_be_computed_again(module: nn.Module) -> bool:
 
 
 class _SavedValue:
-    """What a graph node holds of one value: `kept`, or the number that it will have again."""
+    """The handle that a graph node holds for one value: the value in `kept`, or its number in the recomputation."""
 
     __slots__ = ("_forward", "_watch", "kept", "number")
 
@@ -136,13 +143,13 @@ class _SavedValue:
         self.kept: Packed | None = None
 
     def bring(self) -> torch.Tensor:
-        """The value. Raises what `_DroppedForward.value` raises, and ModifiedInPlaceError."""
+        """Return the value. Raises the errors of `_DroppedForward.value`, and ModifiedInPlaceError."""
         self._watch.check()
         return self._forward.value(self.number, self.kept)
 
 
 class _DroppedForward:
-    """One forward whose values are computed again. Lives as long as a graph node holds one of them."""
+    """One forward whose values are computed again. It lives as long as a graph node holds one of its values."""
 
     def __init__(self, block: BlockForward, args: object, kwargs: object, *, is_trial: bool) -> None:
         self._block = block
@@ -153,14 +160,14 @@ class _DroppedForward:
         self._leaves = [_PackedInput(each, block.saved) if isinstance(each, torch.Tensor) else each for each in leaves]
         self._ends = _storages_of(leaves)
         self._fresh: list[tuple[_SavedValue, torch.Tensor, bool]] = []  # with an alias, and whether it is a part
-        self._dropped: dict[int, tuple[object, int]] = {}  # the form and the checksum of each, by its number
+        self._dropped: dict[int, tuple[object, int]] = {}  # the form and checksum of each value, by its number
         self._found: dict[int, torch.Tensor] = {}
         self._dropped_bytes = 0
 
-    # The first time.
+    # The first forward.
 
     def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Compute, and give up what was saved."""
+        """Run the forward, and drop what it saved."""
         inputs = tree_leaves((args, kwargs))
         was = _sums(inputs)
         try:
@@ -193,13 +200,14 @@ class _DroppedForward:
         return stays_because(tensor, min_bytes=SAVED_BYTES) is not None or tensor.untyped_storage()._cdata in ends
 
     def _give_up(self, outside: set[int]) -> None:
-        """Drop what nobody else holds; what went out, or is to be compared, is saved as ever."""
+        """Drop values that only this forward holds. Outputs, and all values of a trial, are saved as usual."""
         fresh, self._fresh = self._fresh, []
         keys = [tensor.untyped_storage()._cdata for _, tensor, _ in fresh]
         counts, sums = Counter(keys), dict[int, int]()
         for key, (value, tensor, is_a_part) in zip(keys, fresh, strict=True):
             storage = tensor.untyped_storage()
-            # Ours count once each, and Python's own object. Who else holds it may change it, and no version tells.
+            # Each of our tensors counts once, and the Python storage object once. Another owner might change the
+            # values, and no version would show it.
             has_others = torch._C._storage_Use_Count(key) > counts[key] + 1
             if key in outside or self._block.barred or (has_others and not self._is_trial):
                 value.kept = self._block.saved.pack(tensor, is_a_part)
@@ -212,7 +220,7 @@ class _DroppedForward:
                 value.kept = self._block.saved.pack(tensor, is_a_part)
 
     def value(self, number: int, kept: Packed | None) -> torch.Tensor:
-        """One value: computed again, or as it was kept. Raises SpillReadError where others come out."""
+        """Return one value, kept or computed again. Raises SpillReadError if the recomputation gives other values."""
         if self._is_trial and self._dropped:
             self._try()
         if kept is not None:
@@ -227,7 +235,7 @@ class _DroppedForward:
             self._block.trusted = True
         except (PieceLostError, SpillWriteError):
             raise
-        except Exception as other:  # noqa: BLE001 - whatever a model raises: its values were kept, and nothing is lost
+        except Exception as other:  # noqa: BLE001 - any error of a model: its values were kept, and nothing is lost
             self._block.barred = str(other) or repr(other)
         self._found.clear()
         self._dropped.clear()
@@ -242,7 +250,7 @@ class _DroppedForward:
         with contextlib.suppress(_HaveAllError), self._conditions.restored(), hooks:
             block.inner(*args, **kwargs)
         if not taking.is_as(self._dropped):
-            block.saved.keeps_all = True  # what one block does others may do, too
+            block.saved.keeps_all = True  # other blocks may do the same
             raise SpillReadError(
                 f"{block.name} computes other values when it is computed again: forget the gradients and compute the "
                 f"micro-batch again, nothing is given up from now on; or train with policy=Policy(recompute=False)"
@@ -252,13 +260,13 @@ class _DroppedForward:
         block.around.ended_again(undisturbed_s() - began_s)
 
     def held_bytes(self) -> int:
-        """What was computed again and not asked for yet."""
+        """Return the bytes of recomputed values that backward has not asked for yet."""
         storages = [each.untyped_storage() for each in list(self._found.values())]
         return sum({each._cdata: each.nbytes() for each in storages}.values())
 
 
 class _Taking:
-    """Takes what is saved while a block is computed again, and ends that when all is there."""
+    """A collector of values that a recomputation saves. It stops the forward once all wanted values exist."""
 
     def __init__(self, wanted: dict[int, tuple[object, int]], ends: set[int]) -> None:
         self.found: dict[int, torch.Tensor] = {}
@@ -273,7 +281,7 @@ class _Taking:
         number, self._count = self._count, self._count + 1
         if number in self._wanted:
             self.found[number] = tensor.detach()
-        # What no operator has made may be filled by the one that saves it: that has to end.
+        # A tensor without a grad_fn may be filled by the operator that saves it, so that operator has to end first.
         if number == self._last and tensor.grad_fn is not None:
             raise _HaveAllError
 
@@ -295,7 +303,7 @@ class _Taking:
 
 
 class _PackedInput:
-    """What came in: saved like all that is saved, for as long as it may be needed again."""
+    """One input of the forward, saved like other values for as long as a recomputation may need it."""
 
     def __init__(self, tensor: torch.Tensor, saved: SavedTensors) -> None:
         self._packed = saved.pack(tensor)
@@ -303,13 +311,13 @@ class _PackedInput:
         self._requires_grad = tensor.requires_grad
 
     def bring(self) -> torch.Tensor:
-        """The same values, of no graph. Raises ModifiedInPlaceError, SpillReadError."""
+        """Return the input's values, detached from any graph. Raises ModifiedInPlaceError or SpillReadError."""
         tensor = self._saved.unpack(self._packed)
         return tensor.detach().requires_grad_(self._requires_grad)
 
 
 def _unsaved(inputs: object) -> list[torch.Tensor]:
-    """Of what comes in, what nobody has saved yet."""
+    """Return the input tensors that were not saved yet."""
     return [
         each
         for each in _plain(inputs)
@@ -330,7 +338,7 @@ def _sums(inputs: object) -> list[int]:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Of the whole storage."""
+    """Return the checksum of the tensor's whole storage."""
     storage = tensor.untyped_storage()
     if storage.device.type == "cpu":
         return xxhash.xxh3_64_intdigest(bytes_of(storage))

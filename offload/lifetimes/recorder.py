@@ -1,8 +1,8 @@
-"""Records one step of any model by a dispatch mode: every storage's birth, uses, changes and death, and all seconds.
+"""A recorder of one step of any model, by a dispatch mode: storages with their uses, and operators with their seconds.
 
-It sees operators below autograd, also those of the backward pass. What only gives another view of memory touches none,
-and is no use. Storages are told apart by their addresses as long as they live; nothing is kept alive. Seconds are those
-of the `clock`: on a device that works on its own it has to be one that waits for it (`CudaMeter.clock`).
+It sees operators below autograd, also those of the backward pass. Operators that only make another view of memory are
+no uses. Storages are told apart by their addresses while they live, and none is kept alive. Seconds are those of
+`clock`; for an asynchronous device the clock has to wait for the device (`CudaMeter.clock`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from elastrain.offload.planning.plan_values import Kind
 from elastrain.offload.planning.step_recording import RecordedOperator, RecordedStorage, Recording
 
-# Arguments that these operators change and do not declare.
+# Arguments that these operators change without declaring it.
 UNDECLARED = {
     "aten::native_batch_norm": ("running_mean", "running_var"),
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
@@ -34,7 +34,7 @@ _NONE: dict[int, torch.UntypedStorage] = {}
 
 @dataclass(kw_only=True, eq=False)
 class _Life:
-    """What is known of one storage so far."""
+    """The known facts about one storage so far."""
 
     size_bytes: int
     born: int | None
@@ -47,9 +47,10 @@ class _Life:
 
 
 class StepRecorder(TorchDispatchMode):
-    """Enter it around one step. `scope` may be set at any time: operators are noted with it.
+    """A context manager around one step.
 
-    `model` and `optimizer` say what parameters, gradients and states are. One step per recorder, in one thread.
+    Operators are recorded with the `scope` of that moment, which may be set anytime. `model` and `optimizer` show which
+    tensors are parameters, gradients and states. Use one recorder per step, in one thread.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class StepRecorder(TorchDispatchMode):
         self._model = model
         self._optimizer = optimizer
         self._clock = clock
-        self._operators: list[tuple[Any, str, bool, float]] = []  # what `RecordedOperator` says of each
+        self._operators: list[tuple[Any, str, bool, float]] = []  # the fields of each `RecordedOperator`
         self._living: dict[int, _Life] = {}
         self._lives: list[_Life] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -86,7 +87,7 @@ class StepRecorder(TorchDispatchMode):
         self._declare_states()
 
     def recording(self) -> Recording:
-        """What was seen, as values."""
+        """Return the recorded step."""
         operators = tuple(
             RecordedOperator(name=str(func), scope=scope, backward=backward, seconds=seconds)
             for func, scope, backward, seconds in self._operators
@@ -112,9 +113,9 @@ class StepRecorder(TorchDispatchMode):
                     self._declare(value, Kind.STATE, f"{names.get(parameter, 'a parameter')}: {key}")
 
     def _declare(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
-        """Give a storage a kind; the first one that it is given counts, so that tied weights have one name."""
+        """Give a storage a kind and a name. The first call for a storage counts, so tied weights have one name."""
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
-            return  # a sparse one, or a wrapper: it has no memory of its own kind
+            return  # a sparse tensor or a wrapper has no plain memory
         storage = tensor.untyped_storage()
         life = self._life(storage, storage._cdata)
         if life.kind is None:
@@ -132,7 +133,7 @@ class StepRecorder(TorchDispatchMode):
         )
 
     def _unnamed_kind(self, life: _Life) -> Kind:
-        """An activation was there before a backward that uses it; all else is temporary."""
+        """Return ACTIVATION for a storage that existed before a backward that uses it, else TEMPORARY."""
         before = life.born is None or not self._is_backward(life.born)
         return Kind.ACTIVATION if before and any(map(self._is_backward, life.uses)) else Kind.TEMPORARY
 
@@ -146,7 +147,7 @@ class StepRecorder(TorchDispatchMode):
         began_s = self._clock()
         result = func(*args, **kwargs)
         seconds = self._clock() - began_s
-        # For each operator of a step, most of which are small: values are made when all of it is over.
+        # This runs for each operator, and most are small, so values are made only at the end.
         number, made = len(self._operators), _storages((result,))
         taken = _storages(args)
         if kwargs:
@@ -185,7 +186,7 @@ class StepRecorder(TorchDispatchMode):
 
 
 def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:
-    """All storages in arguments or results, by what tells them apart: they lie in lists, tuples or dicts at most."""
+    """Return all storages in arguments or results, by identity, also those in lists, tuples or dicts."""
     found: dict[int, torch.UntypedStorage] = {}
     _collect(values, found)
     return found
@@ -205,13 +206,13 @@ def _collect(values: Iterable[Any], found: dict[int, torch.UntypedStorage]) -> N
 def _changed(
     written: tuple[tuple[int, str], ...], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> dict[int, torch.UntypedStorage]:
-    """The storages of the arguments that an operator changes."""
+    """Return the storages of the arguments that an operator changes."""
     return _storages([args[position] if position < len(args) else kwargs.get(name) for position, name in written])
 
 
 @functools.cache
 def _written(func: Any) -> tuple[tuple[int, str], ...]:
-    """Place and name of each argument that an operator changes: by its schema, or by the list above."""
+    """Return the position and name of each argument that an operator changes, by its schema or by `UNDECLARED`."""
     undeclared = UNDECLARED.get(func._schema.name, ())
     return tuple(
         (position, argument.name)

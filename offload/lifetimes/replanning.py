@@ -1,4 +1,4 @@
-"""When a plan is made, and of what."""
+"""The decision when a plan is made, and from which step."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ from elastrain.offload.planning.program import Carried
 from elastrain.offload.planning.step_profile import StepProfile
 
 STEPS_BEFORE_A_PLAN = 2
-"""The first step makes gradients and optimizer states; the second one shows how long a step takes."""
+"""Steps before the first plan. The first one makes gradients and optimizer states; the second is measured."""
 
 AHEAD_LATENCY_S = 0.008
-"""The host asks a device a point ahead, and hears late of what was moved. Without it, the device waits for the host."""
+"""Latency of tiers on a device: the host works a point ahead, and learns late that a move ended."""
 
 
 class Planning:
-    """Makes the plan after some steps, again of the first step under it, and anew when steps differ for a while.
+    """The planner of a training.
 
-    Where there is room, freed memory stays in the heap from the second plan on.
+    It plans after some steps, again after the first step under the plan, and when steps differ. A step counts as
+    different only after it has differed for a while. From the second plan on, freed memory stays in the heap if there
+    is room.
     """
 
     def __init__(
@@ -54,11 +56,11 @@ class Planning:
         self._freed = freed
         self._patience = Patience()
         self._basis: tuple[SeenStep, tuple[Tier, ...]] | None = None
-        self._is_first = True  # the plan was made of a step that had none
-        self._last: SeenStep | None = None  # that was looked at closely
+        self._is_first = True  # True if the plan was made from a step that had no plan
+        self._last: SeenStep | None = None  # the last step whose memory was measured at every point
 
     def step_ended(self) -> None:
-        """A step is over: plan, if what was seen is another step than the one planned for."""
+        """Process the end of a step, and make a plan if it differs from the planned step. Raises LimitTooSmallError."""
         known = self._conductor.known
         if self._freed.stays and known.came_near:
             self._freed.give_back()
@@ -68,7 +70,7 @@ class Planning:
         for device in self._devices:
             device.writes.mark()
             device.reads.mark()
-        # A step whose updates are still due, the first one of its kind, says nothing of updates.
+        # A step whose updates are still due, the first one of its kind, shows nothing about updates.
         is_whole = any(each.stage is StepStage.UPDATE for each in seen)
         if not is_whole or (self._basis is None and self._conductor.steps < STEPS_BEFORE_A_PLAN):
             return
@@ -81,7 +83,7 @@ class Planning:
             self._renew(step, held_bytes, *self._basis)
 
     def profile(self) -> StepProfile | None:
-        """What was seen of a step, and its plan; None before there is one."""
+        """Return a measured step and its plan, or None before the first plan."""
         carried = self._conductor.carried
         if carried is None or self._basis is None or self._last is None:
             return None
@@ -92,7 +94,7 @@ class Planning:
     def _renew(self, step: SeenStep, held_bytes: int, planned: SeenStep, tiers: tuple[Tier, ...]) -> None:
         found = difference(planned, step, tiers, self._tiers())
         if self._is_first and (found is None or found.changed is Changed.TIMES):
-            # The same step under a plan: drives and computing disturb each other as they will from now on.
+            # This is the same step under a plan: from now on, drives and computing disturb each other as they do here.
             self._is_first = False
             with contextlib.suppress(LimitTooSmallError, UnplayableError):
                 self._plan(step, held_bytes)
@@ -103,7 +105,7 @@ class Planning:
         try:
             self._plan(step, held_bytes)
         except (LimitTooSmallError, UnplayableError) as error:
-            # What runs now does so without a plan that fits: it is served on demand.
+            # The present step runs without a plan that fits: its pieces are served on demand.
             self._basis, self.reason = (step, self._tiers()), f"{before}; kept, although {found.reason}: {error}"
             return
         self.reason = f"planned anew, since {found.reason}: {self.reason}"
@@ -120,18 +122,19 @@ class Planning:
         self.order = choice.arranged.order
         stays = "freed memory stays in the heap; " if self._freed.stays else ""
         self.reason = f"{stays}updates {self.order.value}: {choice.plan.reason}"
-        # Reads go ahead as far as there is room: the margin is none for them.
+        # Reads ahead may use all of the limit; the plan's margin counts as held.
         self._conductor.carry(Carried(choice.arranged, choice.plan), self._limit_bytes - choice.usable_bytes)
 
     def _beside_freed(self, step: SeenStep, tiers: tuple[Tier, ...], held_bytes: int, other: ChosenPlan) -> ChosenPlan:
-        """Let freed memory stay in the heap where that leaves a plan that is good enough; else not, and `other`.
+        """Return a plan that leaves room for freed memory in the heap, if it is fast enough; else return `other`.
 
-        `held_bytes` are what the process held besides in this step: holes are what that is more than plans know of.
+        `held_bytes` are the unknown bytes that the process held in this step. Those beyond the plan's `outside_bytes`
+        are unused heap memory.
         """
         holes_bytes = max(0, held_bytes - other.outside_bytes) if self._freed.stays else holes_at_most(step)
         kept = with_room_for_freed(step, self._limit_bytes, tiers, self.policy, holes_bytes)
         if kept is not None and gains_by_keeping(kept, other):
-            self._is_first = not self._freed.stays  # computing will take less
+            self._is_first = not self._freed.stays  # computing will be faster
             self._freed.keep()
             return kept
         if self._freed.stays:

@@ -1,6 +1,6 @@
-"""What forwards save for their backwards: it leaves and comes back, point by point, as the conductor says.
+"""Values that forwards save for backward. They leave memory and come back point by point, as the conductor decides.
 
-Until there is a plan, all of it leaves when it is saved, and comes back when it is asked for.
+Before the first plan, every value leaves when it is saved, and comes back when backward asks for it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from elastrain.offload.planning.orders import needed_at
 from elastrain.offload.planning.profile import PassProfile
 
 SAVED_BYTES = 32 << 10
-"""Saved tensors below it stay: to move them takes longer than to keep them."""
+"""Saved tensors below this size stay in memory, since moving them takes longer than it helps."""
 
 
 class ComputedAgain(Protocol):
-    """A forward whose values were computed again."""
+    """A forward whose saved values were computed again."""
 
     def held_bytes(self) -> int:
-        """What it holds of them now."""
+        """Return the bytes of recomputed values that it holds now."""
 
 
 class LeavesWhenTold:
-    """A `SpillPlan` that decides nothing. `all_leave`: what is saved leaves at once."""
+    """A `SpillPlan` without decisions of its own. If `all_leave` is True, each storage leaves when it is saved."""
 
     reads_ahead = False
 
@@ -46,23 +46,23 @@ class LeavesWhenTold:
         self.last: PassProfile | None = None
 
     def spills(self, index: int) -> bool:
-        """Whether it leaves when it is saved."""
+        """Return True if a storage leaves when it is saved."""
         return self.all_leave
 
     def turns(self, count: int) -> Sequence[int]:
-        """Backward asks in the reverse order of saving."""
+        """Return the storages in the order of saving; backward asks for them in reverse."""
         return range(count)
 
     def pass_ended(self, profile: PassProfile, device_bytes_per_s: float) -> None:
-        """A pass is over."""
+        """Keep the profile of a pass that has ended."""
         self.last = profile
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Nothing: the one limit is the account's."""
+        """Do nothing, since `RoomAccount` holds the only limit."""
 
 
 class _PointRecords:
-    """What was saved since a point began, and what of that a recomputation of its block would begin from."""
+    """Records saved since a point began, and those of them that a recomputation of the block needs as inputs."""
 
     def __init__(self) -> None:
         self._saved: list[weakref.ref[SpillRecord]] = []
@@ -73,15 +73,19 @@ class _PointRecords:
         return len(self._saved)
 
     def add(self, record: SpillRecord) -> None:
-        """One more. What comes after the block's end is not made again by computing the block again."""
+        """Add a record.
+
+        A record after the block's end is needed, since computing the block again does not make it again.
+        """
         self._saved.append(weakref.ref(record))
         if self._block_has_ended:
             self._needed.add(record)
 
     def mark_needed(self, before: int, storages: set[int] | None) -> list[SpillRecord]:
-        """The block has ended, and began when `before` were saved: needed is all but what it saved in other storages.
+        """Mark as needed what the block did not save itself, or saved in one of `storages`; return these records.
 
-        None is no storages: all of it is needed.
+        `before` is the number of records when the block began. With `storages` None all records are needed. Called when
+        the block has ended.
         """
         found = []
         for number, each in enumerate(self._saved):
@@ -95,7 +99,7 @@ class _PointRecords:
         return found
 
     def take(self) -> tuple[list[SpillRecord], list[SpillRecord]]:
-        """What is not needed and what is, and begin anew."""
+        """Return the records that are not needed, and those that are, and start with an empty list."""
         saved = [record for each in self._saved if (record := each()) is not None]
         found = [each for each in saved if each not in self._needed], [each for each in saved if each in self._needed]
         self._saved, self._block_has_ended = [], False
@@ -104,11 +108,11 @@ class _PointRecords:
 
 
 class SavedTensors:
-    """`place` tells the records of one forward of a block from those of another; a later forward there replaces them.
+    """The tensors that forwards of a model save, grouped by the place of the forward.
 
-    `make_room` is asked before something is read that was not fetched in time, `waited` is told of the seconds;
-    `stayed` is told of what never left by itself, a parameter it may be, when backward asks for it. Once
-    `keeps_all`, no block gives up values to be computed again.
+    A later forward replaces its group. `make_room` is called before a read that did not start in time, and `waited`
+    with the seconds of that read. `stayed` is called with a tensor that never left by itself, such as a parameter, when
+    backward asks for it. With `keeps_all`, no block drops values to compute them again.
     """
 
     def __init__(self, offload: ActivationOffload, told: LeavesWhenTold) -> None:
@@ -126,9 +130,12 @@ class SavedTensors:
         self._entered: torch.autograd.graph.saved_tensors_hooks | None = None
 
     def enter(self) -> None:
-        """A forward begins; nothing where one is under way, or where the program has hooks or forbids them."""
+        """Install the hooks for a forward.
+
+        Do nothing if one is running, or if the program has own hooks or forbids hooks.
+        """
         others: object = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        forbidden = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()  # by torch.func, say
+        forbidden = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()  # for example by torch.func
         if self._entered is None and others is None and forbidden is None:
             self._offload.__enter__()
             compiled_runs.keeps().append(self._keep)
@@ -141,7 +148,7 @@ class SavedTensors:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """The forward is over."""
+        """Remove the hooks after the forward."""
         if self._entered is not None:
             entered, self._entered = self._entered, None
             entered.__exit__(kind, error, trace)
@@ -149,13 +156,16 @@ class SavedTensors:
             self._offload.__exit__(kind, error, trace)
 
     def pack(self, tensor: torch.Tensor, is_a_part: bool | None = None) -> StayingTensor | SpillHandle:
-        """Take what a forward saves. An alias that was not to stay comes with what `is_part` said of its tensor."""
+        """Save a tensor of a forward.
+
+        For an alias of a tensor, `is_a_part` is the result of `is_part` for that tensor.
+        """
         saved = self._offload._pack(tensor, is_a_part)
         self._collect(saved)
         return saved
 
     def _keep(self, value: torch.Tensor) -> KeptValue:
-        """What a compiled program saves."""
+        """Save a value of a compiled program."""
         saved = self._offload._keep(value)
         self._collect(saved)
         return KeptValue(bring=lambda: self.unpack(saved))
@@ -167,7 +177,7 @@ class SavedTensors:
             self.saved(saved.record.size_bytes)
 
     def unpack(self, saved: StayingTensor | SpillHandle) -> torch.Tensor:
-        """Give it back, in memory. Raises SpillReadError, ModifiedInPlaceError."""
+        """Return a saved tensor, in memory. Raises SpillReadError or ModifiedInPlaceError."""
         if isinstance(saved, StayingTensor):
             tensor = self._offload._unpack(saved)
             self.stayed(tensor)
@@ -181,73 +191,80 @@ class SavedTensors:
         self.waited(undisturbed_s() - began_s)
         return tensor
 
-    # What blocks say that may be computed again.
+    # Calls from blocks that may be computed again.
 
     @property
     def is_entered(self) -> bool:
-        """Whether a forward is under way whose values are saved here."""
+        """True if a forward is running whose values are saved here."""
         return self._entered is not None
 
     @property
     def is_innermost(self) -> bool:
-        """Whether no hooks of the program, or of a checkpoint, stand between: only while `is_entered`."""
+        """True if no hooks of the program or of a checkpoint are installed above these.
+
+        Valid only while `is_entered`.
+        """
         return bool(torch._C._autograd._top_saved_tensors_default_hooks(True)[0] == self.pack)
 
     def collected(self) -> int:
-        """How much was collected at this point so far, for `mark_needed`."""
+        """Return the number of records saved at this point so far, for `mark_needed`."""
         return len(self._point)
 
     def mark_needed(self, before: int, storages: set[int] | None) -> list[SpillRecord]:
-        """Of what the block has saved since then, what a recomputation begins from: in these storages, or all of it.
+        """Return the records that a recomputation of the block starts from: those in `storages`, or all if it is None.
 
-        What was saved at this point before, or comes later, is in it: the block itself has not saved that.
+        Records that were saved at this point before the block began, or after its end, are also needed, since the block
+        itself does not make them.
         """
         return self._point.mark_needed(before, storages)
 
     def hold_again(self, forward: ComputedAgain) -> None:
-        """Count what this forward holds that was computed again, as long as it does."""
+        """Count the recomputed values that this forward holds, for as long as it holds them."""
         self._again.add(forward)
 
     def keep_as(self, place: int | None) -> None:
-        """What was saved since the last time belongs to this place, or to none.
+        """Assign the values that were saved since the last call to this place, or to no place.
 
-        What a recomputation there would begin from belongs to `needed_at(place)`.
+        The inputs of a recomputation there are assigned to `needed_at(place)`.
         """
         rest, needed = self._point.take()
         if place is not None and (rest or needed):
             self._at[place], self._at[needed_at(place)] = list(map(weakref.ref, rest)), list(map(weakref.ref, needed))
 
     def let_leave(self, place: int) -> None:
-        """Let what was saved there leave memory."""
+        """Let the values that were saved at this place leave memory."""
         self._manager.leave(self._records(place))
 
     def missing_bytes(self, place: int) -> int:
-        """What it takes to bring back what was saved there and has left: the last huge page comes as a whole."""
+        """Return the bytes needed to bring back the place's spilled values.
+
+        The last huge page is allocated as a whole.
+        """
         out_bytes = sum(each.size_bytes for each in self._records(place) if each.state is State.SPILLED)
         return out_bytes and out_bytes + max(0, HUGE_PAGE_BYTES - self._manager.idle_bytes)
 
     def bring(self, place: int) -> None:
-        """Begin to read it."""
+        """Start to read the values that were saved at this place."""
         self._manager.fetch(self._records(place))
 
     def close(self) -> None:
-        """Give the drives' space back. Nothing can be asked for any more."""
+        """Free the space on the drives. No saved value can be read afterwards."""
         self._offload.close()
 
-    # As custody's account sees it.
+    # Called by the `RoomAccount`.
 
     def live_bytes(self) -> int:
-        """Memory that saved tensors take, that of reads included."""
+        """Return the bytes of memory that saved tensors take, including buffers of running reads."""
         held_bytes = self._manager.live_bytes
-        # Asked many times per point: to go through a set of weak references costs more than all the rest.
+        # This runs many times per point. Iterating over a set of weak references costs more than everything else here.
         return held_bytes + sum(each.held_bytes() for each in self._again) if self._again else held_bytes
 
     def idle_bytes(self) -> int:
-        """Memory for reads that nothing lies in now."""
+        """Return the bytes of read buffers that hold nothing now."""
         return self._manager.idle_bytes
 
     def moving_bytes(self) -> int:
-        """What is on its way out."""
+        """Return the bytes that are being written."""
         return self._manager.writing_bytes
 
     def give_up(self) -> bool:
@@ -255,7 +272,7 @@ class SavedTensors:
         return self._manager.give_up() > 0 or self._manager.is_moving()
 
     def settle(self) -> None:
-        """Let all leave that was saved: no operator of this thread is running."""
+        """End the holds on saved values, so that they can leave. No operator of this thread may be running."""
         self._manager.settle()
 
     @property

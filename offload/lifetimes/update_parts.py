@@ -1,8 +1,8 @@
-"""Cuts large parameters for an update into parts that fit the processor's cache, each with its gradient and states.
+"""Updates of large parameters in parts that fit the processor's cache, each with its part of gradient and states.
 
-An optimizer that updates each element by itself makes temporaries as large as the parameter, which the kernel hands out
-page by page, and passes over all of it once per operator: by parts it takes half the time, with the same bits. A part
-begins where the kernels' own loops begin a round, as long as one thread computes.
+An elementwise optimizer makes temporaries as large as the parameter. The kernel maps them page by page, and each
+operator passes over all of the parameter. In parts, an update takes half the time, with the same bits. With one thread,
+parts begin where the vector loops of torch's kernels begin a round.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-PART_ELEMENTS = 48 << 10  # Of float32 less than `heap.LARGE_BYTES`: temporaries come from the heap, without page faults
+PART_ELEMENTS = 48 << 10  # less than `LARGE_BYTES` in float32: temporaries come from the heap, without page faults
 
 
 class CutParameter:
-    """One parameter in parts; `states` of parts are views of its own, and counters that begin as its own."""
+    """One parameter in parts. The parts' states are views of the parameter's states, and copies of its counters."""
 
     def __init__(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
         assert parameter.grad is not None
         self._state = state
-        self.parts = _parts(parameter.detach())  # of the parameter's version: autograd is to see that it changes
+        self.parts = _parts(parameter.detach())  # shares the parameter's version, so that autograd sees the change
         for part, gradient in zip(self.parts, _parts(parameter.grad.detach()), strict=True):
             part.grad = gradient
         columns = {key: self._cut(value) for key, value in state.items()}
@@ -34,7 +34,7 @@ class CutParameter:
         return _parts(value) if value.numel() > 1 else [value.clone() for _ in self.parts]
 
     def keep_counters(self) -> None:
-        """After the update: what does not lie in the parts is as it is for one of them."""
+        """Copy the counters of the first part to the parameter after the update."""
         for key, value in self.states[0].items():
             if not isinstance(value, torch.Tensor):
                 self._state[key] = value
@@ -43,11 +43,11 @@ class CutParameter:
 
 
 def can_be_cut(parameter: torch.Tensor, state: dict[str, Any] | None, options: dict[str, Any]) -> bool:
-    """Whether parts have the bits of the whole, and gain something."""
+    """Return True if an update in parts has the same bits as a whole one, and is faster."""
     if not state or parameter.is_cuda or parameter.numel() <= PART_ELEMENTS or parameter.grad is None:
         return False
     if any(each is None for each in state.values()) or torch.get_num_threads() > 1:
-        return False  # what is made new lies nowhere yet; and several threads begin elsewhere
+        return False  # states do not exist yet, or several threads would begin at other elements
     if any(options.get(each) for each in ("foreach", "fused", "differentiable")):
         return False
     large = [each for each in state.values() if isinstance(each, torch.Tensor) and each.numel() > 1]
@@ -60,7 +60,7 @@ def can_be_cut(parameter: torch.Tensor, state: dict[str, Any] | None, options: d
 def cut(
     parameters: Sequence[torch.Tensor], states: MutableMapping[torch.Tensor, Any], options: dict[str, Any]
 ) -> Iterator[list[torch.Tensor]]:
-    """What the optimizer is to update in their place."""
+    """Provide the tensors that the optimizer updates in place of the parameters: parts of the large ones."""
     found, several = list[torch.Tensor](), list[CutParameter]()
     for each in parameters:
         if not can_be_cut(each, states.get(each), options):
@@ -79,6 +79,6 @@ def cut(
 
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """One after the other as they lie in memory: all of a dense tensor."""
+    """Return the parts of a dense tensor in the order of memory."""
     found: tuple[torch.Tensor, ...] = torch.split(tensor.as_strided((tensor.numel(),), (1,)), PART_ELEMENTS)
     return found

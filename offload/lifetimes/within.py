@@ -1,7 +1,7 @@
-"""`within`: a model and its optimizer train within a memory limit, whatever they hold; what is idle lies on drives.
+"""Training of a model and its optimizer within a memory limit. Idle tensors lie on drives.
 
-Block by block: hooks name the points, custody has what each point uses, the optimizer updates one block at a time.
-Autograd makes gradients, which move into their block's piece as they land, so that no bit depends on it.
+Hooks mark the points of each block. The piece store loads the pieces of each point, and the optimizer updates one block
+at a time. Gradients are made by autograd and then moved into their block's piece, so all bits stay the same.
 """
 
 from __future__ import annotations
@@ -61,16 +61,15 @@ def within(
     engines: Sequence[IoEngine | Device] | None = None,
     policy: Policy | None = None,
 ) -> TrainingWithin:
-    """Train within `memory_limit` bytes above what the process holds already, parameters and states left out of that.
+    """Train within `memory_limit` bytes for parameters, gradients, optimizer states and activations together.
 
-    Call `step` of what this returns in place of clipping, `optimizer.step()` and `zero_grad()`. Only that, forwards and
-    backwards may touch parameters and states: other code enters `whole()`. Not for several threads.
-    `engines` replaces the files in `dirs` (`cuda.host_tier` makes one of host memory), `policy` the way plans are made.
-    Where that costs less than a drive, a block's forward is computed again in its backward: what it changes outside of
-    the model, a global or a file, it then changes twice, unless `policy.recompute` is false.
-    Raises OffloadConfigError where the model cannot be cut into blocks or is within a limit already, the optimizer
-    needs whole tensors, or there is no drive; LimitTooSmallError, with the block that needs more, here or after the
-    second step.
+    Other memory that the process holds already does not count. Call `step` of the returned object in place of clipping,
+    `optimizer.step()` and `zero_grad()`. Only this call, forwards and backwards may use parameters and states: other
+    code enters `whole()`. Use one thread only. `engines` replaces the files in `dirs` (`cuda.host_tier` makes one of
+    host memory); `policy` sets how plans are made. A block's forward runs again in its backward if that costs less than
+    a drive. Then it changes globals or files twice, unless `policy.recompute` is False. Raises OffloadConfigError if
+    the model cannot be cut into blocks or is in `within` already, the optimizer needs whole tensors, or there is no
+    drive. Raises LimitTooSmallError, here or after the second step, if a block needs more.
     """
     within_inputs.check_model(model)
     within_inputs.check_optimizer(model, optimizer)
@@ -94,13 +93,13 @@ def within(
 
 
 def memory_for(model: nn.Module, limit_bytes: int) -> tuple[MemoryPool, MemoryMeter]:
-    """The memory that a model's pieces lie in, and who tells how much of it is held."""
+    """Return the memory pool for a model's pieces, and the meter of the process's memory."""
     device = next(model.parameters()).device
     return cuda_memory(device) if device.type == "cuda" else (PagePool(limit_bytes), KernelMeter())
 
 
 class TrainingWithin:
-    """Holds a model's parameters, gradients and optimizer states within a limit, together with its activations."""
+    """A training that keeps parameters, gradients, optimizer states and activations within a memory limit."""
 
     def __init__(
         self,
@@ -141,11 +140,11 @@ class TrainingWithin:
         return self._planning.reason
 
     def is_open(self) -> bool:
-        """Whether it has not ended by `close` or `abandon`."""
+        """Return True until `close` or `abandon`."""
         return bool(self._handles)
 
     def figures(self) -> dict[str, float]:
-        """What the plan predicts of a step, and what was moved so far."""
+        """Return the plan's predictions for a step, and totals of bytes moved and seconds waited so far."""
         carried = self._conductor.carried
         played = None if carried is None else carried.plan.played
         return {
@@ -159,10 +158,10 @@ class TrainingWithin:
         }
 
     def save_profile(self, file: str | os.PathLike[str], recording: Recording | None = None) -> None:
-        """Leave what was seen of a step, and the present plan, for `elastrain offload show` and `offload plan`.
+        """Write a measured step and the present plan to a file, for `elastrain offload show` and `offload plan`.
 
-        A `recording` of a `StepRecorder` is kept with it. Raises OffloadConfigError for what is no path or no
-        recording, and before the first plan, which comes after the second step; OSError.
+        A `recording` of a `StepRecorder` is stored with it. Raises OffloadConfigError for an argument of a wrong type,
+        or before the first plan, which is made after the second step. Raises OSError.
         """
         path = one_path("the file of a profile", file)
         if not isinstance(recording, Recording | None):
@@ -173,17 +172,17 @@ class TrainingWithin:
         step_profile.write(path, replace(kept, recording=recording))
 
     def step(self, max_grad_norm: float | None = None, *, only_finite: bool = False) -> torch.Tensor | None:
-        """Clip all gradients, update, and forget those of the optimizer's parameters. Returns the norm before clipping.
+        """Clip all gradients, update the parameters, and drop the gradients; return the norm before clipping.
 
-        With `only_finite`, nothing is updated where that norm is infinite or no number, as a `GradScaler` has it. Where
-        the plan says so, blocks are updated before they are used next. Raises OffloadConfigError for a norm that is
-        none, and after the end.
+        With `only_finite`, an infinite or NaN norm skips the update, as with a `GradScaler`. Under some plans, blocks
+        are updated just before their next use. Raises OffloadConfigError if `max_grad_norm` is invalid, or the training
+        has ended.
         """
         bound = within_inputs.norm_bound(max_grad_norm)
         if not self._handles:
             raise OffloadConfigError("the training has ended by close() or abandon(): call within again to go on")
         for piece in self._states.of(Kind.GRADIENT, range(len(self._blocks))):
-            piece.written |= piece.memory.access is Access.WRITE  # the last ones of a backward: nobody would tell
+            piece.written |= piece.memory.access is Access.WRITE  # the end of a backward, which no fault reports
         self._custody.release(wholly=True)
         total = self._updates.close_step(list(self._model.parameters()), bound, only_finite=only_finite)
         if self._updates.shows_gradients:
@@ -193,7 +192,7 @@ class TrainingWithin:
             self._updates.forget_updated()
         elif self._planning.order is UpdateOrder.AFTER_BACKWARD:
             self._settle()
-        # Until its update nobody may see what a block holds: it is out of date.
+        # Values of a block are out of date until its update, so no code may read them.
         self._custody.hide(each for (_, block), each in self._states.pieces.items() if block in self._updates.due)
         self._conductor.end_point()
         self._planning.step_ended()
@@ -201,7 +200,7 @@ class TrainingWithin:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Parameters and optimizer states in memory, up to date, to be read or written. The limit is off."""
+        """Keep all parameters and optimizer states in memory, up to date and writable. The limit is off meanwhile."""
         limit_bytes = self._custody.account.limit_bytes
         try:
             self._bring_all()
@@ -212,12 +211,15 @@ class TrainingWithin:
             self._custody.make_room(0)
 
     def close(self) -> None:
-        """Bring all parameters and states back for good, and give the drives' space back."""
+        """Bring all parameters and states back to memory, end the training, and free the space on the drives."""
         self._bring_all()
         self.abandon()
 
     def abandon(self) -> None:
-        """Give the drives' space back at once, after a fault say: what is out is lost, and touching it is fatal."""
+        """End the training and free the drives' space, after a fault say.
+
+        Touching a tensor that is out is fatal then.
+        """
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
@@ -228,7 +230,7 @@ class TrainingWithin:
             interrupts.restore()
 
     def refuse_another(self, model: nn.Module) -> None:
-        """Raises OffloadConfigError where a model has parameters of this one, which has not ended."""
+        """Raise OffloadConfigError if the model shares parameters with this training, which is open."""
         if self._handles and any(each in self._states.block_of for each in model.parameters()):
             raise OffloadConfigError(
                 f"{type(model).__name__} trains within a limit already: close() what `within` returned before"
@@ -256,7 +258,7 @@ class TrainingWithin:
         yield from self._hook_up_trained()
 
     def _hook_up_trained(self) -> Iterator[Any]:
-        """Hooks of parameters that take gradients: of all at first, later of who was frozen until now."""
+        """Register gradient hooks of trained parameters that have none: all at first, thawed ones later."""
         found = [each for each in self._unwatched if each.requires_grad]
         self._unwatched = [each for each in self._unwatched if not each.requires_grad]
         for parameter in found:
@@ -264,7 +266,7 @@ class TrainingWithin:
             yield parameter.register_post_accumulate_grad_hook(self._landed)  # type: ignore[no-untyped-call]
 
     def _model_begins(self, _module: nn.Module, _args: Any) -> None:
-        interrupts.defer()  # handlers that were set since the last time
+        interrupts.defer()  # handlers that the program has set since the last forward
         self._states.check_parameters(self._model)
         self._handles += self._hook_up_trained()
         self._updates.update(len(self._blocks) - 1)
@@ -275,31 +277,31 @@ class TrainingWithin:
     def _forward(self, number: int) -> None:
         touched, wanted = self._blocks[number].touches, self._computes_with(number)
         if torch._C._current_graph_task_id() != -1:
-            self._custody.acquire(wanted)  # it is computed again, inside its backward
+            self._custody.acquire(wanted)  # a recomputation inside the backward
             return
         for block in touched:
             self._updates.update(block)
         self._conductor.arrive(StepStage.FORWARD, number, wanted)
 
     def _watch(self, number: int, output: Any) -> None:
-        """Hear of the block's backward: it begins when a gradient of what the block returned is there."""
+        """Register hooks on the block's outputs. The block's backward begins when one of them gets its gradient."""
         for each in tree_leaves(output):
             if isinstance(each, torch.Tensor) and each.requires_grad and each.grad_fn is not None:
                 each.register_hook(lambda _grad: self._backward(number))  # type: ignore[no-untyped-call]
 
     def _backward(self, number: int) -> None:
         if torch.is_grad_enabled():
-            # This backward makes a graph, which saves parameters where no hook of ours sees it.
+            # This backward makes a graph, whose saved parameters no hook of this class sees.
             self._custody.hold(self._computes_with(number))
         if self._conductor.is_at(StepStage.BACKWARD, number):
             return
         for block in self._blocks[number].touches:
-            self._updates.update(block)  # of a forward before the last step: autograd is to see that weights changed
+            self._updates.update(block)  # from a forward before the last step: autograd must see that weights changed
         self._conductor.arrive(StepStage.BACKWARD, number, self._computes_with(number))
 
     def _lands(self, parameter: nn.Parameter, _grad: torch.Tensor) -> None:
-        """Before autograd adds to a gradient that is there, or makes one."""
-        self._updates.update(self._states.block_of[parameter])  # due, where the graph is from before the step
+        """Prepare for autograd to make a gradient, or to add to an existing one."""
+        self._updates.update(self._states.block_of[parameter])  # due if the graph is from before the step
         if parameter.grad is not None and not self._states.is_ours(parameter):
             self._states.given.add(parameter)
         elif parameter.grad is not None:
@@ -308,7 +310,7 @@ class TrainingWithin:
             self._custody.change(held)
 
     def _landed(self, parameter: nn.Parameter) -> None:
-        """Keep what autograd has made; `step` takes what it has added to a tensor of the program."""
+        """Keep a gradient that autograd has made. `step` handles those that it added to tensors of the program."""
         if parameter in self._states.given or parameter.grad is None:
             self._states.given.discard(parameter)
             return
@@ -317,7 +319,7 @@ class TrainingWithin:
         self._updates.landed(parameter)
 
     def _computes_with(self, number: int) -> list[HeldPiece]:
-        """The parameters that a block's forward and backward use."""
+        """Return the parameter pieces that a block's forward and backward use."""
         return [*self._states.of(Kind.PARAMETER, self._blocks[number].touches), *self._rest()]
 
     def _rest(self) -> list[HeldPiece]:
@@ -332,7 +334,7 @@ class TrainingWithin:
         self._custody.change(held)
 
     def _serve(self, address: int) -> bool:
-        """Somebody from outside touches what is not there, or is out of date, or has a copy."""
+        """Serve a page fault: load the piece at this address, up to date. Returns False for an unknown address."""
         found = self._states.at(address) if self._handles else None
         if found is None:
             return False

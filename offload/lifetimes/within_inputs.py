@@ -1,4 +1,4 @@
-"""What `within` and `step` are given, looked at before anything is done with it: each mistake ends in one sentence."""
+"""Checks of the arguments of `within` and `step`, before anything is changed. Each error is one sentence."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from elastrain.offload.planning.plan_search import Policy
 ELEMENTWISE = frozenset(
     {"Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"}
 )
-"""Optimizers of torch that update each element from its own values alone: they can update block by block."""
+"""Optimizers of torch that update each element from its own values alone, so they can update block by block."""
 
 
 def check_model(model: nn.Module) -> None:
-    """Raises OffloadConfigError where it is no module, or has no parameters that can leave memory."""
+    """Raise OffloadConfigError if it is not a module, or has no parameters that can leave memory."""
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise OffloadConfigError(
             f"the model must be a torch.nn.Module that Python runs, got {type(model).__name__}: give the module itself"
@@ -51,7 +51,7 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises OffloadConfigError where it needs whole tensors, or has parameters of another model."""
+    """Raise OffloadConfigError if it is not known to be elementwise, or has parameters of another model."""
     name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OffloadConfigError(f"the optimizer must be one of torch.optim, got {name}: give the optimizer itself")
@@ -68,7 +68,7 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_limit(blocks: Sequence[ModelBlock], limit_bytes: int) -> None:
-    """Raises LimitTooSmallError where a block does not fit with its gradients: more is known after a step."""
+    """Raise LimitTooSmallError if one block with its gradients exceeds the limit. More is known after a step."""
     needs = {each.name: sum(p.nbytes * (1 + p.requires_grad) for p in each.parameters) for each in blocks}
     largest = max(needs, key=lambda name: needs[name])
     if needs[largest] > limit_bytes:
@@ -76,7 +76,7 @@ def check_limit(blocks: Sequence[ModelBlock], limit_bytes: int) -> None:
 
 
 def check_drives(engines: Sequence[object], policy: object) -> None:
-    """Raises OffloadConfigError where an engine, or the policy, is none."""
+    """Raise OffloadConfigError if there is no drive, or an engine or the policy has the wrong type."""
     if not engines:
         raise OffloadConfigError("there is no drive: name at least one directory or engine")
     for each in engines:
@@ -87,7 +87,7 @@ def check_drives(engines: Sequence[object], policy: object) -> None:
 
 
 def norm_bound(value: object) -> float | None:
-    """A bound of all gradients' norm, None for none. OffloadConfigError: a negative one would turn them round."""
+    """Return the bound of the gradients' norm, or None. Raises OffloadConfigError if it is negative or not a number."""
     if value is None:
         return None
     try:

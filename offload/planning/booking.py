@@ -190,7 +190,7 @@ class Books:
         )
 
     def _write(self, gap: Gap, shares: Shares, until: int) -> tuple[int, float, float]:
-        """Return the first place where the piece is out, its write's seconds, and those that do not fit before `until`."""
+        """Return the first place where the piece is out, its write's seconds, and those lacking before `until`."""
         if gap.changed is None:
             return gap.begin + 1, 0.0, 0.0
         copy = self._copies.get(self.version_of(gap))

@@ -73,7 +73,7 @@ def needs(program: Program) -> list[int]:
 
 
 def least_bytes(program: Program) -> tuple[int, int]:
-    """Return the smallest possible limit, where each piece is in memory only while used, and the point that needs it."""
+    """Return the smallest possible limit, where each piece is in memory only when used, and the point that needs it."""
     used = [point.extra_bytes for point in program.points]
     for piece in program.pieces:
         for use in piece.uses:

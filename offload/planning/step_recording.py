@@ -61,7 +61,10 @@ HELD = (Kind.PARAMETER, Kind.GRADIENT, Kind.STATE, Kind.ACTIVATION, Kind.TEMPORA
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Measurements at the end of a point: memory by kind, ordered as in `HELD`, and waits and I/O since the last one."""
+    """Measurements at the end of a point. `held_bytes` is memory by kind, ordered as in `HELD`.
+
+    `waited_s` and `moved_bytes` count since the point before. `moved_bytes` are bytes written and read, for each tier.
+    """
 
     held_bytes: tuple[int, ...]
     waited_s: float

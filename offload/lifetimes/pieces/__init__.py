@@ -1,1 +1,1 @@
-"""The memory that pieces lie in, on the CPU and on devices."""
+"""The memory of pieces, on the CPU and on devices."""

@@ -1,4 +1,4 @@
-"""CUDA below pieces: streams and events that order copies, pinned staging memory, and the allocator's own counts."""
+"""CUDA support for pieces: streams and events that order copies, pinned staging memory, and the allocator's counts."""
 
 from __future__ import annotations
 
@@ -22,25 +22,31 @@ from elastrain.offload.lifetimes.pieces.resized import ResizedPool
 from elastrain.offload.planning.profile import size
 
 STAGING_BYTES = 1 << 30
-"""Pinned memory of the host: some large pieces at a time, so that a drive's threads seldom wait for each other."""
+"""Bytes of pinned host memory. It holds several large pieces, so that a drive's threads seldom wait for each other."""
 
 HOST_THREADS = 4
-"""Two for each direction: one copies while the other one's copy is summed, on the device."""
+"""Threads of the host tier, two for each direction: one copies while the device computes the other one's checksum."""
 STEP_BYTES = 256 << 20
-"""What one thread touches at a time."""
+"""Bytes that one thread touches at a time."""
 HOST_BYTES_PER_S = 20e9
-"""Until it is measured: much more than a drive, so that pieces go there first as long as nothing is planned."""
+"""Rate of the host tier until it is measured.
+
+It is above any drive's, so pieces go there first before there is a plan.
+"""
 
 
 class CudaLanes:
-    """`Lanes` of one CUDA device: each drive's thread copies on a stream of its own."""
+    """The `Lanes` of one CUDA device. Each drive's thread copies on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._computing: torch.cuda.Stream | None = None
 
     def mark(self) -> torch.cuda.Event:
-        """An event behind all that the compute stream has to do. Raises OffloadConfigError."""
+        """Record an event behind all work that is queued on the compute stream, and return it.
+
+        Raises OffloadConfigError during the capture of a CUDA graph, or on a second stream.
+        """
         stream = torch.cuda.current_stream(self._device)
         if torch.cuda.is_current_stream_capturing():
             raise OffloadConfigError(
@@ -54,26 +60,26 @@ class CudaLanes:
                 f"this step uses a second CUDA stream ({stream}): memory is handed on in the order of one; run the "
                 f"forward, the backward and step() of a model in offload.within on the same stream"
             )
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it does not spin
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # waiting threads do not spin
         event.record(stream)
         return event
 
     @contextmanager
     def copying(self, mark: torch.cuda.Event) -> Iterator[None]:
-        """As `Lanes.copying`."""
+        """See `Lanes.copying`."""
         stream = own_stream(self._device)
         with torch.cuda.stream(stream):
             stream.wait_event(mark)
             try:
                 yield
             finally:
-                ended = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # many threads wait: none spins
+                ended = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # waiting threads do not spin
                 ended.record(stream)
                 ended.synchronize()
 
 
 class CudaMeter:
-    """`MemoryMeter` by the counts of torch's allocator."""
+    """A `MemoryMeter` that reads the counts of torch's allocator."""
 
     runs_ahead = True
 
@@ -82,22 +88,23 @@ class CudaMeter:
         self._ahead: torch.cuda.Event | None = None
 
     def own_bytes(self) -> tuple[int, int]:
-        """What tensors take now, and at most since `forget_peak`; what the allocator keeps for later is not in it."""
+        """Return the bytes of tensors now, and the most since `forget_peak`. The allocator's cache does not count."""
         return torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
 
     def forget_peak(self) -> None:
-        """Let the peak begin anew from what is held now."""
+        """Restart the peak from the present memory."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def clock(self) -> float:
-        """Seconds at which the device has computed all that it was asked for; copies may go on."""
+        """Wait until the compute stream is done, and return the time in seconds. Copies may go on."""
         torch.cuda.current_stream(self._device).synchronize()
         return time.perf_counter()
 
     def keep_pace(self) -> None:
-        """Wait until the device is where this was called last: a point ahead keeps it busy.
+        """Wait for the work that was queued before the last call of this method.
 
-        Who is further ahead takes memory, and asks drives for copies, whose turn comes much later.
+        One point of queued work keeps it busy. Running further ahead would take memory, and would ask drives for copies
+        that are due much later.
         """
         before, self._ahead = self._ahead, torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._ahead.record(torch.cuda.current_stream(self._device))
@@ -106,15 +113,16 @@ class CudaMeter:
 
 
 def cuda_memory(device: torch.device) -> tuple[ResizedPool, CudaMeter]:
-    """The memory of pieces on a CUDA device, and who tells how much of it is held."""
+    """Return the memory pool for pieces on a CUDA device, and the meter of the device's memory."""
     staging = StagingPool(STAGING_BYTES, _pinned)
     return ResizedPool(device, CudaLanes(device), staging), CudaMeter(device)
 
 
 def host_tier(size_bytes: int) -> Device:
-    """So many bytes of host memory above the drives, for the pieces of a device; where there is CUDA, pinned ones.
+    """Return a tier of `size_bytes` of host memory for pieces of a device, faster than drives.
 
-    All of them are taken at once. Raises OffloadConfigError where the machine does not have them.
+    It is pinned if CUDA exists. The memory is taken at once. Raises OffloadConfigError if the machine does not have
+    that much.
     """
     if size_bytes > (free_bytes := _free_bytes()):
         raise OffloadConfigError(
@@ -128,10 +136,10 @@ def host_tier(size_bytes: int) -> Device:
 
 
 def pinned_engine(size_bytes: int) -> HostEngine:
-    """Host memory that a device copies to and from by itself, at the speed of the bus. Raises OffloadConfigError."""
+    """Return host memory that a device copies to and from directly, at bus speed. Raises OffloadConfigError."""
     memory = pages(round_up(size_bytes))
     keep_from_children(memory)
-    with ThreadPoolExecutor() as several:  # the kernel takes a second for each 2 GB that one thread touches
+    with ThreadPoolExecutor() as several:  # one thread touches only 2 GB per second
         list(
             several.map(fault_in, (memory[begin : begin + STEP_BYTES] for begin in range(0, memory.nbytes, STEP_BYTES)))
         )
@@ -143,7 +151,7 @@ def pinned_engine(size_bytes: int) -> HostEngine:
 
 
 def _free_bytes() -> int:
-    """What programs can still get, as the kernel estimates."""
+    """Return the available memory in bytes, as the kernel estimates it."""
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     return next(int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:")
 

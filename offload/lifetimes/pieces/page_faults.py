@@ -1,15 +1,16 @@
-"""Who touches memory that is protected is served, or ends the process with one sentence: SIGSEGV is caught. Linux.
+"""Page faults on protected memory of pieces: the piece is loaded, or the process ends with one sentence. Linux.
 
-The kernel stops the thread at its instruction and calls `_stopped` there, which asks a thread of ours for the piece
-and waits; then the instruction runs again, as if nothing had happened. Ours has none of the stopped thread's modes
-(autocast, no_grad, transforms), and may wait for drives.
+SIGSEGV is caught. The kernel stops the thread at its instruction and calls `_stopped` there, which asks the server
+thread for the piece and waits; then the instruction runs again. The server thread has none of the stopped thread's
+modes (autocast, no_grad, transforms), and may wait for drives.
 
-To ask, a thread needs the interpreter's lock. Operators of torch let go of it, but for copies of whole storages: there
-a thread of OpenMP would wait for a master that holds the lock and waits for it. So a piece's storage is touched by one
-thread before it is copied (`pages.py`), and who goes on lets all others ask before.
+To ask, a thread needs Python's global lock (GIL). Operators of torch release it, except for copies of whole storages.
+There an OpenMP thread would wait for the GIL, which the master thread holds while it waits for that thread. So one
+thread touches a piece's storage before it is copied (`pages.py`). And a served thread lets all others ask before it
+goes on.
 
-The kernel itself is not stopped: what is protected is EFAULT where a program gives it to a file or a socket. Programs
-give arrays to them, so a piece is brought in, to be read and written, when an array over it is made.
+A system call is not stopped: protected memory gives EFAULT if a program passes it to a file or a socket. Programs pass
+numpy arrays, so a piece is loaded for reading and writing when an array over it is made.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ LET_OTHERS_ASK_S = 0.002
 OF_A_CHILD = "it is in the memory of the process that this one was forked from, and not here: hand over a copy"
 OF_NOBODY = "it was not brought back when its training ended, and is lost: close() brings everything back"
 _ADDRESS_AT = 16
-"""Where `siginfo_t` has the address that was touched, on 64 bits."""
+"""Offset of the touched address in `siginfo_t`, on 64 bits."""
 _SIGINFO = 4
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, use_errno=True)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Action(ctypes.Structure):
-    """`struct sigaction` of the C library."""
+    """The C library's `struct sigaction`."""
 
     _fields_ = (
         ("handler", _Handler),
@@ -56,7 +57,7 @@ class _Action(ctypes.Structure):
 
 
 class _Touch:
-    """One thread that was stopped. `sentence`: why it cannot go on."""
+    """One stopped thread. `sentence` is the reason why it cannot go on, or empty."""
 
     def __init__(self, address: int) -> None:
         self.address, self.known, self.sentence = address, False, ""
@@ -64,7 +65,10 @@ class _Touch:
 
 
 class TouchServer:
-    """One per process. `owners` are asked whether an address is theirs; True once it may be touched."""
+    """The server of page faults, one per process. It asks each of `owners` to serve an address.
+
+    An owner returns False if the address is not its own, and True once it may be touched.
+    """
 
     def __init__(self) -> None:
         self._owners: list[weakref.WeakMethod[Callable[[int], bool]]] = []
@@ -75,7 +79,10 @@ class TouchServer:
         self._before = _Action()
 
     def watch(self, serve: Callable[[int], bool]) -> None:
-        """Ask this method, too, as long as its object lives. It is called in a thread of ours, and may raise."""
+        """Register a page-fault handler. It is removed when its object is garbage-collected.
+
+        The handler is called in the server thread, and may raise.
+        """
         self._owners = [each for each in self._owners if each() is not None]
         self._owners.append(weakref.WeakMethod(serve))
         if self._thread is None or not self._thread.is_alive():
@@ -87,11 +94,11 @@ class TouchServer:
             _libc.sigaction(signal.SIGSEGV, ctypes.byref(own), ctypes.byref(self._before))
 
     def hand_out(self, address: int) -> None:
-        """Have what lies there in memory, to be read and written. Raises what owners raise."""
+        """Load the piece at this address for reading and writing. Raises the errors of the owners."""
         if os.getpid() == self._pid and self._is_served(address):
-            self._is_served(address)  # who touches what can be read writes it
+            self._is_served(address)  # a touch of a readable piece counts as a write
 
-    # In the thread that was stopped.
+    # Run in the stopped thread.
 
     def _stopped(self, _number: int, info: int, _context: int) -> None:
         touch = _Touch(ctypes.c_void_p.from_address(info + _ADDRESS_AT).value or 0)
@@ -112,7 +119,7 @@ class TouchServer:
             time.sleep(LET_OTHERS_ASK_S)
 
     def _give_up(self, address: int, sentence: str) -> None:
-        """End the process if a piece was touched; else let happen what would have happened without us."""
+        """End the process if a piece was touched; else restore the former SIGSEGV handler, so that it takes over."""
         if is_piece(address):
             _end(sentence)
         _libc.sigaction(signal.SIGSEGV, ctypes.byref(self._before), None)
@@ -122,7 +129,7 @@ class TouchServer:
             touch = self._asked.get()
             try:
                 touch.known = self._is_served(touch.address)
-            except Exception as fault:  # noqa: BLE001 - edge of a thread: whatever it is, the process ends with it
+            except Exception as fault:  # noqa: BLE001 - edge of a thread: any error ends the process
                 touch.sentence = str(fault) or repr(fault)
             touch.served.set()
 
@@ -131,7 +138,7 @@ class TouchServer:
 
 
 def _end(sentence: str) -> NoReturn:
-    """Say it, with the line of the program that touched, and end: the instruction can neither go on nor raise."""
+    """Print the sentence with the program's line, and end the process. The instruction can neither go on nor raise."""
     libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), __file__)
     own = [each for each in traceback.extract_stack() if not each.filename.startswith(libraries)]
     where = f"{own[-1].filename}, line {own[-1].lineno}, touched what is out of memory: " if own else ""

@@ -1,10 +1,10 @@
-"""Memory of pieces: addresses that never change, under which pages come and go. Linux, CPU.
+"""Memory of pieces on the CPU: fixed addresses, under which pages come and go. Linux.
 
-Fresh pages cost up to seconds per GiB, moving them costs microseconds. So the pages of a piece that leaves are parked
-in the pool's own range of addresses, and an arriving piece gets them from there (`mremap`). What is out, or not whole
-yet, lies behind the piece's addresses, which are protected then: they would read as zeros, without a word. What has a
-copy on a drive can be read and not written, so that no change is lost. A forked child gets none of it, since its pages
-would stay its own: its addresses stay protected, and nothing else comes to lie there.
+Fresh pages cost up to seconds per GiB, moving them costs microseconds. So pages of a piece that leaves are parked in
+the pool's own range of addresses, and `mremap` moves them to an arriving piece. While a piece is out or incomplete, its
+pages lie at a second, hidden range and its addresses are protected; otherwise they would silently read as zeros. A
+piece with a copy on a drive is read-only, so that no change is lost. A forked child gets no pages, since it would keep
+them. In the child, the addresses stay protected and reserved.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 
 
 class PagedRange:
-    """A range of addresses for one piece: `tensor` lies there, and nowhere else.
+    """The addresses of one piece. `tensor` always lies there.
 
-    It begins with pages, and may be written; `PagePool` takes them away and brings them back, behind it.
+    The range starts with pages and is writable. `PagePool` takes pages away and brings them back at the hidden range.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -48,7 +48,7 @@ class PagedRange:
         self.address, self._address_behind = address_of(self._shown), address_of(self._behind)
         self.size_bytes = self._shown.nbytes
         self.access = Access.WRITE
-        self.mark: Mark | None = None  # never: what computes has ended when it says so
+        self.mark: Mark | None = None  # always None: work on the CPU has ended when its call returns
         for each in (self._shown, self._behind):
             keep_from_children(each)
         self.tensor = torch.frombuffer(self._shown, dtype=torch.uint8)
@@ -56,7 +56,7 @@ class PagedRange:
         _RANGES.add(self)
 
     def part(self, offset_bytes: int, size_bytes: int) -> torch.Tensor:
-        """As `PieceMemory.part`."""
+        """See `PieceMemory.part`."""
         if not size_bytes:
             return self.tensor[:0]
         part = torch.frombuffer(self._shown, dtype=torch.uint8, offset=offset_bytes, count=size_bytes)
@@ -64,15 +64,15 @@ class PagedRange:
         return part
 
     def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
-        """As `PieceMemory.write`: memory is what it is when this is called."""
+        """See `PieceMemory.write`. The bytes are those at the time of this call."""
         return device.write(self._part(span), 0, cancelled)
 
     def read(self, device: Device, span: Span, copy: Copy, cancelled: Callable[[], bool]) -> None:
-        """As `PieceMemory.read`."""
+        """See `PieceMemory.read`."""
         device.read(copy, self._part(span), cancelled)
 
     def allow(self, access: Access) -> None:
-        """As `PieceMemory.allow`. There is no moment at which somebody else sees more than that, or zeros."""
+        """See `PieceMemory.allow`. At no moment can another thread access more than that, or read zeros."""
         if access is self.access:
             return
         if self.access is Access.NONE:
@@ -87,12 +87,12 @@ class PagedRange:
         self.access = access
 
     def behind(self) -> tuple[int, memoryview]:
-        """Where its pages are while nobody may see them: the address, and as memory."""
+        """Return the address and the memory of the hidden range. Access must be NONE."""
         assert self.access is Access.NONE
         return self._address_behind, self._behind
 
     def reserve(self) -> None:
-        """In a forked child: let nothing come to lie at these addresses, neither to be seen nor behind."""
+        """Reserve both ranges in a forked child, so that nothing else is mapped there."""
         for each in (self.address, self._address_behind):
             _reserve(each, self.size_bytes)
 
@@ -102,23 +102,26 @@ class PagedRange:
 
 
 class ParkedPages:
-    """Pages that are held for nobody, in a range of addresses of their own, cut in multiples of `unit_bytes`."""
+    """Free pages that are parked in a range of addresses of their own, in multiples of `unit_bytes`."""
 
     def __init__(self, capacity_bytes: int, unit_bytes: int) -> None:
         self.parked_bytes = 0
         self._memory = pages(-(-capacity_bytes // unit_bytes) * unit_bytes)
         self._address = address_of(self._memory)
-        self._free = [(0, self._memory.nbytes)]  # addresses without pages, as offset and size, the last taken first
+        self._free = [(0, self._memory.nbytes)]  # addresses without pages, as (offset, size); the last is used first
         self._parked: list[tuple[int, int]] = []
         keep_from_children(self._memory)
         _PARKED.add(self)
 
     def reserve(self) -> None:
-        """In a forked child: as `PagedRange.reserve`."""
+        """Reserve the range in a forked child, as `PagedRange.reserve` does."""
         _reserve(self._address, self._memory.nbytes)
 
     def park(self, address: int, size_bytes: int) -> int:
-        """Take pages from there, and say how many bytes of them: less than all where there are no addresses left."""
+        """Park pages from an address, and return the number of bytes parked.
+
+        It is less than all if the range is full.
+        """
         taken_bytes = 0
         while taken_bytes < size_bytes and self._free:
             offset_bytes, part_bytes = _cut(self._free, size_bytes - taken_bytes)
@@ -129,7 +132,7 @@ class ParkedPages:
         return taken_bytes
 
     def give(self, address: int, size_bytes: int) -> None:
-        """Put pages there, as far as there are any."""
+        """Move parked pages to an address, as far as there are any."""
         given_bytes = 0
         while given_bytes < size_bytes and self._parked:
             offset_bytes, part_bytes = _cut(self._parked, size_bytes - given_bytes)
@@ -140,7 +143,7 @@ class ParkedPages:
         self._join()
 
     def trim(self, keep_bytes: int) -> None:
-        """Give pages back to the kernel, down to so many bytes."""
+        """Give pages back to the kernel until at most `keep_bytes` are parked."""
         while self.parked_bytes > max(0, keep_bytes):
             offset_bytes, size_bytes = self._parked.pop()
             drop_pages(self._memory, offset_bytes, size_bytes)
@@ -149,13 +152,13 @@ class ParkedPages:
         self._join()
 
     def _join(self) -> None:
-        """Forget how addresses were cut once all of them are free: each cut is a call of the kernel more."""
+        """Merge all free ranges once every page is gone, since each cut costs one more system call."""
         if not self._parked:
             self._free = [(0, self._memory.nbytes)]
 
 
 def _cut(ranges: list[tuple[int, int]], most_bytes: int) -> tuple[int, int]:
-    """The last range, or so much of it, taken out of them."""
+    """Remove the last range, or at most `most_bytes` of it, and return its offset and size."""
     offset_bytes, had_bytes = ranges.pop()
     part_bytes = min(had_bytes, most_bytes)
     if part_bytes < had_bytes:
@@ -164,10 +167,11 @@ def _cut(ranges: list[tuple[int, int]], most_bytes: int) -> tuple[int, int]:
 
 
 class PagePool:
-    """Parks pages of what has left for what arrives. One thread at a time.
+    """A pool that parks the pages of leaving pieces for arriving ones. Not for several threads at once.
 
-    Huge pages stay huge, and lie apart from what is left of pieces: a huge page that moves to where none can begin is
-    cut into 512 small ones for good, which cost the kernel and the processor's tables of addresses 512 times as much.
+    Huge pages stay huge, and lie apart from the small pages at the ends of pieces. The kernel splits a huge page for
+    good if it moves to an unaligned address. That makes 512 small pages, with 512 times the cost for the kernel and the
+    TLB.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -176,18 +180,21 @@ class PagePool:
 
     @property
     def parked_bytes(self) -> int:
-        """Pages that are held for nobody."""
+        """Bytes of parked pages, which belong to no piece."""
         return self._huge.parked_bytes + self._small.parked_bytes
 
     def make(self, size_bytes: int) -> PagedRange:
-        """Memory for a new piece, with fresh pages."""
+        """Return memory for a new piece, with fresh pages."""
         return PagedRange(size_bytes)
 
     def mark(self, memory: PieceMemory) -> None:
-        """Nothing: what computes on the CPU has ended when it returns."""
+        """Do nothing, since work on the CPU has ended when its call returns."""
 
     def take_from(self, memory: PieceMemory) -> None:
-        """Park the pages of a piece that is out, and protect it. What there are no addresses for goes to the kernel."""
+        """Protect a piece that is out, and park its pages.
+
+        Pages that do not fit into the pool go back to the kernel.
+        """
         left = _paged(memory)
         left.allow(Access.NONE)
         address, image = left.behind()
@@ -197,19 +204,22 @@ class PagePool:
                 drop_pages(image, at_bytes, end_bytes - at_bytes)
 
     def give_to(self, memory: PieceMemory) -> None:
-        """Put parked pages behind a piece's addresses; what is missing comes fresh. What was in them is undefined."""
+        """Give parked pages to a piece's hidden range; the kernel adds missing ones. Their content is undefined."""
         arriving = _paged(memory)
         address, _ = arriving.behind()
         for parked, begin_bytes, end_bytes in self._parts(arriving):
             parked.give(address + begin_bytes, end_bytes - begin_bytes)
 
     def trim(self, keep_bytes: int) -> None:
-        """Give parked pages back to the kernel, down to so many bytes: huge ones last, since they take longest."""
+        """Give parked pages back to the kernel until `keep_bytes` are left.
+
+        Huge pages go last, since they take longest.
+        """
         self._small.trim(keep_bytes - self._huge.parked_bytes)
         self._huge.trim(keep_bytes - self._small.parked_bytes)
 
     def _parts(self, piece: PagedRange) -> Iterator[tuple[ParkedPages, int, int]]:
-        """Who parks which bytes of a piece."""
+        """Yield (pool, begin, end) for the huge pages and the small pages of a piece."""
         huge_bytes = piece.size_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
         yield self._huge, 0, huge_bytes
         yield self._small, huge_bytes, piece.size_bytes
@@ -226,7 +236,7 @@ def _move(source: int, target: int, size_bytes: int) -> None:
     number = ctypes.get_errno()
     if number != errno.EFAULT or size_bytes == PAGE_BYTES:
         raise OSError(number, f"pages cannot be moved: {os.strerror(number or errno.EINVAL)}")
-    # Before Linux 6.17 one call moves only what was mapped as one, and these pages may have come in several parts.
+    # Before Linux 6.17, one call moves only pages of a single mapping, and these may have come in several parts.
     unit_bytes = HUGE_PAGE_BYTES if size_bytes > HUGE_PAGE_BYTES else PAGE_BYTES
     first_bytes = -(-(size_bytes // 2) // unit_bytes) * unit_bytes
     _move(source, target, first_bytes)
@@ -240,7 +250,7 @@ def _protect(address: int, size_bytes: int, access: Access) -> None:
 
 
 def _touch_before_it_is_moved(storage: torch.UntypedStorage) -> None:
-    """Let copies of the whole storage (`copy.deepcopy`) and writes to files begin with one byte: see `touches.py`."""
+    """Let whole copies of the storage (`copy.deepcopy`) and writes to files first read a byte: see `page_faults.py`."""
     found = weakref.ref(storage)
 
     def touched(act: Callable[..., Any], *given: Any) -> Any:
@@ -258,7 +268,7 @@ _PARKED: weakref.WeakSet[ParkedPages] = weakref.WeakSet()
 
 
 def is_piece(address: int) -> bool:
-    """Whether a piece lies there, or did in the process that this one was forked from."""
+    """Return True if a piece has this address, in this process or in the parent that it was forked from."""
     return any(each.address <= address < each.address + each.size_bytes for each in list(_RANGES))
 
 
@@ -267,9 +277,10 @@ def _reserve(address: int, size_bytes: int) -> None:
 
 
 def _reserve_in_child() -> None:
-    """What was never copied to a child is a hole there, where its own memory could come to lie.
+    """Reserve all addresses of pieces in a forked child, where nothing is mapped.
 
-    It would be read as a piece, and unmapped when the child's collector finds the parent's objects.
+    Otherwise the child's own memory could be mapped there. It would be read as a piece, and unmapped once the child
+    garbage-collects the parent's objects.
     """
     for piece in list(_RANGES):
         piece.reserve()

@@ -1,11 +1,8 @@
-"""The port to the memory of pieces: what custody asks of it, the same for the CPU and for CUDA. No I/O is decided here.
+"""Interfaces to the memory of pieces, the same for the CPU and for CUDA; the state of one piece; and the account.
 
-A piece's tensor stays one object for ever: parameters, gradients and states are views of it, and are good whenever the
-piece is in. Under it bytes come and go.
-
-One piece, as custody holds it: its memory, and where its bytes are.
-
-The one limit, and all that counts against it. Values only; custody's lock guards it.
+A piece's tensor stays the same object. Parameters, gradients and states are views of it, valid while the piece is in
+memory. `HeldPiece` is one piece as the piece store sees it. `RoomAccount` is the limit and all that counts against it,
+guarded by the store's lock. No I/O is decided here.
 """
 
 from __future__ import annotations
@@ -26,14 +23,14 @@ from elastrain.offload.planning.plan_values import Kind
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A part of a piece: what one drive gets of it. Whole pages, but for the last one's end."""
+    """A part of a piece that one drive gets. It has whole pages; only the last part may end inside a page."""
 
     begin_bytes: int
     size_bytes: int
 
 
 class Access(Enum):
-    """What anybody may do with a piece's memory; who does more is told to `touches.py`."""
+    """The access to a piece's memory that is permitted. Anything beyond it is a fault that `page_faults.py` handles."""
 
     NONE = "none"
     READ = "read"
@@ -41,9 +38,9 @@ class Access(Enum):
 
 
 class PieceMemory(Protocol):
-    """One piece's memory. `tensor` is all of its bytes, `size_bytes` of them, a multiple of the page.
+    """The memory of one piece. `tensor` has all its bytes; `size_bytes` is a multiple of the page size.
 
-    Before its `mark` is reached, drives neither read it nor fill it.
+    Drives neither read it nor fill it before its `mark` is reached.
     """
 
     tensor: torch.Tensor
@@ -52,67 +49,73 @@ class PieceMemory(Protocol):
     mark: Mark | None
 
     def part(self, offset_bytes: int, size_bytes: int) -> torch.Tensor:
-        """Return these bytes as a tensor; on the CPU its storage ends with them, so that a saved parameter is small."""
+        """Return these bytes as a tensor.
+
+        On the CPU its storage ends with them, so that saving a parameter stays small.
+        """
 
     def allow(self, access: Access) -> None:
-        """From now on so much, and no more; on a device nothing changes. Custody's lock is held."""
+        """Permit this access and no more; no effect on a device. The store's lock is held."""
 
     def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
-        """Copy a part to a drive as it was at `MemoryPool.mark`. In a drive's thread.
+        """Copy a part to a drive, with its content at `MemoryPool.mark`. Called in a drive's thread.
 
-        Raises what `Device.write` raises.
+        Raises the errors of `Device.write`.
         """
 
     def read(self, device: Device, span: Span, copy: Copy, cancelled: Callable[[], bool]) -> None:
-        """Fill a part; when this returns, every stream may use it. In a drive's thread. Raises as `Device.read`."""
+        """Fill a part. Afterwards every stream may use it. In a drive's thread. Raises the errors of `Device.read`."""
 
 
 class MemoryPool(Protocol):
-    """Gives memory to pieces that arrive and takes it from those that are out. Custody's lock is held in each call."""
+    """A pool that gives memory to arriving pieces and takes it from leaving ones.
+
+    The store's lock is held in each call.
+    """
 
     @property
     def parked_bytes(self) -> int:
-        """What is held for nobody, and counts as used until `trim`."""
+        """Bytes that belong to no piece, and count as used until `trim`."""
 
     def make(self, size_bytes: int) -> PieceMemory:
-        """Memory for a new piece, which is in. By the training thread."""
+        """Return memory for a new piece, which is in memory. Called by the training thread."""
 
     def mark(self, memory: PieceMemory) -> None:
-        """What was asked of the piece until now comes before the write that follows. By the training thread."""
+        """Order the work queued on the piece so far before the write that follows. Called by the training thread."""
 
     def take_from(self, memory: PieceMemory) -> None:
-        """The piece is out: its bytes may go to others; who touches it is told. By any thread."""
+        """Take the memory of a piece that is out; later accesses are faults. Called by any thread."""
 
     def give_to(self, memory: PieceMemory) -> None:
-        """The piece has memory again, with undefined bytes that nobody may see. By the training thread."""
+        """Give memory with undefined, hidden content to a piece. Called by the training thread."""
 
     def trim(self, keep_bytes: int) -> None:
-        """Give parked memory back, down to so many bytes."""
+        """Give parked memory back until at most `keep_bytes` are left."""
 
 
 class MemoryMeter(Protocol):
-    """What really is held, told by who hands memory out: the kernel, or CUDA's allocator.
+    """A meter of the memory that is in use, from the kernel or from CUDA's allocator.
 
-    `runs_ahead` says that what was asked for is done later, so that `clock` waits for it.
+    `runs_ahead` is True if work is queued and done later, so that `clock` waits for it.
     """
 
     runs_ahead: bool
 
     def own_bytes(self) -> tuple[int, int]:
-        """Memory in use now, and at most since `forget_peak`."""
+        """Return the bytes in use now, and the most since `forget_peak`."""
 
     def forget_peak(self) -> None:
-        """Let the peak begin anew from what is held now."""
+        """Restart the peak from the present memory."""
 
     def clock(self) -> float:
-        """The seconds at which all is done that was asked for until now."""
+        """Wait for all queued work, and return the time in seconds."""
 
     def keep_pace(self) -> None:
-        """Wait until all is done that was asked for before this was called last, where it runs ahead."""
+        """Wait for all work that was queued before the last call of this method, if work is queued at all."""
 
 
 class PiecePart:
-    """What one drive has of a piece's copy."""
+    """The part of a piece's copy that lies on one drive."""
 
     def __init__(self, device: Device, span: Span) -> None:
         self.device = device
@@ -122,61 +125,62 @@ class PiecePart:
 
 
 class HeldPiece:
-    """One piece: its addresses, where its bytes are, and who moves them. Custody's lock guards all but the first line.
+    """One piece: its memory, its residency state, and its parts on drives.
 
-    `state` DROPPED: it holds nothing that anybody needs, and has no memory. `written`: by somebody from outside.
+    The store's lock guards all fields but `name`, `kind` and `memory`. In state DROPPED, the piece has no content and
+    no memory. `written` is True if code outside of training wrote to it.
     """
 
     def __init__(self, name: str, kind: Kind, memory: PieceMemory) -> None:
         self.name, self.kind, self.memory = name, kind, memory
         self.state = State.RESIDENT
         self.leaving = self.written = False
-        self.shares: tuple[tuple[int, int], ...] = ()  # drives by their numbers, and bytes; none: wherever it is free
+        self.shares: tuple[tuple[int, int], ...] = ()  # (drive, bytes) of each; empty: any drive with room
         self.parts: list[PiecePart] = []
         self.moving_parts = 0
         self.fault: OffloadError | None = None
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in memory: whole pages."""
+        """The size in memory, in whole pages."""
         return self.memory.size_bytes
 
     def show(self) -> None:
-        """Let it be read."""
+        """Make the piece readable."""
         if self.memory.access is Access.NONE:
             self.memory.allow(Access.READ)
 
     def open(self) -> None:
-        """Let it be written, too: no copy is good any more."""
+        """Make the piece writable; its copies are not valid any longer."""
         self.memory.allow(Access.WRITE)
 
     def close(self) -> None:
-        """Whoever writes from now on is told of."""
+        """Make a writable piece read-only, so that later writes are noticed."""
         if self.memory.access is Access.WRITE:
             self.memory.allow(Access.READ)
 
 
 class OtherMemory(Protocol):
-    """What counts besides pieces and comes and goes by itself: saved tensors."""
+    """Memory besides pieces that comes and goes by itself: saved tensors."""
 
     def live_bytes(self) -> int:
-        """In memory now."""
+        """Return the bytes in memory now."""
 
     def idle_bytes(self) -> int:
-        """Besides, what is kept for the next of them, and is no reason to refuse anything."""
+        """Return the bytes of free buffers, which come on top and never cause a refusal."""
 
     def moving_bytes(self) -> int:
-        """Of these, what is on its way out."""
+        """Return the live bytes that are being written."""
 
     def give_up(self) -> bool:
         """Let everything leave that can. Returns True if a drive is moving something then."""
 
 
 class RoomAccount:
-    """The one limit, and all that counts against it.
+    """The memory limit, and all that counts against it.
 
-    Pieces; `others`; `reserved_bytes` for what computes now; `coming_bytes` of what it makes and was not made yet;
-    `outside_bytes` that are held and that nobody here knows.
+    That is pieces; `others`; `reserved_bytes` for the present computation; `coming_bytes` that it will still create;
+    and `outside_bytes` that are held by parts unknown here.
     """
 
     def __init__(self, limit_bytes: int, others: OtherMemory) -> None:
@@ -186,22 +190,22 @@ class RoomAccount:
         self.reserved_bytes = self.coming_bytes = self.outside_bytes = 0
 
     def add(self, more_bytes: int) -> None:
-        """Count pieces' memory."""
+        """Add to the bytes of pieces in memory."""
         self.piece_bytes += more_bytes
-        self.most_bytes = max(self.most_bytes, self.held())  # memory: estimates are none
+        self.most_bytes = max(self.most_bytes, self.held())  # real memory without estimates
 
     def came(self, size_bytes: int) -> None:
-        """So much of what was to come is there."""
+        """Note that expected bytes now exist."""
         self.coming_bytes = max(0, self.coming_bytes - size_bytes)
 
     def total(self) -> int:
-        """All that counts."""
+        """Return all bytes that count against the limit."""
         return self.held() + self.others.idle_bytes() + self.reserved_bytes + self.coming_bytes + self.outside_bytes
 
     def held(self) -> int:
-        """What is in memory for sure: no estimate."""
+        """Return the bytes that are in memory, without estimates."""
         return self.piece_bytes + self.others.live_bytes()
 
     def missing_bytes(self, size_bytes: int) -> int:
-        """How much has to go before so much more fits."""
+        """Return the bytes that must leave before `size_bytes` more fit."""
         return max(0, self.total() + size_bytes - self.limit_bytes)

@@ -1,6 +1,6 @@
-"""The C library's heap: what is freed goes back to the kernel, or no limit on a process would hold (glibc).
+"""The C library's heap, which must return freed memory to the kernel for a limit to hold (glibc); and memory counts.
 
-The kernel's view of this process's own memory: what is held now, and the most since the last look. Linux.
+`KernelMeter` reads the memory that this process holds, and its peak since the last look. Linux.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 
 LARGE_BYTES = 256 << 10
-"""Allocations from this size on are mapped on their own, and unmapped when they are freed."""
+"""Allocations of at least this size are mapped on their own, and unmapped when they are freed."""
 KEPT_BYTES = 1 << 20
-"""Below it, what is freed may stay in the heap: the kernel hands such memory out page by page, which takes long."""
+"""Allocations below this size may stay in the heap after a free. Mapping memory again page by page takes long."""
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _libc = ctypes.CDLL(None)
 _kept_below = [LARGE_BYTES]
 
 
 def give_back_what_is_freed() -> None:
-    """From now on. Without it, the C library keeps up to 64 MiB, and as much again in holes."""
+    """Make the C library return freed memory. By default it keeps up to 64 MiB, and as much again in holes."""
     _keep_below(LARGE_BYTES)
 
 
@@ -32,21 +32,24 @@ def _keep_below(size_bytes: int) -> None:
 
 
 def trim() -> None:
-    """Give back what is free now."""
+    """Return all free heap memory to the kernel now."""
     if hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(0)
 
 
 def trim_what_stays() -> None:
-    """`trim`, where freed memory stays: elsewhere there is nothing to give back, and to look for it takes time."""
+    """Call `trim` if freed memory stays in the heap.
+
+    Otherwise there is nothing to return, and the search takes time.
+    """
     if _kept_below[0] > LARGE_BYTES:
         trim()
 
 
 class FreedMemory:
-    """Where memory goes that is freed: to the kernel, or it `stays` in the heap for what is allocated next.
+    """The choice for freed memory: it goes to the kernel, or with `stays` it remains in the heap for later allocations.
 
-    That spares page faults and takes memory: holes that nothing lies in. `can_stay` says whether anybody counts them.
+    Keeping it saves page faults and costs unused memory. `can_stay` is True if a meter counts that memory.
     """
 
     def __init__(self, *, can_stay: bool) -> None:
@@ -54,12 +57,12 @@ class FreedMemory:
         self.stays = False
 
     def keep(self) -> None:
-        """From now on it stays."""
+        """Keep freed memory in the heap."""
         self.stays = True
         _keep_below(KEPT_BYTES)
 
     def give_back(self) -> None:
-        """It stays no more, and what is free goes; for good, since there was no room for it."""
+        """Return freed memory to the kernel now and for good, since there was no room for it."""
         self.stays = self.can_stay = False
         give_back_what_is_freed()
         trim()
@@ -72,9 +75,9 @@ _FORGET_THE_PEAK = b"5"
 
 
 def undisturbed_s() -> float:
-    """The clock of this thread, which stands still while it could run and others have the core.
+    """Return this thread's clock in seconds, without the time in which it was ready to run but had no core.
 
-    A busy moment makes no other plan then. What the thread itself waits for counts.
+    So a busy machine does not change plans. Time that the thread itself waits is included.
     """
     now_s = time.perf_counter()
     with contextlib.suppress(OSError), open(_WAITS, "rb", buffering=0) as file:
@@ -83,32 +86,33 @@ def undisturbed_s() -> float:
 
 
 class KernelMeter:
-    """`MemoryMeter` by the kernel's counts."""
+    """A `MemoryMeter` that reads the kernel's counts."""
 
     runs_ahead = False
 
     def own_bytes(self) -> tuple[int, int]:
-        """Memory that is no file's: now, and at most since `forget_peak`."""
-        # Asked twice per point: buffers, text and a look at each line take longer than the kernel's own work.
+        """Return the bytes of anonymous memory now, and the most since `forget_peak`."""
+        # This runs twice per point. Buffering, decoding and parsing of each line take longer than the kernel's own
+        # work.
         with _STATUS.open("rb", buffering=0) as file:
             status = file.read(1 << 16)
         most, now, own = (_bytes_of(status, name) for name in (b"\nVmHWM:", b"\nVmRSS:", b"\nRssAnon:"))
         return own, most - (now - own)
 
     def forget_peak(self) -> None:
-        """Let the peak begin anew from what is held now; without the right to, it stays the highest ever."""
+        """Restart the peak from the present memory. Without the permission, it stays the highest ever."""
         with contextlib.suppress(OSError), _CLEAR.open("wb", buffering=0) as file:
             file.write(_FORGET_THE_PEAK)
 
     def clock(self) -> float:
-        """What computes on the CPU is done when it returns."""
+        """Return the thread's clock. Work on the CPU has ended when its call returns."""
         return undisturbed_s()
 
     def keep_pace(self) -> None:
-        """Nothing is ahead."""
+        """Do nothing, since no work is queued."""
 
 
 def _bytes_of(status: bytes, name: bytes) -> int:
-    """What a line says in kB."""
+    """Return the value of a line in bytes; the line has it in kB."""
     begin = status.index(name) + len(name)
     return int(status[begin : status.index(b"kB", begin)]) << 10

@@ -1,10 +1,9 @@
-"""Memory of pieces on a device: a storage whose bytes are given up and taken again, while all tensors over it stay.
+"""Memory of pieces on a device: a storage whose bytes are freed and allocated again, while all tensors over it stay.
 
-A piece that is out has a storage of no bytes: who touches it on CUDA ends with an illegal access. Bytes pass through
-staging memory of the host, on a side stream; to and from a tier of host memory they go straight. A drive's thread waits
-for its copies, so that what is said to be written or read is. A piece's new bytes may have been another tensor's a
-moment ago, which kernels in the compute stream's queue still use: a copy into them waits for the mark that was made
-when they were taken.
+The storage of a piece that is out has no bytes; a CUDA kernel that touches it fails with an illegal access. Bytes pass
+through staging memory of the host, on a side stream; a tier of host memory is copied directly. A drive's thread waits
+for its copies before it reports the end of a read or write. New bytes of a piece may have belonged to another tensor
+that queued kernels still use. So a copy into them waits for the mark that was made at their allocation.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from elastrain.offload.lifetimes.pieces.piece_memory import Access, PieceMemory,
 
 
 class Lanes(Protocol):
-    """The order between what computes and what copies."""
+    """The order between computing and copying."""
 
     def mark(self) -> Any:
-        """What was asked for until now, in the thread that computes. Raises OffloadConfigError."""
+        """Return a mark behind all work queued so far, in the computing thread. Raises OffloadConfigError."""
 
     def copying(self, mark: Any) -> AbstractContextManager[None]:
-        """What is copied inside comes after the mark, and has ended when this ends. In a drive's thread."""
+        """Order copies inside the `with` block after the mark, and wait for them at its end. In a drive's thread."""
 
 
 class ResizedPiece:
@@ -39,23 +38,23 @@ class ResizedPiece:
         self.size_bytes = round_up(size_bytes)
         self.tensor = torch.empty(self.size_bytes, dtype=torch.uint8, device=device)
         self.mark: Any = None
-        self.access = Access.READ  # for good: nothing tells who writes
+        self.access = Access.READ  # always, since writes cannot be detected on a device
         self._lanes = lanes
         self._staging = staging
 
     def part(self, offset_bytes: int, size_bytes: int) -> torch.Tensor:
-        """As `PieceMemory.part`: of the piece's storage, which is resized as one."""
+        """See `PieceMemory.part`. The part shares the piece's storage, which is resized as a whole."""
         return self.tensor[offset_bytes : offset_bytes + size_bytes]
 
     def allow(self, access: Access) -> None:
-        """Nothing: a storage without bytes is an illegal access by itself, and what is in cannot be protected."""
+        """Do nothing: access to a storage without bytes is illegal anyway, and device memory cannot be protected."""
 
     def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
-        """As `PieceMemory.write`."""
+        """See `PieceMemory.write`."""
         part = self._part(span)
         if isinstance(device.engine, CudaEngine):
             with self._lanes.copying(self.mark):
-                pass  # what computes it has ended
+                pass  # wait until the computation of its bytes has ended
             return device.write_cuda(device.engine, part, cancelled)
         if isinstance(device.engine, AddressableEngine):
 
@@ -70,11 +69,11 @@ class ResizedPiece:
             return device.write(bytes_of(host.untyped_storage())[: span.size_bytes], 0, cancelled)
 
     def read(self, device: Device, span: Span, copy: Copy, cancelled: Callable[[], bool]) -> None:
-        """As `PieceMemory.read`."""
+        """See `PieceMemory.read`."""
         part = self._part(span)
         if isinstance(device.engine, CudaEngine):
             with self._lanes.copying(self.mark):
-                pass  # whoever had the memory before has ended
+                pass  # wait until the former user of the memory has ended
             device.read_cuda(device.engine, copy, part, cancelled)
             return
         if isinstance(device.engine, AddressableEngine):
@@ -95,7 +94,7 @@ class ResizedPiece:
 
 
 class ResizedPool:
-    """The memory of a device's pieces. Nothing is parked: the device's allocator keeps what is freed."""
+    """The memory of a device's pieces. Nothing is parked, since the device's allocator keeps freed memory."""
 
     def __init__(self, device: torch.device, lanes: Lanes, staging: StagingPool) -> None:
         self.parked_bytes = 0
@@ -104,26 +103,29 @@ class ResizedPool:
         self._staging = staging
 
     def make(self, size_bytes: int) -> ResizedPiece:
-        """Memory for a new piece."""
+        """Return memory for a new piece."""
         piece = ResizedPiece(size_bytes, self._device, self._lanes, self._staging)
         piece.mark = self._lanes.mark()
         return piece
 
     def mark(self, memory: PieceMemory) -> None:
-        """As `MemoryPool.mark`."""
+        """See `MemoryPool.mark`."""
         _resized(memory).mark = self._lanes.mark()
 
     def take_from(self, memory: PieceMemory) -> None:
-        """Free a piece's bytes. What the compute stream's queue still does with them comes before their next owner."""
+        """Free a piece's bytes.
+
+        Work on them that is queued on the compute stream runs before that of their next owner.
+        """
         memory.tensor.untyped_storage().resize_(0)
 
     def give_to(self, memory: PieceMemory) -> None:
-        """Take bytes for a piece. Raises `torch.OutOfMemoryError`."""
+        """Allocate bytes for a piece. Raises `torch.OutOfMemoryError`."""
         memory.tensor.untyped_storage().resize_(memory.size_bytes)
         self.mark(memory)
 
     def trim(self, keep_bytes: int) -> None:
-        """Nothing: nothing is parked."""
+        """Do nothing, since nothing is parked."""
 
 
 def _resized(memory: PieceMemory) -> ResizedPiece:
