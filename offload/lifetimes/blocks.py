@@ -87,7 +87,7 @@ class PieceView:
     stride: tuple[int, ...]
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return the tensor over a piece's bytes."""
+        """Return the tensor at this place, as a view of a piece's bytes."""
         offset = (memory.storage_offset() + self.offset_bytes) // self.dtype.itemsize
         return torch.empty(0, dtype=self.dtype, device=memory.device).set_(
             memory.untyped_storage(), offset, self.shape, self.stride

@@ -108,7 +108,7 @@ class PointMeter:
             self._freed = self._now()
 
     def begin(self, *, with_memory: bool, is_short: bool = False) -> None:
-        """Start to measure a point whose pieces are loaded. Before a short point, the device is not waited for."""
+        """Start to measure a point whose pieces are loaded. If `is_short`, do not wait for the device first."""
         self.saved_bytes, self._held_bytes, self._since = 0, None, None
         self.needed_bytes, self._again_s = None, 0.0
         if with_memory:
@@ -155,7 +155,7 @@ class PointMeter:
 
     def _seconds(self) -> float | None:
         if self._since is None or self._since[2] != threading.get_ident():
-            return None  # a page fault may be served by another thread, which ends this point
+            return None  # the server of page faults may have begun this point, by the update of a block
         since_s, waited_s, _ = self._since
         apart_s = self._custody.waited_s - waited_s + self._again_s
         return max(0.0, self._meter.clock() - since_s - apart_s)

@@ -33,7 +33,7 @@ USED_TOGETHER = 2
 class PieceStore:
     """The store that keeps pieces within an account's limit.
 
-    `next_use` returns the number of points until a piece's next use. The piece with the latest use leaves first.
+    `next_use` returns the number of points until a piece's next use. The piece with the farthest next use leaves first.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class PieceStore:
             return True
 
     def make_room(self, size_bytes: int) -> None:
-        """Wait until `size_bytes` more fit. The piece that is used last leaves first."""
+        """Wait until `size_bytes` more fit. The piece with the farthest next use leaves first."""
         with self._changed:
             self._make_room(size_bytes)
 
@@ -231,7 +231,10 @@ class PieceStore:
     # Room. The caller holds the lock.
 
     def _make_room(self, size_bytes: int) -> None:
-        """Wait until `size_bytes` more fit, removing the pieces that are used last. Raises LimitTooSmallError."""
+        """Wait until `size_bytes` more fit.
+
+        Removes the pieces with the farthest next use. Raises LimitTooSmallError.
+        """
         until_s = time.monotonic() + self._deadline_s
         while missing_bytes := self.account.missing_bytes(size_bytes):
             going = sum(piece.size_bytes for piece in self._pieces if piece.leaving)
@@ -252,10 +255,7 @@ class PieceStore:
         return moving or self.account.others.moving_bytes() > 0
 
     def _evict(self) -> bool:
-        """Let one more piece leave: the one that is used last, at once if its copy is valid.
-
-        Returns False if none can.
-        """
+        """Let the piece with the farthest next use leave, at once if its copy is valid. Returns False if none can."""
         still = [each for each in self._pieces if each.state in _USABLE and not each.leaving and each.fault is None]
         idle = [each for each in still if each not in self._pinned]
         if not idle:

@@ -32,7 +32,10 @@ STEPS_BEFORE_A_PLAN = 2
 """Steps before the first plan. The first one makes gradients and optimizer states; the second is measured."""
 
 AHEAD_LATENCY_S = 0.008
-"""Latency of tiers on a device: the host works a point ahead, and learns late that a move ended."""
+"""Latency of tiers on a device, in seconds. The host works a point ahead, and learns late that a move ended.
+
+Without it, the device waits for the host.
+"""
 
 
 class Planning:

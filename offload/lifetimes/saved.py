@@ -75,7 +75,7 @@ class _PointRecords:
     def add(self, record: SpillRecord) -> None:
         """Add a record.
 
-        A record after the block's end is needed, since computing the block again does not make it again.
+        After the block's end it counts as needed, since computing the block again would not make it.
         """
         self._saved.append(weakref.ref(record))
         if self._block_has_ended:
@@ -268,7 +268,7 @@ class SavedTensors:
         return self._manager.writing_bytes
 
     def give_up(self) -> bool:
-        """Let everything leave that can. Returns True if a drive is moving something then."""
+        """Start to move everything out of memory that can leave. Returns True if a drive is moving something then."""
         return self._manager.give_up() > 0 or self._manager.is_moving()
 
     def settle(self) -> None:

@@ -23,7 +23,7 @@ ELEMENTWISE = frozenset(
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise OffloadConfigError if it is not a module, or has no parameters that can leave memory."""
+    """Raise OffloadConfigError if the model is not a module, or has no parameters that can leave memory."""
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise OffloadConfigError(
             f"the model must be a torch.nn.Module that Python runs, got {type(model).__name__}: give the module itself"
@@ -51,7 +51,7 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise OffloadConfigError if it is not known to be elementwise, or has parameters of another model."""
+    """Raise OffloadConfigError if the optimizer may not be elementwise, or has parameters of another model."""
     name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OffloadConfigError(f"the optimizer must be one of torch.optim, got {name}: give the optimizer itself")

@@ -41,7 +41,7 @@ class Offer:
 
     @property
     def seconds_per_byte(self) -> float:
-        """The stall for each byte that leaves the worst point."""
+        """Seconds of stall for each byte that leaves memory."""
         return self.stall_s / self.size_bytes
 
 

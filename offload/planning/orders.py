@@ -72,8 +72,8 @@ class Arrival:
 class Arranged:
     """A program, with the stage and block of each of its points, and the key of each of its pieces.
 
-    The key is the piece's kind and its block. For values that a forward saved, it has the place of that forward in
-    place of the block, or `needed_at` of that place for the part from which the rest can be computed again.
+    A key is the piece's kind and its block. For values that a forward saved, the second item is the place of that
+    forward. For the part from which the rest can be computed again, it is `needed_at` of that place.
     """
 
     order: UpdateOrder

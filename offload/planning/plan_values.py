@@ -1,7 +1,7 @@
 """Frozen values of a plan: points, pieces, uses, gaps, tiers and moves. No torch, no I/O.
 
-A step is a ring of points: the first point of the next step follows the last one. A place is a number of a point on
-this ring. Places from the number of points on lie in the next step, and negative ones in the previous step.
+A step is a ring of points: the first point of the next step follows the last one. A place is the index of a point on
+this ring. Indices from the number of points on lie in the next step, and negative ones in the previous step.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from elastrain.offload.planning.plan_values import (
 
 
 def gaps_of(index: int, piece: MemoryPiece, length: int) -> tuple[Gap, ...]:
-    """Return the gaps of one piece on a ring of `length` points in which its content has to be kept somewhere."""
+    """Return the gaps of one piece on a ring of `length` points. During a gap, its content must be kept somewhere."""
     changes = [use.point for use in piece.uses if use.changes or use.begins]
     found = []
     for begin, end, begins_anew in neighbours(piece, length):

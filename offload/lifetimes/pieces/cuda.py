@@ -119,10 +119,9 @@ def cuda_memory(device: torch.device) -> tuple[ResizedPool, CudaMeter]:
 
 
 def host_tier(size_bytes: int) -> Device:
-    """Return a tier of `size_bytes` of host memory for pieces of a device, faster than drives.
+    """Return a tier of `size_bytes` of host memory for a device's pieces. It is pinned if CUDA is available.
 
-    It is pinned if CUDA exists. The memory is taken at once. Raises OffloadConfigError if the machine does not have
-    that much.
+    The memory is taken at once. Raises OffloadConfigError if the machine does not have that much.
     """
     if size_bytes > (free_bytes := _free_bytes()):
         raise OffloadConfigError(

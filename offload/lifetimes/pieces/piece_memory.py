@@ -64,7 +64,10 @@ class PieceMemory(Protocol):
         """
 
     def read(self, device: Device, span: Span, copy: Copy, cancelled: Callable[[], bool]) -> None:
-        """Fill a part. Afterwards every stream may use it. In a drive's thread. Raises the errors of `Device.read`."""
+        """Read a part from a drive. Afterwards every stream may use it. Called in a drive's thread.
+
+        Raises the errors of `Device.read`.
+        """
 
 
 class MemoryPool(Protocol):
@@ -173,7 +176,7 @@ class OtherMemory(Protocol):
         """Return the live bytes that are being written."""
 
     def give_up(self) -> bool:
-        """Let everything leave that can. Returns True if a drive is moving something then."""
+        """Start to move everything out of memory that can leave. Returns True if a drive is moving something then."""
 
 
 class RoomAccount:

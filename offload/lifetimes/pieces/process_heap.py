@@ -20,7 +20,7 @@ _kept_below = [LARGE_BYTES]
 
 
 def give_back_what_is_freed() -> None:
-    """Make the C library return freed memory. By default it keeps up to 64 MiB, and as much again in holes."""
+    """Make the C library return freed memory. By default it keeps up to 64 MiB, and as much again in gaps."""
     _keep_below(LARGE_BYTES)
 
 
