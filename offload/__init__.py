@@ -1,19 +1,21 @@
-"""Offload: saved activations on SSD between forward and backward, with the same bits.
+"""Offloading of training state to SSDs: data leaves memory and comes back with the same bits.
 
-offload = elastrain.offload.save_on_disk(dirs=["/ssd"], memory_limit=4 << 30)
-for batch in loader:
-    with offload:
-        loss = model(batch)
-    loss.backward()
+`save_on_disk` moves saved activations out between forward and backward:
 
-Parameters, gradients and optimizer state leave, too:
+    offload = elastrain.offload.save_on_disk(dirs=["/ssd"], memory_limit=4 << 30)
+    for batch in loader:
+        with offload:
+            loss = model(batch)
+        loss.backward()
 
-training = elastrain.offload.within(model, optimizer, dirs=["/ssd"], memory_limit=8 << 30)
-for batch in loader:
-    model(batch).backward()
-    training.step(max_grad_norm=1.0)
+`within` also moves parameters, gradients and optimizer state:
 
-Lazy on purpose: `elastrain offload show` reads profiles without importing torch.
+    training = elastrain.offload.within(model, optimizer, dirs=["/ssd"], memory_limit=8 << 30)
+    for batch in loader:
+        model(batch).backward()
+        training.step(max_grad_norm=1.0)
+
+Names are imported on first use, so that `elastrain offload show` can read profiles without importing torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Who saves for compiled programs in each thread, and whether a program of ours runs there. Imports no compiler."""
+"""Per-thread registry of compiled programs (`backend="elastrain"`) and of the functions that keep their saved values.
+
+Tells whether such a program is running in the current thread, and how many were compiled there. Imports no compiler.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptValue:
-    """A saved value, wherever its bytes are. `bring` gives it back, in memory, for as long as it is referenced."""
+    """A saved value, in memory or on disk.
+
+    `bring` returns it in memory; it stays there while the result is referenced.
+    """
 
     bring: Callable[[], torch.Tensor]
 
@@ -30,28 +36,28 @@ _thread = _Thread()
 
 
 def keeps() -> list[Keep]:
-    """Return who takes what compiled programs of this thread save: the last one."""
+    """Return this thread's stack of functions that keep saved values of compiled programs. The last one is in use."""
     return _thread.keeps
 
 
 def keep(value: torch.Tensor) -> KeptValue:
-    """Keep a value that a compiled program saved: as who entered last in this thread does, or simply in memory."""
+    """Keep a saved value with the thread's innermost keep function. Without one, keep it in memory."""
     return _thread.keeps[-1](value) if _thread.keeps else KeptValue(bring=lambda: value)
 
 
 def made_program() -> None:
-    """A program of ours was compiled in this thread."""
+    """Count a program that our backend compiled in this thread."""
     _thread.made += 1
 
 
 def programs_made() -> int:
-    """How many programs of ours were compiled in this thread."""
+    """Return how many programs our backend compiled in this thread."""
     return _thread.made
 
 
 @contextmanager
 def program() -> Iterator[None]:
-    """Around a compiled program of ours."""
+    """Mark the thread as running one of our compiled programs, for the time of a `with` block."""
     _thread.running += 1
     try:
         yield
@@ -60,5 +66,5 @@ def program() -> Iterator[None]:
 
 
 def is_program_running() -> bool:
-    """Whether a compiled program of ours runs in this thread."""
+    """Return True if one of our compiled programs runs in this thread."""
     return _thread.running > 0

@@ -1,12 +1,12 @@
-"""The errors of offloading, named by what the caller can do next. Nothing but names and sentences lives here.
+"""Errors of offloading, one class for each remedy. No logic besides their messages.
 
 OffloadError
-├── OffloadConfigError     fix the input: a directory, a size, an engine
+├── OffloadConfigError     wrong input: correct the directory, the size or the engine
 │   └── LimitTooSmallError    raise memory_limit; `smallest_bytes` is the smallest that works
-├── SpillWriteError        a device refused to take activations: free space, raise the quota, or use another directory
-├── SpillReadError         saved activations did not come back: compute the micro-batch again
-│   └── CorruptSpillError     they came back changed: compute the micro-batch again, and look at the drive
-├── PieceLostError         parameters, gradients or optimizer state did not come back: start from a checkpoint
+├── SpillWriteError        a device refused activations: free space, raise the quota, or use another directory
+├── SpillReadError         saved activations could not be read: compute the micro-batch again
+│   └── CorruptSpillError     they came back with other bytes: compute it again, and check the drive
+├── PieceLostError         parameters, gradients or optimizer state are lost: restart from a checkpoint
 └── ModifiedInPlaceError   the model changed a tensor that backward needs: replace the in-place operation
 """
 
@@ -14,17 +14,17 @@ from __future__ import annotations
 
 
 class OffloadError(Exception):
-    """Root of everything that offloading raises on purpose."""
+    """Base class of all errors that offloading raises on purpose."""
 
 
 class OffloadConfigError(OffloadError, ValueError):
-    """The input is wrong. The message says what was expected, what came, and what to do."""
+    """Wrong input. The message says what was expected, what was given, and what to do."""
 
 
 class LimitTooSmallError(OffloadConfigError):
-    """`memory_limit` is below what one operation of the model needs at once, or one block of it: `needed_by`.
+    """`memory_limit` is smaller than what one operation or block of the model (`needed_by`) needs at once.
 
-    `before_a_plan`: only one point was looked at, so that the smallest one that works may be larger.
+    `before_a_plan` means that only one point of the step was examined, so that the real minimum may be larger.
     """
 
     def __init__(
@@ -44,20 +44,20 @@ class LimitTooSmallError(OffloadConfigError):
 
 
 class SpillWriteError(OffloadError):
-    """Activations could not be written. They are still in memory; no gradient is wrong."""
+    """Activations could not be written. They are still in memory, and all gradients stay correct."""
 
 
 class SpillReadError(OffloadError):
-    """Activations could not be read back. Backward cannot go on; compute the micro-batch again."""
+    """Activations could not be read back. Backward cannot continue; compute the micro-batch again."""
 
 
 class CorruptSpillError(SpillReadError):
-    """Activations were read back with other bytes than were written."""
+    """Activations came back from the device with other bytes than were written."""
 
 
 class PieceLostError(OffloadError):
-    """Parameters, gradients or optimizer state did not come back from a drive: no step can be right any more."""
+    """Parameters, gradients or optimizer state could not be read back from a drive. No later step can be correct."""
 
 
 class ModifiedInPlaceError(OffloadError, RuntimeError):
-    """A saved tensor was changed in place before backward used it: the gradient would be wrong."""
+    """A saved tensor was changed in place before backward used it. Its gradient would be wrong."""

@@ -1,4 +1,4 @@
-"""What users give as sizes and directories, taken or refused with one sentence. No torch here."""
+"""Validation of sizes and paths that users give. Each error is one sentence. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastrain.offload.errors import OffloadConfigError
 
 
 def whole_bytes(name: str, value: object) -> int:
-    """A number of bytes, of any whole type. Raises OffloadConfigError; whether it is large enough is not asked."""
+    """Return `value` as an int. Raises OffloadConfigError if it is no integer; its range is not checked."""
     try:
         if not isinstance(value, bool):
             return operator.index(value)  # type: ignore[arg-type]
@@ -21,7 +21,10 @@ def whole_bytes(name: str, value: object) -> int:
 
 
 def directories(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Return one directory, or several, as absolute paths: where they are now. Raises OffloadConfigError."""
+    """Return one or several directories as absolute paths without symlinks.
+
+    Raises OffloadConfigError if one is not a path, or if two names mean the same directory.
+    """
     several = [given] if isinstance(given, str | os.PathLike) else given
     try:
         named = [os.fsdecode(each) for each in several]
@@ -36,7 +39,7 @@ def directories(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def one_path(name: str, value: object) -> Path:
-    """A path of any kind. Raises OffloadConfigError."""
+    """Return `value` as a `Path`. Raises OffloadConfigError if it is not a path."""
     try:
         return Path(os.fsdecode(value))  # type: ignore[arg-type]
     except TypeError:

@@ -1,8 +1,8 @@
-"""Signal handlers of the program wait while code of this package runs: their exceptions would leave it half done.
+"""Protection against exceptions that signal handlers raise in the middle of this package's code.
 
-Python calls handlers in the main thread, between any two instructions. `KeyboardInterrupt` is raised by one.
-
-Puts saved-tensor hooks on and takes them off in one step each, so that no interrupt comes between.
+Python calls signal handlers in the main thread, between any two bytecodes; `KeyboardInterrupt` comes from one. `defer`
+delays the program's handlers until this package's code has returned. `Entrance` installs and removes saved-tensor hooks
+without a bytecode in between, so that an interrupt cannot leave them half installed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ _OWN = str(Path(__file__).parent) + os.sep
 
 
 class DeferredHandler:
-    """A handler that is called at once, or when the code that called this package goes on."""
+    """A signal handler that waits if code of this package is running.
+
+    It is called when that code returns to its caller.
+    """
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
         self.handler = handler
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Call the handler now, or arrange the call if a frame of this package is on the stack."""
         caller, under_way = None, frame
         while under_way is not None:
             if under_way.f_code.co_filename.startswith(_OWN):
@@ -45,7 +49,10 @@ class DeferredHandler:
             self._wait_for(caller, number)
 
     def _wait_for(self, caller: FrameType, number: int) -> None:
-        """Call the handler before the caller's next instruction. A tracer that is there goes on after it."""
+        """Call the handler before the caller's next bytecode, by a trace function.
+
+        Afterwards restore the previous tracer.
+        """
         traced, opcodes, all_traced = caller.f_trace, caller.f_trace_opcodes, sys.gettrace()
 
         def goes_on(frame: FrameType, _event: str, _value: object) -> Any:
@@ -60,7 +67,7 @@ class DeferredHandler:
 
 
 def defer() -> None:
-    """Let all handlers wait that the program has set until now. Python calls them in the main thread only."""
+    """Wrap all signal handlers that the program has set so far. Does nothing outside the main thread."""
     for number in signal.valid_signals() if _is_main() else ():
         handler = signal.getsignal(number)
         if callable(handler) and not isinstance(handler, DeferredHandler):
@@ -82,7 +89,10 @@ Hook = Callable[..., Any]
 
 
 class Entrance:
-    """The hooks of one `with` block at a time. `next_block` is the block that is about to put them on, if one is."""
+    """Saved-tensor hooks of one `with` block at a time.
+
+    `next_block` refers to the block that is about to install them.
+    """
 
     def __init__(self) -> None:
         self.next_block: weakref.ref[object] | None = None
@@ -91,19 +101,22 @@ class Entrance:
 
     @property
     def is_entered(self) -> bool:
-        """Tell whether they are on. Those of a block that was interrupted at its very end are taken off here."""
+        """True while the hooks are installed.
+
+        Removes hooks that a block left behind because it was interrupted at its end.
+        """
         if self._block and self._block() is None:
             self.leave()
         return self._is_in
 
     def enter(self, pack: Hook, unpack: Hook, keep: compiled_runs.Keep) -> None:
-        """Put them on; `keep` takes what compiled programs save."""
+        """Install the hooks. `keep` takes the values that compiled programs save."""
         self._block = self.next_block if self.next_block and self.next_block() else None
         push = partial(torch._C._autograd._push_saved_tensors_default_hooks, pack, unpack)
         _at_once(push, partial(compiled_runs.keeps().append, keep), partial(setattr, self, "_is_in", True))
 
     def leave(self) -> None:
-        """Take them off if they are on."""
+        """Remove the hooks if they are installed."""
         if self._is_in:
             pop = torch._C._autograd._pop_saved_tensors_default_hooks
             _at_once(pop, compiled_runs.keeps().pop, partial(setattr, self, "_is_in", False))
@@ -111,7 +124,10 @@ class Entrance:
 
 
 class KeptByItsBlock:
-    """A method `__exit__` of which each `with` block keeps an object of its own until it is left, however that is."""
+    """Descriptor for `__exit__` that gives each `with` block a bound method of its own, which lives only as long as it.
+
+    `Entrance` keeps a weak reference to that bound method. When it is dead, the block has ended, even by an interrupt.
+    """
 
     def __init__(self, method: Callable[..., None]) -> None:
         self._method = method
@@ -125,5 +141,5 @@ class KeptByItsBlock:
 
 
 def _at_once(*calls: Callable[[], object]) -> None:
-    """Call built-in functions one after the other, with no bytecode between."""
+    """Call built-in functions one after the other, with no bytecode between them."""
     deque(map(call, calls), maxlen=0)

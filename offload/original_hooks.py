@@ -1,4 +1,4 @@
-"""Hooks on modules that a copy of the module does not have: who copies or pickles a model gets a plain one."""
+"""Hooks on a module that copies of the module do not inherit: copying or pickling a model gives a plain one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class OriginalsHook:
-    """Calls `act` for the module it was put on, and nothing for a copy. `copying` is called before each copy.
+    """A module hook that calls `act` for the original module and does nothing for a copy.
 
-    stays: it calls `act` for deep copies, too. A saved model has no such hook.
+    `copying` is called before each copy or pickle. With `stays`, deep copies keep the hook; pickled models never do.
     """
 
     def __init__(
@@ -19,10 +19,15 @@ class OriginalsHook:
         self._act, self._copying, self._stays = act, copying, stays
 
     def __call__(self, *given: Any) -> None:
+        """Call `act` with the arguments of the hook."""
         self._act(*given)
 
     @property
     def __name__(self) -> str:  # torch.jit.script asks for it
+        """A name that does not exist.
+
+        Raises AttributeError with the remedy, because only `torch.jit.script` reads it.
+        """
         raise AttributeError(
             "torch.jit.script cannot take a model that is being trained, nor a copy of it: script a copy that was made "
             "before, or the model once its training has ended"
@@ -30,7 +35,7 @@ class OriginalsHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._copying()
-        # A function of Python's own that does nothing: a file is read where nothing of ours is installed, too.
+        # A function of the standard library that does nothing, so that the file can be read without this package.
         return getattr, (nullcontext(), "__exit__")
 
     def __deepcopy__(self, memo: object) -> Any:

@@ -1,4 +1,4 @@
-"""Memory that a parameter shares with another tensor of its model: once one of them is moved, they come apart."""
+"""Search for a parameter that shares memory with another tensor of the model. Moving one would separate the two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS = (Tensor, nn.Parameter, nn.Buffer)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Extent:
-    """The bytes `start..stop` of memory in which all elements of a tensor lie."""
+    """The byte range `start..stop` of memory that contains all elements of a tensor."""
 
     name: str
     tensor: Tensor
@@ -27,9 +27,9 @@ class _Extent:
 
 
 def shared_memory(model: nn.Module, is_trained: Callable[[nn.Parameter], bool]) -> tuple[str, str] | None:
-    """Return the names of a trained parameter and of another tensor that have elements in common; None if none do.
+    """Return the names of a trained parameter and of another tensor that share elements, or None if no two do.
 
-    It looks at parameters, buffers, and tensors in attributes of modules, also in lists and dicts there.
+    Parameters, buffers, and tensors in attributes of modules (also in lists and dicts there) are searched.
     """
     found: list[_Extent] = []
     named: dict[int, tuple[str, Tensor]] = {}
@@ -61,13 +61,16 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             inside = (
                 value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
             )
-            # Before each forward, torch's spectral_norm and pruning compute anew what stands beside the original.
+            # torch's spectral_norm and pruning recompute the tensor beside `<name>_orig` before each forward.
             if f"{name}_orig" not in module._parameters:
                 yield from ((f"{path}.{name}" if path else name, each) for each in inside if isinstance(each, Tensor))
 
 
 def _have_common_elements(one: _Extent, other: _Extent) -> bool:
-    """Return whether a byte belongs to both: columns of a matrix, say, lie between each other without that."""
+    """Return True if a byte belongs to both.
+
+    Columns of one matrix, for example, have overlapping ranges but no common byte.
+    """
     start, stop = min(one.start, other.start), max(one.stop, other.stop)
     mask = torch.zeros(stop - start, dtype=torch.bool)
     _bytes_of(one, mask, start).fill_(True)

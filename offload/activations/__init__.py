@@ -1,1 +1,1 @@
-"""Activations that are saved for the backward and leave memory: `save_on_disk`."""
+"""`save_on_disk`: activations that are saved for backward and leave memory until backward needs them."""

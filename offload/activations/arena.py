@@ -1,8 +1,7 @@
-"""Lends memory for reads, the same pages again and again: fresh ones cost more processor time than moving the bytes.
+"""Reusable memory for reads of CPU storages. Fresh pages would cost more processor time than moving the bytes.
 
-It hands out one range of addresses, first fit, so that what backward reads lies in the same few pages all the time.
-Holes between storages of several sizes add up: the pages of those that the next storage does not need go back to the
-kernel. The manager's lock guards it. No I/O here, and no decision about how much is read.
+Leases are cut first-fit from one address range, so that backward keeps reading into the same few pages. Pages of holes
+that the next storage does not need go back to the kernel. The manager's lock guards it. No I/O.
 """
 
 from __future__ import annotations
@@ -14,23 +13,30 @@ from elastrain.offload.drives.request_queue import Slot, SlotAllocator
 
 
 class ReadArena:
-    """Lends memory until the storage in it is gone; its pages go back to the kernel when nothing is lent."""
+    """An address range that lends memory for storages. A lease ends when its storage is freed.
+
+    When nothing is lent, all pages go back to the kernel.
+    """
 
     def __init__(self, lock: DeferredLock) -> None:
         self._lock = lock
         self._memory = memoryview(b"")
         self._slots = SlotAllocator(0)
         self._lent: dict[int, Watched] = {}
-        self._touched: set[int] = set()  # huge pages, by their number
+        self._touched: set[int] = set()  # numbers of huge pages that may be backed
         self._largest_bytes = self._most_lent_bytes = 0
 
     @property
     def held_bytes(self) -> int:
-        """How much of it may be backed by pages."""
+        """Upper bound of the arena's memory that is backed by pages."""
         return min(len(self._touched) * HUGE_PAGE_BYTES, len(self._memory))
 
     def lease(self, *, size_bytes: int, shift_bytes: int, capacity_bytes: int) -> Lease:
-        """As `buffers.lease`. It takes no more than `capacity_bytes` of addresses: what does not fit lies outside."""
+        """Return memory for a storage that starts `shift_bytes` after a page boundary.
+
+        The range grows to `capacity_bytes` if nothing is lent. A storage that does not fit gets memory outside of the
+        arena.
+        """
         if not self._lent and self._slots.quota_bytes < capacity_bytes:
             capacity_bytes = round_up(capacity_bytes)
             self._memory, self._slots = pages(capacity_bytes), SlotAllocator(capacity_bytes)
@@ -43,20 +49,21 @@ class ReadArena:
         self._most_lent_bytes = max(self._most_lent_bytes, self._slots.used_bytes)
         image = self._memory[slot.offset_bytes : slot.offset_bytes + slot.size_bytes]
         found, inside = lease_in(image, size_bytes=size_bytes, shift_bytes=shift_bytes)
-        # The storage holds `inside` until its bytes cannot be reached any more.
+        # The storage keeps `inside` alive until its bytes are unreachable.
         self._lent[slot.offset_bytes] = self._lock.watch(inside, self._take_back, slot)
         return found
 
     @property
     def idle_bytes(self) -> int:
-        """Memory that nothing lies in now, the rest of huge pages included."""
+        """Bytes backed by pages in which no storage lies now. Includes the unused rest of huge pages."""
         return max(0, self.held_bytes - self._slots.used_bytes)
 
     def trim(self, *, generously: bool = True) -> None:
-        """Keep pages for the most that was lent at a time and for one storage more: others go, if in holes.
+        """Give pages of holes back to the kernel, starting with the last hole.
 
-        What is lent grows and shrinks all the time: to give pages back whenever it shrinks would be to fill them again.
-        Where memory is needed for other things (not `generously`), pages are kept for what is lent now.
+        Keeps pages for the largest number of bytes lent at one time, plus one storage. The lent bytes go up and down,
+        and pages given back at each decrease would have to be faulted in again. With `generously=False`, which is for a
+        shortage of memory, pages are kept only for the bytes lent now, plus one storage.
         """
         for hole in reversed(self._slots.holes):
             keep_bytes = self._most_lent_bytes if generously else self._slots.used_bytes
@@ -65,7 +72,10 @@ class ReadArena:
             self._drop(hole)
 
     def _drop(self, hole: Slot) -> None:
-        """Only what lies in the hole as a whole: the pages at its ends are shared with what is lent."""
+        """Drop only the huge pages that lie completely in the hole.
+
+        Its first and last page may be shared with lent memory.
+        """
         end_bytes = hole.offset_bytes + hole.size_bytes
         pages_inside = range(-(-hole.offset_bytes // HUGE_PAGE_BYTES), end_bytes // HUGE_PAGE_BYTES)
         if self._touched.isdisjoint(pages_inside):

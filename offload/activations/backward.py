@@ -1,7 +1,7 @@
-"""Reloads of a backward: what it needs now comes back, what it needs soon is read ahead, what it needs last makes room.
+"""Reads during backward: what is needed now, what is read ahead, and which storages are evicted to make room.
 
-Everything here runs with the manager's lock held; waiting lets go of it. Which storages are read or given up is decided
-by `policy.py`.
+All methods run with the manager's lock held; a wait releases it. `spill_policy.py` decides which storages are read
+ahead or evicted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elastrain.offload.errors import SpillReadError, SpillWriteError
 
 
 class ReadMemory:
-    """Memory for what is read back: for CPU storages an arena, whose pages are used again and again."""
+    """Memory for storages that are read back. CPU storages lie in an arena, which reuses its pages."""
 
     def __init__(self, lock: DeferredLock, limit: SpillLimit, passes: Passes) -> None:
         self._arena = ReadArena(lock)
@@ -31,7 +31,7 @@ class ReadMemory:
         self._passes = passes
 
     def take(self, record: SpillRecord, copy: Copy) -> torch.UntypedStorage:
-        """Memory that the copy fits into. Raises MemoryError, OSError, `torch.OutOfMemoryError`."""
+        """Return memory that the copy fits into. Raises MemoryError, OSError or `torch.OutOfMemoryError`."""
         place, measured = record.origin.device, self._passes.of(record).measured
         if place.type != "cpu":
             return transfer.take(size_bytes=copy.size_bytes, device=place)
@@ -42,16 +42,16 @@ class ReadMemory:
 
     @property
     def idle_bytes(self) -> int:
-        """Pages that nothing lies in now."""
+        """Bytes of the arena that are backed by pages and hold no storage."""
         return self._arena.idle_bytes
 
     def trim(self) -> None:
-        """Give pages back that the next reads will not need."""
+        """Give pages that the next reads will not need back to the kernel."""
         self._arena.trim(generously=self._passes.plan.reads_ahead)
 
 
 class BackwardReloader:
-    """Brings storages back within the limit. After `close` nothing is on a device any more."""
+    """Brings storages back into memory, within the limit. After `close`, none can be read from a device."""
 
     def __init__(
         self, lock: DeferredLock, limit: SpillLimit, passes: Passes, mover: Mover, account: Account, wait: BoundedWait
@@ -59,18 +59,18 @@ class BackwardReloader:
         self._lock, self._limit, self._passes = lock, limit, passes
         self._mover, self._account, self._wait = mover, account, wait
         self._closed = False
-        # Somebody makes room for a storage that is needed now: reading ahead would take it away again.
+        # True while room is made for a storage that is needed now. Reading ahead would take that room away.
         self._demanding = False
 
     def close(self) -> None:
-        """Note that the devices are closed."""
+        """Record that the devices are closed."""
         self._closed = True
 
     def need(self, record: SpillRecord) -> torch.UntypedStorage:
-        """The storage, in memory.
+        """Return the storage, in memory. Waits until it was read.
 
-        Raises SpillReadError (or its subclass) if it does not come back in time, and after the last storage of a pass
-        LimitTooSmallError if the limit never had room for what was needed.
+        Raises SpillReadError (or its subclass) if it is not read in time. Raises LimitTooSmallError with the last
+        storage of a pass if the limit was too small for something that backward needed.
         """
         current = self._passes.of(record)
         if not current.in_backward:
@@ -100,14 +100,17 @@ class BackwardReloader:
             self._wait.wait(until_s, SpillReadError, "reading activations")
 
     def claim(self, record: SpillRecord, storage: torch.UntypedStorage) -> None:
-        """Hand back this storage from now on, whatever its owner fills it with. No device touches it after that."""
+        """Hand out `storage` from now on, whatever its owner writes into it.
+
+        Waits until no device uses the record's memory.
+        """
         until_s = self._wait.until_s(self._wait.clock())
         if record.state is State.WRITING:
             self._mover.apply(record, residency.Need())  # which cancels the write
         while record.state in residency.IN_FLIGHT:
             self._wait.wait(until_s, SpillWriteError, "writing activations")
         self._mover.renew(record, storage)
-        record.held += 1  # for good: no copy of it is written any more
+        record.held += 1  # never released: no copy of it is written from now on
         for watched in record.watched:
             self._account.forget(watched)
 
@@ -117,7 +120,7 @@ class BackwardReloader:
             self._mover.apply(record, residency.Found())
 
     def read_ahead(self, current: Pass) -> None:
-        """Read what the pass will need next, as far as there is room."""
+        """Start reads of what the pass will need next, as far as there is room."""
         if self._demanding or current.ahead < 0 or not self._passes.plan.reads_ahead:
             return
         room_bytes = self._room_ahead_bytes(current)
@@ -131,13 +134,16 @@ class BackwardReloader:
                 return  # there is no memory, whatever the limit allows
 
     def read_ahead_everywhere(self) -> None:
-        """The same for every pass in backward: something has changed."""
+        """Call `read_ahead` for every pass in backward, because memory may have become free."""
         for each in self._passes:
             if each.in_backward:
                 self.read_ahead(each)
 
     def _on_disk(self, current: Pass) -> Iterator[spill_policy.Candidate]:
-        """What is on disk only, in the order in which backward will ask for it."""
+        """Yield the storages that are on disk only, in the order in which backward will need them.
+
+        Also lowers `current.ahead` past turns that need no read.
+        """
         passing = True
         for turn in range(current.ahead, -1, -1):
             record = current.in_turn(turn)
@@ -150,7 +156,7 @@ class BackwardReloader:
                 passing = False
 
     def _room_ahead_bytes(self, current: Pass) -> int:
-        """For what will be needed."""
+        """Return how many bytes may be read ahead now. Not positive if there is no room."""
         measured = current.measured
         allowed_bytes = spill_policy.reading_ahead_bytes(
             limit_bytes=self._limit.limit_bytes, peak_bytes=measured.peak_bytes, largest_bytes=measured.largest_bytes
@@ -160,13 +166,16 @@ class BackwardReloader:
     # Room for what is needed now.
 
     def _make_room_for(self, record: SpillRecord, until_s: float) -> None:
-        """Give up what backward needs later, and wait for what is on its way out, before taking memory for this."""
+        """Evict storages that backward needs later, then wait for writes under way, until this storage fits.
+
+        Without a limit it does not wait. If no transfer is left to wait for, the limit is noted as too small.
+        """
         current = self._passes.of(record)
         self._demanding = True
         try:
             while record.state is State.SPILLED and record.size_bytes > self._room_bytes(current):
                 if self._evict_for(record, current):
-                    continue  # memory that somebody else holds too is not free now: look again
+                    continue  # evicted memory may stay in use elsewhere: measure again
                 if self._limit.limit_bytes is None:
                     return
                 if not self._passes.any_in(residency.IN_FLIGHT):
@@ -182,7 +191,10 @@ class BackwardReloader:
         return self._room_ahead_bytes(current)
 
     def _evict_for(self, record: SpillRecord, current: Pass) -> bool:
-        """First what is on disk already, at no cost; then, under a limit, what has to be written."""
+        """Evict storages that have a copy on disk, which costs nothing. Under a limit, then write out others.
+
+        Returns True if any storage was evicted.
+        """
         for state in (State.RELOADED, State.RESIDENT):
             wanted_bytes = record.size_bytes - self._room_bytes(current) - self._mover.writing_bytes
             may_leave = state is State.RELOADED or self._limit.limit_bytes is not None

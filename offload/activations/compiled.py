@@ -1,7 +1,8 @@
-"""Notices what other compilers than ours made of code inside `save_on_disk`, which is refused.
+"""Detection of programs that other backends than ours compiled inside `save_on_disk`. They are refused.
 
-A program asks for all that it saved at once when its backward begins, so that nothing is gained. Programs of
-`backend="elastrain"` give saved values away themselves. The compiler is not imported here: it is slow to import.
+A foreign program asks for everything that it saved when its backward begins, so that spilling would gain nothing.
+Programs of `backend="elastrain"` spill their saved values themselves. The compiler is not imported here, because the
+import is slow.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from elastrain.offload import compiled_runs
 from elastrain.offload.errors import OffloadConfigError
 
 COMPILER = "torch._dynamo"
-# What saves on behalf of a compiled region lies in this folder of torch, a few calls above the hook.
+# The code that saves tensors of a compiled region is in this folder of torch, a few stack frames above the hook.
 _RUNTIME = "_functorch/_aot_autograd"
 _CALLS_ABOVE = 8
 
 
 class CompileWatch:
-    """Watches between `begin` and `end` what the thread of `begin` compiles by other backends than ours."""
+    """Watches what other backends compile between `begin` and `end`, in the thread that called `begin`."""
 
     def __init__(self) -> None:
         self._thread = -1
@@ -28,12 +29,15 @@ class CompileWatch:
         self._before = (0, 0)
 
     def begin(self) -> None:
-        """Start to watch: until `end` only our backend may compile, and only its programs may save tensors."""
+        """Start to watch. Until `end`, only our backend may compile, and only its programs may save tensors."""
         self._thread, self._has_compiled = threading.get_ident(), False
         self._listen()
 
     def check(self, module: str) -> None:
-        """Look who saves a tensor in `module`. Raises `OffloadConfigError` if compiled code does, or ran before."""
+        """Check a tensor that is being saved in `module`.
+
+        Raises `OffloadConfigError` if another backend's program saves it, or was compiled since `begin`.
+        """
         if COMPILER not in sys.modules or compiled_runs.is_program_running():
             return
         self._listen()
@@ -41,12 +45,15 @@ class CompileWatch:
             raise _refusal(module)
 
     def notice(self) -> None:
-        """Note that something was compiled: it is refused at the next chance."""
+        """Note that another backend has compiled in the watched thread. It is refused at the next `check` or `end`."""
         if threading.get_ident() == self._thread:
             self._has_compiled = True
 
     def end(self, error: BaseException | None) -> None:
-        """Stop to watch. Raises `OffloadConfigError` if something was compiled, also where that ended in `error`."""
+        """Stop to watch.
+
+        Raises `OffloadConfigError` if another backend compiled and the block itself ended without an error.
+        """
         if self._listens:
             self._listens = False
             _callbacks().remove_start_callback(self._compiles)
@@ -72,7 +79,7 @@ class CompileWatch:
             return
         graphs, ours = self._before
         if _graphs() - graphs > compiled_runs.programs_made() - ours:
-            self.notice()  # to raise here would make it an error inside the compiler
+            self.notice()  # an exception here would become an internal error of the compiler
 
 
 def _callbacks() -> Any:
@@ -80,7 +87,7 @@ def _callbacks() -> Any:
 
 
 def _graphs() -> int:
-    """How many graphs the compiler has handed to backends."""
+    """Return how many graphs the compiler has handed to backends so far."""
     return int(sys.modules[COMPILER].utils.counters["stats"]["unique_graphs"])
 
 

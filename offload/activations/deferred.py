@@ -1,14 +1,12 @@
-"""A lock for finalizers, which must not wait: they leave a note, on which the holder of the lock acts.
+"""A lock that finalizers can use without waiting (`DeferredLock`), and a thread that finishes what is handed to it.
 
-Finalizers of tensors and graph nodes run in any thread at any time, also in a thread that holds the lock: one that
-waited for it would wait for ever. They also must not be interrupted, so that they are no code of Python's: a weak
-reference puts itself among the notes.
+Finalizers of tensors and graph nodes run in any thread at any time, also in a thread that holds the lock; if they
+waited for it, they would deadlock. So a weak reference appends itself to the lock's notes, and the holder of the lock
+acts on them. Finalizers must not be interrupted either, which is why no Python code runs in them.
 
-A thread that does for the main thread what must not end half-way.
-
-Python raises KeyboardInterrupt, and what other signal handlers raise, between any two bytecodes of the main thread and
-of no other: also inside a lock's `__enter__`, and in finalizers, where it is lost. The main thread therefore hands over
-each change to shared state, and only waits for it. What it handed over ends as a whole if the wait is interrupted.
+Signal handlers raise exceptions (KeyboardInterrupt) between any two bytecodes of the main thread, also inside a lock's
+`__enter__`, and in finalizers, where they are lost. The main thread therefore hands each change of shared state to the
+"offload" thread and waits (`undisturbed`). The change is completed even if the wait is interrupted.
 """
 
 from __future__ import annotations
@@ -30,7 +28,10 @@ Tasks = SimpleQueue[Callable[[], object]]
 
 
 def soon() -> Callable[[Callable[[], object]], None]:
-    """Return the built-in function that hands over a task. Finalizers may call it, at any moment in any thread."""
+    """Return the built-in function that queues a task for the "offload" thread.
+
+    Finalizers may call it at any moment, in any thread. The first call starts the thread.
+    """
     global _tasks
     if _tasks is None:
         _tasks = Tasks()
@@ -42,16 +43,19 @@ def _serve(tasks: Tasks) -> None:
     while True:
         try:
             tasks.get()()
-        except Exception:  # noqa: BLE001 - the main thread waits for what comes next
+        except Exception:  # noqa: BLE001 - the main thread waits for later tasks
             traceback.print_exc()
 
 
 _tasks: Tasks | None = None
-os.register_at_fork(after_in_child=partial(globals().__setitem__, "_tasks", None))  # a child has no such thread
+os.register_at_fork(after_in_child=partial(globals().__setitem__, "_tasks", None))  # a forked child has no such thread
 
 
 def undisturbed(method: Method) -> Method:
-    """Let a method run to its end, whatever interrupts its caller."""
+    """Let a method run to its end even if its caller is interrupted.
+
+    In the main thread, the "offload" thread runs it.
+    """
 
     @wraps(method)
     def whole(*args: Any, **named: Any) -> Any:
@@ -77,17 +81,17 @@ def undisturbed(method: Method) -> Method:
                 raise error
             return result
         finally:
-            del error  # its traceback has this frame
+            del error  # its traceback refers to this frame: a reference cycle
 
     return cast(Method, whole)
 
 
-# A note can slip in between the last look and the wait; a waiter looks again after this long.
+# A note can arrive between the last look at the notes and a wait. A waiter therefore looks again after this time.
 LOOK_AGAIN_S = 0.02
 
 
 class _Wake(weakref.ref[Any]):
-    """A task for when an object is gone: act on the lock's notes."""
+    """Weak reference that is queued as a task when its object is gone. The task acts on the lock's notes."""
 
     __slots__ = ("lock",)
     lock: weakref.ref[DeferredLock]
@@ -100,9 +104,9 @@ class _Wake(weakref.ref[Any]):
 
 
 class Watched(weakref.ref[Any]):
-    """A weak reference that becomes a note when its object is gone. Who watches keeps it until then.
+    """Weak reference that becomes a note when its object is gone. Its creator must keep it alive until then.
 
-    `act` is called with it then, the lock held; `about` is for `act`.
+    `act` is then called with it, with the lock held. `about` is data for `act`.
     """
 
     __slots__ = ("_wake", "about", "act")
@@ -112,10 +116,12 @@ class Watched(weakref.ref[Any]):
 
 
 class DeferredLock:
-    """Holds the lock as a context manager; notes are acted on after entering, and before leaving.
+    """A lock with notes of finalizers.
 
-    `after_notes` is called, with the lock held, whenever notes were acted on. The main thread enters by way of
-    `undisturbed` only.
+    The notes are acted on after entering the context manager, and before leaving it.
+
+    `after_notes` is called, with the lock held, whenever notes were acted on. The main thread enters only inside
+    methods that are `undisturbed`.
     """
 
     def __init__(self, after_notes: Callable[[], None]) -> None:
@@ -143,20 +149,20 @@ class DeferredLock:
 
     @property
     def has_notes(self) -> bool:
-        """Tell whether there are notes on which nobody has acted to the end."""
+        """True if there are notes on which no thread has acted yet."""
         return bool(self._notes)
 
     def watch(self, thing: object, act: Callable[[Watched], None], about: object) -> Watched:
-        """Call `act` when `thing` is gone: at once if the lock is free, else when its holder lets go."""
+        """Call `act` when `thing` is gone: at once if the lock is free, else when its holder releases it."""
         wake = _Wake(thing, soon())
         wake.lock = weakref.ref(self)
-        note = Watched(thing, self._notes.append)  # made last, called first
+        note = Watched(thing, self._notes.append)  # Python calls the newest weak reference first
         note._wake, note.act, note.about = wake, act, about
         return note
 
     def act(self) -> None:
-        """Act on the notes. The lock is held."""
-        # Called for every saved tensor: nothing else is done where there are no notes.
+        """Act on the notes. The lock must be held."""
+        # Called for every saved tensor, so it must be fast if there are no notes.
         if not self._notes:
             return
         while self._notes:
@@ -168,12 +174,12 @@ class DeferredLock:
         self._after_notes()
 
     def tell(self) -> None:
-        """Wake the threads that wait. The lock is held."""
+        """Wake the waiting threads. The lock must be held."""
         if self._waiting:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Let others hold the lock until something changes, or a moment has passed. The lock is held."""
+        """Release the lock until something changes, or for at most `LOOK_AGAIN_S`. The lock must be held."""
         self.act()
         self._waiting += 1
         try:

@@ -1,12 +1,11 @@
-"""Spills of a forward: storages leave, and the forward waits for their writes, before the next one is saved.
+"""Spills of a forward (`ForwardSpiller`), and storages that may not leave yet (`Holds`).
 
-Everything here runs with the manager's lock held; waiting lets go of it. What leaves is decided by the plan and the
-limit, in the order of saving.
+Before the next storage is saved, the forward waits for writes until it fits into the limit. The manager's lock is held;
+a wait releases it. The plan and the limit decide what leaves, in the order of saving.
 
-Holds storages back whose operator may still be running, because it may still fill them.
-
-`nn.RReLU` does so in training: its noise is saved before the kernel fills it, and no version tells. A storage that is
-held is neither written nor given up.
+A storage is held back until the operator that saved it has returned, because the operator may still fill it: `nn.RReLU`
+in training saves its noise before the kernel fills it, and no version counter shows that. A held storage is neither
+written nor given up.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from elastrain.offload.errors import SpillWriteError
 
 
 class ForwardSpiller:
-    """Keeps a forward within the limit."""
+    """Keeps the saved storages of a forward within the limit."""
 
     def __init__(
         self, lock: DeferredLock, limit: SpillLimit, passes: Passes, mover: Mover, account: Account, wait: BoundedWait
@@ -35,15 +34,15 @@ class ForwardSpiller:
         self._mover, self._account, self._wait = mover, account, wait
 
     def make_room(self, current: Pass) -> None:
-        """Wait until the next storage fits, too: it will be in memory before anybody can ask for room for it.
+        """Wait until the next storage will fit too, because it will already be in memory when it is saved.
 
-        Raises SpillWriteError where a device does not take what has to leave.
+        Raises SpillWriteError if a device refuses what has to leave.
         """
         if self._limit.limit_bytes is None or self._account.live_bytes <= self._wanted_bytes(current):
             return
         began_s = self._wait.clock()
         until_s = self._wait.until_s(began_s)
-        # The limit may change while this waits: what is wanted is asked for anew each time.
+        # The limit may change during the wait, so the wanted bytes are computed again each time.
         while self._account.live_bytes > (wanted_bytes := self._wanted_bytes(current)):
             self._spill_more(wanted_bytes)
             if not self._mover.writing_bytes:
@@ -57,9 +56,9 @@ class ForwardSpiller:
             self._limit.at_least(self._account.live_bytes)
 
     def passed_bytes(self, index: int, size_bytes: int) -> int:
-        """How much is live if the storage that was just saved went beyond a limit that could never have held it.
+        """Return the live bytes if the storage just saved exceeds a limit that can never hold it, else 0.
 
-        0 where a drive or a backward at the same time is the cause.
+        Also 0 if a failing drive, or a backward at the same time, is the cause.
         """
         if self._mover.faults or any(each.in_backward for each in self._passes):
             return 0
@@ -78,13 +77,15 @@ class ForwardSpiller:
 
 
 NO_OPERATOR = -1
-"""A number that no operator has."""
+"""A sequence number that no operator of autograd has."""
 
 
 class Operator(NamedTuple):
-    """An operator that autograd records. All that it saves, it saves under one number; the next one has another.
+    """One run of an operator that autograd records.
 
-    `fills` says that it may still fill what it has saved: a compiled program does not.
+    All tensors that it saves have its `number`; the next run has another.
+
+    `fills` is True if it may still write into what it has saved. Compiled programs do not.
     """
 
     thread: int
@@ -93,12 +94,12 @@ class Operator(NamedTuple):
 
 
 def running_operator(*, fills: bool = True) -> Operator:
-    """The operator of this thread that autograd recorded last: while something is being saved, the one that saves."""
+    """Return the operator that autograd recorded last in this thread. During a save it is the operator that saves."""
     return Operator(threading.get_ident(), torch._C._autograd._get_sequence_nr(), fills)
 
 
 class Hold(NamedTuple):
-    """A storage that `operator` saved. `is_shared`: another one had saved it before, so that there may be a copy."""
+    """A storage that `operator` saved. `is_shared`: another operator had saved it before, so that a copy may exist."""
 
     record: SpillRecord
     storage: torch.UntypedStorage
@@ -107,35 +108,41 @@ class Hold(NamedTuple):
 
 
 class Holds:
-    """Keeps the holds in the order of saving; `SpillRecord.held` counts them. The manager's lock guards all."""
+    """All holds in the order of saving, guarded by the manager's lock.
+
+    `SpillRecord.held` counts the holds of a record.
+    """
 
     def __init__(self, lock: DeferredLock, mover: Mover) -> None:
         self._lock = lock
         self._mover = mover
         self._holds: list[Hold] = []
 
-    # With the lock held.
+    # Methods that are called with the lock held.
 
     def add(self, hold: Hold) -> None:
-        """Keep a storage where it is until its operator has returned: what is in it is not final before."""
+        """Keep a storage in memory until its operator has returned, because its content is not final before."""
         hold.record.held += 1
         self._holds.append(hold)
 
     def forget(self, record: SpillRecord) -> None:
-        """Drop all holds of a record that no graph can ask for any more."""
+        """Drop all holds of a record that no graph can need any more."""
         if record.held:
             self._take([each for each in self._holds if each.record is record])
 
     def let_leave(self, record: SpillRecord) -> None:
-        """Let a record leave memory if it was to leave and has no hold any more."""
+        """Spill a record that is waiting to leave, if it has no hold any more."""
         if record.wants_to_leave and not record.held:
             record.wants_to_leave = False
             self._mover.apply(record, residency.Spill())
 
-    # Without it.
+    # Methods that are called without the lock.
 
     def settle(self, running: Operator | None) -> None:
-        """Let go of what other operators of this thread saved than `running`: they have returned. None: of all."""
+        """Drop the holds of this thread's operators other than `running`, because they have returned.
+
+        None drops all holds.
+        """
         if not self._holds:
             return
         with self._lock:
@@ -143,7 +150,7 @@ class Holds:
         self._let_go(returned)
 
     def settle_operators_of(self, record: SpillRecord) -> None:
-        """Drop the holds of all operators that saved this storage: backward asks for it, so they have returned."""
+        """Drop the holds of all operators that saved this storage. Backward needs it, so they have returned."""
         with self._lock:
             operators = {each.operator for each in self._holds if each.record is record}
             returned = self._take([each for each in self._holds if each.operator in operators])

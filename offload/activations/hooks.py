@@ -1,7 +1,7 @@
-"""`save_on_disk`: saved-tensor hooks that hand each activation to the spill manager, and what the user holds of it.
+"""`save_on_disk`: saved-tensor hooks that hand each activation to the spill manager, and the object that users hold.
 
-The sibling of `torch.autograd.graph.save_on_cpu`. Hooks decide nothing: identity says what a tensor is, the policy
-how much leaves, the residency table what happens to it.
+Counterpart of `torch.autograd.graph.save_on_cpu`. The hooks decide nothing: `identity.py` describes a tensor, the spill
+policy chooses how much leaves, and the residency table says what happens to each storage.
 """
 
 from __future__ import annotations
@@ -55,13 +55,10 @@ MIN_BYTES = 256 << 10
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadConfig:
-    """What offloading may use. `memory_limit` and `quota` are bytes; `quota` is over all directories together.
+    """Settings of one offload; see `save_on_disk`. `memory_limit` includes storages that are being moved.
 
-    `memory_limit` bounds the saved activations in memory, those being moved included; None spills as much as the
-    drives can move while the step computes. `deterministic` verifies a checksum on every read.
-    `gds` moves CUDA tensors by GPUDirect Storage, and is refused where a probe does not bring bytes back.
-    `profile` is the file for `elastrain offload show`; in a worker of `elastrain run` (`run_dir` is the run's folder,
-    `member` the worker) there is one anyway, and workers of a node take turns at a drive.
+    `run_dir` and `member` are the run folder and the name of a worker of `elastrain run`, or None and "m0". Such a
+    worker always writes a profile, and takes turns with the other workers of its node at a drive.
     """
 
     dirs: tuple[str, ...]
@@ -103,8 +100,23 @@ def save_on_disk(
 ) -> ActivationOffload:
     """Keep activations on SSD between forward and backward, with the same bits.
 
-    Make one and enter it around every forward: what it learned of the last passes decides how much the next one
-    spills. Backward may run inside or outside. Raises `OffloadConfigError` if a directory or a size is unfit.
+    Create one object and enter it around every forward. Measurements of the last passes decide how much the next pass
+    spills. Backward may run inside or outside of the `with` block.
+
+    Args:
+        dirs: one directory or several, on SSDs.
+        memory_limit: bytes of saved activations that may be in memory. None spills as much as the drives can move
+            while the step computes.
+        quota: bytes on disk, over all directories together; None for no bound.
+        deterministic: verify a checksum on every read.
+        min_bytes: smaller storages stay in memory.
+        threads_per_device: I/O threads for each directory.
+        deadline_s: longest wait for a device, in seconds.
+        gds: move CUDA tensors by GPUDirect Storage. Refused if a probe does not read back the bytes that it wrote.
+        profile: file to write for `elastrain offload show`.
+
+    Raises:
+        OffloadConfigError: a directory or a size is unfit.
     """
     config = OffloadConfig(
         dirs=directories(dirs),
@@ -123,11 +135,10 @@ def save_on_disk(
 
 
 class ActivationOffload:
-    """A context manager that can be entered again and again, from one thread at a time.
+    """A context manager for forwards whose activations are spilled. Reusable, by one thread at a time.
 
-    `engines` replaces the slabs in `config.dirs` by others (memory, null, fault injection, devices that others use,
-    too); `plan` decides what leaves instead of the policy. `describe` adds to the
-    profile what else its owner holds.
+    `engines` replaces the slab files in `config.dirs` (by memory, fault injection, or devices shared with others).
+    `plan` replaces the policy that decides what leaves. `describe` adds to the profile what else its owner holds.
     """
 
     def __init__(
@@ -171,6 +182,7 @@ class ActivationOffload:
 
     @property
     def _entered(self) -> bool | None:
+        """True while the `with` block is entered, else None."""
         return self.entrance.is_entered or None
 
     @KeptByItsBlock
@@ -193,27 +205,27 @@ class ActivationOffload:
             ) from error
 
     def stats(self) -> OffloadStats:
-        """What happened so far."""
+        """Return the measurements so far."""
         return self._open().stats()
 
     @property
     def live_bytes(self) -> int:
-        """The memory that saved storages take now."""
+        """Bytes of memory that saved storages take now."""
         return 0 if self._manager is None else self._manager.live_bytes
 
     @property
     def manager(self) -> SpillManager:
-        """Who holds what is saved."""
+        """The spill manager, which owns the saved storages."""
         return self._open()
 
     def set_memory_limit(self, limit_bytes: int) -> None:
-        """From now on another limit: what is saved next makes room for itself. Safe from any thread."""
+        """Set another limit, in bytes. The next saved storage makes room under it. Safe from any thread."""
         if limit_bytes <= 0:
             raise OffloadConfigError(f"memory_limit must be a positive number of bytes, got {limit_bytes}")
         self._open().set_limit(limit_bytes)
 
     def profile(self) -> Profile:
-        """The same with what belongs to it, as `elastrain offload show` reads it."""
+        """Return the measurements, where the data lies, and the host name, as `elastrain offload show` reads them."""
         stats = self.stats()
         spilled_bytes = sum(device.used_bytes for device in stats.devices)
         place = Occupancy(what="saved activations", memory_bytes=stats.live_bytes, disk_bytes=spilled_bytes)
@@ -221,7 +233,7 @@ class ActivationOffload:
 
     @undisturbed
     def close(self) -> None:
-        """End the threads and give the disk space back. Saved activations cannot be asked for any more."""
+        """End the threads and give the disk space back. Saved activations cannot be read any more."""
         if self._manager is not None and not self._closed:
             self._closed = True
             self._profile.write(self.profile)
@@ -235,7 +247,7 @@ class ActivationOffload:
 
     @undisturbed
     def _open_manager(self) -> None:
-        with self._opening:  # a limit may be set while the first forward begins
+        with self._opening:  # another thread may set a limit while the first forward begins
             if self._manager is None or self._manager.pid != os.getpid():
                 self._manager = SpillManager(
                     self._open_devices(),
@@ -267,13 +279,16 @@ class ActivationOffload:
         return shared(PosixEngine(directory), directory, self.config.run_dir)
 
     def _pack(self, tensor: torch.Tensor, is_a_part: bool | None = None) -> StayingTensor | SpillHandle:
-        """Of an alias, which does not know of what it is a view, `is_a_part` says what `is_part` said of its tensor."""
+        """Save a tensor.
+
+        For an alias that does not know its base tensor, `is_a_part` gives the base's result of `is_part`.
+        """
         module = self._trail.innermost()
         self._compile_watch.check(module)
         return self._take(tensor, module, running_operator(), is_a_part)
 
     def _keep(self, value: torch.Tensor) -> StayingTensor | SpillHandle:
-        """What a compiled program saves: nothing fills it any more, so that it may leave at once."""
+        """Save a value of a compiled program. It is final, so that it may leave at once."""
         return self._take(value, "a compiled program", running_operator(fills=False))
 
     def _kept(self, value: torch.Tensor) -> KeptValue:
@@ -283,15 +298,15 @@ class ActivationOffload:
     def _take(
         self, tensor: torch.Tensor, module: str, operator: Operator, pinned: bool | None = None
     ) -> StayingTensor | SpillHandle:
-        # What backward itself saves (a recomputation, a second derivative) is used at once: it stays.
+        # Tensors saved during a backward (by recomputation, or for a second derivative) are used soon: they stay.
         if torch._C._current_graph_task_id() != -1 or (
             pinned is None and stays_because(tensor, min_bytes=self.config.min_bytes)
         ):
             return StayingTensor(tensor, module)
         manager = self._open()
         view, pinned = view_of(tensor), is_part(tensor) if pinned is None else pinned
-        watch = VersionWatch(tensor, module) if operator.fills else None  # programs change nothing that they saved
-        # Saving wakes a thread that wants the interpreter: no call of torch, which would give it away, comes after it.
+        watch = VersionWatch(tensor, module) if operator.fills else None  # programs never change saved values
+        # `save` wakes an I/O thread that waits for the GIL. No call of torch, which would release the GIL, may follow it.
         storage, record, handle = tensor.untyped_storage(), record_of(tensor, pinned=pinned), SpillHandle(view, watch)
         if record is None or not manager.share(record, storage, handle, operator):
             origin = Origin(storage, version=tensor._version, dtype=str(tensor.dtype), module=module, pinned=pinned)
@@ -318,7 +333,7 @@ class ActivationOffload:
 
 
 def _write_last_profile(offload: weakref.ref[ActivationOffload]) -> None:
-    """At the end of a process that did not close it."""
+    """Write the profile at the end of a process that did not close the offload."""
     left = offload()
     if left is not None and left._manager is not None and not left._closed:
         left._profile.write(left.profile)

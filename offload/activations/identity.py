@@ -1,4 +1,4 @@
-"""Says what a saved tensor is: its storage, its view of it, the version it had, and whether it is worth spilling.
+"""Description of a saved tensor: its storage, its view, its version, and whether spilling is worthwhile.
 
 Versions are watched without keeping memory: an alias with an empty storage shares the tensor's version counter.
 """
@@ -14,7 +14,7 @@ import torch
 from elastrain.offload.activations.pass_records import SpillRecord
 from elastrain.offload.errors import ModifiedInPlaceError
 
-# Attributes of a storage object survive as long as the storage does, through all views of it.
+# Attributes of a storage object live as long as the storage, and all views of it see them.
 _RECORD = "_elastrain_offload_record"
 _STAYS = "_elastrain_offload_stays"
 _CLAIMS = ("resize_", "copy_", "fill_", "_share_fd_cpu_", "_share_filename_cpu_", "_swap_data_ptr_")
@@ -22,7 +22,7 @@ DEVICES = frozenset({"cpu", "cuda"})
 
 
 class TensorView(NamedTuple):
-    """The place of a tensor in its storage."""
+    """The position of a tensor in its storage: dtype, offset, shape and strides."""
 
     dtype: torch.dtype
     offset: int
@@ -30,14 +30,14 @@ class TensorView(NamedTuple):
     stride: tuple[int, ...]
 
     def of(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """The tensor, over memory that holds the same bytes."""
+        """Return the tensor over `storage`, which holds the same bytes."""
         return torch.empty(0, dtype=self.dtype, device=storage.device).set_(
             storage, self.offset, self.shape, self.stride
         )
 
 
 def view_of(tensor: torch.Tensor) -> TensorView:
-    """Dtype, offset, shape and strides, exactly."""
+    """Return the tensor's position in its storage."""
     return TensorView(tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
 
 
@@ -54,7 +54,7 @@ def _changed(module: str, version: int, now: int) -> ModifiedInPlaceError:
 
 
 class VersionWatch:
-    """Notices in-place changes of a tensor, and of everything that shares its version through views."""
+    """Detects in-place changes of a tensor, and of all tensors that share its version counter through views."""
 
     __slots__ = ("_alias", "_module", "_version")
 
@@ -65,30 +65,30 @@ class VersionWatch:
         self._module = module
 
     def check(self) -> None:
-        """Raise `ModifiedInPlaceError` if the tensor is not what was saved."""
+        """Raise `ModifiedInPlaceError` if the tensor was changed since it was saved."""
         if self._alias._version != self._version:
             raise _changed(self._module, self._version, self._alias._version)
 
     def watched(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return the tensor as it came back. A backward that changes it changes the version, as without us."""
+        """Return `memory` as a tensor with the original version counter, so that in-place changes stay detectable."""
         found = self._alias.detach()
         found.data = memory
         return found
 
 
 class StayingTensor:
-    """What a graph node holds for a tensor that stays in memory."""
+    """A graph node's reference to a tensor that stays in memory."""
 
     __slots__ = ("_module", "_tensor", "_version")
 
     def __init__(self, tensor: torch.Tensor, module: str) -> None:
-        # A graph node must not hold a tensor that knows the node: that cycle would never be freed.
-        self._tensor = tensor if tensor.is_leaf else tensor.detach()  # which shares the version
+        # A graph node must not hold a tensor that refers to the node: that cycle would never be freed.
+        self._tensor = tensor if tensor.is_leaf else tensor.detach()  # detach() shares the version counter
         self._version = tensor._version
         self._module = module
 
     def tensor(self) -> torch.Tensor:
-        """The tensor itself. Raises `ModifiedInPlaceError`."""
+        """Return the tensor. Raises `ModifiedInPlaceError` if it was changed since it was saved."""
         tensor = self._tensor
         if tensor._version != self._version:
             raise _changed(self._module, self._version, tensor._version)
@@ -96,7 +96,7 @@ class StayingTensor:
 
 
 class SpillHandle:
-    """A graph node's handle for a tensor that may leave. The manager watches when the node lets go of it."""
+    """A graph node's reference to a tensor that may leave memory. The manager is notified when the node frees it."""
 
     __slots__ = ("__weakref__", "record", "view", "watch")
     record: SpillRecord
@@ -107,7 +107,7 @@ class SpillHandle:
 
 
 def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
-    """Say why a tensor is left in memory, and not counted; None if it is handed to the manager."""
+    """Return why a tensor stays in memory and is not counted, or None if it is handed to the manager."""
     if not has_plain_memory(tensor):
         return "it is not a plain strided tensor"
     whole = _whole(tensor)
@@ -124,8 +124,11 @@ def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
 
 
 def is_part(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is only a part of its memory, of which other parts may change without its version."""
-    # torch's recurrent cells cut gates apart (`unsafe_chunk`) and change one after the other: no copy would be good.
+    """Return True if a tensor covers only a part of its storage.
+
+    Other parts may change without changing its version.
+    """
+    # torch's recurrent cells split gates (`unsafe_chunk`) and change them one by one, so that a copy would be outdated.
     whole = _whole(tensor)
     return whole.numel() * whole.element_size() != tensor.untyped_storage().nbytes()
 
@@ -135,25 +138,25 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_plain_memory(tensor: torch.Tensor) -> bool:
-    """Tell whether its values are those of a storage that we can move."""
+    """Return True if the tensor's values lie in a storage that can be moved."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
         and tensor.device.type in DEVICES
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)
-        and not tensor._is_zerotensor()  # a tangent of forward-mode derivatives: it has no memory
+        and not tensor._is_zerotensor()  # a tangent of forward-mode differentiation, which has no memory
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
 
 
 def mark_as_staying(tensor: torch.Tensor) -> None:
-    """Leave everything that shares this tensor's memory where it is."""
+    """Keep in memory everything that shares this tensor's storage."""
     if has_plain_memory(tensor):
         setattr(tensor.untyped_storage(), _STAYS, True)
 
 
 def record_of(tensor: torch.Tensor, *, pinned: bool) -> SpillRecord | None:
-    """Find the record of a storage that was saved at this very version, or that is pinned; None if there is none."""
+    """Return the record of the tensor's storage if it was saved at this version or is pinned, else None."""
     reference: weakref.ref[SpillRecord] | None = getattr(tensor.untyped_storage(), _RECORD, None)
     record = reference() if reference is not None else None
     if record is None or record.origin.pinned != pinned:
@@ -162,7 +165,7 @@ def record_of(tensor: torch.Tensor, *, pinned: bool) -> SpillRecord | None:
 
 
 def remember(tensor: torch.Tensor, record: SpillRecord) -> None:
-    """Find `record` again when a view of the same storage is saved."""
+    """Attach `record` to the tensor's storage, so that `record_of` finds it when another view is saved."""
     setattr(tensor.untyped_storage(), _RECORD, weakref.ref(record))
 
 
@@ -170,7 +173,7 @@ _keepers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def tell_of_claims(storage: torch.UntypedStorage, keeper: object) -> None:
-    """Call `keeper.claim` before a program frees or fills the storage itself: no version tells of that."""
+    """Call `keeper.claim` before the program frees or overwrites the storage. No version counter shows that."""
     _keepers.add(keeper)
     if "resize_" not in vars(storage):
         for name in _CLAIMS:

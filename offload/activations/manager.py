@@ -1,8 +1,9 @@
-"""The spill manager: owns saved storages from the forward that saves them to the last graph node that could ask.
+"""The spill manager: owns saved storages from the forward that saves them to the last graph node that may need them.
 
-Its parts: `passes.py` (what was saved), `forward.py` and `backward.py` (within `limit.py`), `mover.py` (between
-memory and devices), `holds.py` (what is not final yet). One lock guards all records; finalizers leave notes with it
-(`deferred.py`). What changes records is done to its end (`undisturbed.py`). No I/O is done here.
+Its parts: `pass_records.py` (records of storages and passes), `forward_spills.py` and `backward.py` (spills and reads
+within the limit of `saved_limit.py`), and `mover.py` (transfers between memory and devices). One lock guards all
+records, and finalizers leave notes with it (`deferred.py`). Methods that change records are `undisturbed`: an interrupt
+cannot stop them halfway. No I/O is done here.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from elastrain.offload.planning.profile import OffloadStats, StorageBytes
 
 
 class SpillManager:
-    """What hooks call. `plan` says how much to spill, and is told of each finished pass.
+    """The interface that saved-tensor hooks call. Safe from any thread.
 
-    `deadline_s` bounds every wait for a device. Safe from any thread.
+    `plan` says how much to spill, and is notified of each finished pass. `deadline_s` bounds every wait for a device.
     """
 
     def __init__(
@@ -63,29 +64,29 @@ class SpillManager:
         self._holds = Holds(lock, mover)
         self._forward = ForwardSpiller(lock, limit, passes, mover, account, wait)
         self._backward = BackwardReloader(lock, limit, passes, mover, account, wait)
-        # A forked child inherits the objects, but not the threads.
+        # A forked child inherits the objects but not the threads; the pid tells the two processes apart.
         self.pid = os.getpid()
         self._end = weakref.finalize(self, _close_all, self.devices, self.pid)
 
     @property
     def live_bytes(self) -> int:
-        """What is counted as in memory now."""
+        """Bytes of saved storages in memory now."""
         self._settle()
         return self._account.live_bytes
 
     @property
     def idle_bytes(self) -> int:
-        """Memory that is kept for what is read next, and holds nothing now."""
+        """Bytes of memory that are kept for the next reads and hold nothing now."""
         self._settle()
         return self._memory.idle_bytes
 
     @property
     def writing_bytes(self) -> int:
-        """What is on its way out now."""
+        """Bytes of storages that are being written to devices now."""
         return self._mover.writing_bytes
 
     def leave(self, records: Iterable[SpillRecord]) -> None:
-        """Let storages leave memory: at once, or when the operator has returned that may still fill them."""
+        """Spill storages at once, or after the operator that may still fill them has returned."""
         self._leave(records, running_operator())
 
     @undisturbed
@@ -99,29 +100,29 @@ class SpillManager:
 
     @undisturbed
     def fetch(self, records: Iterable[SpillRecord]) -> None:
-        """Read storages that have left, before they are asked for."""
+        """Start to read spilled storages before backward needs them."""
         with self._lock:
             for record in records:
                 if record in self._passes:
                     self._mover.apply(record, residency.Prefetch())
 
     def settle(self) -> None:
-        """Let go of what operators of this thread have saved: the caller knows that none of them runs."""
+        """Drop all holds of this thread. The caller knows that none of its operators is running."""
         self._holds.settle(Operator(threading.get_ident(), NO_OPERATOR))
 
     def is_moving(self) -> bool:
-        """Return True if a device is reading or writing a storage, or ending that."""
+        """Return True if a transfer of any storage is under way, or is ending."""
         with self._lock:
             return any(each.state in residency.IN_FLIGHT for each in self._passes.records())
 
     def give_up(self) -> int:
-        """Let everything leave that can; returns the bytes that are on their way then."""
+        """Spill everything that can leave. Returns the bytes that are then being written."""
         self.leave([each for each in self._passes.records() if not each.held])
         return self.writing_bytes
 
     @undisturbed
     def begin_pass(self) -> None:
-        """A new forward begins. Raises what earlier passes left to say: `LimitTooSmallError`, `SpillWriteError`."""
+        """Begin a pass. Raises `LimitTooSmallError` or `SpillWriteError` if an earlier pass left such an error."""
         with self._lock:
             self._limit.check()
             self._mover.raise_write_fault()
@@ -129,11 +130,11 @@ class SpillManager:
 
     @undisturbed
     def end_forward(self, *, quietly: bool) -> None:
-        """The forward is over. Raises `SpillWriteError`, unless `quietly`, if a device failed to take something."""
+        """End the forward. Raises `SpillWriteError` if a device refused a storage, unless `quietly`."""
         self._holds.settle(None)
         with self._lock:
             ended = self._passes.end_forward()
-            if quietly:  # it was cut short by an error: nothing is to be learned of it
+            if quietly:  # an error ended the forward early: its sizes say nothing about the next one
                 return
             for each in ended:
                 self._limit.foresee(each.measured.largest_bytes)
@@ -141,9 +142,10 @@ class SpillManager:
 
     @undisturbed
     def save(self, record: SpillRecord, handle: object, operator: Operator | None = None) -> None:
-        """Take a storage, which never leaves if it is pinned, and not before the `operator` that saves it has returned.
+        """Take over a storage. Waits until it fits into the limit.
 
-        It is let go of when the graph node's `handle` is gone. Waits while there is no room for it within the limit.
+        A pinned storage never leaves. Others leave at the earliest after the `operator` that saves them has returned.
+        The storage is released when the graph node's `handle` is gone.
         """
         storage = record.storage
         assert storage is not None
@@ -164,15 +166,16 @@ class SpillManager:
                 self._forward.make_room(current)
                 self._mover.raise_write_fault()
             except BaseException:
-                self._release(held)  # no graph node will hold it
+                self._release(held)  # no graph node will refer to it
                 raise
             self._limit.at_least(passed_bytes)
 
     @undisturbed
     def share(self, record: SpillRecord, storage: torch.UntypedStorage, handle: object, operator: Operator) -> bool:
-        """One more graph node wants a storage that was saved before; False if it is gone, or is another manager's.
+        """Register one more graph node for a storage that was saved before.
 
-        Once the `operator` has returned, a copy that was made before is compared with the memory.
+        Returns False if the storage is gone, or belongs to another manager. An existing copy on a device is compared
+        with the memory once the `operator` has returned.
         """
         self._holds.settle(operator)
         with self._lock:
@@ -186,16 +189,19 @@ class SpillManager:
 
     @undisturbed
     def claim(self, storage: torch.UntypedStorage) -> None:
-        """Keep out of a storage, which its owner is about to free or to fill: backward gets what is in it then."""
+        """Stop using a storage that its owner is about to free or overwrite.
+
+        Backward will get its content at that time.
+        """
         with self._lock:
             for record in self._passes.saved_in(storage):
                 self._backward.claim(record, storage)
 
     @undisturbed
     def need(self, record: SpillRecord) -> torch.UntypedStorage:
-        """Return the storage, in memory; then read what comes after it, as far as there is room.
+        """Return the storage, in memory, then read ahead as far as there is room.
 
-        Raises `SpillReadError` (or its subclass) if it does not come back.
+        Raises `SpillReadError` (or its subclass) if it cannot be read.
         """
         if record.held:
             self._holds.settle_operators_of(record)
@@ -208,7 +214,7 @@ class SpillManager:
 
     @undisturbed
     def set_limit(self, limit_bytes: int) -> None:
-        """Another limit. It holds from the next storage on; what is in memory leaves when that one needs room."""
+        """Set another limit. It applies from the next storage on, which makes memory free for itself."""
         with self._lock:
             self._limit.set(limit_bytes)
             self._passes.plan.set_limit(limit_bytes)
@@ -216,14 +222,14 @@ class SpillManager:
 
     @undisturbed
     def close(self) -> None:
-        """End the devices. What is on them only cannot be asked for any more."""
+        """Close the devices. Storages that are only on a device cannot be read any more."""
         with self._lock:
             self._backward.close()
         self._end()
 
     @undisturbed
     def stats(self) -> OffloadStats:
-        """What happened since this was made."""
+        """Return the measurements since this manager was created."""
         with self._lock:
             totals, plan = self._passes.totals, self._passes.plan
             return OffloadStats(
@@ -249,12 +255,12 @@ class SpillManager:
 
     def _settle(self) -> None:
         if self._lock.has_notes:
-            self.leave(())  # which acts on them
+            self.leave(())  # acts on the notes
 
-    # What the parts tell, with the lock held.
+    # Callbacks of the parts, with the lock held.
 
     def _after_notes(self) -> None:
-        """Finalizers have let something go: there may be room now."""
+        """Use the memory that finalizers may have freed: read ahead, and trim the arena."""
         self._backward.read_ahead_everywhere()
         self._memory.trim()
 
@@ -263,7 +269,7 @@ class SpillManager:
         self._passes.drop(record)
 
     def _release(self, gone: Watched) -> None:
-        """A graph node less."""
+        """Remove a graph node from its record. The last one releases the record."""
         record: SpillRecord = gone.about
         if gone not in record.handles:
             return

@@ -1,7 +1,7 @@
-"""Which module is running, by name, for error messages and lifetimes; and which storages belong to parameters.
+"""Name of the module that is running, for error messages and lifetimes; storages of parameters are marked on the way.
 
-Read from the stack of calls, so that no model has to be edited or passed in: hooks on all modules would be compiled
-with them, and break their graphs.
+The name is read from the call stack, so that users need not pass in or edit their model. Hooks on all modules would be
+compiled with them, and would break their graphs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ModuleTrail:
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
     def innermost(self) -> str:
-        """Name and class of the innermost running module of this thread."""
+        """Return the name and class of the innermost module that runs in this thread."""
         call = _innermost_call(sys._getframe(1))
         if call is None:
             return "no module"
@@ -46,14 +46,17 @@ class ModuleTrail:
 
 
 def _innermost_call(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost call of a module at or above this one."""
+    """Return the innermost frame of a module call, at or above this frame, or None."""
     while frame is not None and frame.f_code is not _CALL:
         frame = frame.f_back
     return frame
 
 
 def untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the compiler out of a hook. Where nothing has imported it, nothing is compiled, and it is slow to import."""
+    """Exclude a hook from compilation.
+
+    Does nothing if the compiler is not imported, because then nothing is compiled.
+    """
     if COMPILER not in sys.modules:
         return hook
     untraced: Callable[..., Any] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Moves saved storages between memory and devices: performs what the residency table commands, and decides nothing.
+"""Transfers of saved storages between memory and devices. Performs the commands of the residency table.
 
-All methods run with the manager's lock held, except the reading and writing itself: devices do that in threads of their
-own (`transfer.py`), and report how it ended.
+Methods run with the manager's lock held, except for the reads and writes themselves: the devices' own threads perform
+those (`transfer.py`) and report how they ended. `compare` takes the lock itself.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from elastrain.offload.errors import OffloadError, SpillReadError, SpillWriteErr
 
 
 class Mover:
-    """`take` gives memory for what is read back; `dropped` is told of storages that are gone for good.
+    """Executor of the residency table's commands for all records.
 
-    `writing_bytes` are on their way out now, `spilled_bytes` were ever sent out; `faults` are sentences for people.
+    `take` returns memory for a read; `dropped` is called for storages that are gone for good. `writing_bytes` are being
+    written now, `spilled_bytes` were written in total, and `faults` are error messages for users.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Mover:
         self._write_fault: SpillWriteError | None = None
 
     def apply(self, record: SpillRecord, event: residency.Event) -> tuple[residency.Command, ...]:
-        """Let an event happen to a storage: its commands are carried out at once, and I/O is queued."""
+        """Apply an event to a storage and perform the resulting commands. I/O is only queued."""
         before = record.state
         record.state, commands = residency.advance(before, event)
         self.writing_bytes += record.size_bytes * ((record.state is State.WRITING) - (before is State.WRITING))
@@ -61,7 +62,7 @@ class Mover:
     def _perform(self, record: SpillRecord, command: residency.Command) -> None:
         match command:
             case residency.HandBack() | residency.RaiseFault():
-                pass  # for who asked
+                pass  # the caller of `apply` acts on these
             case residency.FreeMemory():
                 record.storage = None
             case residency.StartWrite():
@@ -80,7 +81,7 @@ class Mover:
                 record.disk.copy = None
 
     def raise_write_fault(self, *, full_too: bool = False) -> None:
-        """Raise what a device did not take, once. A full device only matters (`full_too`) where a limit is passed."""
+        """Raise the last write fault, once. A full device is reported only with `full_too`, if a limit is exceeded."""
         fault = self._write_fault
         if fault is None or (isinstance(fault, NoSpaceError) and not full_too):
             return
@@ -99,7 +100,7 @@ class Mover:
         record.disk.request = device.queue.submit(Urgency.WRITE, partial(self._write, record), record.ready)
 
     def _write(self, record: SpillRecord, request: IoRequest) -> None:
-        """In a device's thread: the record is in a state that holds its memory until this has reported."""
+        """Write a storage, in a device's thread. The record's state keeps its memory alive until this has reported."""
         device, storage = record.disk.device, record.storage
         assert device is not None and storage is not None
         event: residency.Event = residency.WriteDone()
@@ -115,7 +116,7 @@ class Mover:
             event, fault = residency.WriteFailed(), known
         except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
             event, fault = residency.WriteFailed(), SpillWriteError(f"{device.engine.name}: {unknown!r}")
-        del storage  # a thread that waits for this write finds the memory freed as soon as it has ended
+        del storage  # so that the memory is really freed when a thread that waits for this write wakes up
         while not self._has_written(record, event, copy, fault, may_change=may_change):
             pass
 
@@ -128,9 +129,9 @@ class Mover:
         *,
         may_change: bool,
     ) -> bool:
-        """Report how a write ended; False if the memory was looked at meanwhile, and has to be compared once more.
+        """Report how a write ended. Returns False if the memory must be compared with the copy once more.
 
-        What somebody else holds can be changed at any moment while it is written, in ways that no version tells.
+        Memory with other holders can change at any moment during the write, in ways that no version counter shows.
         """
         device, storage, looked_at = record.disk.device, record.storage, record.disk.compared
         assert device is not None and storage is not None
@@ -149,9 +150,9 @@ class Mover:
             return True
 
     def compare(self, record: SpillRecord, storage: torch.UntypedStorage) -> None:
-        """The memory was saved once more: give up a copy that has other bytes. The lock is not held.
+        """Discard the copy of a storage that was saved again if the memory has other bytes. The lock must not be held.
 
-        What is being written now is compared when that ends.
+        A storage that is being written now is compared at the end of that write.
         """
         with self._lock:
             record.ready = transfer.ready_event(storage)
@@ -164,7 +165,7 @@ class Mover:
                 self.renew(record, storage)
 
     def renew(self, record: SpillRecord, storage: torch.UntypedStorage) -> None:
-        """Let the memory count instead of an outdated copy, as soon as that is not being read any more."""
+        """Replace an outdated copy by the memory `storage`, as soon as no read of the copy is under way."""
         record.disk.newer = storage
         self._renew(record)
 
@@ -194,13 +195,13 @@ class Mover:
             self.apply(record, residency.NoMemory())
             if urgent:
                 raise
-            return  # reading ahead is a wish
+            return  # reading ahead is optional
         record.watched.append(self._account.watch(record.storage))
         urgency = Urgency.DEMAND if urgent else Urgency.PREFETCH
         record.disk.request = device.queue.submit(urgency, partial(self._read, record))
 
     def _read(self, record: SpillRecord, request: IoRequest) -> None:
-        """In a device's thread: the record is in a state that holds its memory until this has reported."""
+        """Read a storage, in a device's thread. The record's state keeps its memory alive until this has reported."""
         device, copy, storage = record.disk.device, record.disk.copy, record.storage
         assert device is not None and copy is not None and storage is not None
         event: residency.Event = residency.ReadDone()
@@ -226,8 +227,8 @@ class Mover:
 
 
 def again(fault: OffloadError) -> OffloadError:
-    """A fault to raise instead of one that is kept."""
-    # The traceback of a raised fault holds the graph: one that is kept and raised would hold it for as long.
+    """Return a new fault of the same class and arguments, to raise instead of one that is kept."""
+    # The traceback of a raised fault refers to the graph. If a kept fault were raised, the graph would live as long.
     return type(fault)(*fault.args)
 
 
@@ -238,6 +239,6 @@ def _io_of(record: SpillRecord) -> tuple[Device, IoRequest]:
 
 
 def done_after(device: Device, size_bytes: int) -> tuple[float, int]:
-    """Seconds until the device would have written this, too, and what it has moved so far."""
-    # Of equals the less used one is chosen, so that the speed of all devices becomes known.
+    """Return the seconds until the device would have written this too, and the bytes that it has written so far."""
+    # Among equal devices the less used one is chosen, so that the speed of every device becomes known.
     return (device.queued_bytes + size_bytes) / device.writes.recent_bytes_per_s, device.writes.moved_bytes

@@ -1,7 +1,6 @@
-"""The two operators that a compiled program calls: `leave` gives a saved value away, `come_back` asks for it.
+"""The two operators in compiled programs: `leave` gives a saved value away, and `come_back` returns it.
 
-Between them the program holds a handle, eight bytes in host memory. When nobody holds the handle any more, the value is
-let go of.
+Between them the program holds a handle: eight bytes in host memory. The value is freed when the handle is freed.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import torch
 from elastrain.offload.activations.identity import mark_as_staying
 from elastrain.offload.compiled_runs import KeptValue, keep
 
-# Attributes of a storage object survive as long as the storage does, through all views of it.
+# Attributes of a storage object live as long as the storage, and all views of it see them.
 _KEPT = "_elastrain_kept_value"
 _library: Any = torch.library.Library("elastrain", "DEF")  # type: ignore[no-untyped-call]
-# Operators live as long as it does.
-# The graph has baked in how the value lies in memory, since `come_back` cuts views out of it.
+# The operators exist as long as the library object.
+# Strides must be exact, because the graph contains the layout of the value, and `come_back` cuts views out of it.
 _TAGS = (torch.Tag.needs_exact_strides,)
 _library.define("leave(Tensor value) -> Tensor", tags=_TAGS)
 _library.define(
@@ -29,7 +28,7 @@ COME_BACK = torch.ops.elastrain.come_back.default
 
 
 def new_handle() -> torch.Tensor:
-    """A handle that stands for nothing yet."""
+    """Return a handle without a value."""
     return torch.zeros(1, dtype=torch.int64, device="cpu")
 
 
@@ -44,7 +43,7 @@ def _leave(value: torch.Tensor) -> torch.Tensor:
 @torch.library.impl(_library, "come_back", "CompositeExplicitAutograd")
 def _come_back(
     handle: torch.Tensor,
-    after: torch.Tensor,  # read by nobody: it says what has to be computed before
+    after: torch.Tensor,  # unused: the compiler must compute it before this call
     dtype: torch.dtype,
     device: torch.device,
     place: Sequence[int],
@@ -57,7 +56,7 @@ def _come_back(
 
 
 def place_in(value: torch.Tensor, whole: torch.Tensor) -> list[int]:
-    """Where a view lies in the value that left: its offset, then its size, then its strides."""
+    """Return where a view lies in the value that left: its offset, its size, then its strides."""
     return [int(value.storage_offset()) - int(whole.storage_offset()), *value.shape, *value.stride()]
 
 

@@ -1,8 +1,7 @@
-"""What the manager knows of each saved storage: plain holders. The manager's lock guards all but `Origin`.
+"""Records of each saved storage (`SpillRecord`), and of each pass (`Pass`): one forward and its backward.
 
-Passes: one forward and its backward each, with the storages that it saved and what was measured of it.
-
-The manager's lock guards all of it. No I/O, and no decision but when a pass is over.
+A pass has the storages that its forward saved and what was measured. The only decision made here is when a pass is
+over. No I/O. The manager's lock guards everything but `Origin`.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from elastrain.offload.planning.profile import Lifetime, PassProfile, Path
 
 
 class Origin:
-    """What was saved: never changes."""
+    """Description of a storage at the time when it was saved. Never changes."""
 
     __slots__ = ("device", "dtype", "memory", "module", "pinned", "version")
 
     def __init__(self, storage: torch.UntypedStorage, *, version: int, dtype: str, module: str, pinned: bool) -> None:
         self.device = storage.device
-        # The forward's own memory may live on with somebody else: then nothing has to be read.
+        # The program may keep the forward's own memory alive. Then nothing has to be read.
         self.memory = weakref.ref(storage)
         self.version = version
         self.dtype = dtype
@@ -38,12 +37,12 @@ class Origin:
 
     @property
     def kind(self) -> str:
-        """What compresses alike: the dtype and the type of module, which the trail gives as "name (Type)"."""
+        """Class of storages that compress alike: dtype and type of module. `module` has the form "name (Type)"."""
         return f"{self.dtype} {self.module.rpartition('(')[2].rstrip(')')}"
 
 
 class DiskSide:
-    """A storage's dealings with a device: the request under way, the copy that is there, what went wrong."""
+    """State of a storage on its device: the current request, the copy, and the fault if one occurred."""
 
     __slots__ = ("compared", "copy", "device", "fault", "newer", "request", "was_written")
 
@@ -53,14 +52,14 @@ class DiskSide:
         self.copy: Copy | None = None
         self.fault: OffloadError | None = None
         self.was_written = False
-        # How often the memory was to be compared with the copy: a write that ends looks whether that has changed.
+        # Number of comparisons of memory and copy so far. A write checks at its end if one came in between.
         self.compared = 0
-        # The memory that counts instead of an outdated copy, as long as that copy is still being read.
+        # The memory that will replace an outdated copy, while that copy is still being read.
         self.newer: torch.UntypedStorage | None = None
 
 
 class Timing:
-    """When things happened to a storage, in seconds since its pass began, and how it came back."""
+    """Times of a storage's events, in seconds since its pass began, and the path by which it came back."""
 
     __slots__ = ("index", "needed_s", "path", "released_s", "saved_s", "stalled_s", "waited_s")
 
@@ -99,16 +98,16 @@ class SpillRecord:
         self.disk = DiskSide()
         self.timing = Timing()
         self.watched: list[Watched] = []
-        # Graph nodes that may still ask for it.
+        # Graph nodes that may still need it.
         self.handles = set[Watched]()
-        # Operators that may still fill it: no copy of it would be good.
+        # Number of operators that may still fill it. A copy made now could be outdated.
         self.held = 0
         self.wants_to_leave = False
-        # When backward will ask for it, as far as is known; the highest turn comes first.
+        # Expected position in backward, which needs the highest turn first. -1 before backward begins.
         self.turn = -1
 
     def lifetime(self) -> Lifetime:
-        """What happened to it, as a value."""
+        """Return the storage's history as a value."""
         timing = self.timing
         return Lifetime(
             index=timing.index,
@@ -131,11 +130,11 @@ _PATHS = {
     State.FORWARDED: Path.FORWARDED,
     State.RELOADED: Path.READ_AHEAD,
 }
-"""How a storage came back, by the state in which backward first asked for it; in all others backward waited."""
+"""Path by which a storage came back, by its state when backward first needed it. In other states backward waited."""
 
 
 class PassMeter:
-    """What is counted of one pass."""
+    """Measurements of one pass."""
 
     def __init__(self) -> None:
         self.peak_bytes = self.largest_bytes = self.saved_bytes = 0
@@ -144,7 +143,7 @@ class PassMeter:
 
 
 class Totals:
-    """What is counted over all passes."""
+    """Sums over all passes."""
 
     def __init__(self) -> None:
         self.passes = self.saved_bytes = self.shared_bytes = 0
@@ -160,29 +159,29 @@ class Pass:
         self.began_s = began_s
         self.records: list[SpillRecord] = []
         self.measured = PassMeter()
-        # Storages that a graph can still ask for, and those of them that backward has not asked for yet.
+        # Number of storages that a graph may still need, and of those that backward has not needed yet.
         self.open = self.unneeded = 0
-        # The forward is under way: what is saved belongs to this pass.
+        # True while the forward runs: storages saved now belong to this pass.
         self.collecting = True
         self.in_backward = False
-        # Indices of records by their turn, from when backward begins.
+        # Indices of records by their turn; set when backward begins.
         self._turns: Sequence[int] = ()
-        # No turn above it is on disk only.
+        # No storage with a higher turn than this is on disk only.
         self.ahead = -1
 
     def begin_backward(self, turns: Sequence[int]) -> None:
-        """Note that storages are needed from now on, probably those with the highest turn first."""
+        """Start the backward. `turns` are indices of records; the last one is expected to be needed first."""
         self.in_backward, self.collecting = True, False
         self._turns, self.ahead = turns, len(turns) - 1
         for turn, index in enumerate(turns):
             self.records[index].turn = turn
 
     def in_turn(self, turn: int) -> SpillRecord:
-        """The storage that backward is to ask for then."""
+        """Return the storage that has this turn in backward."""
         return self.records[self._turns[turn]]
 
     def profile(self, total_s: float) -> PassProfile:
-        """The finished pass as a value."""
+        """Return the measurements of the finished pass as a value."""
         measured = self.measured
         return PassProfile(
             number=self.number,
@@ -199,7 +198,7 @@ class Pass:
 
 
 class Passes:
-    """All passes that are not over, and whose each record is. `plan` is told of each finished pass."""
+    """All passes that are not over, and the pass of each record. `plan` is notified of each finished pass."""
 
     def __init__(self, devices: Sequence[Device], plan: SpillPlan, clock: Callable[[], float]) -> None:
         self.plan = plan
@@ -217,27 +216,27 @@ class Passes:
         return record in self._of
 
     def elapsed_s(self) -> float:
-        """Since this was made."""
+        """Return the seconds since this object was created."""
         return self._clock() - self._began_s
 
     def of(self, record: SpillRecord) -> Pass:
-        """The pass that has saved it."""
+        """Return the pass that saved the record's storage."""
         return self._of[record]
 
     def records(self) -> list[SpillRecord]:
-        """All storages of all passes, the first saved first."""
+        """Return all records of all passes, in the order of saving."""
         return [record for each in self._passes for record in each.records]
 
     def saved_in(self, storage: torch.UntypedStorage) -> list[SpillRecord]:
-        """Return the records of this memory."""
+        """Return the records of this storage."""
         return [each for each in self._of if each.origin.memory() is storage]
 
     def any_in(self, states: frozenset[State]) -> bool:
-        """Whether any storage is in one of these states."""
+        """Return True if any record is in one of these states."""
         return any(each.state in states for each in self._of)
 
     def begin(self) -> Pass:
-        """A new forward begins."""
+        """Begin a new pass and return it."""
         for each in self._passes:
             each.collecting = False
         opened = Pass(self.totals.passes, self._clock())
@@ -246,12 +245,12 @@ class Passes:
         return opened
 
     def current(self) -> Pass:
-        """The pass whose forward is under way; a new one if there is none (what is saved outside of any forward)."""
+        """Return the pass whose forward is running. A new pass begins if a storage is saved outside of any forward."""
         last = self._passes[-1] if self._passes else None
         return last if last is not None and last.collecting else self.begin()
 
     def end_forward(self) -> list[Pass]:
-        """Close the passes that were collecting; returns those of them that have saved something."""
+        """End the forward of all passes. Returns those whose forward had been running and saved something."""
         ended = [each for each in self._passes if each.collecting and each.records]
         for each in list(self._passes):
             each.collecting = False
@@ -259,7 +258,7 @@ class Passes:
         return ended
 
     def finish_if_over(self, ended: Pass) -> None:
-        """Tell the plan of a pass of which nothing can be asked for any more."""
+        """Remove a pass if no graph needs its storages any more, and notify the plan of it."""
         if ended.open or ended.collecting or ended not in self._passes:
             return
         self._passes.remove(ended)
@@ -269,10 +268,10 @@ class Passes:
         rate_bytes_per_s = sum(device.rate_bytes_per_s() for device in self._devices)
         self.plan.pass_ended(ended.profile(self._clock() - ended.began_s), rate_bytes_per_s)
 
-    # A storage comes, is needed, and goes.
+    # The events of a storage, in order.
 
     def enter(self, record: SpillRecord, current: Pass) -> None:
-        """Count a storage that was just saved."""
+        """Add a record that was just saved."""
         timing, measured = record.timing, current.measured
         timing.index = len(current.records)
         timing.stalled_s = measured.save_stall_s
@@ -286,7 +285,7 @@ class Passes:
         self.totals.saved_bytes += record.size_bytes
 
     def needed(self, record: SpillRecord, current: Pass, began_s: float) -> None:
-        """Count the time since `began_s`, for which backward has waited."""
+        """Add the time that backward has waited since `began_s`."""
         now_s, timing = self._clock(), record.timing
         timing.waited_s += now_s - began_s
         current.measured.need_stall_s += now_s - began_s
@@ -296,7 +295,7 @@ class Passes:
             current.unneeded -= 1
 
     def came_back(self, record: SpillRecord, first: State) -> None:
-        """Note how it came back; `first` is its state when backward asked."""
+        """Note the path by which a storage came back. `first` is its state when backward needed it."""
         if record.timing.path is not Path.UNUSED:
             return
         if first is State.WRITING:
@@ -304,7 +303,10 @@ class Passes:
         record.timing.path = _PATHS.get(first, Path.WAITED)
 
     def release(self, record: SpillRecord) -> Pass:
-        """Count the end of its last graph node. The caller lets the storage go, then calls `finish_if_over`."""
+        """Note that the last graph node of a record is gone.
+
+        The caller then frees the storage and calls `finish_if_over`.
+        """
         current, timing = self._of[record], record.timing
         timing.released_s = self._clock() - current.began_s
         current.open -= 1
@@ -313,11 +315,11 @@ class Passes:
         return current
 
     def drop(self, record: SpillRecord) -> None:
-        """Forget a storage that is gone for good."""
+        """Forget a record whose storage is gone."""
         del self._of[record]
 
     def live(self, live_bytes: int) -> None:
-        """Count how much is in memory now."""
+        """Add a point to the timelines of live bytes, and update the peaks."""
         now_s = self._clock()
         self.totals.peak_bytes = max(self.totals.peak_bytes, live_bytes)
         for each in self._passes:

@@ -1,10 +1,8 @@
-"""Decides how much to spill, what to fetch next and what to give up: pure functions of measured values.
+"""Pure functions that decide how much to spill, what to read ahead and what to evict; `Planner` applies them per pass.
 
-The amount follows SSDTrain (arXiv 2408.10013, section "adaptive offloading"): spill from the start of the forward as
-long as the device can take and return the bytes while the step computes anyway, and keep the tail, which backward
-needs first. A memory limit replaces "as much as is hidden" by "as little as fits". No clock, no I/O, no tensors here.
-
-Remembers what the last pass showed, and asks the policy again when that no longer holds. No I/O, no clock.
+The amount follows SSDTrain (arXiv 2408.10013, section "adaptive offloading"). Storages are spilled from the start of
+the forward, as long as the device can write and read them while the step computes anyway. The tail, which backward
+needs first, stays. Under a memory limit, as little as possible is spilled. No clock, no I/O, no tensors.
 """
 
 from __future__ import annotations
@@ -17,20 +15,20 @@ from typing import Protocol
 from elastrain.offload.planning.profile import PassProfile, Path, size
 
 CHANGE_WORTH_A_NEW_PLAN = 0.10
-# A step is forward plus backward, and backward takes about twice the forward: SSDTrain's 3.
+# A step is forward plus backward, and backward takes about twice as long as the forward (the 3 of SSDTrain).
 FORWARDS_PER_STEP = 3
-# Room for what is on its way to the device or back, in units of the largest storage.
+# Room for storages that are being moved, in units of the largest storage.
 IN_FLIGHT_STORAGES = 4
-# The same where the device is much faster than what is asked of it: one that moves and one that is computed.
+# The same for a device that is much faster than needed: one storage that moves, and one that is computed.
 IN_FLIGHT_AT_LEAST = 2
 MUCH_FASTER = 3
-# What backward computes with besides what was saved: gradients of the largest storages, and of what comes next.
+# Room for gradients in backward, in units of the largest storage.
 GRADIENT_STORAGES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """One storage that a forward saved: its size, and when it was saved, in seconds since the forward began."""
+    """One storage that a forward saved: its size, and the time of saving in seconds since the forward began."""
 
     size_bytes: int
     saved_s: float
@@ -38,7 +36,7 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Amount:
-    """Spill the first `count` storages of a forward and keep the rest; `reason` says why in words."""
+    """A decision to spill the first `count` storages of a forward and keep the rest. `reason` explains it to users."""
 
     count: int
     spilled_bytes: int
@@ -48,7 +46,7 @@ class Amount:
 
 @dataclass(frozen=True, kw_only=True)
 class Basis:
-    """What an amount was made from; `changed` decides whether it still holds."""
+    """The measurements that an amount was computed from. `changed` decides if the amount is still valid."""
 
     forward_s: float
     total_bytes: int
@@ -59,8 +57,8 @@ class Basis:
 def choose_amount(
     saved: Sequence[Saved], *, forward_s: float, device_bytes_per_s: float, limit_bytes: int | None
 ) -> Amount:
-    """Choose how many storages to spill, from the first one on, with the reason."""
-    # Without a limit as many as the bandwidth hides; with one as few as fit, since every byte written wears the drive.
+    """Choose how many storages to spill, from the first one on, and give the reason."""
+    # Without a limit, as many as the bandwidth hides. With one, as few as possible: every written byte wears the drive.
     if limit_bytes is None:
         return _hidden(saved, forward_s=forward_s, device_bytes_per_s=device_bytes_per_s)
     needed_bytes_per_s = sum(storage.size_bytes for storage in saved) / max(forward_s, 1e-9)
@@ -106,7 +104,7 @@ def _amount(saved: Sequence[Saved], count: int, reason: str) -> Amount:
 
 
 def changed(old: Basis, new: Basis) -> str | None:
-    """Say why an amount made from `old` no longer holds; None while it holds."""
+    """Return why an amount computed from `old` is not valid for `new`, or None if it still is."""
     if new.count != old.count:
         return f"{new.count} storages were saved, {old.count} before"
     values = (
@@ -121,9 +119,9 @@ def changed(old: Basis, new: Basis) -> str | None:
 
 
 def reading_ahead_bytes(*, limit_bytes: int | None, peak_bytes: int, largest_bytes: int) -> int:
-    """Choose how much may be in memory while reading ahead; a storage that is needed now may take more."""
-    # Gradients come on top of this in backward: with a limit they get room below the forward's peak, so that the
-    # process is no larger in backward than in forward. Without one, what the forward needed at its peak is allowed.
+    """Return how many bytes may be in memory while reading ahead. A storage that is needed now may exceed this."""
+    # Backward also needs memory for gradients. With a limit, that room lies below the forward's peak, so that the
+    # process is no larger in backward than in forward. Without one, the forward's peak is allowed.
     if limit_bytes is not None:
         below_peak_bytes = min(limit_bytes, peak_bytes) - GRADIENT_STORAGES * largest_bytes
         return min(limit_bytes, max(below_peak_bytes, IN_FLIGHT_AT_LEAST * largest_bytes))
@@ -131,24 +129,27 @@ def reading_ahead_bytes(*, limit_bytes: int | None, peak_bytes: int, largest_byt
 
 
 def turns(needed_s: Sequence[float | None]) -> tuple[int, ...]:
-    """Order the indices of a pass's storages by their turn, from when each was first needed; None is never."""
-    # Not simply the order of saving: what several modules share (an encoder's output, a residual that starts twice) is
-    # saved at its first use and needed for its last.
+    """Return the indices of a pass's storages ordered by turn. Backward needs the last index first.
+
+    `needed_s` are the times at which each storage was first needed; a storage that was never needed (None) comes first.
+    """
+    # This is not simply the order of saving. A storage that several modules share (an encoder's output, say) is saved
+    # at its first use, and backward needs it first for its last use.
     at_s = [math.inf if each is None else each for each in needed_s]
     return tuple(sorted(range(len(at_s)), key=lambda index: (-at_s[index], index)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A storage of the forward that backward is working on. Backward asks for the highest `turn` first."""
+    """A storage of the forward that backward is working on. Backward needs the highest `turn` first."""
 
     turn: int
     size_bytes: int
 
 
 def choose_prefetch(spilled: Iterable[Candidate], *, room_bytes: int) -> tuple[Candidate, ...]:
-    """Choose what to read ahead of `spilled`, which comes in the order in which backward will ask."""
-    # A smaller storage further back is not taken instead: it would take the room of one that is needed earlier.
+    """Choose what to read ahead. `spilled` is in the order in which backward will need it."""
+    # Stop at the first that does not fit. A smaller one further back would take the room of one that is needed earlier.
     chosen = []
     for candidate in spilled:
         if candidate.size_bytes > room_bytes:
@@ -159,7 +160,7 @@ def choose_prefetch(spilled: Iterable[Candidate], *, room_bytes: int) -> tuple[C
 
 
 def choose_evictions(reloaded: Sequence[Candidate], *, cursor: int, wanted_bytes: int) -> tuple[Candidate, ...]:
-    """Choose what to give up for a tensor that is needed now: what backward has passed, then what it needs last."""
+    """Choose what to evict for a storage needed now: storages behind `cursor`, then those that are needed last."""
     passed = sorted((c for c in reloaded if c.turn > cursor), key=lambda c: -c.turn)
     ahead = sorted((c for c in reloaded if c.turn <= cursor), key=lambda c: c.turn)
     chosen = []
@@ -171,32 +172,40 @@ def choose_evictions(reloaded: Sequence[Candidate], *, cursor: int, wanted_bytes
     return tuple(chosen)
 
 
-# A plan that spills nothing measures nothing: every so many passes one storage leaves, or a drive that has recovered
-# would never be used again.
+# A plan that spills nothing measures no drive. One storage is spilled in every so many passes, so that a drive that has
+# become faster is used again.
 PROBE_EVERY_PASSES = 8
 
 
 class SpillPlan(Protocol):
-    """What a manager asks: what leaves when it is saved, and in which order backward will ask for it.
+    """The plan that a manager asks what leaves when it is saved, and in which order backward will need it.
 
-    `reads_ahead` False: what has left comes back when it is asked for, or when the plan's owner says so.
+    With `reads_ahead` False, a spilled storage is read when it is needed, or when the plan's owner fetches it.
     """
 
     reason: str
     last: PassProfile | None
     reads_ahead: bool
 
-    def spills(self, index: int) -> bool: ...
+    def spills(self, index: int) -> bool:
+        """Return True if the storage that a pass saves as number `index` leaves at once."""
+        ...
 
-    def turns(self, count: int) -> Sequence[int]: ...
+    def turns(self, count: int) -> Sequence[int]:
+        """Return the indices of `count` storages of a pass. Backward is expected to need the last one first."""
+        ...
 
-    def pass_ended(self, profile: PassProfile, device_bytes_per_s: float) -> None: ...
+    def pass_ended(self, profile: PassProfile, device_bytes_per_s: float) -> None:
+        """Learn from a finished pass."""
+        ...
 
-    def set_limit(self, limit_bytes: int) -> None: ...
+    def set_limit(self, limit_bytes: int) -> None:
+        """Set another memory limit."""
+        ...
 
 
 class Planner:
-    """How much of a pass to spill. Until a whole pass was seen: everything, since nothing is known."""
+    """The plan that spills the first storages of each pass. Until a whole pass was measured, it spills everything."""
 
     reads_ahead = True
 
@@ -210,21 +219,21 @@ class Planner:
         self._turns: tuple[int, ...] = ()
 
     def spills(self, index: int) -> bool:
-        """Tell whether the storage that is saved as number `index` of a pass leaves at once."""
+        """Return True if the storage that a pass saves as number `index` leaves at once."""
         return self._amount is None or index < self._amount.count or (index == 0 and self._probes())
 
     def _probes(self) -> bool:
-        """Tell whether this pass measures the drive although nothing would leave."""
-        # Under a limit there is no need: where nothing is spilled, everything fits.
+        """Return True if this pass spills one storage only to measure the drive."""
+        # Not needed under a limit: if nothing is spilled, everything fits.
         return self._limit_bytes is None and self._passes % PROBE_EVERY_PASSES == PROBE_EVERY_PASSES - 1
 
     def turns(self, count: int) -> Sequence[int]:
-        """The order in which backward will ask for the storages of a pass: as in the last one, if it saved as many."""
+        """Return the order of the last pass, or the order of saving if that pass saved another number of storages."""
         return self._turns if len(self._turns) == count else range(count)
 
     def pass_ended(self, profile: PassProfile, device_bytes_per_s: float) -> None:
-        """Plan anew if the pass differs from the one that the plan was made of."""
-        # An evaluation has no backward, and says nothing of how long a step takes.
+        """Choose the amount again if the pass differs from the one that it was computed from."""
+        # An evaluation has no backward, so that its times say nothing about a step.
         if all(each.path is Path.UNUSED for each in profile.lifetimes):
             return
         self.last = profile
@@ -243,7 +252,7 @@ class Planner:
         self._choose(why)
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Another limit: choose again from the pass that the present amount was made of."""
+        """Set another limit, and choose the amount again from the last pass."""
         if limit_bytes == self._limit_bytes:
             return
         self._limit_bytes = limit_bytes

@@ -1,1 +1,1 @@
-"""Compiled programs: what a graph saves for its backward goes out and comes back by operators inside it."""
+"""The backend for `torch.compile` whose programs spill the values that they save for backward."""

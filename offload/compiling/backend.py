@@ -1,6 +1,6 @@
-"""`torch.compile(model, backend="elastrain")`: inductor's programs, from which saved values leave for `save_on_disk`.
+"""`torch.compile(model, backend="elastrain")`: programs of inductor whose saved values can leave for `save_on_disk`.
 
-Without one around it, a program keeps all that it saves in memory, as every other one does.
+Outside of `save_on_disk`, such a program keeps its saved values in memory, as with any other backend.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ INDUCTOR, AOT_EAGER = "inductor", "aot_eager"
 def elastrain(
     model: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Program:
-    """Compile one graph. `options` are inductor's, and two of ours.
+    """Compile one graph. `options` are those of inductor, and two of this backend.
 
-    "backend" names the compiler below, inductor or "aot_eager"; values of less than "min_bytes" stay. Raises
-    OffloadConfigError where CUDA graphs are asked for, or another compiler.
+    `options["backend"]` names the compiler that generates code: "inductor" (default) or "aot_eager". Values smaller
+    than `options["min_bytes"]` stay in memory. Raises OffloadConfigError for CUDA graphs or an unknown compiler.
     """
     wanted = dict(options or {})
     below, partition = wanted.pop("backend", INDUCTOR), SavedLeave(wanted.pop("min_bytes", graphs.MIN_BYTES))
@@ -46,7 +46,10 @@ def elastrain(
 
 
 class SavedLeave(CustomPartitionerFn):
-    """The partitioner of both compilers; then what is saved leaves, if it has `min_bytes`."""
+    """The partitioner for both compilers.
+
+    It cuts the graph, then inserts operators that spill values of `min_bytes` or more.
+    """
 
     def __init__(self, min_bytes: int) -> None:
         self._min_bytes = min_bytes
@@ -54,6 +57,10 @@ class SavedLeave(CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Cut the joint graph into forward and backward, and let saved values leave.
+
+        Warns about values of varying size.
+        """
         forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
         found = graphs.let_leave(forward, backward, kwargs["num_fwd_outputs"], self._min_bytes)
         if found.varying:
@@ -65,7 +72,7 @@ class SavedLeave(CustomPartitionerFn):
         return forward, backward
 
     def uuid(self) -> Any:
-        """Programs that are cached on disk are found again by this."""
+        """Return the key under which compiled programs are cached on disk."""
         return get_hash_for_files((graphs.__file__, operators.__file__, __file__)), self._min_bytes
 
 
@@ -81,7 +88,7 @@ def _compile_inductor(
             'backend="elastrain" cannot be used with CUDA graphs (mode="reduce-overhead", "max-autotune"): a graph '
             'replays fixed addresses, and what it saved has left them; use mode="max-autotune-no-cudagraphs"'
         )
-    # A buffer that is being written to a drive, or that comes back, belongs to nobody else: it is freed and not reused.
+    # Buffers are freed and never reused, because a drive may still be writing or reading one.
     patches = {**chosen, "custom_partitioner_fn": partition, "allow_buffer_reuse": False, "inplace_buffers": False}
     return cast(Program, compile_fx(model, inputs, config_patches=patches))
 

@@ -1,11 +1,11 @@
-"""Puts `leave` and `come_back` into a program after it was cut into forward and backward.
+"""Insertion of `leave` and `come_back` into a program that was cut into forward and backward.
 
-Each saved value that is no input goes out behind its last use in the forward, and comes back before its first use in
-the backward, ordered behind what is computed before it: else all of them might come back at once. Views are traced to
+Each saved value that is no input leaves after its last use in the forward. It comes back before its first use in the
+backward, and depends on what is computed just before; otherwise all values might come back at once. Views are traced to
 the value whose memory they share, which leaves once.
 
-Nothing else is put into another order. In half precision a value that is rounded on its way through memory has other
-bits than one that stays in a register, so a compiler must be free to compute as one what it would without us.
+Nothing else is reordered. In half precision, a value that is rounded on its way through memory has other bits than one
+that stays in a register. So the compiler must stay free to fuse exactly what it would fuse without these operators.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import fx
 from elastrain.offload.activations.operators import COME_BACK, LEAVE, new_handle, place_in
 
 MIN_BYTES = 256 << 10
-"""What is smaller stays, as in eager mode."""
+"""Smallest value that leaves, as in eager mode."""
 _aten = torch.ops.aten
-# What inductor looks for at a value that must lie in memory as soon as it is computed, as all that is returned does.
+# Key of a node's `meta` by which inductor stores a value to memory as soon as it is computed, like a returned value.
 _LIES_IN_MEMORY = "inductor_realize_to_strides"
-# These give another view of the same memory and do not say so.
+# Operators that return a view without declaring it in their schema.
 _SILENT_VIEWS = frozenset({_aten._unsafe_view.default, _aten.view.dtype, _aten._reshape_alias.default})
-# A compiler computes each of these by itself: what they give lies in memory in any case.
+# Operators that a compiler never fuses with others, so that their results lie in memory in any case.
 _ALONE = frozenset(
     {
         _aten.mm,
@@ -45,7 +45,7 @@ _ALONE = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Departures:
-    """What was done to one program: values that leave, their bytes, and bytes that stay since their sizes vary."""
+    """Changes of one program: the number of values that leave, their bytes, and the number that stay since their sizes vary."""
 
     values: int
     size_bytes: int
@@ -55,7 +55,10 @@ class Departures:
 def let_leave(
     forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, min_bytes: int = MIN_BYTES
 ) -> Departures:
-    """Change both graphs. The forward returns `outputs` values to its caller, and after them what it saves."""
+    """Insert the operators into both graphs.
+
+    The forward returns `outputs` values to its caller, and after them the values that it saves for the backward.
+    """
     returned = forward.graph.find_nodes(op="output")[0]
     values = list(returned.args[0])
     shared = {base_of(each) for each in values[:outputs] if isinstance(each, fx.Node)}
@@ -82,7 +85,7 @@ def let_leave(
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """The value whose memory a value lies in: itself, unless it is a view."""
+    """Return the node in whose memory a node's value lies: the node itself, unless it is a view."""
     while True:
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or node.op != "call_function":
@@ -94,7 +97,7 @@ def base_of(node: fx.Node) -> fx.Node:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether what a node computes is only another view of its first argument."""
+    """Return True if a node computes only another view of its first argument."""
     operator = node.target
     return operator in _SILENT_VIEWS or (isinstance(operator, torch._ops.OpOverload) and operator.is_view)
 
@@ -114,7 +117,7 @@ def _storage_bytes(node: fx.Node) -> int:
 
 
 def _varies(node: fx.Node) -> bool:
-    """Whether a value's size is known only when the program runs."""
+    """Return True if a value's size is known only when the program runs."""
     found = _tensor(node)
     return found is not None and any(isinstance(each, torch.SymInt) for each in (*found.shape, *found.stride()))
 
@@ -130,7 +133,7 @@ def _may_leave(base: fx.Node, value: fx.Node, min_bytes: int) -> bool:
 
 
 def _users(node: fx.Node) -> Iterable[fx.Node]:
-    """All that needs a value's memory, through views of it, but for the end of the graph."""
+    """Yield all nodes that need a value's memory, also through views of it, except for the output node."""
     for user in node.users:
         if user.op == "output":
             continue
@@ -165,7 +168,7 @@ def _insert_come_back(graph: fx.Graph, taken: fx.Node, base: fx.Node, value: fx.
 
 
 def _computed_before(nodes: Sequence[fx.Node], users: Sequence[fx.Node], otherwise: fx.Node) -> fx.Node:
-    """What is computed last of that which all users wait for in any case; a gradient that comes in, if nothing is."""
+    """Return the last node on which all users depend in any case, or an incoming gradient if there is none."""
     common = set.intersection(*map(_ancestors, users)) if users else set()
     for node in reversed(nodes):
         if node in common and getattr(node.target, "overloadpacket", None) in _ALONE and _tensor(node) is not None:

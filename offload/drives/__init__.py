@@ -1,1 +1,1 @@
-"""The devices that take spilled bytes, behind one port. See `port.py`."""
+"""Devices that take spilled bytes: engines behind one port (`port.py`), queues, checksums, and the residency table."""

@@ -1,8 +1,8 @@
-"""Packs pieces of spilled storages with zstd where that pays: measured per class of tensors.
+"""Compression of pieces of spilled storages with zstd, if measurements show that it saves time.
 
-It pays where it spares the drive more time than packing and unpacking take on an idle core. The
-decision is a pure function with its reason; classes (dtype and kind of module) are sampled again from time to time.
-Checksums are made of the bytes before packing, so a defect here is noticed like one of the drive.
+It does if the drive saves more time than packing and unpacking take on an idle core. The decision is a pure function
+with its reason. It is made per class of tensors (dtype and kind of module), and repeated on a sample from time to time.
+Checksums cover the bytes before packing, so that they detect a defect here as well as one of the drive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Piece = list[memoryview]
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The result of packing and unpacking one piece of a class."""
+    """Measurements of packing and unpacking one piece of a class."""
 
     plain_bytes: int
     packed_bytes: int
@@ -39,8 +39,8 @@ class Sample:
 
 
 def pays(sample: Sample, *, drive_bytes_per_s: float, idle_cores: float) -> tuple[bool, str]:
-    """Decide whether a class is worth packing, and say why."""
-    # Everything that is written is read again: the drive is spared twice.
+    """Decide if a class is worth packing, and say why."""
+    # Everything that is written is read again, so that the drive saves time twice.
     ratio = sample.packed_bytes / sample.plain_bytes
     spared_s = 2 * (sample.plain_bytes - sample.packed_bytes) / drive_bytes_per_s
     spent_s = sample.pack_s + sample.unpack_s
@@ -51,7 +51,7 @@ def pays(sample: Sample, *, drive_bytes_per_s: float, idle_cores: float) -> tupl
 
 
 class IdleCores:
-    """Counts the cores that did nothing since the last look, from the kernel's counters."""
+    """Number of idle cores, from the kernel's counters."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -59,7 +59,7 @@ class IdleCores:
         self._last = 0.0
 
     def look(self) -> float:
-        """The number of idle cores, on average since the last look but at least over 0.2 s."""
+        """Return the mean number of idle cores since the last measurement, which is at least 0.2 s ago."""
         idle_s, at_s = _idle_s(), self._clock()
         if at_s - self._at_s >= 0.2:  # the counters have steps of 10 ms
             self._last = (idle_s - self._idle_s) / (at_s - self._at_s)
@@ -73,9 +73,10 @@ def _idle_s() -> float:
 
 
 class Codec:
-    """Writes and reads pieces through an engine, packed where it pays. Safe from several threads.
+    """Writes and reads pieces through an engine, packed where that pays. Safe from several threads.
 
-    A packed piece takes whole pages at the place of the plain one; `written_bytes` is what the drive really took.
+    A packed piece takes whole pages, at the offset of the plain one. `written_bytes` and `read_bytes` are those that
+    the drive really transferred. `reasons` has the last decision for each class.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Codec:
         self._drive = (0, 0.0)  # bytes and seconds of plain writes
 
     def write(self, offset_bytes: int, piece: Piece, kind: str | None) -> int:
-        """Write a piece; returns its packed size, 0 if it was written as it is. Raises OSError."""
+        """Write a piece. Returns its packed size, or 0 if it was written without packing. Raises OSError."""
         if kind is not None and self._packs(kind, piece):
             packed = zstandard.ZstdCompressor(level=LEVEL).compress(b"".join(piece))
             if round_up(len(packed)) < _size(piece):
@@ -107,7 +108,7 @@ class Codec:
         return 0
 
     def read(self, offset_bytes: int, piece: Piece, packed_bytes: int) -> None:
-        """Fill the piece. Raises OSError, also where what was packed cannot be unpacked."""
+        """Fill the piece. Raises OSError, also if packed bytes cannot be unpacked."""
         if not packed_bytes:
             self._engine.read(offset_bytes, piece)
             self._count(read=_size(piece))
@@ -124,7 +125,10 @@ class Codec:
             plain = plain[view.nbytes :]
 
     def _packs(self, kind: str, piece: Piece) -> bool:
-        """Decide anew for one in SAMPLE_EVERY_PIECES pieces of a class; others go as was decided last."""
+        """Return True if the piece is to be packed.
+
+        Every SAMPLE_EVERY_PIECES-th piece of a class renews the decision.
+        """
         with self._lock:
             seen = self._seen[kind] = self._seen.get(kind, -1) + 1
             chosen = self._chosen.get(kind, False)
@@ -136,7 +140,7 @@ class Codec:
                 self._chosen[kind], self.reasons[kind] = chosen, reason
         elif not seconds:
             with self._lock:
-                self._seen[kind] = -1  # nothing is known of the drive yet: the next piece is the first
+                self._seen[kind] = -1  # the drive's speed is unknown: the next piece counts as the first
         return chosen
 
     def _count(self, *, written: int = 0, read: int = 0, plain_s: float = 0.0) -> None:
@@ -148,7 +152,7 @@ class Codec:
 
 
 def take_sample(plain: memoryview, clock: Callable[[], float] = time.monotonic) -> Sample:
-    """Pack and unpack once."""
+    """Pack and unpack the bytes once, and measure it."""
     began_s = clock()
     packed = zstandard.ZstdCompressor(level=LEVEL).compress(plain)
     packed_s = clock()

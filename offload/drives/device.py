@@ -1,7 +1,7 @@
-"""One device: its engine, the slots of its slab, its request queue, and what was measured of it.
+"""One device: its engine, the slots of its slab, its request queue, and measurements.
 
-A slot holds the page image of one storage (see `buffers.py`), moved in pieces, each with its own checksum. Errors of
-the engine become the named errors of `errors.py` here.
+A slot holds the page image of one storage (see `host_buffers.py`). It is moved in pieces, each with a checksum. Errors
+of the engine become the named errors of `errors.py` here.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ PIECE_BYTES = 8 << 20
 SLAB_GROWTH_BYTES = 256 << 20
 UNBOUNDED_BYTES = 1 << 62
 HOLES_SHARE = 1 / 8
-# The file system is full, or the user's quota or the limit on the size of files is reached.
+# Full file system, the user's disk quota, or the limit on file sizes.
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class EndedEarlyError(Exception):
-    """The request was cancelled between two pieces. Never leaves this folder."""
+    """Signal that the request was cancelled between two pieces. Never leaves this package."""
 
 
 class NoSpaceError(SpillWriteError):
-    """The quota is used up or the device is full."""
+    """The quota is used up, or the device is full."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """A storage on a device: where, how its bytes lie in the page image, and the checksum of each piece."""
+    """A storage on a device: its slot, how its bytes lie in the page image, and the checksum of each piece."""
 
     slot: Slot
     size_bytes: int
     shift_bytes: int
     checksums: tuple[int, ...]
     packed_bytes: tuple[int, ...] = ()
-    """Per piece what it was packed to, 0 where it was not."""
+    """Packed size of each piece; 0 for a piece that is not packed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopiedInPlace:
-    """The checksum of what was copied, and the seconds of the copy alone: not of its turn, nor of the sum."""
+    """Checksum of the copied bytes, and the seconds of the copy alone (without waiting for a turn, or the checksum)."""
 
     checksum: int
     seconds: float
 
 
 Move = tuple[int, Callable[[int], int]]
-"""So many bytes, and what moves them to or from an offset of the engine and gives their checksum."""
+"""Number of bytes, and a function that moves them to or from an offset of the engine and returns their checksum."""
 
 
 def _sum_of_views(piece: list[memoryview]) -> int:
@@ -75,7 +75,7 @@ def _moves(views: list[memoryview], move: Callable[[list[memoryview], int], int]
 
 
 class Device:
-    """Moves storages to and from one engine. `write` and `read` block, and are called by the queue's threads."""
+    """Moves storages to and from one engine. `write` and `read` block; threads of the queue call them."""
 
     def __init__(
         self,
@@ -89,13 +89,13 @@ class Device:
     ) -> None:
         self.engine = engine
         self._codec = Codec(engine, idle_cores=idle_cores or IdleCores().look)
-        # Memory copies in both directions at once, each as fast as alone.
+        # Memory can be copied in both directions at once, each at full speed.
         both_ways = isinstance(engine, AddressableEngine)
         self.queue = RequestQueue(engine.name, threads=threads, writers=threads // 2 if both_ways else 0)
         drive = DeviceTime(clock)
         self.writes = Meter(drive)
         self.reads = Meter(DeviceTime(clock) if both_ways else drive)
-        self.queued_bytes = 0  # owned by whoever places storages
+        self.queued_bytes = 0  # updated by the mover
         self._checked = checked
         self._quota_bytes = quota_bytes
         self._slots = SlotAllocator(UNBOUNDED_BYTES if quota_bytes is None else quota_bytes)
@@ -105,14 +105,14 @@ class Device:
     def write(
         self, payload: memoryview, shift_bytes: int, cancelled: Callable[[], bool], *, kind: str | None = None
     ) -> Copy:
-        """Put `payload` into a slot, packed if that pays for storages of this kind (None: never).
+        """Write `payload` into a slot, packed if that pays for storages of this `kind` (None: never packed).
 
-        Raises `SpillWriteError` or `EndedEarlyError`, with the slot given back.
+        Raises `SpillWriteError` or `EndedEarlyError`; the slot is then free again.
         """
         packed: list[int] = []
 
         def put(piece: list[memoryview], offset_bytes: int) -> int:
-            checksum = _sum_of_views(piece)  # unchecked too: `has` compares with it
+            checksum = _sum_of_views(piece)  # needed even if reads are not checked: `has` compares it
             packed.append(self._codec.write(offset_bytes, piece, kind))
             return checksum
 
@@ -130,16 +130,16 @@ class Device:
         self._get(copy, _moves([image], get), cancelled)
 
     def has(self, copy: Copy, payload: memoryview) -> bool:
-        """Whether these are the bytes that were written: without reading them, by their checksums."""
+        """Return True if the copy has the bytes of `payload`. Compares checksums, without reading the device."""
         pieces = cut(page_image(payload, copy.shift_bytes), PIECE_BYTES)
         return copy.checksums == tuple(map(_sum_of_views, pieces))
 
     def has_cuda(self, copy: Copy, memory: torch.Tensor) -> bool:
-        """`has` for what `write_cuda` or `write_in_place` wrote."""
+        """Return True if a copy written by `write_cuda` or `write_in_place` has the bytes of `memory`."""
         return copy.checksums == (tensor_checksum(memory),)
 
     def write_cuda(self, engine: CudaEngine, memory: torch.Tensor, cancelled: Callable[[], bool]) -> Copy:
-        """`write` for a CUDA tensor of bytes, without a copy in host memory."""
+        """Write a CUDA tensor of bytes, without a copy in host memory. Raises what `write` raises."""
 
         def put(offset_bytes: int) -> int:
             engine.write_cuda(offset_bytes, memory)
@@ -148,7 +148,7 @@ class Device:
         return self._put([(memory.nbytes, put)], cancelled)
 
     def read_cuda(self, engine: CudaEngine, copy: Copy, memory: torch.Tensor, cancelled: Callable[[], bool]) -> None:
-        """`read` for a CUDA tensor of bytes, without a copy in host memory."""
+        """Fill a CUDA tensor of bytes, without a copy in host memory. Raises what `read` raises."""
 
         def get(offset_bytes: int) -> int:
             engine.read_cuda(offset_bytes, memory)
@@ -163,7 +163,7 @@ class Device:
         fill: Callable[[memoryview], CopiedInPlace],
         cancelled: Callable[[], bool],
     ) -> Copy:
-        """`write` into the engine's own memory: `fill` copies there."""
+        """Let `fill` copy a storage into the engine's own memory. Raises what `write` raises."""
 
         def put(offset_bytes: int) -> int:
             lone, copied = self.writes.lone, fill(engine.view(offset_bytes, size_bytes))
@@ -179,7 +179,7 @@ class Device:
         take: Callable[[memoryview], CopiedInPlace],
         cancelled: Callable[[], bool],
     ) -> None:
-        """`read` what `write_in_place` wrote: `take` copies it from there."""
+        """Let `take` copy a storage out of the engine's own memory. Raises what `read` raises."""
 
         def get(offset_bytes: int) -> int:
             lone, copied = self.reads.lone, take(engine.view(offset_bytes, copy.size_bytes))
@@ -229,32 +229,35 @@ class Device:
             self.reads.stop(moved_bytes)
 
     def free(self, slot: Slot) -> None:
-        """Let another storage have the slot."""
+        """Free the slot for other storages."""
         with self._lock:
             self._slots.free(slot)
 
     def rate_bytes_per_s(self) -> float:
-        """The slower of the two directions, as last measured: everything that is written is read again."""
+        """Return the slower of the recent write and read rates. Everything that is written is read again."""
         return min(self.writes.recent_bytes_per_s, self.reads.recent_bytes_per_s)
 
     @property
     def used_bytes(self) -> int:
-        """What its slots hold now."""
+        """Bytes of all slots in use."""
         return self._slots.used_bytes
 
     @property
     def quota_bytes(self) -> int | None:
-        """What its slots may hold; None is no bound."""
+        """Bound of all slots together, in bytes; None for no bound."""
         return self._quota_bytes
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether so much more would fit beside what is queued. A part of a quota is left for holes between slots."""
+        """Return True if this storage fits beside the queued ones.
+
+        `HOLES_SHARE` of a quota is left for holes between slots.
+        """
         if self._quota_bytes is None:
             return True
         return self.used_bytes + self.queued_bytes + size_bytes <= self._quota_bytes * (1 - HOLES_SHARE)
 
     def stats(self) -> DeviceStats:
-        """Totals and recent rates."""
+        """Return totals and recent rates."""
         return DeviceStats(
             name=self.engine.name,
             slab_bytes=self._reserved_bytes,
@@ -269,7 +272,7 @@ class Device:
         )
 
     def close(self) -> None:
-        """End the workers, then give the slab back."""
+        """End the queue's threads, then close the engine."""
         self.queue.close()
         self.engine.close()
 
@@ -288,7 +291,7 @@ class Device:
             return slot
 
     def _reserve(self, end_bytes: int) -> None:
-        """Grow the slab in large steps, or by just what is needed where the device has no room for more."""
+        """Grow the slab in large steps, or to just `end_bytes` if the device has no room for more."""
         if end_bytes <= self._reserved_bytes:
             return
         generous_bytes = min(round_up(end_bytes + SLAB_GROWTH_BYTES), max(self._slots.quota_bytes, end_bytes))

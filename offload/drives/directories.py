@@ -1,6 +1,6 @@
-"""Directories to spill to: whether they are fit for it, and files without a name in them. No torch here.
+"""Checks of directories for spilled data, and unnamed files in them. No torch.
 
-The command line refuses an unfit one before anything is started; an engine looks again when it opens its slab.
+The command line refuses an unfit directory before it starts anything. An engine checks again when it opens its slab.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 
 
 def try_directory(directory: str | os.PathLike[str]) -> None:
-    """Make a file there and let it go. Raises `OffloadConfigError` as one sentence where that does not work."""
+    """Create an unnamed file in the directory and close it. Raises `OffloadConfigError` if that fails."""
     fd, _ = open_unnamed(check_directory(directory))
     os.close(fd)
 
 
 def check_directory(directory: str | os.PathLike[str]) -> Path:
-    """The directory as a path, or one sentence that says why activations cannot be spilled there."""
+    """Return the directory as a path. Raises `OffloadConfigError` if it is missing, not writable, or in memory."""
     path = Path(directory)
     if not path.is_dir():
         raise OffloadConfigError(f"{path} is not a directory: create it on an SSD, or name another one")
@@ -35,7 +35,7 @@ def check_directory(directory: str | os.PathLike[str]) -> Path:
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that holds `path`, as the kernel names it; empty if it does not say."""
+    """Return the type of the file system that holds `path`, as the kernel names it, or "" if unknown."""
     device = path.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -46,7 +46,7 @@ def file_system(path: Path) -> str:
 
 
 def open_unnamed(path: Path) -> tuple[int, bool]:
-    """A descriptor of a file without a name, and whether it does direct I/O. Raises `OffloadConfigError`."""
+    """Return the descriptor of a new unnamed file, and True if it uses direct I/O. Raises `OffloadConfigError`."""
     for flags, direct in ((os.O_DIRECT, True), (0, False)):
         try:
             return _open_with(path, flags), direct
@@ -64,7 +64,7 @@ def _open_with(path: Path, flags: int) -> int:
     except OSError as fault:
         if fault.errno not in (errno.EISDIR, errno.EOPNOTSUPP, errno.ENOENT):
             raise
-    # No unnamed files here: make one and remove its name at once.
+    # This file system has no unnamed files: create a named one and remove its name at once.
     plain, name = tempfile.mkstemp(prefix=".elastrain-", dir=path)
     try:
         return os.open(name, os.O_RDWR | os.O_CLOEXEC | flags)
