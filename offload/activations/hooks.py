@@ -306,7 +306,7 @@ class ActivationOffload:
         manager = self._open()
         view, pinned = view_of(tensor), is_part(tensor) if pinned is None else pinned
         watch = VersionWatch(tensor, module) if operator.fills else None  # programs never change saved values
-        # `save` wakes an I/O thread that waits for the GIL. No call of torch, which would release the GIL, may follow it.
+        # `save` wakes an I/O thread that waits for the GIL. No call of torch, which would release the GIL, may follow.
         storage, record, handle = tensor.untyped_storage(), record_of(tensor, pinned=pinned), SpillHandle(view, watch)
         if record is None or not manager.share(record, storage, handle, operator):
             origin = Origin(storage, version=tensor._version, dtype=str(tensor.dtype), module=module, pinned=pinned)

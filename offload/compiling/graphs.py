@@ -45,7 +45,10 @@ _ALONE = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Departures:
-    """Changes of one program: the number of values that leave, their bytes, and the number that stay since their sizes vary."""
+    """Changes of one program: the number of values that leave, and their bytes.
+
+    `varying` is the number of values that stay in memory because their sizes vary from call to call.
+    """
 
     values: int
     size_bytes: int

@@ -95,7 +95,7 @@ class Device:
         drive = DeviceTime(clock)
         self.writes = Meter(drive)
         self.reads = Meter(DeviceTime(clock) if both_ways else drive)
-        self.queued_bytes = 0  # updated by the mover
+        self.queued_bytes = 0  # updated by the callers that queue writes
         self._checked = checked
         self._quota_bytes = quota_bytes
         self._slots = SlotAllocator(UNBOUNDED_BYTES if quota_bytes is None else quota_bytes)

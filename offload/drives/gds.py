@@ -1,7 +1,7 @@
-"""GPUDirect Storage through KvikIO: CUDA memory to SSD and back without a copy in host memory.
+"""GPUDirect Storage through KvikIO: CUDA memory moves to SSD and back without a copy in host memory.
 
-KvikIO does no I/O at all without libcuda, and its first call can hang for ever where the driver is broken: it is used
-only after `probe` has moved bytes there and back in a process of its own, within a time limit.
+KvikIO does no I/O without libcuda, and its first call can hang forever if the driver is broken. It is used only after
+`probe` has written and read bytes in a separate process, within a time limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elastrain.offload.drives.posix import PosixEngine, close_in_children
 from elastrain.offload.errors import OffloadConfigError
 
 PROBE_BYTES = 1 << 20
-# KvikIO's own defaults are one thread and 4 MiB.
+# The default of KvikIO. Its default number of threads is one.
 TASK_BYTES = 4 << 20
 
 _PROBE = """
@@ -37,7 +37,7 @@ assert torch.equal(there, back)
 
 
 def probe(directory: str | os.PathLike[str], *, size_bytes: int = PROBE_BYTES, timeout_s: float = 60.0) -> str | None:
-    """Why KvikIO cannot be used with `directory`, in one sentence; None if CUDA bytes came back equal."""
+    """Return why KvikIO cannot be used with `directory`, or None if CUDA bytes were written and read back equal."""
     if not torch.cuda.is_available():
         return "this process sees no CUDA device, and KvikIO moves CUDA tensors only"
     command = [sys.executable, "-c", _PROBE, os.fspath(directory), str(size_bytes)]
@@ -52,13 +52,16 @@ def probe(directory: str | os.PathLike[str], *, size_bytes: int = PROBE_BYTES, t
 
 
 class GdsEngine:
-    """A slab of `PosixEngine`, also open for CUDA memory. Raises `OffloadConfigError` if the probe fails."""
+    """An engine with the slab file of `PosixEngine` that also moves CUDA memory.
+
+    The constructor raises `OffloadConfigError` if the probe fails.
+    """
 
     def __init__(self, directory: str | os.PathLike[str], *, threads: int = 4) -> None:
         why = probe(directory)
         if why is not None:
             raise OffloadConfigError(f"GPUDirect Storage cannot be used in {directory}: {why}")
-        # CPU tensors are moved as ever: KvikIO would copy them through a buffer of its own.
+        # CPU tensors are moved by `PosixEngine`, because KvikIO would copy them through a buffer of its own.
         self._slab = PosixEngine(directory)
         self.name = self._slab.name
         kvikio: Any = import_module("kvikio")
@@ -68,26 +71,31 @@ class GdsEngine:
         close_in_children(self)
 
     def reserve(self, size_bytes: int) -> None:
+        """Make the first `size_bytes` of the slab usable."""
         self._slab.reserve(size_bytes)
 
     def write(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        """Write host memory, by `PosixEngine`."""
         self._slab.write(offset_bytes, views)
 
     def read(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        """Fill host memory, by `PosixEngine`."""
         self._slab.read(offset_bytes, views)
 
     def capacity_bytes(self) -> int:
+        """Return the size of the file system."""
         return self._slab.capacity_bytes()
 
     def write_cuda(self, offset_bytes: int, memory: torch.Tensor) -> None:
-        """Write a contiguous CUDA tensor of bytes. The caller has waited for what computes it."""
+        """Write a contiguous CUDA tensor of bytes. The caller has waited until its content is computed."""
         self._check("write", self._file.pwrite(memory, memory.nbytes, offset_bytes).get(), memory.nbytes)
 
     def read_cuda(self, offset_bytes: int, memory: torch.Tensor) -> None:
-        """Fill a contiguous CUDA tensor of bytes; it is filled when this returns."""
+        """Fill a contiguous CUDA tensor of bytes. It is complete when this returns."""
         self._check("read", self._file.pread(memory, memory.nbytes, offset_bytes).get(), memory.nbytes)
 
     def close(self) -> None:
+        """Close the file and free the slab."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

@@ -1,8 +1,8 @@
-"""Memory that the kernel can read into directly, as tensor storages, and the memory of tensors as bytes.
+"""Page-aligned memory that the kernel can read into directly, used as tensor storages; memory of tensors as bytes.
 
-What is on disk is the page image of a storage: its bytes at the same distance from a page boundary as in memory. So
-direct I/O moves all but the first and last page without a copy, and a tensor comes back at an address that is the
-same modulo the page size: kernels that treat unaligned edges differently compute the same bits.
+On disk lies the page image of a storage: its bytes at the same distance from a page boundary as in memory. Direct I/O
+therefore moves all but the first and last page without a copy. A storage comes back at an address that is the same
+modulo the page size, so that kernels that treat unaligned edges differently compute the same bits.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from elastrain.offload.drives.port import PAGE_BYTES, round_up
 
 HUGE_PAGE_BYTES = 2 << 20
 ROWS = 256
-"""Of `tensor_checksum`: with a thousand, torch's sum over rows takes twice what it sums up as a buffer on a device."""
+"""Most rows in `tensor_checksum`. With 1000 rows, torch's sum on a device needs a buffer of twice its input's size."""
 _ZEROS = bytes(PAGE_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Fresh memory: `image` is what the device fills, `storage` the tensor bytes inside it.
+    """Memory for one storage: `image` is the pages that a device fills, `storage` the tensor's bytes inside.
 
-    The memory lives as long as either is referenced; nothing has to be given back.
+    The memory lives as long as either is referenced. Nothing has to be given back.
     """
 
     image: memoryview
@@ -36,22 +36,25 @@ class Lease:
 
 
 def lease(*, size_bytes: int, shift_bytes: int) -> Lease:
-    """Memory for a storage of `size_bytes` that starts `shift_bytes` after a page boundary."""
+    """Return fresh memory for a storage of `size_bytes` that starts `shift_bytes` after a page boundary."""
     return lease_in(pages(round_up(shift_bytes + size_bytes)), size_bytes=size_bytes, shift_bytes=shift_bytes)[0]
 
 
 def lease_in(image: memoryview, *, size_bytes: int, shift_bytes: int) -> tuple[Lease, memoryview]:
-    """A lease in whole pages that are there already, and the view that lives exactly as long as its storage's bytes."""
+    """Return a lease in the existing pages `image`, and the view that lives exactly as long as the storage's bytes."""
     inside = image[shift_bytes : shift_bytes + size_bytes]
     return Lease(image=image, storage=torch.frombuffer(inside, dtype=torch.uint8).untyped_storage()), inside
 
 
 def pages(length_bytes: int) -> memoryview:
-    """Fresh pages, huge ones as far as they are filled: the kernel has 512 times fewer of them to hand out and pin."""
+    """Return fresh page-aligned memory.
+
+    Huge pages are used as far as they are filled: 512 times fewer to map and pin.
+    """
     huge_bytes = length_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
     if not huge_bytes:
         return memoryview(_anonymous(length_bytes))
-    # Address space costs nothing: enough of it to start at the boundary of a huge page.
+    # Map more addresses than needed, which costs nothing, so that the memory can start at a huge page's boundary.
     memory = _anonymous(length_bytes + HUGE_PAGE_BYTES)
     start_bytes = -address_of(memory) % HUGE_PAGE_BYTES
     memory.madvise(mmap.MADV_HUGEPAGE, start_bytes, huge_bytes)
@@ -59,7 +62,7 @@ def pages(length_bytes: int) -> memoryview:
 
 
 def drop_pages(memory: memoryview, start_bytes: int, size_bytes: int) -> None:
-    """Give whole pages of what `pages` returned to the kernel: they come back as zeros when they are touched."""
+    """Give whole pages of memory from `pages` back to the kernel. They are zero when they are touched again."""
     mapped = memory.obj
     assert isinstance(mapped, mmap.mmap)
     before_bytes = address_of(memory) - address_of(mapped)
@@ -67,23 +70,23 @@ def drop_pages(memory: memoryview, start_bytes: int, size_bytes: int) -> None:
 
 
 def keep_from_children(memory: memoryview) -> None:
-    """Forked processes do not get what `pages` returned: they would keep it when it is given up here."""
+    """Keep memory from `pages` out of forked processes, which would hold its pages after they are dropped here."""
     mapped = memory.obj
     assert isinstance(mapped, mmap.mmap)
     mapped.madvise(mmap.MADV_DONTFORK, address_of(memory) - address_of(mapped), memory.nbytes)
 
 
 def fault_in(image: memoryview) -> None:
-    """Touch each page of memory that is to be filled as a whole.
+    """Touch each page of memory that will be overwritten completely.
 
-    A direct read into fresh pages has the kernel find them with the address space locked, and whoever maps or unmaps
-    memory meanwhile waits: a training thread does that for every tensor. Pages that are touched are found without.
+    A direct read into fresh pages makes the kernel allocate them with the address space locked. Every thread that maps
+    or unmaps memory waits for that, as a training thread does for every tensor. Touched pages need no lock.
     """
     torch.frombuffer(image, dtype=torch.uint8)[::PAGE_BYTES].zero_()
 
 
 def address_of(memory: memoryview | mmap.mmap) -> int:
-    """Where writable memory begins."""
+    """Return the address of writable memory."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
@@ -92,22 +95,22 @@ def _anonymous(length_bytes: int) -> mmap.mmap:
 
 
 def shift_of(storage: torch.UntypedStorage) -> int:
-    """The distance of the storage's start from the page boundary before it, in bytes."""
+    """Return the distance of the storage's start from the page boundary before it, in bytes."""
     return storage.data_ptr() % PAGE_BYTES
 
 
 def bytes_of(storage: torch.UntypedStorage) -> memoryview:
-    """The storage's memory. The caller keeps the storage alive while it uses the view. CPU storages only."""
+    """Return a view of a CPU storage's memory. The caller keeps the storage alive while it uses the view."""
     return _view(storage.data_ptr(), storage.nbytes())
 
 
 def image_of(storage: torch.UntypedStorage, shift_bytes: int) -> memoryview:
-    """The pages that a lease's storage lies in. Only for memory that comes in whole pages."""
+    """Return a view of the pages around a storage. Only for storages whose memory is whole pages, as a lease's is."""
     length_bytes = round_up(shift_bytes + storage.nbytes())
     return _view(storage.data_ptr() - shift_bytes, length_bytes)
 
 
-# An array type of ctypes for each length would be a class to make, and garbage to collect, for each transfer.
+# ctypes arrays would create a class for each length, and garbage, with every transfer.
 _from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
 _from_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 _from_memory.restype = ctypes.py_object
@@ -120,11 +123,11 @@ def _view(address: int, size_bytes: int) -> memoryview:
 
 
 def page_image(payload: memoryview, shift_bytes: int) -> list[memoryview]:
-    """`payload` as page-aligned views: a copied first page, the pages between without a copy, a copied last page.
+    """Return `payload` as page-aligned views: copies of its first and last page, and the pages between without a copy.
 
-    The copied pages hold until the next call in the same thread.
+    The copied pages are valid until the next call in the same thread.
     """
-    # Copied, so that only the payload's own bytes leave the process: its first and last page have neighbours.
+    # The edge pages are copied so that only the payload's own bytes leave the process: other data may share them.
     head_bytes = min((PAGE_BYTES - shift_bytes) % PAGE_BYTES, payload.nbytes)
     tail_bytes = (payload.nbytes - head_bytes) % PAGE_BYTES
     inner = payload[head_bytes : payload.nbytes - tail_bytes]
@@ -134,7 +137,7 @@ def page_image(payload: memoryview, shift_bytes: int) -> list[memoryview]:
 
 
 class _Scratch(threading.local):
-    """Two pages for each thread, because devices write from several threads at a time."""
+    """Two pages for each thread, because devices write from several threads at once."""
 
     def __init__(self) -> None:
         pages = memoryview(_anonymous(2 * PAGE_BYTES))
@@ -151,7 +154,7 @@ def _filled(page: memoryview, part: memoryview, at_bytes: int) -> memoryview:
 
 
 def cut(views: list[memoryview], size_bytes: int) -> list[list[memoryview]]:
-    """The same bytes in pieces of `size_bytes` (the last one may be smaller)."""
+    """Cut the bytes into pieces of `size_bytes`; the last one may be smaller."""
     pieces: list[list[memoryview]] = [[]]
     room_bytes = size_bytes
     for view in views:
@@ -167,9 +170,10 @@ def cut(views: list[memoryview], size_bytes: int) -> list[list[memoryview]]:
 
 
 def tensor_checksum(memory: torch.Tensor) -> int:
-    """A sum over the bytes that depends on their places, computed where they are: no copy to the host, any device.
+    """Return a position-dependent checksum of a tensor of bytes, computed on the tensor's own device.
 
-    Words in rows and columns, which are summed: they are read twice, and hardly any memory is taken.
+    The bytes are viewed as a table of words whose rows and columns are summed. That reads them twice, but takes hardly
+    any memory.
     """
     words = memory[: memory.numel() // 8 * 8].view(torch.int64)
     rows = min(ROWS, math.isqrt(words.numel()))
@@ -182,7 +186,10 @@ def tensor_checksum(memory: torch.Tensor) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _factors(count: int, rows: int, device: torch.device) -> torch.Tensor:
-    """Odd ones, but even ones for sums of rows, at the end: each bit of a word tells, which is in one sum of each."""
+    """Return one factor per sum: odd numbers, then even ones for the sums of rows.
+
+    Each word is in one sum of rows and in one of columns, so that each of its bits affects the checksum.
+    """
     found = torch.arange(count) * 2 + 1
     found[count - rows :] *= 0x1E3779B97F4A7C16
-    return found.to(device)  # once it is there: other threads use it on streams of their own
+    return found.to(device)  # waits for the copy, because other threads use it on other streams

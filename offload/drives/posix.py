@@ -1,8 +1,8 @@
-"""POSIX direct I/O into a preallocated file without a name: the default engine. No compiler, no library.
+"""Direct I/O into a preallocated, unnamed file: the default engine. Needs no compiler and no library.
 
-The kernel frees an unnamed file when its last descriptor closes, also after SIGKILL. Reused, preallocated space is
-about twice as fast to write as a new file; O_DIRECT keeps activations out of the page cache, which is memory too.
-Where a file system refuses O_DIRECT, buffered I/O drops its pages after each call.
+The kernel frees an unnamed file when its last descriptor is closed, also after SIGKILL. Preallocated space that is
+reused is about twice as fast to write as a new file. O_DIRECT keeps activations out of the page cache, which is memory
+too. If a file system refuses O_DIRECT, I/O is buffered and its cached pages are dropped after each call.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from elastrain.offload.drives.directories import check_directory, open_unnamed
 from elastrain.offload.drives.port import PAGE_BYTES, IoEngine
 
-# Space that is left to others on the file system.
+# Free space that is left on the file system for other users.
 RESERVE_BYTES = 256 << 20
 VectorCall = Callable[[int, Sequence[memoryview], int], int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """The kernel calls that move bytes: fault injection and tests put others here."""
+    """The system calls that move bytes. Tests and fault injection replace them."""
 
     pwritev: VectorCall = os.pwritev
     preadv: VectorCall = os.preadv
@@ -31,7 +31,7 @@ class Calls:
 
 
 class PosixEngine:
-    """One slab file in `directory`. Raises `OffloadConfigError` where the directory is not fit for it."""
+    """An engine with one slab file in `directory`. Raises `OffloadConfigError` if the directory is unfit."""
 
     def __init__(self, directory: str | os.PathLike[str], *, calls: Calls | None = None) -> None:
         path = check_directory(directory)
@@ -44,10 +44,11 @@ class PosixEngine:
         close_in_children(self)
 
     def reserve(self, size_bytes: int) -> None:
+        """Extend the slab to `size_bytes`. Raises OSError(ENOSPC) if less than `RESERVE_BYTES` would stay free."""
         more_bytes = size_bytes - self._size_bytes
         if more_bytes <= 0:
             return
-        status = os.fstatvfs(self._fd)  # by the file: its directory may be removed or moved while it is open
+        status = os.fstatvfs(self._fd)  # asks the file, because its directory may be moved or removed meanwhile
         free_bytes = status.f_bavail * status.f_frsize
         if more_bytes + RESERVE_BYTES > free_bytes:
             raise OSError(errno.ENOSPC, f"{more_bytes} more bytes are wanted and {free_bytes} are free", self.name)
@@ -55,21 +56,25 @@ class PosixEngine:
         self._size_bytes = size_bytes
 
     def write(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        """Write `views` at the offset."""
         self._move(self._calls.pwritev, offset_bytes, views, "write")
 
     def read(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        """Fill `views` from the offset."""
         self._move(self._calls.preadv, offset_bytes, views, "read")
 
     def capacity_bytes(self) -> int:
+        """Return the size of the file system."""
         return self._capacity_bytes
 
     def close(self) -> None:
+        """Close the file, which frees its space."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def path(self) -> str:
-        """A path that opens the slab in this process, for libraries that only take paths."""
+        """Return a path that opens the slab in this process, for libraries that only take paths."""
         return f"/proc/self/fd/{self._fd}"
 
     def _move(self, call: VectorCall, offset_bytes: int, views: Sequence[memoryview], verb: str) -> None:
@@ -90,7 +95,7 @@ _OPEN: weakref.WeakSet[IoEngine] = weakref.WeakSet()
 
 
 def close_in_children(engine: IoEngine) -> None:
-    """Let forked children close the engine: they inherit its descriptors, and a slab must not outlive its process."""
+    """Close the engine in forked children. They inherit its descriptors, and a slab must not outlive its process."""
     _OPEN.add(engine)
 
 
@@ -103,7 +108,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _after(views: list[memoryview], moved: int) -> list[memoryview]:
-    """What is left of `views` when the first `moved` bytes are done."""
+    """Return what remains of `views` after the first `moved` bytes."""
     for index, view in enumerate(views):
         if moved < view.nbytes:
             return [view[moved:], *views[index + 1 :]]

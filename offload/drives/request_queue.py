@@ -1,13 +1,10 @@
-"""Which part of a slab belongs to whom: page-aligned slots below a quota. Pure arithmetic, no I/O.
+"""Slots of a slab (`SlotAllocator`), measured rates (`Meter`), and the request queue of one device (`RequestQueue`).
 
-How fast a device is in one direction: bytes that were moved, and the time that it took.
+Requests are ordered and can be cancelled: reads come before writes, and reads that backward waits for come first. A
+request that must wait for an accelerator does not block others, because at most one worker waits for such a mark.
 
-Ordered, cancellable requests to one device: reads before writes, what is waited for before what will be.
-
-What cannot be moved yet, since an accelerator still computes it, holds nobody up: one worker at most waits for that.
-
-A request is always run exactly once, a cancelled one too: it looks at `cancelled` and reports that it ended. Whoever
-waits for the end of a request can therefore never be forgotten.
+Every request is run exactly once. A cancelled one runs too: it checks `cancelled` and reports its end, so that no
+waiting thread is forgotten. `SlotAllocator` is pure arithmetic.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ class Slot:
 
 
 class SlotAllocator:
-    """Hands out slots below `quota_bytes`. `end_bytes` is how far the slab is in use, ever."""
+    """Allocates slots below `quota_bytes`. `end_bytes` is the highest end of all slots so far."""
 
     def __init__(self, quota_bytes: int) -> None:
         self.quota_bytes = quota_bytes
@@ -44,12 +41,12 @@ class SlotAllocator:
 
     @property
     def holes(self) -> tuple[Slot, ...]:
-        """What is free below `end_bytes`, sorted by offset, never touching each other."""
+        """Free ranges below `end_bytes`, sorted by offset. No two of them are adjacent."""
         below = [(start, min(stop, self.end_bytes)) for start, stop in self._free if start < self.end_bytes]
         return tuple(Slot(offset_bytes=start, size_bytes=stop - start) for start, stop in below)
 
     def allocate(self, size_bytes: int) -> Slot | None:
-        """A slot of at least `size_bytes`, or None where the quota does not allow it."""
+        """Return a slot of at least `size_bytes`, or None if no free range below the quota is large enough."""
         size_bytes = round_up(size_bytes)
         offset_bytes = self._free.take(size_bytes)
         if offset_bytes is None:
@@ -59,20 +56,22 @@ class SlotAllocator:
         return Slot(offset_bytes=offset_bytes, size_bytes=size_bytes)
 
     def free(self, slot: Slot) -> None:
-        """Take a slot back. Raises `ValueError` if it was not handed out."""
+        """Free a slot. Raises `ValueError` if it is not allocated."""
         self._free.give(slot.offset_bytes, slot.offset_bytes + slot.size_bytes)
         self.used_bytes -= slot.size_bytes
 
 
-# Until something was measured; only the first passes, which spill everything anyway, are decided with it.
+# Rate until one was measured. It affects only decisions about the first passes, which spill everything anyway.
 ASSUMED_BYTES_PER_S = 1e9
 ENOUGH_TO_TELL_BYTES = 16 << 20
 
 
 class DeviceTime:
-    """The time of one device, for the meters of its directions: while several move, each has an equal part of it.
+    """The busy time of one device, shared by the meters of its directions.
 
-    So the rates of a drive say what it can do, one direction at a time, however both were mixed.
+    Directions that move at once get equal parts.
+
+    The rates of a drive therefore describe one direction at a time, in whatever way reads and writes were mixed.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -82,11 +81,11 @@ class DeviceTime:
         self._until_s = 0.0
 
     def join(self, meter: Meter) -> None:
-        """One direction more."""
+        """Add the meter of one direction."""
         self._meters.append(meter)
 
     def spend(self) -> None:
-        """Let who moves have the time since this was called last. The lock is held."""
+        """Distribute the time since the last call among the directions that move. The lock must be held."""
         now_s = self._clock()
         moving = [each for each in self._meters if each.moving]
         for each in moving:
@@ -95,7 +94,10 @@ class DeviceTime:
 
 
 class Meter:
-    """Bytes moved and the time during which at least one request was moving them; `moving` counts those requests."""
+    """The bytes moved in one direction, and the time in which requests moved them.
+
+    `moving` is the number of requests under way.
+    """
 
     def __init__(self, time: DeviceTime) -> None:
         self._time = time
@@ -108,12 +110,14 @@ class Meter:
         time.join(self)
 
     def start(self) -> None:
+        """Note that a request begins to move bytes."""
         with self._time.lock:
             self._time.spend()
             self.moving += 1
             self._started += 1
 
     def stop(self, moved_bytes: int) -> None:
+        """Note that a request has ended."""
         with self._time.lock:
             self._time.spend()
             self.moving -= 1
@@ -121,15 +125,15 @@ class Meter:
 
     @property
     def lone(self) -> int:
-        """The number of the request that is moved now, if it is the only one; else 0."""
+        """The number of the request that is moving, if it is the only one; else 0."""
         with self._time.lock:
             return self._started * (self.moving == 1)
 
     def tell(self, lone: int, moved_bytes: int, took_s: float) -> None:
-        """So many bytes were moved in so many seconds by somebody else's clock; `lone` is what that was before.
+        """Report a request whose time was measured elsewhere. `lone` is the value of `Meter.lone` before it began.
 
-        Of those that stayed alone the fastest one is the rate: others waited for the interpreter within their time.
-        Told once, the time between `start` and `stop` says nothing any more.
+        Only requests that stayed alone count, and the fastest of them is the rate, because others also waited for the
+        GIL. After the first such report, the time between `start` and `stop` is no longer used.
         """
         with self._time.lock:
             self._is_told = True
@@ -137,7 +141,7 @@ class Meter:
                 self._told_bytes_per_s = max(self._told_bytes_per_s, moved_bytes / took_s)
 
     def mark(self) -> None:
-        """Take the rate since the last mark as the recent one, if enough was moved to tell."""
+        """Take the rate since the last mark as the recent one, if enough bytes were moved."""
         with self._time.lock:
             bytes_before, s_before = self._marked
             moved_bytes, busy_s = self.moved_bytes - bytes_before, self.busy_s - s_before
@@ -149,26 +153,26 @@ class Meter:
 
 
 class Urgency(IntEnum):
-    """The order between requests; within one, first come first served."""
+    """The order of requests. Requests of equal urgency are first come, first served."""
 
-    CANCELLED = 0  # nothing to move: only the end has to be reported
-    DEMAND = 1  # backward waits for it
+    CANCELLED = 0  # moves nothing, and only reports its end
+    DEMAND = 1  # backward is waiting for it
     PREFETCH = 2
     WRITE = 3
 
 
 class Mark(Protocol):
-    """What an accelerator has to reach before something can be moved: a CUDA event, for one."""
+    """A point that an accelerator must reach before bytes can be moved, such as a CUDA event."""
 
     def query(self) -> bool:
-        """Whether it is reached."""
+        """Return True if the point is reached."""
 
     def synchronize(self) -> None:
-        """Wait until it is."""
+        """Wait until the point is reached."""
 
 
 class IoRequest:
-    """One read or write of one storage; not before its mark, if it has one."""
+    """One read or write of one storage. It must wait for its mark, if it has one."""
 
     __slots__ = ("cancelled", "mark", "taken", "urgency", "work")
 
@@ -180,7 +184,10 @@ class IoRequest:
         self.cancelled = False
 
     def can_be_run(self) -> bool:
-        """Whether it would not wait for its mark. A mark that fails is reached: who moves the bytes says why."""
+        """Return True if the request need not wait for its mark.
+
+        A mark that fails counts as reached, because moving the bytes will report the error.
+        """
         if self.mark is not None and (self.cancelled or _is_reached(self.mark)):
             self.mark = None
         return self.mark is None
@@ -195,11 +202,11 @@ def _is_reached(mark: Mark) -> bool:
 
 _Heap = list[tuple[int, int, IoRequest]]
 _Heaps = tuple[_Heap, _Heap]
-"""What a worker looks through, in this order."""
+"""The two heaps of requests, in the order in which a worker searches them."""
 
 
 def _left(heap: _Heap) -> Iterator[tuple[int, int, IoRequest]]:
-    """What nobody has taken, in order. A hastened or cancelled request is in the heap twice."""
+    """Yield the entries that no worker has taken, in order. A hastened or cancelled request is in the heap twice."""
     while heap and heap[0][2].taken:
         heapq.heappop(heap)
     yield from heap[:1]
@@ -207,13 +214,13 @@ def _left(heap: _Heap) -> Iterator[tuple[int, int, IoRequest]]:
 
 
 def _done(_: IoRequest) -> None:
-    """What is left to do of a request that was run. Its work, and what that refers to, is let go of."""
+    """Replace the work of a request that was run, so that the work and all that it refers to can be freed."""
 
 
 class RequestQueue:
-    """`threads` workers that take requests in order. `work` must not raise; it runs without any lock held.
+    """A pool of `threads` workers that run requests in order. `work` must not raise; it runs without any lock held.
 
-    `writers` of them take writes first: where both directions move at once, neither is to wait for the other.
+    `writers` of the workers prefer writes, for devices that can read and write at full speed at once.
     """
 
     def __init__(self, name: str, *, threads: int, writers: int = 0) -> None:
@@ -236,25 +243,26 @@ class RequestQueue:
             thread.start()
 
     def submit(self, urgency: Urgency, work: Callable[[IoRequest], None], mark: Mark | None = None) -> IoRequest:
+        """Queue a request and return it."""
         request = IoRequest(urgency, work, mark)
         self._push(request)
         return request
 
     def hasten(self, request: IoRequest) -> None:
-        """Move a request that has not begun to the front."""
+        """Move a request to the front of the queue if it has not begun."""
         if request.urgency > Urgency.DEMAND and not request.taken:
             request.urgency = Urgency.DEMAND
             self._push(request)
 
     def cancel(self, request: IoRequest) -> None:
-        """Let a request end as soon as it can; it still runs, to say so."""
+        """Cancel a request. It still runs, in order to report its end."""
         request.cancelled = True
         if not request.taken:
             request.urgency = Urgency.CANCELLED
             self._push(request)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End the workers once everything that was submitted has run."""
+        """End the workers after everything in the queue has run."""
         with self._ready:
             self._closed = True
             self._ready.notify_all()
@@ -276,10 +284,13 @@ class RequestQueue:
                 continue
             work, request.work = request.work, _done
             work(request)
-            del work, request  # nothing is held while there is nothing to do
+            del work, request  # nothing is kept alive while the worker is idle
 
     def _take(self, heaps: _Heaps) -> IoRequest | Mark | None:
-        """The next request that can be run, or a mark that has to be waited for; None at the end."""
+        """Wait for work.
+
+        Returns a request that can be run, a mark to wait for, or None if the queue is closed and empty.
+        """
         with self._ready:
             while True:
                 found = next((each for heap in heaps for *_, each in _left(heap) if each.can_be_run()), None)
@@ -289,7 +300,7 @@ class RequestQueue:
                 left = [entry for heap in heaps for entry in _left(heap)]
                 if left and not self._is_awaited:
                     self._is_awaited = True
-                    return min(left, key=lambda entry: entry[1])[2].mark  # they are reached in the order of asking
+                    return min(left, key=lambda entry: entry[1])[2].mark  # marks are reached in the order of submission
                 if self._closed and not left:
                     return None
                 self._idle += 1
@@ -299,8 +310,8 @@ class RequestQueue:
                     self._idle -= 1
 
     def _await(self, mark: Mark) -> None:
-        """Wait for a mark: anybody may take its request then, also while this one is still on its way here."""
-        with contextlib.suppress(RuntimeError):  # as in `_is_reached`
+        """Wait for a mark, then wake all workers. Any worker may take its request."""
+        with contextlib.suppress(RuntimeError):  # a mark that fails counts as reached
             mark.synchronize()
         with self._ready:
             self._is_awaited = False

@@ -1,7 +1,7 @@
-"""Where one saved storage is, as a pure table: (state, event) -> (state, commands).
+"""The states of one saved storage as a pure table: (state, event) -> (state, commands).
 
-No I/O, no clock, no threads, no tensors. The shell in `mover.py` performs the commands, in order, and reports what
-happened as events. The table is total over what can happen: a pair that is missing is a defect of the shell.
+No I/O, no clock, no threads, no tensors. `mover.py` performs the commands in order, and reports what happened as
+events. The table has every pair that can happen; a missing pair is a defect of the mover.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from enum import Enum
 
 
 class State(Enum):
-    """Where the bytes are. `holds_memory` and `holds_slot` say what must be given back in the end."""
+    """The location of a storage's bytes.
+
+    `MEMORY` lists the states that hold memory, `IN_FLIGHT` those with I/O under way.
+    """
 
     RESIDENT = "resident"  # in memory only
-    PINNED = "pinned"  # in memory only, to the end: parts of it change on their own, so no copy would be good
+    PINNED = "pinned"  # in memory only, to the end: parts of it may change, which would make a copy outdated
     WRITING = "writing"  # in memory, on its way to disk
-    FORWARDED = "forwarded"  # wanted while being written: in memory; the write (a cancelled one, it may be) is ending
+    FORWARDED = "forwarded"  # in memory, needed while its write (which may be cancelled) is ending
     SPILLED = "spilled"  # on disk only
     READING = "reading"  # on disk, on its way back
     RELOADED = "reloaded"  # in memory and on disk: memory can be given up at no cost
-    FAILED = "failed"  # on disk, and the disk does not give it back
-    LEAVING = "leaving"  # nobody needs it any more; I/O on it is still ending
+    FAILED = "failed"  # on disk, but the read failed
+    LEAVING = "leaving"  # released; its I/O is still ending
     DROPPED = "dropped"  # gone
 
-    __hash__ = object.__hash__  # a member is one object; Enum's own hash is a call into Python at every look-up
+    __hash__ = object.__hash__  # faster than Enum's own hash, which is a Python function
 
 
 MEMORY = frozenset(
@@ -34,81 +37,81 @@ IN_FLIGHT = frozenset({State.WRITING, State.FORWARDED, State.READING, State.LEAV
 
 
 class Event:
-    """Something that happened to one storage, or that somebody asks for."""
+    """Something that happened to a storage, or a request for it."""
 
 
 class Command:
-    """Something that the shell must do for one storage."""
+    """Something that the mover must do for a storage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spill(Event):
-    """The policy wants the memory for something else."""
+    """The policy wants the storage's memory for something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyOut(Event):
-    """A copy is wanted while the memory stays: it can then be given up at any moment, at no cost."""
+    """A copy on disk is wanted while the memory stays. The memory can then be freed at any moment, at no cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need(Event):
-    """Backward asks for the tensor now. Asked again after each wait."""
+    """Backward needs the tensor now. Repeated after each wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prefetch(Event):
-    """Backward will ask soon."""
+    """Backward will need the tensor soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found(Event):
-    """The original memory turned out to be alive still, held by somebody else."""
+    """The original memory is still alive, held by the program."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteDone(Event):
-    """Every byte is on the device."""
+    """All bytes are on the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteCancelled(Event):
-    """The write ended before its end, as asked."""
+    """The write ended early, as requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteFailed(Event):
-    """The device refused; what the slot contains is undefined."""
+    """The device refused the write. The content of the slot is undefined."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outdated(Event):
-    """The memory has other bytes than the copy by now, and no version told (`.data`, numpy): the memory counts."""
+    """The memory differs from the copy, and no version counter showed it (`.data`, numpy). The memory is right."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadDone(Event):
-    """Every byte is back and its checksum agrees."""
+    """All bytes are back, and the checksum matches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadCancelled(Event):
-    """The read ended before its end, as asked."""
+    """The read ended early, as requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadFailed(Event):
-    """The device gave an error, or other bytes."""
+    """The device reported an error or returned other bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoMemory(Event):
-    """The process has no memory to read it into: the read was not queued."""
+    """The process has no memory for the read, so that it was not queued."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release(Event):
-    """The last graph node that could ask for it is gone."""
+    """The last graph node that may need the storage is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,24 +121,24 @@ class StartWrite(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class CancelWrite(Command):
-    """End the write as soon as possible; it still reports how it ended."""
+    """Cancel the write. It still reports how it ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartRead(Command):
-    """Take memory and queue the read; an urgent one goes before all others."""
+    """Take memory and queue the read. An urgent read goes before all others."""
 
     urgent: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class HastenRead(Command):
-    """Somebody waits for this read now: move it to the front."""
+    """Move the read to the front, because backward waits for it now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CancelRead(Command):
-    """End the read as soon as possible; it still reports how it ended."""
+    """Cancel the read. It still reports how it ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,17 +148,17 @@ class HandBack(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class FreeMemory(Command):
-    """Let go of the memory."""
+    """Free the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreeSlot(Command):
-    """Let go of the space on the device."""
+    """Free the space on the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaiseFault(Command):
-    """Raise what the read ended with."""
+    """Raise the error with which the read ended."""
 
 
 Step = tuple[State, tuple[Command, ...]]
@@ -172,7 +175,7 @@ TABLE: dict[tuple[State, type[Event]], Step] = {
     (_S.RESIDENT, Release): (_S.DROPPED, (FreeMemory(),)),
     (_S.PINNED, Need): (_S.PINNED, (HAND_BACK,)),
     (_S.PINNED, Release): (_S.DROPPED, (FreeMemory(),)),
-    # Forwarding: what is still in memory is handed back from there, and its write is given up.
+    # Forwarding: a storage that is still in memory is handed back from there, and its write is cancelled.
     (_S.WRITING, Need): (_S.FORWARDED, (CancelWrite(), HAND_BACK)),
     (_S.WRITING, WriteDone): (_S.SPILLED, (FreeMemory(),)),
     (_S.WRITING, WriteFailed): (_S.RESIDENT, (FreeSlot(),)),
@@ -212,11 +215,14 @@ TABLE: dict[tuple[State, type[Event]], Step] = {
 
 
 class ImpossibleEventError(AssertionError):
-    """The shell reported an event that cannot happen in this state: a defect of the shell."""
+    """An event that cannot happen in this state: a defect of the mover."""
 
 
 def advance(state: State, event: Event) -> Step:
-    """The next state and what to do. Wishes that change nothing in a state (`Spill`, `Prefetch`) are ignored there."""
+    """Return the next state and the commands.
+
+    `Spill`, `Prefetch` and `Found` are ignored in states where they do nothing.
+    """
     step = TABLE.get((state, type(event)))
     if step is not None:
         return step

@@ -1,11 +1,11 @@
-"""A bounded pool of host memory through which device memory passes: pinned pages are slow to get and hinder others.
+"""Transfers between a storage's memory and an engine, and `StagingPool`, a bounded pool of host memory.
 
-Buffers are whole pages, kept for the next one who needs as much. Whoever finds the pool lent out waits for a buffer.
+CPU storages are moved directly, CUDA storages through pinned memory unless the engine takes them directly. Only the
+devices' threads call the transfers. Each thread stages one storage at a time, so that their number bounds the staging
+memory. Each thread has its own CUDA stream, and synchronizes before it reports anything.
 
-Between a storage's memory and what engines move: CPU storages as they are, CUDA storages through pinned memory.
-
-Called by the devices' threads only. Staging memory is bounded by their number: each stages one storage at a time.
-CUDA copies run on a stream of each thread's own; host-side synchronization before anything is reported keeps the order.
+Pinned pages are slow to allocate, and the allocation slows down other threads. The pool therefore keeps its buffers. A
+thread that finds everything lent waits for a buffer.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Allocate = Callable[[int], torch.Tensor]
 
 
 class StagingPool:
-    """Lends buffers of at most `capacity_bytes` together; one that is larger than that is lent alone. Any thread.
+    """Lends buffers of at most `capacity_bytes` in total. A larger buffer is lent alone. Safe from any thread.
 
-    `allocate` gives page-aligned bytes; `held_bytes` are what was allocated and not let go of.
+    `allocate` returns page-aligned bytes. `held_bytes` is the size of all buffers, lent or idle.
     """
 
     def __init__(self, capacity_bytes: int, allocate: Allocate) -> None:
@@ -41,7 +41,7 @@ class StagingPool:
 
     @contextmanager
     def lend(self, size_bytes: int) -> Iterator[torch.Tensor]:
-        """At least so many bytes for the time of a `with`; waits for them."""
+        """Wait for a buffer of at least `size_bytes`, and lend it for a `with` block."""
         buffer = self._take(round_up(size_bytes))
         try:
             yield buffer
@@ -67,14 +67,14 @@ class StagingPool:
             return buffer
 
     def _let_go(self, wanted_bytes: int) -> None:
-        """Give idle buffers up until there is room for a new one; the smallest first, which serve the fewest."""
+        """Free idle buffers, the smallest first, until a new one fits. Small ones can serve the fewest requests."""
         self._idle.sort(key=lambda each: -each.nbytes)
         while self._idle and self.held_bytes + wanted_bytes > self._capacity_bytes:
             self.held_bytes -= self._idle.pop().nbytes
 
 
 def ready_event(storage: torch.UntypedStorage) -> torch.cuda.Event | None:
-    """A mark after everything that the current stream still has to do to the storage."""
+    """Return an event after everything that the current stream still does to the storage; None for CPU storages."""
     if storage.device.type == "cpu":
         return None
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -83,13 +83,13 @@ def ready_event(storage: torch.UntypedStorage) -> torch.cuda.Event | None:
 
 
 def take(*, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
-    """CUDA memory for a storage that is to be read. Raises `torch.OutOfMemoryError`."""
+    """Return CUDA memory for a storage that will be read. Raises `torch.OutOfMemoryError`."""
     with torch.cuda.stream(_side_stream(device)):
         return torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
 
 
 def hand_over(storage: torch.UntypedStorage) -> None:
-    """The current stream uses memory that was taken on the side stream: it must not be given out before it has."""
+    """Tell torch's allocator that the current stream uses this memory of the side stream. Prevents early reuse."""
     if storage.device.type != "cpu":
         _tensor(storage).record_stream(torch.cuda.current_stream(storage.device))
 
@@ -102,7 +102,7 @@ def write(
     *,
     kind: str,
 ) -> Copy:
-    """Copy the storage to the device. Raises what `Device.write` raises."""
+    """Write the storage to the device. Raises what `Device.write` raises."""
     if ready is None:
         return device.write(bytes_of(storage), shift_of(storage), cancelled, kind=kind)
     if isinstance(device.engine, CudaEngine):
@@ -120,12 +120,12 @@ def write(
 
 
 def has_others(storage: torch.UntypedStorage) -> bool:
-    """Whether anybody but us holds its memory, and may change it: Python's own object counts as one."""
+    """Return True if the program holds the storage's memory besides this Python object, and may change it."""
     return torch._C._storage_Use_Count(storage._cdata) > 1
 
 
 def is_same(device: Device, copy: Copy, storage: torch.UntypedStorage, ready: torch.cuda.Event | None) -> bool:
-    """Whether the copy on the device has the bytes that are in memory now (with CUDA: when `ready` is reached)."""
+    """Return True if the copy on the device has the bytes that are in memory (with CUDA: once `ready` is reached)."""
     if ready is None:
         return device.has(copy, bytes_of(storage))
     if isinstance(device.engine, CudaEngine | AddressableEngine):
@@ -143,7 +143,7 @@ def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: C
         device.read(copy, image, cancelled)
         return
     side = own_stream(storage.device)
-    # torch may fill what it hands out, on the stream on which it was taken: that comes first.
+    # torch may fill new memory on the stream on which it was allocated. Wait for that first.
     side.wait_stream(_side_stream(storage.device))
     with torch.cuda.stream(side):
         if isinstance(device.engine, CudaEngine):
@@ -164,7 +164,10 @@ def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: C
 
 
 def copied(target: torch.Tensor, source: torch.Tensor, summed: torch.Tensor) -> CopiedInPlace:
-    """Copy on the thread's own stream, and wait for it; `summed` is the one of both that lies on the device."""
+    """Copy on the thread's own stream and wait for it.
+
+    `summed` is the one of the two tensors that lies on the device.
+    """
     if summed.device.type == "cpu":
         began_s = time.perf_counter()
         target.copy_(source)
@@ -174,13 +177,13 @@ def copied(target: torch.Tensor, source: torch.Tensor, summed: torch.Tensor) -> 
     began.record()
     target.copy_(source, non_blocking=True)
     ended.record()
-    checksum = tensor_checksum(summed)  # which waits for both
+    checksum = tensor_checksum(summed)  # waits for the copy
     return CopiedInPlace(checksum=checksum, seconds=began.elapsed_time(ended) / 1000)
 
 
 @contextmanager
 def _settled(storage: torch.UntypedStorage, ready: torch.cuda.Event) -> Iterator[torch.cuda.Stream]:
-    """On the thread's own stream, after everything that was to be done to the storage."""
+    """Enter the thread's own stream after everything that other streams still do to the storage."""
     side = own_stream(storage.device)
     with torch.cuda.stream(side):
         side.wait_event(ready)
@@ -189,7 +192,7 @@ def _settled(storage: torch.UntypedStorage, ready: torch.cuda.Event) -> Iterator
 
 
 def _on_host(storage: torch.UntypedStorage, ready: torch.cuda.Event) -> torch.Tensor:
-    """The bytes of CUDA memory at the beginning of pinned memory."""
+    """Return pinned memory that begins with the bytes of a CUDA storage."""
     with _settled(storage, ready) as side:
         host = _pinned(storage.nbytes())
         host[: storage.nbytes()].copy_(_tensor(storage), non_blocking=True)
@@ -203,10 +206,13 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def own_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for each thread: on a common one a read would wait for writes of what is not computed yet.
+    """Return this thread's stream.
 
-    One for all that a thread moves: CUDA has eight queues to a device, and what shares one waits for each other. Before
-    what computes: sums of what was moved take no time, and somebody waits for them.
+    On a common stream, a read would wait for writes of storages that are not computed yet.
+
+    A thread uses one stream for everything, because CUDA has only eight queues per device, and streams that share a
+    queue wait for each other. The stream has priority over computation: its checksums are short, and other threads wait
+    for them.
     """
     streams: dict[torch.device, torch.cuda.Stream] = _MINE.__dict__.setdefault("streams", {})
     if device not in streams:
@@ -222,5 +228,5 @@ def _tensor(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _pinned(size_bytes: int) -> torch.Tensor:
-    """Whole pages of pinned memory (the image of a storage); torch keeps such memory for the next time."""
+    """Return whole pages of pinned memory, which hold the page image of a storage. torch caches such memory."""
     return torch.empty(round_up(size_bytes), dtype=torch.uint8, pin_memory=True)

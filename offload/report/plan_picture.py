@@ -1,4 +1,7 @@
-"""The picture of `elastrain offload show --plot` for a plan beside what happened. Imports matplotlib late."""
+"""Picture of a plan beside the measured step, for `elastrain offload show --plot`.
+
+Imports matplotlib only in `draw`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ MIB = 1 << 20
 
 
 def draw(profile: StepProfile, file: Path) -> None:
-    """Memory by kind over the step, what each tier moves, and what waits. The file's ending says which format.
+    """Draw memory by kind, transfers on each tier, and waits, over the time of a step. Planned left, measured right.
 
-    Raises OSError, and ValueError for a format that is not known.
+    The suffix of the file chooses the format. Raises OSError, or ValueError for an unknown format.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -44,7 +47,7 @@ def draw(profile: StepProfile, file: Path) -> None:
 
 
 def _ends_s(course: StepCourse) -> list[float]:
-    """When the step begins, and when each point ends."""
+    """Return the time at which the step begins, and the time at which each point ends."""
     lasts = (seconds + waited_s for seconds, waited_s in zip(course.seconds, course.waited_s, strict=True))
     return [0.0, *accumulate(lasts)]
 

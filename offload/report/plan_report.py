@@ -1,4 +1,7 @@
-"""A plan beside what happened: memory by kind over the step, moves on each tier, stalls. Pure; `picture.py` draws."""
+"""Text report of a plan beside the measured step: memory by kind, transfers on each tier, waits.
+
+Pure; `plan_picture.py` draws the same values.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True, kw_only=True)
 class StepCourse:
-    """How one step goes, point by point: as it was planned, or as it happened.
+    """The course of one step, point by point, planned or measured.
 
-    `held_bytes` are rows in the order of `HELD`; `moved_bytes` are pairs for each tier: what is written, what is read.
+    `held_bytes` has one row per kind, in the order of `HELD`. `moved_bytes` has one pair per tier: bytes written, bytes
+    read.
     """
 
     seconds: tuple[float, ...]
@@ -31,21 +35,21 @@ class StepCourse:
 
     @property
     def step_s(self) -> float:
-        """All of it."""
+        """Seconds of the whole step, waits included."""
         return sum(self.seconds) + sum(self.waited_s)
 
     @property
     def peak_bytes(self) -> int:
-        """The most that memory holds at the end of a point."""
+        """Largest number of bytes in memory at the end of a point."""
         return max(map(sum, zip(*self.held_bytes, strict=True)), default=0)
 
     def total_bytes(self, tier: int, *, reads: bool) -> int:
-        """What a step reads from a tier, or writes to it."""
+        """Return the bytes that the step reads from a tier (`reads`), or writes to it."""
         return sum(self.moved_bytes[tier][reads])
 
 
 def happened(points: Sequence[Arrival], tiers: int) -> StepCourse:
-    """What was seen. Points that were not looked at closely count as if they held and moved nothing."""
+    """Return the measured course. Points without details count as if they held and moved nothing."""
     looked = [each.standing for each in points]
     held = [(0,) * len(HELD) if each is None else each.held_bytes for each in looked]
     moved = [((0, 0),) * tiers if each is None else each.moved_bytes for each in looked]
@@ -60,7 +64,7 @@ def happened(points: Sequence[Arrival], tiers: int) -> StepCourse:
 
 
 def planned(plan: Plan, tiers: int) -> StepCourse:
-    """What the plan says. A move counts at the point that it begins with."""
+    """Return the planned course. A transfer counts at the point at which it begins."""
     points, length = plan.program.points, len(plan.program.points)
     moved = [([0] * length, [0] * length) for _ in range(tiers)]
     for move in plan.moves:
@@ -80,7 +84,7 @@ def planned(plan: Plan, tiers: int) -> StepCourse:
 
 
 def _held(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """Memory by kind at each point: pieces, but for where they are out, end, or are given up."""
+    """Return the planned memory by kind at each point. Pieces that are out, ended, or dropped do not count."""
     length = len(plan.program.points)
     rings = {kind: PointRing([0.0] * length) for kind in HELD}
     rings[Kind.TEMPORARY] = PointRing([float(point.extra_bytes) for point in plan.program.points])
@@ -99,11 +103,11 @@ def _held(plan: Plan) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(value) for value in rings[kind].values) for kind in HELD)
 
 
-# In words.
+# Text.
 
 
 def render(plan: Plan, seen: StepCourse, tiers: Sequence[Tier], limit_bytes: int, rating_bytes: float | None) -> str:
-    """The whole screen: figures side by side, then curves over the step, the plan's above what happened."""
+    """Return the whole report: figures side by side, then curves over the step, planned above measured."""
     wished = planned(plan, len(tiers))
     lines = [
         f"plan      {plan.reason}",
@@ -157,7 +161,7 @@ def _pair(
 
 
 def columns_of(course: StepCourse, values: Sequence[int], *, is_sum: bool, columns: int = COLUMNS) -> list[float]:
-    """Values of points over the seconds of the step: the highest in each column, or what comes together in it."""
+    """Resample values of points to columns of equal time: the highest value in each, or with `is_sum` the sum."""
     found, at_s = [0.0] * columns, 0.0
     total_s = course.step_s or 1.0
     for seconds, waited_s, value in zip(course.seconds, course.waited_s, values, strict=True):
@@ -172,5 +176,5 @@ def columns_of(course: StepCourse, values: Sequence[int], *, is_sum: bool, colum
 
 
 def bars(values: Iterable[float], top: float) -> str:
-    """One character for each value."""
+    """Return one character for each value, by its height relative to `top`."""
     return "".join(BARS[min(len(BARS) - 1, int(-(-value * (len(BARS) - 1) // top)))] for value in values)

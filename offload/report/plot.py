@@ -1,4 +1,7 @@
-"""The picture of `elastrain offload show --plot`: one pass, what is where, stalls, wear. Imports matplotlib late."""
+"""Picture of measurements, for `elastrain offload show --plot`: one pass, places of data, stalls, wear.
+
+Imports matplotlib only in `draw`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ MIB = 1 << 20
 
 
 def draw(profiles: Mapping[str, Profile], file: FilePath) -> None:
-    """The first process's last pass and places, everybody's stalls and drives. The file's ending says which format.
+    """Draw the first process's last pass and places of data, and the stalls and drives of all processes.
 
-    Raises OSError, and ValueError for a format that is not known.
+    The suffix of the file chooses the format. Raises OSError, or ValueError for an unknown format.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -40,7 +43,7 @@ def draw(profiles: Mapping[str, Profile], file: FilePath) -> None:
 
 
 def saved_in_all(lifetimes: Sequence[Lifetime]) -> list[tuple[float, int]]:
-    """(seconds, bytes) at each change: what memory would hold if nothing had left."""
+    """Return (seconds, bytes) at each change of the bytes that memory would hold if nothing had been spilled."""
     changes = sorted(
         [(each.saved_s + each.stalled_s, each.size_bytes) for each in lifetimes]
         + [(each.released_s, -each.size_bytes) for each in lifetimes]

@@ -1,4 +1,4 @@
-"""What a recording shows: how much of memory a step uses at a time, and which operators take its seconds. Pure."""
+"""Report of a recording: how much of the memory a step uses at a time, and its slowest operators. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SLOWEST = 5
 
 
 def held_bytes(recording: Recording) -> list[int]:
-    """The bytes of all storages that were there while each operator ran."""
+    """Return the bytes of all existing storages, for each operator."""
     change = [0] * (len(recording.operators) + 1)
     for storage in recording.storages:
         change[storage.born or 0] += storage.size_bytes
@@ -23,7 +23,7 @@ def held_bytes(recording: Recording) -> list[int]:
 
 
 def used_bytes(recording: Recording) -> list[int]:
-    """The bytes of the storages that each operator used."""
+    """Return the bytes of the storages that each operator used."""
     found = [0] * len(recording.operators)
     for storage in recording.storages:
         for place in storage.uses:
@@ -32,18 +32,18 @@ def used_bytes(recording: Recording) -> list[int]:
 
 
 def active_fraction(recording: Recording) -> float:
-    """Bytes in use over bytes held, the mean over operators: how much of memory a step really needs at a time."""
+    """Return the bytes in use divided by the bytes held, as the mean over operators."""
     pairs = [(used, held) for used, held in zip(used_bytes(recording), held_bytes(recording), strict=True) if held]
     return sum(used / held for used, held in pairs) / max(1, len(pairs))
 
 
 def bytes_of(recording: Recording, kind: Kind) -> int:
-    """All storages of one kind together, whether or not they were there at the same time."""
+    """Return the bytes of all storages of one kind, even if they did not exist at the same time."""
     return sum(storage.size_bytes for storage in recording.storages if storage.kind is kind)
 
 
 def render(recording: Recording) -> str:
-    """As `elastrain offload show` prints it below the plan."""
+    """Return the text that `elastrain offload show` prints below the plan."""
     seconds, runs = defaultdict[str, float](float), defaultdict[str, int](int)
     for each in recording.operators:
         seconds[each.name] += each.seconds

@@ -1,4 +1,4 @@
-"""What `elastrain offload show` prints: memory over one pass, what came back how, stalls, drives and their wear.
+"""Text of `elastrain offload show`: memory over one pass, paths by which storages came back, stalls, drives and wear.
 
 Pure: values in, text out. `plot.py` draws the same values.
 """
@@ -25,7 +25,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 def render(profile: Profile) -> str:
-    """The whole screen of one process."""
+    """Return the whole report of one process."""
     stats = profile.stats
     limit = "no limit" if stats.limit_bytes is None else f"limit {size(stats.limit_bytes)}"
     lines = [
@@ -53,7 +53,7 @@ OVERVIEW = ("member", "passes", "limit", "peak", "spilled", "stalls", "written",
 
 
 def overview(name: str, profile: Profile) -> tuple[str, ...]:
-    """One process as a row of a table with the columns `OVERVIEW`."""
+    """Return one process as a table row with the columns `OVERVIEW`."""
     stats = profile.stats
     return (
         name,
@@ -69,7 +69,7 @@ def overview(name: str, profile: Profile) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Drive:
-    """What all processes of a host together did to one directory."""
+    """Transfers of all processes of a host to and from one directory."""
 
     name: str
     processes: int
@@ -79,7 +79,10 @@ class Drive:
 
 
 def drives(profiles: Mapping[str, Profile]) -> tuple[Drive, ...]:
-    """Who shares a drive wears it together: written by all, projected from the longest time that one was at it."""
+    """Return the drives with the sums of all processes that use them.
+
+    Writes per day are projected from the longest time that a process has used the drive.
+    """
     found: dict[tuple[str, str], list[tuple[str, float, DeviceStats]]] = defaultdict(list)
     for process, each in profiles.items():
         for device in each.stats.devices:
@@ -105,7 +108,7 @@ DRIVES = ("drive", "processes", "written", "read", "drive writes/day")
 
 
 def drive_row(drive: Drive) -> tuple[str, ...]:
-    """One drive as a row of a table with the columns `DRIVES`."""
+    """Return one drive as a table row with the columns `DRIVES`."""
     return (
         drive.name,
         str(drive.processes),
@@ -143,7 +146,7 @@ def _last_pass(last: PassProfile) -> list[str]:
 
 
 def curve(timeline: Sequence[tuple[float, int]], total_s: float, columns: int = COLUMNS) -> str:
-    """Live bytes over the pass, one character per column: the highest value in its span."""
+    """Draw the live bytes over the pass, one character per column. Each shows the highest value in its span of time."""
     highest = [0] * columns
     live_bytes, column = 0, 0
     for at_s, after_bytes in timeline:

@@ -1,4 +1,7 @@
-"""Answers what-if questions about a step by plans and their replay: limits, drives, host memory, prices. Pure."""
+"""Answers to what-if questions about a step: other limits, drives, host memory, prices.
+
+Each answer comes from a plan and its replay. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """What an hour costs, in any currency: the machine with no memory of this kind, a GiB of it, a drive, a GiB of host
-    memory.
+    """Prices per hour, in any currency.
+
+    `machine` is the machine without the memory in question, `memory` is a GiB of that memory, `drive` is one drive, and
+    `host` is a GiB of host memory.
     """
 
     machine: float = 0.0
@@ -28,9 +33,9 @@ class Prices:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked of each memory limit with each number of equal drives.
+    """The memory limits and numbers of equal drives to examine in all combinations.
 
-    `rating_bytes` is what one drive may be written in its life. `host` is a tier of host memory.
+    `rating_bytes` is the number of bytes that one drive may be written in its life. `host` is a tier of host memory.
     """
 
     limits_bytes: tuple[int, ...]
@@ -43,10 +48,11 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """One answer. Where `refused` says why there is no plan, the figures are zero.
+    """The answer for one memory limit and number of drives.
 
-    `of_ideal` is the step time of unlimited memory over this one's, `years` how long the drive lasts that is written
-    most, where a rating is known, `steps_per_price` how many steps one unit of money buys.
+    If there is no plan, `refused` says why, and the figures are zero. `of_ideal` is the step time with unlimited memory
+    divided by this step time. `years` is the life of the drive that is written most, or None without a rating.
+    `steps_per_price` is the number of steps that one unit of money buys.
     """
 
     limit_bytes: int
@@ -62,7 +68,7 @@ class WhatIf:
 
 
 def what_if(step: SeenStep, question: Question) -> list[WhatIf]:
-    """The answer for each limit with each number of drives, in their order."""
+    """Return the answers for each limit with each number of drives, in the order of the question."""
     return [_answer(step, question, limit, count) for limit in question.limits_bytes for count in question.counts]
 
 
@@ -88,7 +94,7 @@ def _answer(step: SeenStep, question: Question, limit_bytes: int, count: int) ->
 
 
 def written_bytes(moves: Sequence[Move], count: int) -> list[int]:
-    """What a step writes to each of so many tiers."""
+    """Return the bytes that a step writes to each of `count` tiers."""
     found = [0] * count
     for move in moves:
         for share in move.shares if move.write_after is not None else ():
@@ -97,14 +103,14 @@ def written_bytes(moves: Sequence[Move], count: int) -> list[int]:
 
 
 def years(plan: Plan, tiers: Sequence[Tier], rating_bytes: float) -> float:
-    """How long the drive lasts that is written most, where one step follows another; infinite where none is written."""
+    """Return the life of the drive that is written most, in years of uninterrupted steps. Infinite without writes."""
     written = written_bytes(plan.moves, len(tiers))
     most = max((each for each, tier in zip(written, tiers, strict=True) if not tier.is_memory), default=0)
     return lasts_years(most, plan.played.step_s, rating_bytes)
 
 
 def lasts_years(step_bytes: float, step_s: float, rating_bytes: float) -> float:
-    """How long a drive lasts of which so much is written in each step."""
+    """Return the years until `rating_bytes` have been written at `step_bytes` per step."""
     return rating_bytes / step_bytes * step_s / YEAR_S if step_bytes else float("inf")
 
 
@@ -122,7 +128,7 @@ COLUMNS = ("memory", "drives", "of ideal", "step", "stalls", "written", "read", 
 
 
 def row(found: WhatIf) -> tuple[str, ...]:
-    """One answer as a row of a table with the columns `COLUMNS`."""
+    """Return one answer as a table row with the columns `COLUMNS`."""
     head = (size(found.limit_bytes), str(found.drives))
     if found.refused:
         return (*head, found.refused, *[""] * (len(COLUMNS) - 3))
