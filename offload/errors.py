@@ -22,7 +22,7 @@ class OffloadConfigError(OffloadError, ValueError):
 
 
 class LimitTooSmallError(OffloadConfigError):
-    """`memory_limit` is smaller than what one operation or block of the model (`needed_by`) needs at once.
+    """A `memory_limit` below what one operation or block of the model (`needed_by`) needs at once.
 
     `before_a_plan` means that only one point of the step was examined, so that the real minimum may be larger.
     """
@@ -44,20 +44,20 @@ class LimitTooSmallError(OffloadConfigError):
 
 
 class SpillWriteError(OffloadError):
-    """Activations could not be written. They are still in memory, and all gradients stay correct."""
+    """A failed write of activations. They are still in memory, and all gradients stay correct."""
 
 
 class SpillReadError(OffloadError):
-    """Activations could not be read back. Backward cannot continue; compute the micro-batch again."""
+    """A failed read of activations. Backward cannot continue; compute the micro-batch again."""
 
 
 class CorruptSpillError(SpillReadError):
-    """Activations came back from the device with other bytes than were written."""
+    """A read that returned other bytes than were written."""
 
 
 class PieceLostError(OffloadError):
-    """Parameters, gradients or optimizer state could not be read back from a drive. No later step can be correct."""
+    """A failed read of parameters, gradients or optimizer state. No later step can be correct."""
 
 
 class ModifiedInPlaceError(OffloadError, RuntimeError):
-    """A saved tensor was changed in place before backward used it. Its gradient would be wrong."""
+    """An in-place change of a saved tensor before backward used it. Its gradient would be wrong."""

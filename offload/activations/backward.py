@@ -51,7 +51,10 @@ class ReadMemory:
 
 
 class BackwardReloader:
-    """Brings storages back into memory, within the limit. After `close`, none can be read from a device."""
+    """The part of the manager that brings storages back into memory, within the limit.
+
+    After `close`, none can be read from a device.
+    """
 
     def __init__(
         self, lock: DeferredLock, limit: SpillLimit, passes: Passes, mover: Mover, account: Account, wait: BoundedWait
@@ -106,7 +109,7 @@ class BackwardReloader:
         """
         until_s = self._wait.until_s(self._wait.clock())
         if record.state is State.WRITING:
-            self._mover.apply(record, residency.Need())  # which cancels the write
+            self._mover.apply(record, residency.Need())  # cancels the write
         while record.state in residency.IN_FLIGHT:
             self._wait.wait(until_s, SpillWriteError, "writing activations")
         self._mover.renew(record, storage)

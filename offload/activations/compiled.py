@@ -21,7 +21,7 @@ _CALLS_ABOVE = 8
 
 
 class CompileWatch:
-    """Watches what other backends compile between `begin` and `end`, in the thread that called `begin`."""
+    """A watch on what other backends compile between `begin` and `end`, in the thread that called `begin`."""
 
     def __init__(self) -> None:
         self._thread = -1

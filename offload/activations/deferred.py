@@ -1,8 +1,8 @@
 """A lock that finalizers can use without waiting (`DeferredLock`), and a thread that finishes what is handed to it.
 
-Finalizers of tensors and graph nodes run in any thread at any time, also in a thread that holds the lock; if they
-waited for it, they would deadlock. So a weak reference appends itself to the lock's notes, and the holder of the lock
-acts on them. Finalizers must not be interrupted either, which is why no Python code runs in them.
+Finalizers of tensors and graph nodes run in any thread at any time, also in a thread that holds the lock. Waiting for
+the lock would deadlock there. So a weak reference appends itself to the lock's notes, and the holder of the lock acts
+on them. Finalizers must not be interrupted either, which is why no Python code runs in them.
 
 Signal handlers raise exceptions (KeyboardInterrupt) between any two bytecodes of the main thread, also inside a lock's
 `__enter__`, and in finalizers, where they are lost. The main thread therefore hands each change of shared state to the
@@ -116,9 +116,9 @@ class Watched(weakref.ref[Any]):
 
 
 class DeferredLock:
-    """A lock with notes of finalizers.
+    """A lock with notes that finalizers leave.
 
-    The notes are acted on after entering the context manager, and before leaving it.
+    They are acted on after entering the context manager, and before leaving it.
 
     `after_notes` is called, with the lock held, whenever notes were acted on. The main thread enters only inside
     methods that are `undisturbed`.

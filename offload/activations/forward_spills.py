@@ -3,9 +3,8 @@
 Before the next storage is saved, the forward waits for writes until it fits into the limit. The manager's lock is held;
 a wait releases it. The plan and the limit decide what leaves, in the order of saving.
 
-A storage is held back until the operator that saved it has returned, because the operator may still fill it: `nn.RReLU`
-in training saves its noise before the kernel fills it, and no version counter shows that. A held storage is neither
-written nor given up.
+A storage is held in memory until the operator that saved it has returned, because the operator may still fill it.
+`nn.RReLU` in training, for example, saves its noise before the kernel fills it, and no version counter shows that.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from elastrain.offload.errors import SpillWriteError
 
 
 class ForwardSpiller:
-    """Keeps the saved storages of a forward within the limit."""
+    """The part of the manager that keeps the saved storages of a forward within the limit."""
 
     def __init__(
         self, lock: DeferredLock, limit: SpillLimit, passes: Passes, mover: Mover, account: Account, wait: BoundedWait

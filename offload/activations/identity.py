@@ -54,7 +54,7 @@ def _changed(module: str, version: int, now: int) -> ModifiedInPlaceError:
 
 
 class VersionWatch:
-    """Detects in-place changes of a tensor, and of all tensors that share its version counter through views."""
+    """A detector of in-place changes of a tensor, and of all tensors that share its version counter through views."""
 
     __slots__ = ("_alias", "_module", "_version")
 

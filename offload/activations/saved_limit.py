@@ -82,8 +82,8 @@ class SpillLimit:
     def passed_bytes(self, *, live_bytes: int, index: int, size_bytes: int) -> int:
         """Return the live bytes if the storage just saved exceeds the limit and proves it too small, else 0.
 
-        The excess proves nothing if the limit was changed, if the storage is the pass's first (nothing could have left
-        before it), or if it is larger than any storage of the forward before.
+        Three cases prove nothing: the limit was changed; the storage is the pass's first, so that nothing could have
+        left before it; or it is larger than any storage of the forward before.
         """
         is_passed = self.limit_bytes is not None and live_bytes > self.limit_bytes
         is_foreseen = self._foreseen_bytes is None or size_bytes <= self._foreseen_bytes

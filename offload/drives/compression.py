@@ -73,7 +73,7 @@ def _idle_s() -> float:
 
 
 class Codec:
-    """Writes and reads pieces through an engine, packed where that pays. Safe from several threads.
+    """A writer and reader of pieces through an engine, which packs them if that pays. Safe from several threads.
 
     A packed piece takes whole pages, at the offset of the plain one. `written_bytes` and `read_bytes` are those that
     the drive really transferred. `reasons` has the last decision for each class.

@@ -36,7 +36,7 @@ class EndedEarlyError(Exception):
 
 
 class NoSpaceError(SpillWriteError):
-    """The quota is used up, or the device is full."""
+    """A used-up quota or a full device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,10 @@ def _moves(views: list[memoryview], move: Callable[[list[memoryview], int], int]
 
 
 class Device:
-    """Moves storages to and from one engine. `write` and `read` block; threads of the queue call them."""
+    """One engine with its slots and queue, which stores copies of storages.
+
+    `write` and `read` block. The threads of the queue call them.
+    """
 
     def __init__(
         self,

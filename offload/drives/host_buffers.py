@@ -1,8 +1,8 @@
 """Page-aligned memory that the kernel can read into directly, used as tensor storages; memory of tensors as bytes.
 
 On disk lies the page image of a storage: its bytes at the same distance from a page boundary as in memory. Direct I/O
-therefore moves all but the first and last page without a copy. A storage comes back at an address that is the same
-modulo the page size, so that kernels that treat unaligned edges differently compute the same bits.
+therefore moves all but the first and last page without a copy. A storage comes back at the same address modulo the page
+size. So kernels that treat unaligned edges differently compute the same bits.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Slot:
 
 
 class SlotAllocator:
-    """Allocates slots below `quota_bytes`. `end_bytes` is the highest end of all slots so far."""
+    """An allocator of slots below `quota_bytes`. `end_bytes` is the highest end of all slots so far."""
 
     def __init__(self, quota_bytes: int) -> None:
         self.quota_bytes = quota_bytes

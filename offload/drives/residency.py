@@ -46,119 +46,122 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Spill(Event):
-    """The policy wants the storage's memory for something else."""
+    """Request of the policy to free the storage's memory. Without a copy on disk, the storage is written first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyOut(Event):
-    """A copy on disk is wanted while the memory stays. The memory can then be freed at any moment, at no cost."""
+    """Request for a copy on disk while the memory stays. The memory can then be freed at any moment, at no cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need(Event):
-    """Backward needs the tensor now. Repeated after each wait."""
+    """Request of backward for the tensor, now. Repeated after each wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prefetch(Event):
-    """Backward will need the tensor soon."""
+    """Request to read the tensor, because backward will need it soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found(Event):
-    """The original memory is still alive, held by the program."""
+    """Discovery that the original memory is still alive, held by the program."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteDone(Event):
-    """All bytes are on the device."""
+    """End of a write: all bytes are on the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteCancelled(Event):
-    """The write ended early, as requested."""
+    """Early end of a write, as requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteFailed(Event):
-    """The device refused the write. The content of the slot is undefined."""
+    """Failure of a write. The content of the slot is undefined."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outdated(Event):
-    """The memory differs from the copy, and no version counter showed it (`.data`, numpy). The memory is right."""
+    """Discovery that memory and copy differ, though no version counter changed (`.data`, numpy).
+
+    The memory is right.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadDone(Event):
-    """All bytes are back, and the checksum matches."""
+    """End of a read: all bytes are back, and the checksum matches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadCancelled(Event):
-    """The read ended early, as requested."""
+    """Early end of a read, as requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadFailed(Event):
-    """The device reported an error or returned other bytes."""
+    """Failure of a read: the device reported an error or returned other bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoMemory(Event):
-    """The process has no memory for the read, so that it was not queued."""
+    """Lack of memory for a read, which was therefore not queued."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release(Event):
-    """The last graph node that may need the storage is gone."""
+    """End of the last graph node that may need the storage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartWrite(Command):
-    """Queue the write."""
+    """Command to queue the write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CancelWrite(Command):
-    """Cancel the write. It still reports how it ended."""
+    """Command to cancel the write. It still reports how it ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartRead(Command):
-    """Take memory and queue the read. An urgent read goes before all others."""
+    """Command to take memory and queue the read. An urgent read goes before all others."""
 
     urgent: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class HastenRead(Command):
-    """Move the read to the front, because backward waits for it now."""
+    """Command to move the read to the front, because backward waits for it now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CancelRead(Command):
-    """Cancel the read. It still reports how it ended."""
+    """Command to cancel the read. It still reports how it ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HandBack(Command):
-    """Give the memory to backward."""
+    """Command to give the memory to backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreeMemory(Command):
-    """Free the memory."""
+    """Command to free the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreeSlot(Command):
-    """Free the space on the device."""
+    """Command to free the space on the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaiseFault(Command):
-    """Raise the error with which the read ended."""
+    """Command to raise the error with which the read ended."""
 
 
 Step = tuple[State, tuple[Command, ...]]

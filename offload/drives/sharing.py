@@ -105,7 +105,7 @@ def _lock(fd: int, kind: int, at: int) -> None:
 
 
 class Places:
-    """At most `count` threads of this process at a time, first come, first served (unlike `threading.Semaphore`)."""
+    """A limit of `count` threads of this process at a time, first come, first served (unlike `threading.Semaphore`)."""
 
     def __init__(self, count: int) -> None:
         self._free = count

@@ -26,7 +26,7 @@ Allocate = Callable[[int], torch.Tensor]
 
 
 class StagingPool:
-    """Lends buffers of at most `capacity_bytes` in total. A larger buffer is lent alone. Safe from any thread.
+    """A pool that lends buffers of at most `capacity_bytes` in total. A larger one is lent alone. Safe from any thread.
 
     `allocate` returns page-aligned bytes. `held_bytes` is the size of all buffers, lent or idle.
     """

@@ -21,8 +21,8 @@ GIB = 1 << 30
 class Prices:
     """Prices per hour, in any currency.
 
-    `machine` is the machine without the memory in question, `memory` is a GiB of that memory, `drive` is one drive, and
-    `host` is a GiB of host memory.
+    `machine` is the machine without the memory in question, and `memory` is a GiB of that memory. `drive` is one drive,
+    and `host` is a GiB of host memory.
     """
 
     machine: float = 0.0
