@@ -1,7 +1,7 @@
 """Transfers between a storage's memory and an engine, and `StagingPool`, a bounded pool of host memory.
 
-CPU storages are moved directly, CUDA storages through pinned memory unless the engine takes them directly. Only the
-devices' threads call the transfers. Each thread stages one storage at a time, so that their number bounds the staging
+CPU storages are moved directly, CUDA storages through pinned memory unless the engine takes them directly. `read` and
+`write` run in the devices' threads. Each thread stages one storage at a time, so that their number bounds the staging
 memory. Each thread has its own CUDA stream, and synchronizes before it reports anything.
 
 Pinned pages are slow to allocate, and the allocation slows down other threads. The pool therefore keeps its buffers. A
