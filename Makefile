@@ -30,7 +30,7 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,embedded]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,embedded,nodes,plot]'
 	@touch $(STAMP)
 
 $(DOCS): $(STAMP)

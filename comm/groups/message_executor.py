@@ -93,7 +93,11 @@ class MessageExecutor:
         self._queues[group.number] = _GroupQueue(group=group)
 
     def renew(self, members: Sequence[str], lists: Mapping[str, Sequence[str]]) -> None:
-        """Begin a generation: groups get new lists, or lose those that are not in the view. All has been ended."""
+        """Begin a generation of the view with these members.
+
+        A group in `lists` gets its new list of members; every other group loses the members that have left the view.
+        The caller has ended all operations before.
+        """
         self._fences.renew(members)
         self._early.clear()
         for queue in list(self._queues.values()):

@@ -143,7 +143,9 @@ def concatenated_reduce_scatter(group: Any, out: Tensor, tensor: Tensor, opts: A
     return concatenated_reduce_scatter_coalesced(group, [out], [tensor], opts)
 
 
-def concatenated_reduce_scatter_coalesced(group: Any, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
+def concatenated_reduce_scatter_coalesced(
+    group: Any, outs: list[Tensor], tensors: list[Tensor], opts: Any = None
+) -> TorchWork:
     """Reduce several tensors as `reduce_scatter` does."""
     flat = [_flat(out, "reduce_scatter") for out in outs]
     pieces = [list(tensor.reshape(-1).chunk(group.group.size)) for tensor in tensors]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import random
 import struct
 import zlib
@@ -56,7 +55,6 @@ from elastrain.protocol import agent_messages as am
 from elastrain.protocol import messages
 from elastrain.protocol.codec import BadMessageError, BitMask, decoder_of
 from elastrain.runtime.durable import node_disks
-from elastrain.runtime.loader import packing
 from elastrain.runtime.loop_state import loop_state_codec as carried
 from elastrain.snapshot.durable import manifest
 from elastrain.snapshot.durable import state_file as durable_frames
@@ -583,20 +581,6 @@ class _Spoken:
         self._communicator._driver.call(lambda: self._communicator._understand(frame))
 
 
-def _micro_batch() -> bytes:
-    thing = {
-        "x": torch.arange(6).reshape(2, 3),
-        "y": [np.arange(4.0), 1.5, None, "text"],
-        "view": _VIEW,
-        3: (1 << 70, 2j),
-    }
-    fd = packing.pack(thing)
-    try:
-        return bytes(packing.take(fd))
-    finally:
-        os.close(fd)
-
-
 def decoders(folder: Path) -> list[Decoder]:
     """`folder`: for those that read files."""
     link, ring, spoken = _OneLink(), _ring(), _Spoken()
@@ -658,12 +642,6 @@ def decoders(folder: Path) -> list[Decoder]:
             name="lines",
             samples=[b"one\ntwo\nthree"],
             decode=lambda data: LineBuffer(100).feed(data),
-            errors=(ValueError,),
-        ),
-        Decoder(
-            name="a loader's micro-batch",
-            samples=[_micro_batch()],
-            decode=lambda data: packing.unpack(memoryview(bytearray(data))),
             errors=(ValueError,),
         ),
         numbered,

@@ -25,8 +25,8 @@ NOT_NAMED = {
 }
 """Imported though pyproject.toml does not name it, and why that does no harm."""
 STARTING_CALLS = {"run", "Popen", "call", "check_call", "check_output"}
-EVERYWHERE = {"mount", "sh", "sleep", "umount"}
-"""Programs of a bare Linux."""
+EVERYWHERE = {"git", "mount", "sh", "sleep", "umount"}
+"""Programs of a bare Linux, and the one that a checkout was made with."""
 
 
 def names_of(group: list[str]) -> set[str]:

@@ -27,7 +27,7 @@ _BEYOND_MIB, _TRIES = 64, 100
 
 @dataclass(kw_only=True)
 class Tools:
-    """The tools that actions need besides the process itself."""
+    """The objects through which fault actions break this worker: its speed, device, drives, results, files, memory."""
 
     slowness: Slowness = field(default_factory=Slowness)
     device: FailingDevice = field(default_factory=FailingDevice)
