@@ -1,8 +1,9 @@
-"""This member's part in durable checkpoints: what it writes of a committed step, and what it collects of all others.
+"""Durable checkpoints: the shards that this member writes, and the reports that the lowest rank collects.
 
-The record of a step says that it becomes a checkpoint. Then every shard has one writer (or every holder writes), while
-the next steps go on; the member of lowest rank collects what all have written and makes the checkpoint visible. Nobody
-waits for any of it: where a part is lost and no holder has that state any more, the checkpoint is given up.
+A step's commit record says that the step becomes a checkpoint. Then every shard has one writer (or every holder
+writes), while the next steps go on. The member of lowest rank collects the reports of all writers and makes the
+checkpoint visible. Training does not wait for it. If a part is lost and no holder has that state any more, the
+checkpoint is given up.
 """
 
 from __future__ import annotations
@@ -28,35 +29,36 @@ NO_LOOP = "the members that kept the state of the training loop were lost"
 
 @dataclass
 class OpenCheckpoint:
-    """A checkpoint that is neither complete nor given up; what is written of it, as far as this member knows."""
+    """A checkpoint that is neither complete nor given up, with all that this member knows of its parts."""
 
     record: Record
     writers: frozenset[tuple[str, int]]
-    """(member, shard) of all that is to be written; LOOP stands for the loop's state on a disk of its own."""
+    """(member, shard) of every part to be written. The shard is LOOP for the loop's state on a node's own disk."""
     mine: set[int] = field(default_factory=set)
     """Shards that this member writes."""
     to_capture: set[int] = field(default_factory=set)
-    """Those of them whose state of the step it does not have yet."""
+    """Shards of `mine` whose state after the step this member has not captured yet."""
     own: dict[int, str] = field(default_factory=dict)
-    """Shard -> what was told of it when this member had written it."""
+    """Shard -> description of the part that this member has written, as its `PartWritten` event gave it."""
     problem: str = ""
-    """Why this member cannot write what it has to."""
+    """The reason why this member cannot write its parts, or ""."""
     collected: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Likewise by (member, shard), at the member of lowest rank."""
+    """(member, shard) -> description of the written part. Only the member of lowest rank collects these."""
     has_begun: bool = False
-    """The loop has entered the next step."""
+    """True once the training loop has entered the next step."""
     has_loop: bool = False
-    """What it entered that step with is kept here."""
+    """True if this member has captured the loop's state at the start of the next step."""
     is_asked: bool = False
-    """Its manifest is being written."""
+    """True while the manifest is being written."""
 
     @property
     def step(self) -> int:
+        """Step whose state is written."""
         return self.record.step
 
 
 class Checkpointing(MemberPart):
-    """Owns the wish for a checkpoint, and the one that is being written."""
+    """Part that owns this member's wish for a checkpoint, and the checkpoint that is being written."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class Checkpointing(MemberPart):
     ) -> None:
         self.open: OpenCheckpoint | None = None
         self.is_last = False
-        """The job is about to be stopped: nothing is committed after the last checkpoint in this view."""
+        """True if the job is about to stop. Nothing is committed after the last checkpoint in this view."""
         self._sizes = sizes
         self._plan = plan
         self._views = views
@@ -77,18 +79,19 @@ class Checkpointing(MemberPart):
         self._holdings = holdings
         self._out = out
         self._over: CheckpointOver | None = None
-        """How the last one ended, for members that were not told in its view."""
+        """Result of the last checkpoint. Members that missed it in its view are sent it later."""
         self.wanted = self._voted = Wish.NONE
-        """The wish that this member puts into its next vote, and the one that it has told in the last vote."""
+        """The wish for this member's next vote, and the wish that its last vote carried."""
 
     # ------------------------------------------------------------------------------------------------------- the wish
 
     @handles(p.CheckpointWanted)
     def on_wanted(self, event: p.CheckpointWanted) -> None:
+        """Note that a checkpoint was asked for, by the script or because the job is to stop."""
         self.wanted = max(self.wanted, Wish.LAST if event.last else Wish.WANTED)
 
     def wish(self, step: int) -> Wish:
-        """For the vote on `step`."""
+        """Return the wish that this member's vote on `step` carries: the one that was asked for, or one that is due."""
         every = self._plan.every_steps
         self._voted = self.wanted
         return max(self.wanted, Wish.DUE if every and (step + 1) % every == 0 else Wish.NONE)
@@ -100,10 +103,10 @@ class Checkpointing(MemberPart):
     # --------------------------------------------------------------------------------------------------------- a step
 
     def on_passed(self, record: Record, before: Placement) -> None:
-        """The record is held and this primary has applied it; `before`: who held the shards until then."""
+        """Begin the checkpoint if the record asks for one. `before`: the holders of the shards until this commit."""
         if record.checkpoint not in _TAKEN:
             return
-        # What was asked for after the vote is a wish for a later state.
+        # A wish that came after the vote is for a later state.
         self.wanted = Wish.NONE if self.wanted is self._voted else self.wanted
         self.is_last = record.checkpoint is Checkpointed.LAST
         named = writers(steady(before, self._commit.roles.live), self._sizes, all_holders=self._plan.all_holders)
@@ -122,7 +125,7 @@ class Checkpointing(MemberPart):
 
     def capture(self) -> bool:
         """Capture states of the step: a primary's at once, a backup's once verified. Returns True if it did."""
-        # Asked before anything moves on to the next step: a state that has passed by is found nowhere.
+        # This must run before any state moves on to the next step, because older states are not kept.
         if self.open is None or not self.open.to_capture:
             return False
         ready = sorted(s for s in self.open.to_capture if self._holdings.has(s, self.open.step))
@@ -133,11 +136,12 @@ class Checkpointing(MemberPart):
         return bool(ready)
 
     def on_began(self, step: int, state: str) -> None:
-        """The loop has entered `step` with this state: that is how it goes on from the step before."""
+        """Capture the loop's state with which it entered `step`, if the step before becomes a checkpoint."""
         if self.open is None or step != self.open.step + 1:
             return
         self.open.has_begun = True
-        # By two, so that the second can collect where the first is lost: it may be as large as the model.
+        # The two lowest ranks capture it. If the first is lost, the second can collect. All would be too many: the
+        # state may be as large as the model.
         is_written = (self._views.me, LOOP) in self.open.writers
         if is_written or self._views.me in self._views.view.ids[:2]:
             self.open.has_loop = True
@@ -148,6 +152,7 @@ class Checkpointing(MemberPart):
 
     @handles(p.PartWritten)
     def on_part_written(self, event: p.PartWritten) -> None:
+        """Note the parts that were written here, and report them to the member of lowest rank."""
         if self.open is None or event.step != self.open.step:
             return
         self.open.own.update(zip(event.shards, event.told, strict=True))
@@ -156,7 +161,7 @@ class Checkpointing(MemberPart):
             self._report()
 
     def _report(self) -> None:
-        """Tell the member of lowest rank all that this one has written; it may be told twice."""
+        """Report all parts that this member has written to the member of lowest rank. A repeated report is harmless."""
         assert self.open is not None
         report = PartReport(
             step=self._step,
@@ -171,7 +176,7 @@ class Checkpointing(MemberPart):
             self._out.send(self._collector, report)
 
     def _lacking(self) -> tuple[int, ...]:
-        """Shards that it was to write, and whose state it has let go of, or brought to a later step."""
+        """Return the shards that this member can no longer write: their state is gone, or already of a later step."""
         assert self.open is not None
         held = self._holdings
         return tuple(s for s in sorted(self.open.to_capture) if s not in held or held[s].version > self._step)
@@ -189,6 +194,7 @@ class Checkpointing(MemberPart):
 
     @handles(PartReport)
     def on_report(self, source: str, message: PartReport) -> None:
+        """Collect a member's report. If the checkpoint is over, answer with its result."""
         if self.open is None or message.step != self.open.step:
             is_known = self._over is not None and self._over.step == message.step
             over = self._over if is_known else CheckpointOver(step=message.step, reason=GIVEN_UP, told="")
@@ -202,7 +208,7 @@ class Checkpointing(MemberPart):
             self._complete()
 
     def _replace(self, lost: list[tuple[str, int]]) -> None:
-        """Have others write what these cannot write any more; give the checkpoint up where nobody has that state."""
+        """Assign lost parts to other holders of the state. Gives the checkpoint up if no holder has that state."""
         if self.open is None or not lost:
             return
         self.open.writers -= set(lost)
@@ -240,6 +246,7 @@ class Checkpointing(MemberPart):
 
     @handles(p.ManifestWritten)
     def on_manifest_written(self, event: p.ManifestWritten) -> None:
+        """End the checkpoint: its manifest was written, or could not be."""
         if self.open is not None and event.step == self.open.step:
             self._end(event.reason, event.told)
 
@@ -252,19 +259,21 @@ class Checkpointing(MemberPart):
 
     @handles(WriteInstead)
     def on_write_instead(self, message: WriteInstead) -> None:
+        """Write these shards, because the members that should have written them are lost."""
         if self.open is not None and message.step == self.open.step:
             self._begin_part(shard for shard in message.shards if shard != LOOP)
             if LOOP in message.shards and (self._views.me, LOOP) not in self.open.writers:
-                # Lacking for good: this node's keeper was another one, which is lost.
+                # This part is lost for good: the member that kept the loop's state on this node is gone.
                 self.open.to_capture.add(LOOP)
             if self._lacking():
                 self._report()
 
     @handles(CheckpointOver)
     def on_over(self, message: CheckpointOver) -> None:
+        """Close the checkpoint with the result that another member has sent."""
         if self.open is None or message.step != self.open.step:
             return
-        # Where the one that collected is lost, some were told how it ended, and the one that collects now was not.
+        # If the collector was lost, it may have sent the result to some members only. The new collector sends it again.
         if self._collector == self._views.me:
             self._end(message.reason, message.told)
         else:
@@ -279,7 +288,7 @@ class Checkpointing(MemberPart):
     # --------------------------------------------------------------------------------------------------- another view
 
     def forget_view(self) -> None:
-        """Others go on: whoever was to be stopped with the last checkpoint has left."""
+        """Allow commits again: the members that were to stop after the last checkpoint have left."""
         self.is_last = False
 
     def why_not_yet(self) -> str:
@@ -288,7 +297,7 @@ class Checkpointing(MemberPart):
 
     def resume(self, recovery: Recovery) -> None:
         """Report again what is written, since the reports of the last view may be lost."""
-        # What was found wrong after the commit may be in a state that was written.
+        # A state that was found wrong after the commit may already have been written.
         if recovery.wrong is not None and self.open is not None:
             self.open.problem = self.open.problem or "a state of that step was found to be wrong"
         if self.open is None:
@@ -302,18 +311,22 @@ class Checkpointing(MemberPart):
             self._report()
 
     def _take_over(self) -> None:
-        """Collect from now on; what only members knew that are gone is not known any more."""
+        """Become the collector, and ask the members for all parts that were not reported to this one.
+
+        Parts that only lost members had written are assigned to other holders.
+        """
         assert self.open is not None
         if self.open.has_begun and not self.open.has_loop:
             self._end(NO_LOOP)
             return
         record = self._commit.record
         if record is not None and record.step == self._step and record.checkpoint not in _TAKEN:
-            # Asked for at the end of the loops: its word may have died with the member that gave it.
+            # This checkpoint was asked for at the end of the loops. The member that asked may be lost before all got
+            # its message.
             self._out.send_all(self._views.others, TakeLast(step=self._step))
         members = self._views.view.ids
         missing = self.open.writers - self.open.collected.keys()
-        # Asked again of those who live, too: who was asked in the last view may not have heard it.
+        # Living writers are asked again, too: the request of the last view may not have reached them.
         for member in self._views.others:
             theirs = tuple(sorted(shard for writer, shard in missing if writer == member))
             if theirs:

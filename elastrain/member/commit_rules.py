@@ -1,4 +1,4 @@
-"""Vote, commit, apply, publish: how a step becomes one that cannot be undone."""
+"""Rules for voting on a step, committing, applying and publishing it. A committed step cannot be undone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elastrain.protocol.messages import Ack, Publish
 
 
 class Committing(MemberPart):
-    """Rules of the commit, over the parts; owns nothing."""
+    """Rules of the commit. They act on all parts and own no data."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -23,7 +23,7 @@ class Committing(MemberPart):
     # ------------------------------------------------------------------------------------------------ vote and commit
 
     def why_not_yet(self) -> str:
-        """Return the first reason for which this member does not vote yet; empty if it may vote, or has."""
+        """Return the first reason why this member may not vote yet, or "" if it may vote or has voted."""
         m = self._machine
         if m.step.ballot.has_voted:
             return ""
@@ -34,7 +34,7 @@ class Committing(MemberPart):
 
     @handles(Ack)
     def on_ack(self, source: str, message: Ack) -> None:
-        """Note that a member keeps gradients of this member's shards."""
+        """Note that a member has stored gradients of this member's shards."""
         if message.step == self._machine.step.number:
             self._machine.step.ballot.acknowledge(source, message.shards)
 
@@ -45,9 +45,9 @@ class Committing(MemberPart):
             self._machine.step.ballot.add(source, message)
 
     def is_safe(self, shard: int) -> bool:
-        """Whether the shard's gradient is finished, and all members with a copy of the shard have acknowledged it."""
+        """Return True if the gradient is finished and every member with a copy of the shard has acknowledged it."""
         m = self._machine
-        # After the vote this member may be lost at any moment: what the record says must be possible without it.
+        # After its vote this member may be lost at any moment. The record must be possible to carry out without it.
         return (
             shard in m.step.reduction.finished
             and m.custody.holdings.has(shard, m.commit.step)
@@ -55,11 +55,14 @@ class Committing(MemberPart):
         )
 
     def is_settled(self) -> bool:
-        """Whether the last step's parameters and copies are compared: after the end nobody would notice a fault."""
+        """Return True once the last step's parameters and copies are compared.
+
+        After the end no member could notice a fault.
+        """
         m, custody = self._machine, self._machine.custody
         if m.views.is_recovering or m.commit.is_initial or not m.views.others:
             return not m.views.is_recovering
-        # In every other step the next one's votes see to this; after the last there is none.
+        # Before every other step's commit the vote checks this; after the last step there is no vote.
         backed = [shard for shard, holders in enumerate(m.commit.roles.live) if m.me in holders.backups]
         return (
             custody.comparison.is_settled()
@@ -96,22 +99,23 @@ class Committing(MemberPart):
         return True
 
     def proposed_roles(self, mine: Iterable[int]) -> Iterable[tuple[int, Holders]]:
-        """Changes in the holders of this primary's shards: members whose copies are verified become holders."""
+        """Yield changes in the holders of this primary's shards: members with verified copies become holders."""
         roles, ballot = self._machine.commit.roles, self._machine.step.ballot
         assert roles.committed is not None
-        # An acknowledgement says that the member has the gradient and the verified state before it: it can answer.
+        # A member that has acknowledged has the gradient and the verified state before it, so it can make the update.
         for shard in mine:
             ready = {self._machine.me, *ballot.acknowledged(shard)}
             after = next_roles(roles.live[shard], roles.target[shard], ready)
-            # A holder whose state was wrong lives, and holds nothing in this view: to take it back is a change, too.
+            # A member whose wrong state was dropped is alive, but no holder in this view. To make it a holder again is
+            # a change, too.
             if not after == roles.live[shard] == roles.committed[shard]:
                 yield shard, after
 
     def decide(self) -> tuple[Record | None, bool]:
-        """Return the record of the open step if all votes are here, and whether the votes have changed anything.
+        """Return the record of the open step if all votes are here, and True if the votes have changed anything.
 
-        All members come to the same record. There is none where the votes disagree, or where the store has to know of
-        the first commit before it is made.
+        All members come to the same record. There is no record if the votes disagree, or while the store has yet to be
+        told of the job's first commit.
         """
         m = self._machine
         if m.views.current is None or m.views.is_recovering:
@@ -121,7 +125,7 @@ class Committing(MemberPart):
             return None, False
         scaler, plan_now = m.commit.next_scaler(), m.commit.plan
         found = combine_votes(m.step.number, m.views.current, votes, shape=m.shape, scaler=scaler, plan=plan_now)
-        # All members come to the same disagreement, too, so that none goes on alone.
+        # All members find the same disagreement, so none of them goes on alone.
         if isinstance(found, Disagreement):
             m.out.fail("DivergedError", found.reason)
         elif isinstance(found, Dispute):
@@ -131,30 +135,34 @@ class Committing(MemberPart):
         return (found if isinstance(found, Record) else None), True
 
     def _settle(self, dispute: Dispute) -> None:
-        """An audit has found a difference: the step begins anew, and the votes of this attempt are void."""
+        """Begin the step anew, because an audit has found a difference. The votes of this attempt are void."""
         m = self._machine
         m.step.ballot.clear()
         m.step.audits.accused = dispute.accused  # for the next report: not all may have got these votes
-        # All members come to this by the same votes, and each asks for the view, since the others may die: one tells.
+        # All members find this in the same votes. Each asks for a new view, since others may die, but only one reports
+        # it.
         reason = "; ".join((dispute.reason, *dict.fromkeys(each.reason for each in dispute.accused)))
         m.custody.repair.begin_anew(reason, tells=m.views.view.ids[0] == m.me)
 
     # ----------------------------------------------------------------------------------------------------------- pass
 
     def learn(self, record: Record) -> None:
-        """Hold the record: the step cannot be undone any more."""
+        """Store the commit record. From here on the step cannot be undone."""
         m = self._machine
         m.commit.advance(record.step, record)
         m.custody.repair.convict(m.step.audits.hear(record.findings.accused))
         m.out.do(p.Passed(record=record))
 
     def pass_step(self, record: Record) -> tuple[Sequence[int], Placement]:
-        """Do this member's part in the commit; the shards that it updated, and who held what until now."""
+        """Carry the commit out on this member.
+
+        Returns the shards that it updated, and the holders before the commit.
+        """
         m = self._machine
         roles = m.commit.roles
         mine, before = roles.mine, roles.live
         m.checkpointing.capture()
-        # Taken before the record is held: with it the open step, and all that is finished of it, is forgotten.
+        # This is read first, because `learn` forgets the open step and its finished gradients.
         touched = {shard: m.step.reduction.finished[shard].touched for shard in mine}
         plan_before = m.commit.plan
         self.learn(record)
@@ -164,7 +172,8 @@ class Committing(MemberPart):
         self.change_roles(record, before)
         m.replicas.pass_commit(before)
         if record.plan != plan_before:
-            # Holders follow the blocks: who computes with a shard can answer for it without any memory more.
+            # Holders follow the blocks: a member that computes with a shard can hold it without more memory for
+            # parameters.
             m.commit.roles.target = self.goal(m.commit.roles.live)
             m.custody.given.plan()
         m.checkpointing.on_passed(record, before)
@@ -173,11 +182,12 @@ class Committing(MemberPart):
         return mine, before
 
     def goal(self, now: Placement) -> Placement:
-        """Where the shards should be in this view, by who is there and by the plan."""
+        """Return the target placement of the shards for the members of this view and the pipeline plan."""
         m = self._machine
         return target(now, m.shape.sizes, m.views.view.nodes, m.shape.backups, m.replicas.homes())
 
     def change_roles(self, record: Record, before: Placement) -> None:
+        """Change the holders of shards as the commit record says."""
         # The only place where holders change: all members carry out the same record.
         m = self._machine
         roles = m.commit.roles
@@ -190,7 +200,7 @@ class Committing(MemberPart):
             m.custody.given.plan()
 
     def open_next(self, record: Record, mine: Sequence[int], before: Placement) -> None:
-        """Hand out the next step, and publish what this member has updated."""
+        """Hand out the runs or tasks of the next step, and publish the shards that this member has updated."""
         m = self._machine
         if record.plan is not None:
             m.step.tasks.hand_out(record.plan)
@@ -210,9 +220,9 @@ class Committing(MemberPart):
     # -------------------------------------------------------------------------------------------------------- publish
 
     def publish(self, shards_by_member: Mapping[str, Sequence[int]], record: Record | None) -> None:
-        """Send new parameters to those who compute with them.
+        """Send new parameters to the members that compute with them.
 
-        Every publish carries the record: whoever receives it has passed.
+        Every publish carries the commit record, so a receiver has passed the step, too.
         """
         m = self._machine
         for member, shards in shards_by_member.items():
@@ -221,18 +231,22 @@ class Committing(MemberPart):
                 m.out.send(member, Publish(step=m.commit.step, record=record, shards=wanted))
 
     def publish_looked(self) -> bool:
-        """Publish parameters that were held back until this member had verified the state that it took over."""
+        """Publish parameters that were held back until this member had verified the state that it took over.
+
+        Returns True if there were any.
+        """
         m = self._machine
-        # No wrong parameters are shown to any script for a moment, although the step would begin anew then.
+        # Wrong parameters must not be visible to any script, even if the step begins anew afterwards.
         wanted = m.custody.primaries.looked()
         self.publish(wanted or {}, m.commit.record)
         return wanted is not None
 
     def take_parameters(self, message: Publish, payload: object) -> None:
+        """Take published parameters into the model, except for shards that already work on the model's memory."""
         m = self._machine
         if message.step != m.commit.step:
             return  # parameters of a step never overwrite older ones before its record is held
-        # Of its own shards this member has the parameters in the model itself: they are what others get.
+        # The parameters of this member's own shards already lie in the model. They are the ones that others get.
         for index, shard in enumerate(message.shards):
             if shard not in m.custody.holdings.bound:
                 m.out.do(p.TakeParameters(step=message.step, shard=shard, payload=payload, index=index))

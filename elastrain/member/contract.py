@@ -1,4 +1,4 @@
-"""The contract of a part of the member's machine, and the table that says which part handles which event or message."""
+"""Contract of a part of the member's machine, and the table of the handlers of events and messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def handles(*kinds: type) -> Callable[[Method], Method]:
 
 
 class MemberPart(Protocol):
-    """The questions that the machine asks each of its parts. A part overrides those that concern it."""
+    """Methods that the machine calls on each of its parts. A part overrides those that it needs."""
 
     handlers: ClassVar[tuple[tuple[type, str, tuple[str, ...]], ...]] = ()
     """(type of event or message, name of the method, its parameters) of each marked method."""
@@ -41,7 +41,7 @@ class MemberPart(Protocol):
         )
 
     def begin(self, step: int) -> None:
-        """Forget what belongs to the step before: `step` is open now."""
+        """Forget all data of the step before: `step` is open now."""
         return
 
     def forget_view(self) -> None:
@@ -49,15 +49,15 @@ class MemberPart(Protocol):
         return
 
     def resume(self, recovery: Recovery) -> None:
-        """Go on in the new view, and repeat what its members may lack."""
+        """Go on in the new view, and send again what its members may lack."""
         return
 
     def progress(self) -> bool:
-        """Do what has become possible. Returns True if any state of the machine was changed."""
+        """Do all work that has become possible. Returns True if any state of the machine was changed."""
         return False
 
     def why_not_yet(self) -> str:
-        """Return what this part still has to do before this member may vote on the open step; empty if nothing."""
+        """Return what this part must still do before this member may vote on the open step, or ""."""
         return ""
 
 

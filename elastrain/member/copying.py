@@ -1,4 +1,4 @@
-"""When shards are copied to new holders: in the time that the driver has while runs are computed, or before a vote."""
+"""Rules for the time at which shards are copied to new holders: while runs are computed, or before a vote."""
 
 from __future__ import annotations
 
@@ -10,55 +10,58 @@ from elastrain.member.parts import Machine
 
 
 class Copying(MemberPart):
-    """Rules over the parts; owns nothing. What is copied is in `CopiesGiven`."""
+    """Rules that start copies. They own no data; `CopiesGiven` knows which copies are due."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
     @property
     def short(self) -> Mapping[int, int]:
-        """Shards with fewer living holders than they should have -> the step that was open when that began."""
+        """Shard with too few living holders -> step that was open when it was first short."""
         return self._machine.commit.shortage.since
 
     @property
     def sent_bytes(self) -> int:
-        """Of parameters, sent to new holders so far."""
+        """Bytes of parameters sent to new holders so far."""
         return self._machine.custody.given.sent_bytes
 
     @property
     def is_time(self) -> bool:
-        """Whether a copy would be sent as soon as the driver has time: while runs are computed, since a vote waits."""
+        """True if a copy could be sent now. Copies are sent while runs are computed, because a vote waits for them."""
         m = self._machine
-        # Asked twice in every turn of the driver, and mostly nothing waits.
+        # The driver asks twice in every turn. The cheap test is first, because mostly no copy waits.
         return m.custody.given.is_waiting() and m.step.is_computing() and self._may_copy()
 
     @handles(p.CopyBudgetSet)
     def on_budget_set(self, event: p.CopyBudgetSet) -> None:
-        """Note how much memory there is for copies, and whether all blocks have room at the end."""
+        """Note the memory limit for copies, and note if this member has memory for all blocks at the end."""
         self._machine.custody.given.limit(event.parameters_bytes)
         self._machine.end.note_room(has_room_for_all=event.has_room_for_all)
 
     @handles(p.CopiesAllowed)
     def copy(self, event: p.CopiesAllowed) -> None:
-        """Send copies in the time that the driver has for them. Others wait for the next time."""
-        # Asked again: the vote, or a change of view, may have come in between.
+        """Send copies up to the number of bytes that the driver allows. The rest waits for its next permission."""
+        # The vote, or a change of view, may have come in between.
         if self.is_time:
             self._machine.custody.given.send(event.parameters_bytes)
 
     def copy_at_last(self) -> bool:
-        """Send the copies that the vote waits for, once this member has computed. Returns True if it sent any."""
+        """Send the copies that the vote waits for, once this member has computed its runs.
+
+        Returns True if it sent any.
+        """
         m, given = self._machine, self._machine.custody.given
         if m.step.is_computing() or not self._may_copy():
             return False
         sent_bytes = given.sent_bytes
-        # Where digests take longer than the runs, the first copies of a step are made here.
+        # If digests take longer than the runs, no copy was possible before. The first copies of the step are sent here.
         if not given.has_moved():
             given.send(1)
         given.send_overdue()
         return given.sent_bytes > sent_bytes
 
     def _may_copy(self) -> bool:
-        """Whether shards can be copied now: in a step, before the vote, and not while their states are digested."""
+        """Return True in a step, before the vote, and while no digests of the states are computed."""
         m = self._machine
         is_in_step = m.loop.step == m.step.number and not m.views.is_recovering
         return is_in_step and not m.custody.announcements.is_digesting and not m.step.ballot.has_voted

@@ -1,4 +1,4 @@
-"""Rules over the parts that keep shards, for events and messages that concern several of them."""
+"""Rules for events and messages that concern several of the parts that keep shards."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from elastrain.protocol.messages import Digests, Evidence
 
 
 class CustodyRules(MemberPart):
-    """Rules over the parts of `Custody`; the rules own nothing."""
+    """Rules that act on the parts of `Custody`. They own no data."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._custody = machine.custody
 
     def progress(self) -> bool:
-        """Let the job start: every holder makes the initial state of its shards, once the parameters are here."""
+        """Create the initial state of this member's shards, once the initial parameters are here.
+
+        Returns True if anything was created, asked for or announced.
+        """
         if self._machine.views.is_recovering or not self._machine.commit.is_initial:
             return False
         if not self._custody.initial.may_be_made():
@@ -32,21 +35,21 @@ class CustodyRules(MemberPart):
 
     @handles(p.GradientsFinished)
     def on_gradients_finished(self, event: p.GradientsFinished) -> None:
-        """Note finished gradients, and have the step begun anew if one of their lanes has changed."""
+        """Note finished gradients. Begins the step anew if one of their lanes was damaged."""
         self._machine.step.reduction.on_finished(event)
         if event.step == self._machine.step.number:
             self._custody.repair.on_lanes_damaged(event.damaged)
 
     @handles(p.PartialDamaged)
     def on_partial_damaged(self, event: p.PartialDamaged) -> None:
-        """Have the step begun anew, because a partial differs from what its maker had."""
+        """Begin the step anew, because a partial sum differs from what its maker had."""
         if event.step == self._machine.step.number:
             self._machine.step.reduction.on_damaged(event)
             self._custody.repair.on_damaged(event, self._machine.shape.shards[event.shard].lanes[event.lane])
 
     @handles(p.TookCopy)
     def on_took_copy(self, event: p.TookCopy) -> None:
-        """Note a copy that was taken, unless a recovery is about to decide anew which members get copies."""
+        """Note that a copy was taken. Ignored during a recovery, which decides anew which members get copies."""
         if not self._machine.views.is_recovering:
             self._custody.taken.on_taken(event)
 
@@ -59,7 +62,7 @@ class CustodyRules(MemberPart):
 
     @handles(p.GradientsKept)
     def on_gradients_kept(self, event: p.GradientsKept) -> None:
-        """Acknowledge intact gradients of the open step, and have the step begun anew for damaged ones.
+        """Acknowledge intact gradients of the open step. Begins the step anew for damaged ones.
 
         Damage to a gradient of an older step is detected by comparing the update instead.
         """
@@ -69,10 +72,10 @@ class CustodyRules(MemberPart):
 
     @handles(Evidence)
     def on_evidence(self, source: str, message: Evidence) -> None:
-        """Hand the answer to the part that has asked: about parameters, a broken copy, or a backup's update."""
+        """Pass the answer on to the part that has asked: about parameters, a broken copy, or a backup's update."""
         if message.step != self._machine.commit.step:
             return
-        # A broken copy before a doubt: while it is not taken, this member has no state to have doubts of.
+        # A broken copy comes first: until it is taken, this member has no state that could be in doubt.
         if message.parameters:
             self._custody.comparison.on_evidence(source, message.shard, message.digest)
         elif self._custody.taken.is_about(message.shard):

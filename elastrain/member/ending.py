@@ -1,8 +1,7 @@
-"""The end of the training loops in its order: tell the others, agree, have every block again, leave together.
+"""Rules for the end of the training loops: tell the others, agree, get all blocks again, leave together.
 
-A checkpoint that was asked for after the votes on the last step is written before the members leave.
-
-Rank 0 has every block then, and so has everybody else whose memory limit leaves room for that.
+A checkpoint that was asked for after the votes on the last step is written before the members leave. Rank 0 has every
+block at the end. So has every other member whose memory limit allows it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from elastrain.protocol.messages import EndsBefore, TakeLast
 
 
 class Ending(MemberPart):
-    """Rules of the end, over the parts; owns nothing. Who has ended is in `JobEnd`."""
+    """Rules of the end. They act on all parts and own no data; `JobEnd` knows which loops have ended."""
 
     def __init__(self, machine: Machine, committing: Committing) -> None:
         self._machine = machine
@@ -58,11 +57,11 @@ class Ending(MemberPart):
 
     @handles(TakeLast)
     def on_take_last(self, message: TakeLast) -> None:
-        """Begin the checkpoint of the last step, as the member of rank 0 asks."""
+        """Begin the checkpoint of the last step, because the member of rank 0 asks for it."""
         self.take_last(message.step)
 
     def take_last(self, step: int) -> None:
-        """Write this member's part of the last step, as if its record named it a checkpoint."""
+        """Write this member's part of a checkpoint of the last step, although its commit record asked for none."""
         m = self._machine
         record = m.commit.record
         if record is None or record.step != step or m.checkpointing.open is not None or m.checkpointing.is_over(step):
@@ -73,6 +72,7 @@ class Ending(MemberPart):
 
     @handles(EndsBefore)
     def on_ends_before(self, source: str, message: EndsBefore) -> None:
+        """Note that a member's loop has ended, and send the member the blocks that it still lacks."""
         m = self._machine
         m.end.on_ends_before(source, message.step)
         m.end.is_checkpoint_wished |= message.is_checkpoint_wished
@@ -80,7 +80,7 @@ class Ending(MemberPart):
             self._serve(source)
 
     def _serve(self, member: str) -> None:
-        """The member's loop has ended: publish to it what it did not need until now."""
+        """Publish to a member whose loop has ended the parameters that it did not need until now."""
         m = self._machine
         lent = m.replicas.lent
         had = m.replicas.wanted(member, lent)
@@ -107,11 +107,11 @@ class Ending(MemberPart):
 
     def _tell(self) -> None:
         m = self._machine
-        # A checkpoint that is being written is waited for: who leaves takes along what it has not written.
+        # Leaving waits for an open checkpoint: a member that leaves takes unwritten state with it.
         is_written = m.checkpointing.open is None
         if not m.end.is_to_be_told() or not is_written or not self._committing.is_settled():
             return
-        # A loop that was overruled may still be at a task: blocks do not come in the middle of it.
+        # A loop that was overruled may still compute a task. Blocks must not arrive in the middle of it.
         if m.replicas.are_all or not m.loop.is_computing:
             m.end.tell()
             if not m.end.keeps_own:

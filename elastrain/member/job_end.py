@@ -1,7 +1,7 @@
-"""The end of the training loops: before which step each member's ended, and what follows when not all have.
+"""End of the training loops: the step before which each loop ended, and a decision if not all have ended.
 
-Loops end by `until`, or by a decision of each script (`break`). Where these differ, the majority of the members decides
-for all: nothing of the step in question can be committed meanwhile, since that needs everybody.
+Loops end by `until`, or by a decision of each script (`break`). If the scripts differ, the majority of the members
+decides for all. The step in question cannot be committed meanwhile, since a commit needs all members.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from elastrain.protocol.messages import EndsBefore, GoesOn, HasAll
 
 
 def job_ends(voters: Sequence[str], left: Collection[str], going: Collection[str]) -> bool | None:
-    """Whether more than half of the `voters` (in rank order) have left their loops; None: that is open yet.
+    """Return True if more than half of the `voters` (in rank order) have left their loops, None if that is still open.
 
-    Where the two halves are equal, the lowest rank is in the one that decides.
+    If both halves are equal, the half with the lowest rank decides.
     """
-    # A newcomer's loop may decide by counters that nobody handed over: it has no vote while others have one.
+    # A newcomer's loop may decide by counters that were not handed over. It has no vote while others have one.
     votes_left, votes_going = (sum(voter in side for voter in voters) for side in (left, going))
-    # Decided as soon as the rest cannot change it: a member that still computes is not waited for.
+    # This decides as soon as the missing votes cannot change the result, so no member waits for one that still
+    # computes.
     if 2 * max(votes_left, votes_going) > len(voters):
         return votes_left > votes_going
     if votes_left + votes_going == len(voters):
@@ -31,7 +32,7 @@ def job_ends(voters: Sequence[str], left: Collection[str], going: Collection[str
 
 
 class JobEnd(MemberPart):
-    """Owns who has ended before which step, and who goes on."""
+    """Part that owns, for each member, the step before which its loop has ended or which it is in."""
 
     def __init__(self, me: str, views: Views, out: Commands) -> None:
         self.step: int | None = None
@@ -42,20 +43,20 @@ class JobEnd(MemberPart):
         self._ended: dict[str, int] = {}
         """Member -> step before which its training loop ended."""
         self._whole: set[str] = set()
-        """Members that have all blocks that they are to have at the end."""
+        """Members that have received all blocks that they keep at the end."""
         self.has_room_for_all = True
-        """This member's memory limit, if it has one, leaves room for all blocks."""
+        """True if this member's memory limit, if any, leaves room for all blocks."""
         self._going: dict[str, int] = {}
-        """Member -> step that its training loop is in, while others have ended before it."""
+        """Member -> step that its loop is in, for members that go on although others have ended before that step."""
         self._asked = -1
-        """Step in which this member's loop asked for work last."""
+        """Step in which this member's loop last asked for work."""
         self.is_checkpoint_wished = False
-        """A member has asked for a checkpoint of the last step after the votes on it."""
+        """True if any member asked for a checkpoint of the last step after the votes on it."""
         self._is_overruled = False
-        """This member's loop would have gone on: the majority has ended before it."""
+        """True if this member's loop would have gone on, but the majority has ended."""
 
     def forget_view(self) -> None:
-        # What was told may have reached some only: in the next view everybody says it again.
+        # These messages may have reached some members only. In the next view every member sends them again.
         self._ended.clear()
         self._whole.clear()
         self._going.clear()
@@ -72,12 +73,13 @@ class JobEnd(MemberPart):
         self.step = step
 
     def on_ends_before(self, source: str, step: int) -> None:
+        """Note the step before which a member's loop has ended."""
         self._ended[source] = step
         self._go_on()
 
     @handles(HasAll)
     def on_has_all(self, source: str, message: HasAll) -> None:
-        """Note that a member has all blocks that it is to have at the end."""
+        """Note that a member has received all blocks that it keeps at the end."""
         # Only blocks of the last step count: those of an older one are not the result.
         if self._ended.get(source) == message.step + 1:
             self._whole.add(source)
@@ -88,22 +90,23 @@ class JobEnd(MemberPart):
         self._going[source] = message.step
 
     def _go_on(self) -> None:
-        """Tell the others that this loop goes on, where some have ended before its step: all count who is in it."""
-        # Only members that are asked by somebody's end have to answer: most jobs end everywhere at once.
+        """Tell the others that this loop goes on, if members have ended before its step. All count these members."""
+        # Nothing is sent unless some member has ended: most jobs end on all members at once.
         if self.step is None and any(self._asked >= step for step in self._ended.values()):
             self._going[self._me] = self._asked
             self._out.send_all(self._views.others, GoesOn(step=self._asked))
 
     def is_to_be_told(self) -> bool:
-        """Whether this loop's end is known here and not yet to the others."""
+        """Return True if this loop has ended and the other members were not told yet."""
         return self.step is not None and self._me not in self._ended
 
     @property
     def keeps_own(self) -> bool:
-        """Whether this member takes no more blocks at the end: not all have room for them, but rank 0 must."""
+        """True if this member's memory limit has no room for all blocks. Rank 0 takes them all anyway."""
         return not self.has_room_for_all and self._views.view.ids[0] != self._me
 
     def tell(self) -> None:
+        """Tell the other members the step before which this loop has ended."""
         assert self.step is not None
         self._ended[self._me] = self.step
         self._out.send_all(
@@ -112,14 +115,15 @@ class JobEnd(MemberPart):
         )
 
     def has_told(self) -> bool:
+        """Return True if the other members were told that this loop has ended."""
         return self._me in self._ended
 
     def stage(self) -> tuple[int | None, bool, bool]:
-        """Return before which step this loop ends, and whether the others know that, and that all blocks are here."""
+        """Return the step before which this loop ends, and if that was told, and if all blocks are here."""
         return self.step, self.has_told(), self._me in self._whole
 
     def tell_all_is_here(self, step: int) -> None:
-        """This member has all blocks that it is to have: the others need not wait for it any more."""
+        """Tell the other members that all blocks are here, so that they need not wait for this member."""
         if self._me not in self._whole:
             self._whole.add(self._me)
             self._out.send_all(self._views.others, HasAll(step=step))
@@ -127,10 +131,10 @@ class JobEnd(MemberPart):
     # ------------------------------------------------------------------------------------------------------- the end
 
     def judge(self) -> None:
-        """Decide whether the job ends: all decide alike, since nobody changes whether it has left or is in the step."""
+        """Decide by majority if the job ends or goes on. All members decide alike, since no member changes its vote."""
         if self._views.is_recovering or not self._ended:
             return
-        # The first end decides: a loop that has ended cannot take part in the step that it has not begun.
+        # The first end decides: a loop that has ended cannot take part in the step that it has not entered.
         step = min(self._ended.values())
         going = [m for m, asked in self._going.items() if asked >= step and m not in self._ended]
         ends = job_ends(self._voters(), self._ended, going)
@@ -146,7 +150,10 @@ class JobEnd(MemberPart):
             self._is_overruled, self.step = True, step
 
     def _voters(self) -> tuple[str, ...]:
-        """The members that had begun to train when this view began: a newcomer's own counters may stand elsewhere."""
+        """Return the members that have a vote: those that had begun to train when this view began.
+
+        The counters of a newcomer's script may differ, so it votes only if all are newcomers.
+        """
         members = self._views.view.ids
         return tuple(m for m in members if self._views.reports[m].begun >= 0) or members
 
@@ -156,20 +163,20 @@ class JobEnd(MemberPart):
         return self.step is not None and current is not None and self._ended.keys() >= set(current.ids)
 
     def leave_together(self, *, whole: bool) -> None:
-        """Let go once all have ended: until then somebody may still need what this member has.
+        """Leave once all loops have ended. Until then another member may need what this one has.
 
-        whole: there are blocks to be sent first, so that all have to have what they are to have.
+        whole: blocks are still to be sent, so that this also waits until every member has all that it keeps.
         """
         if self.have_all_ended() and (not whole or self._whole >= set(self._views.view.ids)):
             self.let_go()
 
     def note_room(self, *, has_room_for_all: bool) -> None:
-        """Note whether this member's memory has room for all blocks."""
+        """Note if this member's memory has room for all blocks."""
         self.has_room_for_all = has_room_for_all
 
     @handles(p.JobEnded)
     def on_job_ended(self, event: p.JobEnded) -> None:
-        """Leave, because a member has left in peace: all had the last step."""
+        """Leave, because a member has left after the job's end: all members had the last step."""
         self.let_go()
 
     def let_go(self) -> None:

@@ -1,7 +1,7 @@
-"""The training loop as its member sees it: where it is, as a table, and what it is given next.
+"""Stages of the training loop, and the commands that it gets next.
 
-The loop computes in a thread of its own. It asks (`Ready`), and is answered by one of `Compute`, `Recompute` and
-`Advance`; it goes on computing while others are being recovered.
+The loop computes in a thread of its own. It asks (`Ready`) and gets one of `Compute`, `Recompute`, `Forward`,
+`Backward` and `Advance`. It goes on computing during a recovery.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elastrain.protocol.messages import LoopHandover
 
 
 class LoopStage(Enum):
-    """Where the loop is."""
+    """Stage of the training loop."""
 
     OUTSIDE = "outside"  # it may not begin yet: parameters or the loop's state are still to come
     ENTERING = "entering"  # it is told at which step to begin
@@ -44,28 +44,31 @@ TABLE: dict[tuple[LoopStage, type], LoopStage] = {
     (LoopStage.LEAVING, p.Began): LoopStage.BODY,
     (LoopStage.BODY, p.LoopEnded): LoopStage.ENDED,
 }
-"""(stage, event of the loop or command to it) -> stage. A pair that is missing is a defect of the driver."""
+"""(stage, event of the loop or command to it) -> next stage. A missing pair means that the driver is wrong."""
 
 
 class LoopStages(MemberPart):
-    """Owns the loop's stage and step, and the state that newcomers' loops begin with."""
+    """Part that owns the loop's stage and step, and the state with which newcomers' loops begin."""
 
     def __init__(self, views: Views, commit: Commit, open_step: OpenStep, out: Commands) -> None:
         self.stage = LoopStage.OUTSIDE
         self.step = -1
-        """The newest one that the loop has entered."""
+        """Newest step that the loop has entered."""
         self.settings = ""
-        """Of this step, for the vote."""
+        """The script's settings for this step, as the vote carries them."""
         self._views = views
         self._commit = commit
         self._open = open_step
         self._out = out
         self._allowed: frozenset[int] = frozenset()
-        """Runs that the loop may be given during a recovery: reported as under way, so nobody else gets them."""
+        """Runs that the loop may get during a recovery.
+
+        They were reported as under way, so no other member gets them.
+        """
         self._state: tuple[int, str, Any] | None = None
-        """(step, state of the loop at its start, what came beside it): this member's own, or handed over to it."""
+        """(step, state of the loop at its start, tensors that came with it). It is this member's own, or a donor's."""
         self._newcomers: tuple[str, ...] = ()
-        """Members that wait for the loop's state from this one."""
+        """Newcomers to which this member has to send the loop's state."""
 
     def _move(self, cause: object) -> None:
         stage = TABLE.get((self.stage, type(cause)))
@@ -76,26 +79,30 @@ class LoopStages(MemberPart):
     # ------------------------------------------------------------------------------------------------------- events
 
     def on_began(self, event: p.Began) -> None:
+        """Note that the loop has entered a step, and with which state."""
         self._move(event)
         self.step = event.step
         self.settings = event.settings
         self._state = (event.step, event.state, None)
 
     def on_ready(self, event: p.Ready) -> None:
+        """Note that the loop asks for work, which ends the run that it was given."""
         self._move(event)
         self._open.runs.end_running()
 
     def on_ended(self, event: p.LoopEnded) -> None:
+        """Note that the loop has ended."""
         self._move(event)
 
     @handles(LoopHandover)
     def on_handover(self, message: LoopHandover, payload: object) -> None:
+        """Keep the state that another member's loop has sent to this newcomer."""
         self._state = (message.step, message.state, payload)
 
     # ----------------------------------------------------------------------------------------------------- questions
 
     def has_asked_in(self, step: int) -> bool:
-        """Whether the loop has come to its micro-batches of the step: the script reads no older parameters any more."""
+        """Return True if the loop has asked for micro-batches of `step`. The script reads no older parameters then."""
         return self.step == step and self.stage in (LoopStage.WAITING, LoopStage.COMPUTING, LoopStage.LEAVING)
 
     @property
@@ -105,31 +112,33 @@ class LoopStages(MemberPart):
 
     @property
     def is_outside(self) -> bool:
+        """True while the loop may not begin yet."""
         return self.stage is LoopStage.OUTSIDE
 
     @property
     def is_computing(self) -> bool:
+        """True while the loop computes a run or task."""
         return self.stage is LoopStage.COMPUTING
 
     # --------------------------------------------------------------------------------------------- changes of view
 
     def forget_view(self) -> None:
-        # As the report says: other members get whatever is not under way here.
+        # The report says the same: other members get all runs that are not under way here.
         self._allowed = frozenset(self._open.runs.pending[: self._open.runs.under_way])
 
     def why_not_yet(self) -> str:
-        """Wait until the loop asks for work in the open step: a script may read the old parameters until then."""
+        """Wait until the loop asks for work in the open step. A script may read the old parameters until then."""
         step = self._open.number
         return "" if self.has_asked_in(step) else f"the training loop has not asked for work in step {step} yet"
 
     def resume(self, recovery: Recovery) -> None:
-        """Note the newcomers that wait for the loop's state from this member."""
-        # One member hands the state over, or several would send the same megabytes.
+        """Note the newcomers to which this member has to send the loop's state."""
+        # Only the donor sends the state. Otherwise several members would send the same megabytes.
         self._newcomers = recovery.newcomers if recovery.donor == self._views.me else ()
 
     def hand_over(self) -> bool:
-        """Send newcomers the loop's state of the step that all enter next, once this loop is in it."""
-        # Not earlier: the state of the step before would repeat what schedulers have done in between.
+        """Send newcomers the loop's state at the start of the next step, once this loop has entered it."""
+        # The state of an earlier step would make schedulers repeat a step.
         if not self._newcomers or self._views.is_recovering or self.step != self._commit.step + 1:
             return False
         assert self._state is not None
@@ -140,12 +149,12 @@ class LoopStages(MemberPart):
     # ------------------------------------------------------------------------------------------------ commands to it
 
     def enter(self) -> bool:
-        """Let the loop begin, as soon as this member has what it needs. Returns True if it begins."""
+        """Let the loop begin, once this member has parameters and loop state. Returns True if it begins."""
         if not self.is_outside or self._views.is_recovering or not self._commit.parameters.are_here():
             return False
         step = self._commit.step + 1
-        # In the job's first step all begin alike, from their scripts or from what the checkpoint says of the loop;
-        # later only the state of this very step will do.
+        # In the job's first step all loops begin alike: from their scripts, or from the loop state in the checkpoint.
+        # Later only the state of this very step is valid.
         if not self._commit.is_initial and (self._state is None or self._state[0] != step):
             return False
         _, state, payload = self._state or (step, None, None)

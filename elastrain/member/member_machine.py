@@ -28,7 +28,10 @@ from elastrain.protocol import messages as said
 
 
 class MemberMachine(MemberPart):
-    """One member's part in the job."""
+    """The protocol core of one member.
+
+    It passes each event to the part that handles it, and applies the rules after it.
+    """
 
     def __init__(self, *, me: str, shape: Shape, checkpoints: CheckpointPlan | None = None) -> None:
         self.machine = Machine(me, shape, checkpoints or CheckpointPlan())
@@ -44,8 +47,9 @@ class MemberMachine(MemberPart):
     # ---------------------------------------------------------------------------------------------- for its driver
 
     def handle(self, event: p.Event) -> list[p.Command]:
-        """Take one event in; the commands are to be carried out in order before the next event."""
-        # A member that leaves is out of the view soon: what it still said would be taken for a living member's word.
+        """Handle one event. The driver carries the returned commands out in order before the next event."""
+        # A member that leaves will be out of the view soon. Later messages from it would be taken for those of a living
+        # member.
         if self.machine.out.is_closed:
             return []
         self._take_in(event)
@@ -54,6 +58,7 @@ class MemberMachine(MemberPart):
 
     @property
     def shape(self) -> Shape:
+        """Sizes and layout of the job, the same on all members."""
         return self.machine.shape
 
     @property
@@ -63,7 +68,7 @@ class MemberMachine(MemberPart):
 
     @property
     def step(self) -> int:
-        """The step that is being tried."""
+        """The open step."""
         return self.machine.step.number
 
     @property
@@ -76,7 +81,7 @@ class MemberMachine(MemberPart):
         return self._committing.why_not_yet()
 
     def unreported(self) -> tuple[str, ...]:
-        """Members of the view for whose report this one waits, though they should have answered at once."""
+        """Return the members of the view whose report is missing, though they should have answered at once."""
         return self.machine.views.unreported(is_newcomer=self.machine.loop.is_outside)
 
     # ------------------------------------------------------------------------------------------------------ events
@@ -86,7 +91,7 @@ class MemberMachine(MemberPart):
 
     @handles(p.Viewed)
     def on_viewed(self, event: p.Viewed) -> None:
-        """Go on to the view that the launcher tells of, if that cannot wait for the next commit."""
+        """Go on to the launcher's new view, if that cannot wait for the next commit."""
         if self.machine.views.on_view(event.view):
             self._switch()
 
@@ -98,11 +103,11 @@ class MemberMachine(MemberPart):
 
     @handles(p.Arrived)
     def on_arrival(self, arrival: p.Arrived) -> None:
-        """Read a message now, keep it until it can be read, or drop it because it is of an older view."""
+        """Handle a message, keep it until it can be handled, or drop it because it is of an older view."""
         views, message = self.machine.views, arrival.message
         if views.is_stale(arrival):
             return
-        # Kept and not dropped: its sender has gone on, and sends it once.
+        # It is kept, because its sender has gone on and sends it only once.
         if views.is_ahead(arrival):
             views.hold(arrival)
             if views.is_left_behind():
@@ -113,21 +118,21 @@ class MemberMachine(MemberPart):
             self._handlers[type(message)].hear(source=arrival.source, message=message, payload=arrival.payload)
 
     def _is_early(self, message: said.Message) -> bool:
-        # A member that has heard of the last tracing pass before this one may have computed for it already.
+        # A member that got the last tracing pass earlier than this one may have computed for this member already.
         is_unplanned = isinstance(message, said.Boundary) and self.machine.step.tracing.awaits_plan
         return is_unplanned or self.machine.commit.is_ahead(message)
 
     @handles(said.Publish)
     def on_publish(self, message: said.Publish, payload: object) -> None:
         """Take published parameters, and pass the commit that they come from."""
-        # It may come before the last vote does: to learn of the commit is to pass it.
+        # It may come before the last vote. To learn of the commit is to pass it.
         if message.record is not None and message.step == self.machine.commit.step + 1:
             self._pass(message.record)
         self._committing.take_parameters(message, payload)
 
     def _replay(self) -> None:
-        """Read what had come too early; some of it may still."""
-        # Taken as a whole: what has to wait once more comes to the end of the new list, in its old order.
+        """Handle the messages that came too early. Some of them may be kept again."""
+        # The whole list is taken, so messages that must wait again keep their order in the new list.
         for arrival in self.machine.views.take_waiting():
             if not self.machine.out.is_closed:
                 self.on_arrival(arrival)
@@ -139,9 +144,9 @@ class MemberMachine(MemberPart):
         self._replay()
 
     def _pass(self, record: Record) -> None:
-        """Pass a commit of this view: go on to the next step, or to the view that it is computed in."""
+        """Pass a commit of this view, and go on to the next step, or first to the next view."""
         mine, before = self._committing.pass_step(record)
-        # All have seen the newer view, says the record: so all leave this one after the same step.
+        # The record says that all members know the newer view, so all leave this one after the same step.
         if record.switch:
             self._switch()
         else:
@@ -149,7 +154,7 @@ class MemberMachine(MemberPart):
             self._replay()
 
     def _recover(self) -> bool:
-        """Carry out what follows from the reports of all members, and the plan of the first step."""
+        """Carry out the recovery once all members have reported, and hand out the first step's plan if it is due."""
         may_decide = self.machine.views.may_decide()
         if may_decide and (decision := self._recovering.decide()) is not None:
             self._recovering.complete(decision)
@@ -199,13 +204,13 @@ class MemberMachine(MemberPart):
         return self.machine.custody.repair.depart(spoils=self.machine.step.audits.is_convicted)
 
     def _feed(self) -> bool:
-        # In the end blocks come that a task must not see appear.
+        # At the end of the job blocks arrive. They must not appear in the middle of a task.
         m = self.machine
         return (m.replicas.are_all or m.end.step is None) and m.loop.feed()
 
     def compare(self) -> bool:
-        """Compare parameters once this member has computed all that it has to in a step."""
-        # Not earlier: parameters that change between the comparison and the last run would be computed with unseen.
+        """Compare parameters once this member has computed all its work of a step. Returns True if it did anything."""
+        # An earlier comparison would miss parameters that change before the last run is computed.
         custody = self.machine.custody
         is_due = custody.repair.is_due  # what is computed anew is compared then
         if is_due or self.machine.views.is_recovering or not self._has_computed():

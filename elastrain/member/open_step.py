@@ -1,4 +1,4 @@
-"""The step that is being tried: what begins anew with every step, side by side."""
+"""The open step: the parts that begin anew with every step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elastrain.member.state.runs import Runs
 
 
 class OpenStep(MemberPart):
-    """The parts of one step: a part that is added here begins anew with the others."""
+    """Parts of one step. A part that is added here begins anew with the others."""
 
     def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, out: Commands) -> None:
         first = commit.step + 1
@@ -28,7 +28,6 @@ class OpenStep(MemberPart):
         self.check = CrossCheck(me, Due(first, shape.cross_check_every), views, commit, self.runs)
         self.audits = Auditing(me, shape, views, commit, self.runs)
         self.ballot = Ballot()
-        # A part that is listed here begins anew with the others.
         self.parts: tuple[MemberPart, ...] = (
             self.runs,
             self.tracing,
@@ -41,27 +40,29 @@ class OpenStep(MemberPart):
 
     @property
     def number(self) -> int:
+        """Number of the open step."""
         return self.runs.step
 
     @handles(p.Checked)
     def on_checked(self, event: p.Checked) -> None:
-        """Note the result of a run that was computed a second time, or of its first micro-batch."""
+        """Note the result of a run that was computed again, or of a run's first micro-batch."""
         (self.audits if event.whole else self.check).on_checked(event)
 
     def is_computing(self) -> bool:
-        """Whether something is still to be computed here, or nothing was handed out yet."""
+        """Return True if work is left to compute here, or none was handed out yet."""
         return not self.tasks.are_done() if self.tasks.are_handed_out else self.runs.is_computing()
 
     def are_computed(self) -> bool:
-        """Whether all that is to be done here of runs and tasks has its gradients."""
+        """Return True if all runs and tasks of this member have their gradients."""
         return self.tasks.are_done() and self.runs.are_computed()
 
     def is_done(self) -> bool:
-        """Whether this member has computed its part, its checks of other members included."""
-        # Else parameters that were wrong in a check only would accuse the other member.
+        """Return True if this member has computed its runs and tasks, and its checks of other members."""
+        # A comparison before the checks would miss parameters that are wrong in a check only. They would accuse the
+        # other member.
         return self.are_computed() and self.check.is_done() and self.audits.is_done()
 
     def begin_attempt(self, number: int) -> None:
-        """Begin with `number`, or begin it anew: nothing of the last attempt is left in the parts of the step."""
+        """Begin step `number`, or begin it anew. All parts of the step forget the last attempt."""
         for part in self.parts:
             part.begin(number)

@@ -1,6 +1,6 @@
-"""The parts of one member, wired: who may ask whom can be read off the constructors, and goes one way only.
+"""Construction of one member's parts: `Custody`, the parts that keep shards, and `Machine`, all parts together.
 
-The shards in this member's custody: the states themselves, and the four things that it does with them.
+A constructor takes the parts that the new part may ask. These dependencies go one way only.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from elastrain.member.state.member_views import Views
 
 
 class Custody:
-    """Primary, backup, giver and taker of copies, and witness: parts that share one `Holdings`."""
+    """Parts that keep shards: primary, backup, sender and receiver of copies, and comparison.
+
+    All share one `Holdings`.
+    """
 
     def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, step: OpenStep, out: Commands) -> None:
-        # One set of states for all: a shard that was a backup's becomes a primary's where it lies.
+        # All parts share one set of states: when a backup becomes the primary, its state stays in place.
         self.holdings = Holdings(out)
         self.initial = InitialState(me, shape.initial, commit, self.holdings, out)
         self.repair = Repair(views, commit, self.holdings, out)
@@ -58,12 +61,12 @@ class Custody:
 
 
 class Machine:
-    """One member's parts. Only `MemberMachine`, `Committing` and `Recovering` see them all."""
+    """All parts of one member. Only `MemberMachine` and the rules (`Committing`, `Recovering`, ...) see them all."""
 
     def __init__(self, me: str, shape: Shape, checkpoints: CheckpointPlan) -> None:
         self.me = me
         self.shape = shape
-        # In this order: each part is given those that it asks, and none that asks it.
+        # The order follows from the constructors: each part takes the parts that it asks.
         self.out = Commands()
         self.views = Views(me, self.out)
         self.commit = Commit(me, shape)
@@ -75,7 +78,8 @@ class Machine:
         )
         self.loop = LoopStages(self.views, self.commit, self.step, self.out)
         self.end = JobEnd(me, self.views, self.out)
-        # After a change of view they go on in this order: the repair comes last, since a part may find faults.
+        # After a change of view the parts go on in this order. The repair comes last, since another part may find
+        # faults.
         self.parts: tuple[MemberPart, ...] = (
             self.views,
             self.commit,
@@ -89,10 +93,13 @@ class Machine:
         )
 
     def begin(self, step: int) -> None:
-        """Begin with another step in all parts."""
+        """Begin step `step` in all parts."""
         for part in self.parts:
             part.begin(step)
 
     def held_elsewhere(self) -> dict[int, frozenset[str]] | None:
-        """Which members on other nodes hold what this one holds; None while views change: who lives is not known."""
+        """Return shard -> its holders on other nodes, for each shard held here.
+
+        None while a change of view is under way.
+        """
         return None if self.views.is_recovering else self.commit.roles.elsewhere(self.views.view.nodes)

@@ -1,7 +1,7 @@
-"""After a change of view: report, complete the highest committed step, resume the open one.
+"""Rules after a change of view: report, complete the highest committed step, resume the open one.
 
-What is to be done follows from the reports of all members by one pure function, `recovery.decide`; here it is carried
-out. Joining, losing members and moving shards are this one operation.
+`recovery.decide` is a pure function of all members' reports; here its decision is carried out. Joins, losses of members
+and moves of shards are all handled by this one operation.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from elastrain.member.parts import Machine
 
 
 class Recovering:
-    """Rules of recovery, over the parts; owns nothing."""
+    """Rules of recovery. They act on all parts and own no data."""
 
     def __init__(self, machine: Machine, committing: Committing) -> None:
         self._machine = machine
         self._committing = committing
 
     def switch(self) -> None:
-        """Go on to the newest view: ignore older ones, and send the report of where this member stands."""
+        """Go on to the newest view, and send all its members this member's report."""
         m = self._machine
         for part in m.parts:
             part.forget_view()
@@ -34,6 +34,7 @@ class Recovering:
         m.out.send_all(m.views.others, report)
 
     def report(self) -> Report:
+        """Return this member's report: the state, gradients and open work that it has."""
         m, runs = self._machine, self._machine.step.runs
         holdings, known = m.custody.holdings, m.custody.repair.known()
         return Report(
@@ -52,18 +53,18 @@ class Recovering:
         )
 
     def _gradients_of(self, shard: int) -> tuple[int, ...]:
-        """Steps whose finished gradient is here, kept as a backup or folded as the primary."""
+        """Return the steps whose finished gradient is here, kept as a backup or folded as the primary."""
         step = self._machine.step
         folded = {step.number} if shard in step.reduction.finished else set()
         return tuple(sorted({*self._machine.custody.holdings[shard].kept, *folded}))
 
     def decide(self) -> Recovery | None:
-        """What all members decide alike, once all have reported; None where this one ends."""
+        """Return the decision that follows from all reports, the same on all members. None if this member ends."""
         m = self._machine
         decision = decide(m.views.view, m.views.reports, m.shape)
         if isinstance(decision, Recovery):
             return decision
-        # Where the work is done, a state without holders is no loss.
+        # When the work is done, a state without holders is no loss.
         if m.end.step is not None and self._may_leave_without_state():
             m.end.let_go()
         else:
@@ -71,13 +72,16 @@ class Recovering:
         return None
 
     def _may_leave_without_state(self) -> bool:
-        """At the end of the job only parameters count: members that left in peace took their shards along."""
+        """Return True if the job is at its end and all parameters are here.
+
+        Members that left took their shards along.
+        """
         reports = self._machine.views.reports.values()
-        # Rank 0 never keeps its own alone: so somebody has them all.
+        # Rank 0 always takes all blocks, so at least one member has them all.
         return all(r.finishing and (r.keeps_own or set(r.parameters) == {r.committed}) for r in reports)
 
     def complete(self, decision: Recovery) -> None:
-        """Finish apply and publish of the highest committed step, and repeat what may not have arrived."""
+        """Finish apply and publish of the highest committed step, and repeat messages that may not have arrived."""
         m = self._machine
         m.out.do(p.Decided(step=m.step.number))
         m.replicas.hear(m.views.reports)
@@ -86,10 +90,12 @@ class Recovering:
                 self._committing.pass_step(decision.record)
             else:
                 self.arrive(decision)
-        # Computed from who is there now and not from the last goal: members that come and go leave no trace in it.
+        # The goal depends on the present members only, and not on the last goal. Members that come and go leave no
+        # trace in it.
         m.commit.roles.settle(decision.base, decision.now, self._committing.goal(decision.now))
         m.custody.given.plan()
-        # Before anything of the open step goes on: adopted blocks are published with what else is lacking.
+        # This comes before the open step goes on: adopted blocks are published together with all other missing
+        # parameters.
         rerouting = self._reroute(decision)
         m.replicas.recover(m.views.reports, {} if rerouting is None else rerouting.adopted, decision.committed)
         self._distrust(decision)
@@ -98,26 +104,29 @@ class Recovering:
         self._announce(decision)
 
     def arrive(self, decision: Recovery) -> None:
-        """A newcomer goes on from what the others have committed."""
+        """Take over the committed step of the other members, as a newcomer."""
         m = self._machine
         m.commit.advance(decision.committed, decision.record)
-        # Whatever it had of an older step is of no use to any member.
+        # No member needs what this one had of an older step.
         m.begin(decision.committed + 1)
 
     def _distrust(self, decision: Recovery) -> None:
-        """Parameters that somebody has computed with were not right: all take them again, from who has the state."""
+        """Take distrusted parameters again from a holder of the state, on all members.
+
+        Some member has computed with wrong ones.
+        """
         m = self._machine
         for shard in decision.distrusted:
             m.commit.parameters.lose(shard)
             held = m.custody.holdings.find(shard)
-            # Who has published them wrongly has let go of its state: a difference from that one is settled.
+            # A member that published them wrongly has dropped its state. A difference from that state is settled.
             if held is not None and m.commit.roles.is_mine(shard):
                 held.difference = None
 
     def _take_up_roles(self, decision: Recovery) -> None:
         m = self._machine
         holdings, roles = m.custody.holdings, m.commit.roles
-        # Copies of an interrupted rebalancing go, too: whether they are whole is known to nobody any more.
+        # Copies of an interrupted rebalancing are dropped, too: no member knows if they are complete.
         for shard in holdings:
             if m.me not in roles.live[shard].all:
                 holdings.drop(shard)
@@ -138,20 +147,20 @@ class Recovering:
     def _announce(self, decision: Recovery) -> None:
         m = self._machine
         if not m.commit.is_initial:
-            # By the primaries that live: the one that told the digests before may be the one that is lost. And of all,
-            # so that who has taken over looks at what it has verified, too.
+            # The living primaries announce, since the one that announced before may be lost. They announce all their
+            # shards, so that a new primary also checks what it has verified.
             mine = m.commit.roles.mine
             m.custody.announcements.announce(mine, mine, m.commit.roles.live)
 
     def resume(self, decision: Recovery) -> None:
-        """Survivors' partials stay valid; only what nobody has is computed again."""
+        """Resume the open step: partials of survivors stay valid, and only missing work is computed again."""
         m = self._machine
         if decision.wrong is not None:
             self._begin_anew()
         rerouting = self._hand_out(decision)
         m.step.reduction.take_over(m.custody.backups.kept(m.commit.roles.mine))
         m.out.do(self._resumed(decision, rerouting))
-        # In the order of the parts: doubts are asked again before the repair looks for faults that are new.
+        # The order matters: doubts are asked again before the repair looks for new faults.
         for part in m.parts:
             part.resume(decision)
         if rerouting is not None:
@@ -159,7 +168,7 @@ class Recovering:
         m.custody.repair.convict(m.step.audits.hear(accused(m.views.reports)))
 
     def _reroute(self, decision: Recovery) -> Rerouting | None:
-        """What all members decide alike of a step in pipelines; None where whole runs are computed."""
+        """Return the rerouting of a step in pipelines, the same on all members. None if whole runs are computed."""
         m = self._machine
         plan = open_plan(decision, m.views.reports)
         reports = {member: m.views.reports[member] for member in m.views.view.ids}
@@ -182,14 +191,15 @@ class Recovering:
         return None
 
     def plan_first(self) -> bool:
-        """Hand out the job's first step by its plan, once all have traced; whether that was done now."""
+        """Hand out the job's first step by its plan, once all have traced. Returns True if this call did."""
         m = self._machine
         if m.views.is_recovering or not m.step.tracing.awaits_plan:
             return False
         plan = m.step.tracing.agree(m.shape.runs)
         if plan is None:
             return False
-        # From the reports that all have, again: who knew the plan before may be lost, and have left gradients here.
+        # It starts from the reports that all members have. A member that knew the plan may be lost, and its gradients
+        # may be here.
         decision = decide(m.views.view, m.views.reports, m.shape)
         assert isinstance(decision, Recovery)
         known = {member: m.views.reports[member] for member in m.views.view.ids}
@@ -198,7 +208,7 @@ class Recovering:
         return True
 
     def _begin_anew(self) -> None:
-        """Nothing of the open step counts. All have reported: nobody reads any more what the others had of it."""
+        """Begin the open step anew. All members have reported, so none still reads another member's data of it."""
         m = self._machine
         m.step.begin_attempt(m.step.number)
         m.custody.holdings.void_step(m.step.number)
