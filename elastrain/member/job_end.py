@@ -56,6 +56,7 @@ class JobEnd(MemberPart):
         """True if this member's loop would have gone on, but the majority has ended."""
 
     def forget_view(self) -> None:
+        """Forget which loops have ended or go on: every member says it again in the next view."""
         # These messages may have reached some members only. In the next view every member sends them again.
         self._ended.clear()
         self._whole.clear()

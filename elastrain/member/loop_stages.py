@@ -123,6 +123,7 @@ class LoopStages(MemberPart):
     # --------------------------------------------------------------------------------------------- changes of view
 
     def forget_view(self) -> None:
+        """Note the runs that the loop may still get during the recovery."""
         # The report says the same: other members get all runs that are not under way here.
         self._allowed = frozenset(self._open.runs.pending[: self._open.runs.under_way])
 

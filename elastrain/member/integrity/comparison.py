@@ -1,11 +1,8 @@
-"""Compare the parameters that this member computes with to what was published, before it votes.
+"""Comparison of digests: of published parameters, of states with backups, and of sole copies.
 
-A member digests all that its model has when it has computed its last run of a step, so that nothing computed with wrong
-parameters is ever committed. The verdicts are in witness.py.
-
-Tell backups what this primary's states are worth, and everybody what was published: digests, made behind.
-
-Look at states of which nobody has a second copy: when they are made, and again before the next update.
+`Comparison` checks before each vote that this member has computed with the published parameters, so that no step
+computed with wrong ones is committed. `DigestBroadcast` sends digests of this primary's states and parameters.
+`SoleCopies` digests states without a second copy when they are made, and again before the next update.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from elastrain.protocol.messages import Digests, Doubt
 
 
 class Comparison(MemberPart):
-    """Owns what was told of the published parameters, and what was found here."""
+    """Part that owns the published digests of parameters, and the digests that were found here."""
 
     def __init__(self, me: str, views: Views, commit: Commit, repair: Repair, out: Commands) -> None:
         self._me = me
@@ -35,68 +32,72 @@ class Comparison(MemberPart):
         self._repair = repair
         self._out = out
         self._told: dict[int, tuple[str, int]] = {}
-        """Shard -> who published its parameters of the committed step, and their digest there."""
+        """Shard -> publisher of its parameters of the committed step, and the digest that it sent."""
         self._found: dict[int, int] | None = None
-        """Shard -> digest of what this member has computed with; None: not known yet."""
+        """Shard -> digest of the parameters that this member has computed with. None until they are digested."""
         self._is_equal = False
-        """Whether the two are known to be equal."""
+        """True if the digests found here equal the published ones."""
         self._turn = 0
-        """Counts what makes an earlier comparison void."""
+        """Number of changes that made an earlier comparison void. Answers with an old number are ignored."""
         self._asked_turn = -1
         self._replaced: dict[int, int] = {}
-        """Shard -> digest of what this member computed with until it became its primary."""
+        """Shard -> digest of the parameters that this member had before it became the shard's primary."""
         self._looking: set[int] = set()
-        """Shards whose state this member is looking at, before it answers for it."""
+        """Shards whose state is being digested, before this member answers for it as the primary."""
 
     def begin(self, step: int) -> None:
         """Forget digests of the last step's parameters."""
         self.forget_view()
 
     def forget_view(self) -> None:
-        """Forget digests that were told in the last view: publishers tell them again."""
+        """Forget the digests of the last view: publishers send them again."""
         self._told.clear()
         self.forget_found()
 
     def why_not_yet(self) -> str:
-        """Compare first: a step that was computed with wrong parameters or states is never committed."""
+        """Wait for the comparison: a step that was computed with wrong parameters or states is never committed."""
         if not self.is_settled():
             return f"the parameters of step {self._commit.step} are not compared yet with those that were published"
         return "the states that this member has taken over are not verified yet" if self.is_looking() else ""
 
     def forget_found(self) -> None:
-        """Other parameters, or more to compute with them: what was found says nothing any more."""
-        # An answer that is still on its way has the old number, and is not taken for one of what is here now.
+        """Forget the digests found here, because the parameters, or the shards to compute with, have changed."""
+        # An answer that is still on its way has the old number, so it is ignored.
         self._turn += 1
         self._found = None
         self._is_equal = False
 
     def tell(self, publisher: str, digests: Iterable[tuple[int, int]]) -> None:
-        """These are the digests of shards' parameters as they were published after the committed step."""
+        """Note a publisher's digests of shards' parameters after the committed step."""
         self._told.update({shard: (publisher, digest) for shard, digest in digests})
 
     def tell_own(self, digests: Mapping[int, int]) -> None:
-        """As `tell`, of what this member has published."""
+        """Note the digests of the parameters that this member has published."""
         self.tell(self._me, digests.items())
 
     def is_settled(self) -> bool:
-        """What this member has computed with is what was published. Alone, there is nobody to compare with."""
+        """Return True if this member has computed with the published parameters, or has no peers to compare with."""
         return self._is_equal or not self._views.others
 
     def is_looking(self) -> bool:
-        """This member does not know yet whether states that it has become the primary of are as they were."""
+        """Return True while states that this new primary took over are not yet verified."""
         return bool(self._looking)
 
     def is_looking_at(self, shard: int) -> bool:
+        """Return True while the state of this shard is being digested."""
         return shard in self._looking
 
     # ---------------------------------------------------------------------------------------------------- comparing
 
     def may_compare(self) -> bool:
-        """Whether there is something left to compare, and somebody to compare with."""
+        """Return True if a comparison is still to be made and is possible now."""
         return not self.is_settled() and not self._views.is_recovering and self._commit.parameters.are_here()
 
     def go_on(self) -> bool:
-        """Digest the model's parameters, and compare them when all digests are told. Returns True if it did either."""
+        """Digest the model's parameters, and compare them once all published digests are here.
+
+        Returns True if it did either.
+        """
         if self._found is None:
             if self._asked_turn == self._turn:
                 return False
@@ -111,11 +112,13 @@ class Comparison(MemberPart):
 
     @handles(p.ParametersDigested)
     def on_digested(self, event: p.ParametersDigested) -> None:
+        """Keep the digests of the model's parameters, unless the parameters have changed since."""
         if event.turn == self._turn:
             self._found = event.digests
 
     def compare(self, found: dict[int, int]) -> None:
-        # The first in index order: every member that finds the same difference names the same shard.
+        """Compare the digests found here with the published ones, and ask the publisher about the first difference."""
+        # The first difference in index order counts, so that all members that find the same one name the same shard.
         told = ((s, digest) for s, (_, digest) in sorted(self._told.items()) if s in found)
         wrong = next((s for s, digest in told if found[s] != digest), None)
         if wrong is None:
@@ -129,8 +132,8 @@ class Comparison(MemberPart):
             self._out.send(publisher, Doubt(step=self._commit.step, shard=wrong, parameters=True))
 
     def on_evidence(self, source: str, shard: int, digest: int | None) -> None:
-        """The publisher says what it has now."""
-        # Another member may have become the publisher meanwhile: its word is about other memory.
+        """Judge a difference by the digest that the publisher has now."""
+        # Another member may have become the publisher meanwhile. Its digest is of other memory.
         if self._told.get(shard, ("", 0))[0] == source:
             self._judge(shard, digest)
 
@@ -139,7 +142,7 @@ class Comparison(MemberPart):
         verdict = judge_parameters(
             shard=shard, step=self._commit.step, member=self._me, publisher=publisher, told=told, now=now
         )
-        # Computed with by this member: nothing of the step can stay as it is, whoever is wrong.
+        # This member has computed with the parameters. Nothing of the step can stay, whichever side is wrong.
         if publisher == self._me:
             self._repair.give_up(shard, verdict.reason)
         elif verdict.wrong is Side.MEMBER:
@@ -150,46 +153,48 @@ class Comparison(MemberPart):
     # --------------------------------------------------------------------------------------------- becoming a primary
 
     def look_at_own(self, shard: int) -> None:
-        """Digest a state that is new, or is about to work on the model's memory; `Mismatches` looks at the answer."""
+        """Digest a state that is new, or that will work on the model's memory. `Mismatches` judges the answer."""
         self._looking.add(shard)
         self._out.do(p.DigestAgain(step=self._commit.step, shard=shard, parameters=False, asker=self._me))
 
     def looked_at_own(self, shard: int) -> None:
+        """Note that the shard's state was digested."""
         self._looking.discard(shard)
 
     def replace(self, shard: int, command: p.Command) -> None:
-        """Carry out what replaces a shard's parameters, which must then be what they were."""
-        # A new primary's own copy takes the place of what the last one had published: gradients were computed with it.
+        """Carry out a command that replaces a shard's parameters by equal ones, with a digest before and after."""
+        # A new primary's own copy replaces what the last primary had published, and gradients were computed with that.
         look = p.DigestAgain(step=self._commit.step, shard=shard, parameters=True, asker=self._me)
         had = [look] if self._commit.parameters.has(shard) else []
         for each in (*had, command, *had):
             self._out.do(each)
 
     def on_replaced(self, shard: int, digest: int) -> None:
-        """The answers to the two looks of `replace`."""
+        """Compare the two digests of `replace`. Begins the step anew if they differ."""
         before = self._replaced.pop(shard, None)
         if before is None:
             self._replaced[shard] = digest
-        # Where its own state was wrong it is known already who is to blame.
+        # If this member's own state was wrong, it is already known which member is at fault.
         elif before != digest and shard not in self._repair.given_up:
             reason = other_primary(shard=shard, step=self._commit.step, member=self._me)
             self._repair.begin_anew(reason, {shard: ""})
 
 
 class DigestBroadcast(MemberPart):
-    """Owns whether digests are being made."""
+    """Part that announces digests of states and published parameters to the other members."""
 
     def __init__(
         self, views: Views, commit: Commit, holdings: Holdings, comparison: Comparison, repair: Repair, out: Commands
     ) -> None:
         self.is_digesting = False
-        """The states must stay as they are until their digests are taken: no vote meanwhile."""
+        """True while digests are computed. The states must not change, so there is no vote meanwhile."""
         self._views, self._commit, self._holdings = views, commit, holdings
         self._comparison, self._repair, self._out = comparison, repair, out
         self._has_announced_initial = False
-        """Whether the digests of the parameters that the job starts with were asked for in this view."""
+        """True if digests of the job's initial parameters were asked for in this view."""
 
     def forget_view(self) -> None:
+        """Announce the initial digests again in the next view."""
         self._has_announced_initial = False
 
     def why_not_yet(self) -> str:
@@ -197,23 +202,23 @@ class DigestBroadcast(MemberPart):
         return "states are being digested" if self.is_digesting else ""
 
     def announce_initial(self) -> bool:
-        """Announce digests of the initial state, once per view. Returns True if this call has."""
+        """Announce digests of the initial state, once per view. Returns True if this call did."""
         if self._has_announced_initial:
             return False
         self._has_announced_initial = True
-        # A backup notes what its own are worth: nothing is compared with them before the first update.
+        # A backup digests its own states, too: nothing is compared with them before the first update.
         roles, held = self._commit.roles, tuple(self._holdings)
         self.announce(held, roles.mine, roles.live)
         return True
 
     def announce(self, states: Iterable[int], published: Iterable[int], before: Placement) -> None:
-        """Digest these states, and what was published of these shards.
+        """Digest these states, and the published parameters of these shards.
 
-        `before`: the holders until now. Those whose role has just ended still compare what they have.
+        `before`: the holders until now. Former holders still compare their copies.
         """
         wanted = tuple(shard for shard in states if self._is_compared(shard, before))
         told = tuple(published) if self._views.others else ()
-        # Where nobody compares, digests would be work for nothing: a job of one makes none.
+        # Without another member to compare with, no digests are made.
         if wanted or told:
             self.is_digesting = True
             self._out.do(p.ComputeDigests(step=self._commit.step, shards=wanted, published=told))
@@ -221,15 +226,19 @@ class DigestBroadcast(MemberPart):
             self._holdings.drop_leaving()
 
     def _is_compared(self, shard: int, before: Placement) -> bool:
-        """Whether another member compares its copy of this shard with ours."""
-        # Also with holders whose role has just ended, and with followers: they have made the same update.
+        """Return True if another member compares its copy of this shard with the one here."""
+        # Former holders and followers compare, too: they have made the same update.
         roles = self._commit.roles
         holders = {*before[shard].all, *roles.live[shard].all, *roles.readers(shard)}
         return not holders.isdisjoint(self._views.others)
 
     def _has_changed(self, event: p.StatesDigested) -> bool:
-        """Whether something is not what was told of it before: then it is not told again, but given up."""
-        # Told anew in every view: what has changed meanwhile would be taken for right by all who compare with it.
+        """Give up states and parameters that differ from what was announced of them.
+
+        Returns True if a repair is due.
+        """
+        # Digests are announced in every view. A changed state must not be announced, or all peers would take it for
+        # right.
         for shard in sorted({*event.digests, *event.published}):
             held = self._holdings.find(shard)
             if held is None or held.version != event.step:
@@ -237,14 +246,15 @@ class DigestBroadcast(MemberPart):
             state, published = event.digests.get(shard, held.digest), event.published.get(shard, held.published)
             if held.digest not in (None, state) or held.published not in (None, published):
                 self._repair.give_up(shard, changed_since(shard=shard, step=event.step, member=self._views.me))
-            # Remembered: a copy that is given later carries the digest that others have compared.
+            # A copy that is given later carries the digest that other members have compared.
             held.digest, held.published = state, published
         return self._repair.is_due
 
     @handles(p.StatesDigested)
     def on_digested(self, event: p.StatesDigested) -> None:
+        """Send the computed digests to all members, if they are still of the committed step."""
         self.is_digesting = False
-        # A view came in between, or another step: its own announcement tells what counts then.
+        # After a change of view or step, a new announcement follows.
         if event.step != self._commit.step or self._views.is_recovering:
             return
         if self._has_changed(event):
@@ -261,9 +271,9 @@ class DigestBroadcast(MemberPart):
 
 
 class SoleCopies(MemberPart):
-    """Owns whether the lone states of the open step were looked at.
+    """Part that digests sole copies: states of shards that only this member holds.
 
-    They are where audits are on, and else in a job with backups once this member has had others.
+    Sole copies are digested if audits are on. In a job with backups they are digested once this member has had peers.
     """
 
     def __init__(
@@ -287,8 +297,8 @@ class SoleCopies(MemberPart):
         self._has_looked = False
 
     def note(self, shards: Iterable[int]) -> None:
-        """Digest those of these states that are lone, as they have just been made."""
-        # At once, before anything is published: what changes later is known by this digest alone.
+        """Digest the sole copies among these states, which have just been made."""
+        # This comes before anything is published: later changes are detected by this digest alone.
         for shard in self._lone(shards):
             self._comparison.look_at_own(shard)
 

@@ -1,8 +1,7 @@
-"""Find out who is wrong where a backup's update is not its primary's; answer others who ask the same.
+"""Search for the wrong side if a backup's update differs from its primary's, and answers to peers' questions.
 
-A difference is a doubt first: the backup looks again at what it has, then asks all others, and where there is no
-third copy it has the primary make the update again. What follows from the answers is decided in witness.py, and what
-was wrong is put right in repair.py.
+A difference is a doubt at first. The backup makes its update again, then asks all other members. If there is no third
+copy, it has the primary repeat the update. arbitration.py decides from the answers, and repair.py repairs.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from elastrain.protocol.messages import Doubt, Evidence, Trial
 
 
 class Mismatches(MemberPart):
-    """The open questions lie with the states that they are about, in `Holdings`."""
+    """Part that resolves doubts about states. The doubts are stored with the states, in `Holdings`."""
 
     def __init__(
         self, views: Views, commit: Commit, holdings: Holdings, comparison: Comparison, repair: Repair, out: Commands
@@ -42,9 +41,9 @@ class Mismatches(MemberPart):
     # ------------------------------------------------------------------------------------------------ this member's
 
     def open(self, shard: int, step: int) -> None:
-        """Have this backup's update, which is not the primary's, made again from what is here."""
+        """Make this backup's update again, because it differs from the primary's."""
         assert self._commit.record is not None
-        # All that the verdict needs is noted now: the update that is made again overwrites the one that was found.
+        # Everything for the verdict is noted now, because the second update overwrites the first.
         held = self._holdings[shard]
         held.difference = Difference(
             shard=shard,
@@ -57,7 +56,7 @@ class Mismatches(MemberPart):
         self._out.do(p.UpdateAgain(record=self._commit.record, shard=shard, touched=held.kept[step].touched))
 
     def on_updated_again(self, event: p.UpdatedAgain) -> bool:
-        """Compare once more. True: the doubt is over, and the update is as good as any."""
+        """Compare the repeated update. Returns True if the doubt is over and the update is valid."""
         held = self._holdings.find(event.shard)
         if held is None:
             return False
@@ -75,7 +74,7 @@ class Mismatches(MemberPart):
         return self._conclude(held, verdict) if verdict is not None else self.ask(event.shard)
 
     def _look_at_what_was_taken_over(self, held: HeldShard, event: p.UpdatedAgain) -> None:
-        """As a new primary: was the update made from what had been verified?"""
+        """Check, as a new primary, that the update was made from the verified state. Gives the state up if not."""
         if not self._commit.roles.is_mine(event.shard) or held.version != event.step:
             return
         reason = look_before_taking_over(
@@ -92,22 +91,23 @@ class Mismatches(MemberPart):
             held.digest = event.digest  # what works on the model's memory now is compared with this
 
     def ask(self, shard: int) -> bool:
-        """Ask all others, whether or not they hold the shard: the same question in every view. True: it is over."""
+        """Ask all other members about the shard, holders or not. Returns True if the doubt is over."""
         held = self._holdings[shard]
         assert held.difference is not None
-        # Answers of a former view may come from members that are gone, and about memory that has changed.
+        # Answers of a former view may come from lost members, or be about memory that has changed.
         held.answers.clear()
         question = Doubt(step=held.difference.step, shard=shard, parameters=False)
         self._out.send_all(self._views.others, question)
         return self._judge(held)
 
     def resume(self, recovery: Recovery) -> None:
-        """Ask the members of the new view: some of those who were asked are gone."""
+        """Ask the members of the new view, since some of those asked before may be lost."""
         for shard in self._holdings.in_doubt():
             if not self._out.is_closed:
                 self.ask(shard)
 
     def on_evidence(self, source: str, message: Evidence) -> None:
+        """Note a member's answer about a doubt, and judge once all answers are here."""
         held = self._holdings.find(message.shard)
         if held is None or held.difference is None:
             return
@@ -119,11 +119,11 @@ class Mismatches(MemberPart):
 
     def _judge(self, held: HeldShard) -> bool:
         assert held.difference is not None
-        # All of them: a third copy that answers late could turn the verdict around.
+        # All answers are needed: a third copy that answers late could change the verdict.
         if not held.answers.keys() >= set(self._views.others):
             return False
         verdict = judge(held.difference, held.answers)
-        # Who made the update first can make it again: from what both had verified, though not from what it has now.
+        # The primary can make the update again, from the state that both had verified and the backup sends.
         if verdict.wrong is Side.UNKNOWN and held.answers.get(held.difference.primary) is not None:
             self._try(held, held.difference)
             return False
@@ -155,7 +155,10 @@ class Mismatches(MemberPart):
 
     @handles(Doubt)
     def on_doubt(self, source: str, message: Doubt) -> None:
-        """Say what is here now, if this member has made it itself. Where it has still to do so, it answers later."""
+        """Answer with the digest of the state here, if this member has made it itself.
+
+        If the update is still to be made, the answer follows later.
+        """
         shard, held = message.shard, self._holdings.find(message.shard)
         if shard in self._repair.given_up:
             return
@@ -164,7 +167,7 @@ class Mismatches(MemberPart):
         elif message.parameters:
             self._out.do(p.DigestAgain(step=message.step, shard=shard, parameters=True, asker=source))
         elif held is None or (held.is_copy and held.version == message.step):
-            # A copy is as its primary's state was, right or wrong: it is no witness.
+            # A copy equals its primary's state, right or wrong, so it is no witness.
             self._answer(source, message, None)
         elif held.version == message.step:
             self._out.do(p.DigestAgain(step=message.step, shard=shard, parameters=False, asker=source))
@@ -181,6 +184,7 @@ class Mismatches(MemberPart):
 
     @handles(p.DigestedAgain)
     def on_digested_again(self, event: p.DigestedAgain) -> None:
+        """Send a repeated digest to the member that asked, and compare it with the announced one."""
         if event.asker == self._views.me and event.parameters:
             self._comparison.on_replaced(event.shard, event.digest)
             return
@@ -192,7 +196,7 @@ class Mismatches(MemberPart):
         self._look_at_oneself(event)
 
     def _look_at_oneself(self, event: p.DigestedAgain) -> None:
-        """Look at one's own state: who no longer has what it told is wrong, whatever the asker has."""
+        """Give this member's state up if its digest is no longer the announced one."""
         held = self._holdings.find(event.shard)
         if held is None:
             return
@@ -205,8 +209,8 @@ class Mismatches(MemberPart):
 
     @handles(Trial)
     def on_trial(self, source: str, message: Trial, payload: object) -> None:
-        """Make the update once more, of what a backup has sent."""
-        # By this very member: its machine computes it, but from memory that cannot have changed as its own has.
+        """Make the update again from the state and gradient that a backup has sent."""
+        # This member computes it, but from memory that came from the backup: its own may have changed.
         if message.shard not in self._repair.given_up and message.step == self._commit.step:
             assert self._commit.record is not None
             self._out.do(
@@ -221,8 +225,9 @@ class Mismatches(MemberPart):
 
     @handles(p.UpdateTried)
     def on_tried(self, event: p.UpdateTried) -> None:
+        """Send the digest of the repeated update to the backup, or None if its data was not the verified state."""
         held = self._holdings.find(event.shard)
-        # The state that came is the one that both had: its digest was told by this member, and compared by the other.
+        # The state is the one that both had: this member announced its digest, and the backup compared it.
         is_known = held is not None and held.expected.get(event.step - 1) == event.before and event.has_gradient
         made = event.digest if is_known else None
         if event.asker in self._views.others:
@@ -230,7 +235,7 @@ class Mismatches(MemberPart):
             self._out.send(event.asker, answer)
 
     def answer_askers(self, shard: int, step: int) -> None:
-        """This member's own update is made: tell those who were waiting for it."""
+        """Send the digest of this member's own update to the members that wait for it."""
         held = self._holdings[shard]
         for member in sorted(held.askers & set(self._views.others)):
             self._answer(member, Doubt(step=step, shard=shard, parameters=False), held.scratch[step])

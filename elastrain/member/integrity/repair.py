@@ -1,9 +1,9 @@
-"""Put right what was found wrong: the open step begins anew, on all members, from what is known to be right.
+"""Repair of what was found wrong: all members begin the open step anew from data that is known to be right.
 
-Whatever it was that changed (a sum on its way, parameters, a state), there is one repair. Who knows of it says so in
-its report of the next view, which it asks for: the recovery makes states from those who have them right, has parameters
-published again, and has the open step computed again. Nothing of that step was committed, because who has found
-something wrong does not vote.
+There is one repair for all faults: a damaged sum, wrong parameters, a wrong state. The member that finds a fault asks
+for a new view, and names the fault in its report. The recovery makes states from right copies, has parameters published
+again, and has the open step computed again. Nothing of that step was committed, because a member that has found a fault
+does not vote.
 """
 
 from __future__ import annotations
@@ -20,44 +20,47 @@ from elastrain.member.state.member_views import Views
 from elastrain.protocol.messages import Damaged
 
 FAULTS_MAX = 2
-"""A member's own faults in its life: with the last it ends. One bit may flip in any memory; two are a bad memory."""
+"""Number of own faults with which a member ends. One bit may flip in any memory; two faults mean a bad memory."""
 TRIES_MAX = 6
-"""So often a member begins one and the same step anew: then the job ends, because it would never come to its end."""
+"""Number of times that a member begins the same step anew. After that the job ends, as it would make no progress."""
 
 
 class Repair(MemberPart):
-    """Owns what is wrong of the open step, and how often this member was at fault."""
+    """Part that owns the faults found in the open step, and the list of this member's own faults."""
 
     def __init__(self, views: Views, commit: Commit, holdings: Holdings, out: Commands) -> None:
         self.is_due = False
-        """Something is wrong of the open step: nothing of it counts, and this member does not vote."""
+        """True if something of the open step is wrong. This attempt is void, and this member does not vote."""
         self.is_new = False
-        """Something was found after this member had reported: the recovery under way does not know of it."""
+        """True if a fault was found after this member had reported, so that the recovery under way does not know it."""
         self.stands = False
-        """The open step was begun anew. In each view that is said again, until it is committed: some may have died."""
+        """True if the open step was begun anew.
+
+        Every report repeats it until the commit, since some members may be lost.
+        """
         self.wrong: set[tuple[int, str]] = set()
-        """Shards whose parameters somebody has computed with that were not right, and the holder who had them wrong."""
+        """(shard, holder): a member computed with wrong parameters of the shard, which the holder published (or "")."""
         self.given_up: set[int] = set()
-        """Shards whose state was wrong here: what is asked about them is answered by the recovery."""
+        """Shards whose state was wrong here. Questions about them are not answered: the recovery settles them."""
         self._views = views
         self._commit = commit
         self._holdings = holdings
         self._out = out
         self._tries = 0
-        """How often the open step was begun anew at this member's wish."""
+        """Number of times that this member asked for the open step to begin anew."""
         self._faults: list[str] = []
-        """What was wrong in this member's memory, in its life."""
+        """Reasons of all faults in this member's memory since it started."""
         self._unproven: dict[int, str] = {}
-        """Shard -> what is this member's fault unless the shard's publisher turns out to be wrong."""
+        """Shard -> reason of a fault that is this member's unless the shard's publisher turns out to be wrong."""
 
     # ------------------------------------------------------------------------------------------------- what is wrong
 
     def begin_anew(self, reason: str, wrong: Mapping[int, str] | None = None, *, tells: bool = True) -> None:
-        """Have the open step begun anew. `wrong`: shards whose parameters all take again -> the holder who is wrong."""
-        # Kept even where the step begins anew for another reason already: the recovery has to know all of it.
+        """Ask for the open step to begin anew. `wrong`: shard whose parameters all take again -> holder at fault."""
+        # `wrong` is kept even if the step begins anew already: the recovery has to know all faults.
         self.wrong.update((wrong or {}).items())
         self.is_due = True
-        # Once per view: what is found besides goes along.
+        # One request per view is enough. Further faults go along with it.
         if self.is_new:
             return
         self.is_new = True
@@ -71,7 +74,7 @@ class Repair(MemberPart):
         self._out.do(p.BeginAnew(generation=self._views.view.generation, reason=reason))
 
     def give_up(self, shard: int, reason: str) -> None:
-        """Give up this member's state of the shard, which is wrong: others have it, or the job ends with its loss."""
+        """Give up this member's wrong state of the shard. Other members have a copy, or the job ends."""
         held = self._holdings.find(shard)
         if held is None:
             return
@@ -79,7 +82,7 @@ class Repair(MemberPart):
         self.given_up.add(shard)
         self._holdings.disown(shard)
         self._faults.append(reason)
-        # What a primary has published came from that very state; of a backup's nobody has got anything.
+        # A primary has published parameters from that state. A backup's state has reached no other member.
         if self._commit.roles.is_mine(shard):
             self._commit.parameters.lose(shard)
             self.begin_anew(reason, {shard: self._views.me})
@@ -88,13 +91,13 @@ class Repair(MemberPart):
 
     def own_fault(self, reason: str) -> None:
         """Count a fault in this member's memory that is in no shard's state."""
-        # Counted at once: who wishes the step anew is not yet at fault, but whose memory has changed is.
+        # It is counted at once, because here this member's own memory has changed.
         self._faults.append(reason)
         self.begin_anew(reason)
 
     def came_wrong(self, shard: int, reason: str) -> None:
-        """Take parameters again: those here are not what was published, or the digest told was of wrong ones."""
-        # Not its fault yet: where the publisher's own state turns out to be wrong, this member had the right ones.
+        """Take parameters again, because those here differ from the published digest. One of the two sides is wrong."""
+        # It is not this member's fault if the publisher's own state turns out to be wrong.
         self._unproven[shard] = reason
         self._commit.parameters.lose(shard)
         self.begin_anew(reason, {shard: ""})
@@ -109,13 +112,13 @@ class Repair(MemberPart):
         if event.maker in ("", me):
             self.own_fault(f"the sum of gradients {what} has changed in the memory of {me}")
             return
-        # Before the view that is asked for: there the maker lets go of what it is to look at.
+        # This is sent before the new view, in which the maker drops the partial that it has to check.
         self._out.send(event.maker, Damaged(step=event.step, block=block, node=event.node, shard=event.shard))
         self.begin_anew(f"the gradient {what} that {event.maker} has made came to {me} changed")
 
     def on_lanes_damaged(self, shards: Sequence[int]) -> None:
-        """Handle sums of lanes that have changed while they waited for the shard's other lanes."""
-        # Nobody is at fault for it: a sum may still lie with its maker, or here.
+        """Handle lane sums that have changed while they waited for the shard's other lanes."""
+        # No member is named at fault: the sum may lie in its maker's memory, or here.
         for shard in shards:
             step = self._commit.step + 1
             self.begin_anew(f"the sum of gradients for shard {shard} of step {step} came to {self._views.me} changed")
@@ -131,13 +134,14 @@ class Repair(MemberPart):
 
     @handles(Damaged)
     def on_told_damaged(self, message: Damaged) -> None:
-        """Look at a partial that came to another member changed, so that it is known whose memory is at fault."""
-        # Nothing has to be sent again: the view that comes lets all compute it again.
+        """Check a partial that reached another member changed, to learn whose memory is at fault."""
+        # Nothing is sent again: all members compute it again in the next view.
         if message.step == self._commit.step + 1:
             self._out.do(p.CheckPartial(step=message.step, block=message.block, node=message.node))
 
     @handles(p.PartialChecked)
     def on_partial_checked(self, event: p.PartialChecked) -> None:
+        """Count an own fault if the partial has changed here since it was sent."""
         if not event.is_intact:
             what = f"the gradient of block {event.block} of step {event.step}"
             self.own_fault(f"{what} has changed in the memory of {self._views.me} since it was sent")
@@ -151,12 +155,12 @@ class Repair(MemberPart):
     # ------------------------------------------------------------------------------------------------- when it is done
 
     def known(self) -> tuple[tuple[int, str], ...] | None:
-        """What the report says is wrong. What is found from now on comes too late for it."""
+        """Return the faults for the report, or None if there are none. Later faults need another view."""
         self.is_new = False
         return tuple(sorted(self.wrong)) if self.is_due or self.stands else None
 
     def resume(self, recovery: Recovery) -> None:
-        """Note what all members know to be wrong, as they have reported it."""
+        """Note the faults that all members have reported."""
         me = self._views.me
         for shard, holder in recovery.wrong or ():
             self._unproven.pop(shard if holder else -1, None)  # it was the publisher
@@ -170,12 +174,12 @@ class Repair(MemberPart):
             self.given_up.clear()
 
     def why_not_yet(self) -> str:
-        """Wait until the step has begun anew: what is known to be wrong is never committed."""
+        """Wait until the step has begun anew: faulty data is never committed."""
         return "something of the step was found to be wrong: it begins anew" if self.is_due else ""
 
     def begin(self, step: int) -> None:
-        """Forget what was wrong of the step before: it is committed, so the last attempt was right."""
-        # All members know by now what this one knew, since all have voted for the step that was computed anew.
+        """Forget the faults of the last step: it is committed, so its last attempt was right."""
+        # All members know the faults by now, since all have voted for the repeated step.
         self._tries = 0
         self.is_due = self.is_new = self.stands = False
         self.wrong.clear()
@@ -183,15 +187,15 @@ class Repair(MemberPart):
         self._unproven.clear()
 
     def depart(self, *, spoils: bool) -> bool:
-        """End this member after its second fault, once others know all that it knows, and have all that it has.
+        """End this member after its second fault, once the others have all that it knows and holds.
 
-        Returns True if it has ended.
+        Returns True if it has ended. spoils: all members know that this one computes the open step wrongly.
         """
-        # With one that `spoils` the open step, as all know, it would never be committed.
+        # A member that `spoils` the open step leaves at once: with it the step would never be committed.
         if len(self._faults) < FAULTS_MAX or self.is_due or (self.stands and not spoils):
             return False
         live, me = self._commit.roles.live, self._views.me
-        # Nor before it has compared what others have made of the step: they may have nobody else who could tell.
+        # It first compares its backups with their primaries: there may be no other copy to compare with.
         backed = (shard for shard, holders in enumerate(live) if me in holders.backups)
         if not all(self._holdings.has(shard, self._commit.step) for shard in backed):
             return False
