@@ -99,7 +99,7 @@ class Auditing(MemberPart):
         self._results[event.run] = event.check
 
     def results(self) -> tuple[Check, ...]:
-        """What came out, for the vote."""
+        """Return the results for this member's vote, in the order of runs."""
         return tuple(check for _, check in sorted(self._results.items()) if check is not None)
 
     def told_before(self) -> tuple[Check, ...]:
@@ -208,6 +208,5 @@ class CrossCheck(MemberPart):
             self._results[event.run] = event.check
 
     def results(self) -> tuple[Check, ...]:
-        """What came out, for the vote."""
-        # In the order of runs, so that the same checks make the same vote.
+        """Return the results for this member's vote, in the order of runs."""
         return tuple(check for _, check in sorted(self._results.items()))

@@ -1,11 +1,9 @@
-"""What this member computes of the open step in pipelines: its tasks, everybody's routes, and boundary tensors.
+"""Assignments in pipelines: the first step's plan after tracing, and this member's tasks of the open step.
 
-Nobody hands tasks out: they follow from the plan in the last record and, after a change of view, from the reports.
-
-What this member's tracing pass has found, who else has traced, and the plan of the job's first step.
-
-Every later plan comes with a record. The first one is a pure function of the view and of the block graph: it is in
-force on a member as soon as that knows that all members of its view have traced the same graph.
+`Tracing` owns this member's block graph and the plan of the job's first step. That plan is a pure function of the view
+and of the block graph. It is in force on a member once that member knows that all members of its view have traced the
+same graph. Later plans come with the commit record. `Tasks` owns the tasks, routes and boundary tensors. No member
+hands tasks out: they follow from the plan and, after a change of view, from the reports.
 """
 
 from __future__ import annotations
@@ -34,14 +32,14 @@ from elastrain.protocol.messages import Boundary, HasTraced
 
 
 class Tracing(MemberPart):
-    """Owns this member's graph, the graphs that others have told in this view, and the first step's plan."""
+    """Part that owns this member's block graph, the graphs that peers sent in this view, and the first step's plan."""
 
     def __init__(self, me: str, pipelining: Pipelining | None, views: Views, commit: Commit, out: Commands) -> None:
         self.pipelining = pipelining
         self.traced: TracedGraph | None = None
-        """What this member's tracing pass has found; None before, and without pipelines."""
+        """Result of this member's tracing pass. None before the pass, and without pipelines."""
         self.plan: PipelinePlan | None = None
-        """Of the job's first step, once it is in force; None in every other step: the record has theirs."""
+        """Plan of the job's first step once it is in force, else None. The record has the plans of later steps."""
         self._me = me
         self._views = views
         self._commit = commit
@@ -51,11 +49,15 @@ class Tracing(MemberPart):
 
     @property
     def awaits_plan(self) -> bool:
-        """The job's first step is open, and this member does not know yet who computes what of it."""
+        """True while the job's first step is open and its plan is not yet known here."""
         return self.pipelining is not None and self._commit.is_initial and self.plan is None
 
     @handles(p.Traced)
     def on_traced(self, event: p.Traced) -> None:
+        """Note the result of the tracing pass, and send the graph to all members before the first commit.
+
+        The job ends with ConfigError if the graph cannot be cut into the wished number of stages.
+        """
         assert self.pipelining is not None
         self.traced = event.model
         try:
@@ -63,19 +65,20 @@ class Tracing(MemberPart):
         except ConfigError as error:
             self._out.fail("ConfigError", str(error))
             return
-        # Every later plan comes with a record: nobody asks for the graph of a member that comes then.
+        # Every later plan comes with a record, so the graph of a later newcomer is not needed.
         if self._commit.is_initial:
             self._told[self._me] = event.model.graph
             self._out.send_all(self._views.others, HasTraced(graph=self._told[self._me]))
 
     @handles(HasTraced)
     def on_told(self, source: str, message: HasTraced) -> None:
+        """Note the graph that a member has traced."""
         self._told[source] = message.graph
 
     def take_up(self, reports: Mapping[str, Report], plan: PipelinePlan | None) -> None:
-        """A recovery has been decided. `plan`: that of the open step, if any member of the view knows it."""
+        """Take up what the reports say of graphs. `plan`: the open step's plan, if any member of the view knows it."""
         told = {member: report.work.traced for member, report in reports.items()}
-        # It may have traced after its own report; the others get its word in this view then.
+        # This member may have traced after its own report. The others get its graph by message then.
         told[self._me] = self.traced
         self._told = {member: traced.graph for member, traced in told.items() if traced is not None}
         self.plan = plan if self._commit.is_initial else None
@@ -85,9 +88,10 @@ class Tracing(MemberPart):
         self.plan = None
 
     def agree(self, runs: int) -> PipelinePlan | None:
-        """The first step's plan, once all members of the view have traced. Where their graphs differ, the job ends."""
+        """Return the first step's plan once all members have traced, else None. Ends the job if their graphs differ."""
         members = self._views.view.ids
-        # Not before all have: who has not traced cannot name a block, and who differs would compute by another plan.
+        # All members must have traced: without a graph a member cannot name a block, and another graph means another
+        # plan.
         if self.traced is None or self.pipelining is None or not self._told.keys() >= set(members):
             return None
         for member in members:
@@ -101,7 +105,7 @@ class Tracing(MemberPart):
 
 
 class Tasks(MemberPart):
-    """Owns the desk of one step, and what this member knows of the others' tasks."""
+    """Part that owns this member's tasks of one step, and its knowledge of the other members' tasks."""
 
     def __init__(self, me: str, tracing: Tracing, views: Views, commit: Commit, runs: Runs, out: Commands) -> None:
         self._me, self._tracing, self._views = me, tracing, views
@@ -112,29 +116,29 @@ class Tasks(MemberPart):
         """Start anew with a step of which no task is handed out."""
         self._desk: TaskDesk | None = None
         self._known: tuple[TaskProgress, ...] = ()
-        """Open tasks of all members, as of when they were handed out."""
+        """Open tasks of all members at the time when they were handed out."""
         self._messages: dict[BoundaryName, Boundary] = {}
-        """Of boundary tensors that are here, made or received: after a loss they may be sent again."""
+        """Messages of the boundary tensors that are here, made or received. After a loss they may be sent again."""
         self._deferred: list[p.Computed] = []
-        """What the training loop computed during a recovery."""
+        """Results of the training loop that came during a recovery."""
 
     # ------------------------------------------------------------------------------------------------------ questions
 
     @property
     def are_handed_out(self) -> bool:
-        """The open step is computed in pipelines, and this member knows its tasks."""
+        """True if the open step is computed in pipelines and this member knows its tasks."""
         return self._desk is not None
 
     def are_done(self) -> bool:
-        """Nothing is left to compute here. Without pipelines there is nothing."""
+        """Return True if no task is left to compute here, or there are no pipelines."""
         return not self._tracing.awaits_plan and (self._desk is None or not self._desk.has_open_tasks())
 
     def why_not_yet(self) -> str:
-        """Compute all tasks: what others have made for them is released with the commit."""
+        """Wait until all tasks are computed: the commit releases the boundary tensors that they need."""
         return "" if self.are_done() else f"tasks of step {self._runs.step} are still to be computed here"
 
     def open_work(self, adopted: tuple[int, ...], present: tuple[int, ...]) -> OpenWork:
-        """For the report: what this member still has to do, and what it has."""
+        """Return this member's open tasks and kept tensors, for its report."""
         work = OpenWork(
             pending=tuple(self._runs.pending),
             fixed=self._runs.under_way,
@@ -148,7 +152,7 @@ class Tasks(MemberPart):
         return replace(work, tasks=self._desk.open_tasks(), kept=tuple(sorted(self._messages)))
 
     def load(self) -> Load | None:
-        """What is computed here of the open step, for the planning of memory; None: nothing was handed out."""
+        """Return this member's tasks of the open step for memory planning. None if none were handed out."""
         if self._desk is None:
             return None
         return Load(tasks=tuple(self._desk.progress), shape=self._desk.shape, in_flight=self._desk.limit)
@@ -160,15 +164,15 @@ class Tasks(MemberPart):
         self._hand(plan, [TaskProgress(task=task) for route in routes(plan) for task in route])
 
     def take_up(self, plan: PipelinePlan, rerouting: Rerouting) -> None:
-        """Go on after a change of view: living tasks stay where they are, what nobody has is computed again."""
+        """Take up the tasks after a change of view: living members keep theirs, and lost work is computed again."""
         if self._desk is not None:
             for task in rerouting.new:
-                # Done once before, and wanted again whole: others may lack what it makes.
+                # This task was done before and is wanted again as a whole, since other members may lack its output.
                 self._desk.progress.pop(task, None)
         self._hand(plan, rerouting.tasks)
 
     def send_again(self, rerouting: Rerouting) -> None:
-        """Send kept tensors to those who lack them now, and what was computed since this member has reported."""
+        """Send kept tensors to the members that lack them, and handle results computed since this member's report."""
         for resend in rerouting.resends:
             if resend.giver == self._me:
                 self._out.send(resend.taker, self._messages[resend.name])
@@ -202,11 +206,12 @@ class Tasks(MemberPart):
 
     @handles(p.Computed)
     def on_computed(self, event: p.Computed) -> None:
-        # The loop may still be computing for a step that was committed without it, or that has begun anew.
+        """Note a computed action, and send the boundary tensor that it made to the members that read it."""
+        # The loop may still compute for a step that was committed without it, or that has begun anew.
         if event.step != self._runs.step or self._runs.is_void or self._desk is None:
             return
         if self._views.is_recovering:
-            # The report said how far this member was: the decision that follows from it must not be overtaken.
+            # The recovery decides from this member's report. A result that came later must wait for the decision.
             self._deferred.append(event)
             return
         made = self._desk.computed(event.action)
@@ -219,7 +224,8 @@ class Tasks(MemberPart):
 
     @handles(Boundary)
     def on_boundary(self, message: Boundary, payload: object) -> None:
-        # A second copy has the same bits: the books drop it.
+        """Take a boundary tensor that another member has sent, unless it is here already."""
+        # A second copy has the same bits, and is dropped.
         if self._desk is not None and self._desk.arrive(message.name):
             self._messages.setdefault(message.name, message)
             self._out.do(p.TakeBoundary(message=message, payload=payload))
@@ -227,7 +233,7 @@ class Tasks(MemberPart):
     # -------------------------------------------------------------------------------------------------- what comes next
 
     def next_command(self) -> p.Forward | p.Backward | None:
-        """What the training loop is to do next; None: it waits for a boundary tensor, or has done its tasks."""
+        """Return the loop's next command. None if it waits for a boundary tensor, or has done its tasks."""
         action = None if self._desk is None else self._desk.next_action()
         return None if action is None else self._command(action)
 
@@ -239,11 +245,11 @@ class Tasks(MemberPart):
         return p.Forward(step=step, task=task, micro_batch=micro_batch, loss_scale=scale)
 
     def propose(self) -> PipelinePlan | None:
-        """The plan of the next step, for the vote of the view's first member."""
+        """Return the next step's plan for the vote of the view's first member. None on all other members."""
         pipelining, traced = self._tracing.pipelining, self._tracing.traced
         if pipelining is None or traced is None or self._views.view.ids[0] != self._me:
             return None
-        # Of those that vote: all of them have traced. Not of those that a newer view has lost already.
+        # The plan has the members that vote, since these have traced, except for those that a newer view has lost.
         newest = self._views.newest
         members = [m for m in self._views.view.ids if newest is None or m in newest]
         wish, present = PlanWish(stages=pipelining.stages, runs=self._runs.fold.runs), self._commit.plan

@@ -1,7 +1,7 @@
-"""Which blocks each member has the parameters of, and which of them this member's memory holds.
+"""Replicas of blocks: the blocks whose parameters each member needs, and the blocks in this member's memory.
 
-It follows from the plan in the last record and from what the recoveries of the open step have had members adopt, so
-that whoever publishes a shard knows who needs it without asking.
+They follow from the plan in the last record, and from the blocks that recoveries of the open step have had members
+adopt. So a publisher of a shard knows its readers without asking.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elastrain.pipeline.pipeline_plan import held
 
 
 class Replicas(MemberPart):
-    """Owns what was adopted in the open step, who has all blocks, and which blocks this member's memory has."""
+    """Part that owns the adopted blocks, the members with all blocks, and the blocks in this member's memory."""
 
     def __init__(
         self, me: str, shape: Shape, commit: Commit, tracing: Tracing, holdings: Holdings, out: Commands
@@ -28,91 +28,91 @@ class Replicas(MemberPart):
         self._me, self._shape, self._commit = me, shape, commit
         self._tracing, self._holdings, self._out = tracing, holdings, out
         self._present: frozenset[int] | None = None
-        """Blocks that this member's memory has, once it was told; until then it has all, of whatever step."""
+        """Blocks in this member's memory. None before the first `HoldBlocks` command: then it has all blocks."""
         self._kept: Mapping[str, frozenset[int]] = {}
-        """Member -> blocks that it has besides, until the next commit: they are being read, or computed with."""
+        """Member -> further blocks that it keeps until the next commit, as they are being read or computed with."""
         self.lent: frozenset[int] = frozenset()
-        """Shards that this member publishes after the committed step: others may still be reading them."""
+        """Shards that this member publishes after the committed step. Peers may still be reading them."""
         self._told: TracedGraph | None = None
-        """What others have traced, for a newcomer that has not."""
+        """Tracing result of another member, for a newcomer that has not traced yet."""
         self._adopted: Mapping[str, frozenset[int]] = {}
-        """Member -> places of the graph that a recovery of the open step has made it a replica of."""
+        """Member -> places of the graph that it has adopted in a recovery of the open step."""
         self._whole: set[str] = set()
         """Members whose loops have ended, and that have all blocks or are being sent them."""
 
     @property
     def are_all(self) -> bool:
-        """Whether every member has every block."""
+        """True if every member has every block."""
         return self._commit.plan is None
 
     @property
     def adopted(self) -> tuple[int, ...]:
-        """For the report: blocks of the graph that this member has beside those of the plan."""
+        """Blocks of the graph that this member has adopted, for its report."""
         return tuple(sorted(self._adopted.get(self._me, ())))
 
     @property
     def present(self) -> tuple[int, ...]:
-        """For the report: blocks of the layout that this member's memory has by what it was told."""
+        """Blocks of the layout in this member's memory, for its report."""
         return tuple(sorted(self._present or ()))
 
     def wanted(self, member: str, shards: Iterable[int]) -> tuple[int, ...]:
-        """Those of the shards that lie in blocks that the member has."""
-        # All of a block that is there: a script would take what is left of an older step for this one's.
+        """Return those of `shards` that lie in blocks that the member has."""
+        # A block that is there is sent as a whole: a script would take an older step's rest for new parameters.
         if self.are_all or member in self._whole:
             return tuple(shards)
         blocks = self._blocks_of(member)
         return tuple(shard for shard in shards if not blocks.isdisjoint(self._shape.shards[shard].lanes))
 
     def _blocks_of(self, member: str) -> frozenset[int]:
-        # Of its own shards, too: their states work on the model's memory.
+        # Blocks of its own shards count, too, because their states work on the model's memory.
         mine = _lanes(self._shape.shards, self._commit.roles.live, member)
         return self._computed(member) | mine | self._kept.get(member, frozenset())
 
     def _computed(self, member: str) -> frozenset[int]:
-        """Blocks of the layout that the member may be given tasks with."""
+        """Return the blocks of the layout that the member may get tasks for."""
         plan = self._commit.plan
         if plan is None or member in self._whole:
             return frozenset(range(self._shape.blocks))
         return self._at(held(plan).get(member, frozenset()) | self._adopted.get(member, frozenset()))
 
     def _at(self, places: Collection[int]) -> frozenset[int]:
-        """Blocks of the layout that are computed at these places of the graph."""
+        """Return the blocks of the layout that are computed at these places of the graph."""
         traced = self._tracing.traced or self._told
         assert traced is not None  # a plan is made of what somebody has traced, and all tell it in their reports
         return frozenset(block for block, place in enumerate(traced.places) if place in places)
 
     def homes(self) -> list[tuple[str, ...]] | None:
-        """Per shard, the members that compute with it by the plan; None: all do."""
+        """Return, per shard, the members that compute with it by the plan. None if all members do."""
         plan = self._commit.plan
         if plan is None:
             return None
-        # Adoption lasts for a step, and a move of holders longer than that.
+        # Adopted blocks do not count: adoption lasts for one step, a move of holders longer.
         blocks = {member: self._at(places) for member, places in held(plan).items()}
         return [tuple(m for m in blocks if not blocks[m].isdisjoint(shard.lanes)) for shard in self._shape.shards]
 
     def pass_commit(self, before: Placement) -> None:
-        """Take up the blocks of the new plan, and let go of others. `before`: the holders that have made the step."""
+        """Take up the blocks of the new plan, and drop others. `before`: the holders that have made the step."""
         self._adopted = {}
         self.lent = frozenset(shard for shard, holders in enumerate(before) if holders.primary == self._me)
-        # What is being read of a member stays until the next commit: all who read it have voted for that.
+        # Blocks that peers read stay until the next commit: all readers have voted for that one.
         self._kept = {member: _lanes(self._shape.shards, before, member) for member in {h.primary for h in before}}
         self._hold()
 
     def hear(self, reports: Mapping[str, Report]) -> None:
-        """Take what others have traced from their reports."""
+        """Note the tracing result of another member from the reports."""
         self._told = next((r.work.traced for r in reports.values() if r.work.traced is not None), self._told)
 
     def recover(self, reports: Mapping[str, Report], adopted: Mapping[str, frozenset[int]], committed: int) -> None:
-        """Take up what a recovery has decided: `adopted` since the last commit, by member."""
+        """Take up a recovery's decision. `adopted`: member -> blocks adopted since the last commit."""
         # The primaries that live publish what is lacking.
         self._adopted, self.lent = adopted, frozenset(self._commit.roles.mine)
         self._whole = {member for member, report in reports.items() if report.finishing and not report.keeps_own}
-        # Nothing goes in the middle of a step: the loop may be computing with it.
+        # No block is dropped in the middle of a step: the loop may be computing with it.
         self._kept = {m: frozenset(r.work.present) for m, r in reports.items() if r.committed == committed}
         self._hold()
 
     def end(self, member: str) -> None:
-        """The member's loop has ended: it is to have everything."""
+        """Let the member have all blocks, because its loop has ended."""
         self._whole.add(member)
         if member == self._me:
             self._hold()
@@ -122,12 +122,12 @@ class Replicas(MemberPart):
             return
         blocks = self._blocks_of(self._me)
         self._commit.parameters.need(self.wanted(self._me, range(len(self._shape.shards))))
-        # A newcomer traces with the model that its script has made.
+        # A newcomer traces with the whole model of its script, so it drops no block before.
         if self._tracing.traced is None or blocks == self._present:
             return
         gone = [s for s, shard in enumerate(self._shape.shards) if blocks.isdisjoint(shard.lanes)]
         self._holdings.unbind(s for s in self._holdings.bound if s in gone)
-        # Nobody would publish them to this member, should it be given their blocks again before the next commit.
+        # No member would publish them here if their blocks came back before the next commit.
         for shard in gone:
             self._commit.parameters.lose(shard)
         self._present = blocks
@@ -135,5 +135,5 @@ class Replicas(MemberPart):
 
 
 def _lanes(shards: Sequence[ShardShape], holders: Placement, primary: str) -> frozenset[int]:
-    """Blocks in which the primary's shards lie."""
+    """Return the blocks in which the primary's shards lie."""
     return frozenset(block for s, each in enumerate(holders) if each.primary == primary for block in shards[s].lanes)

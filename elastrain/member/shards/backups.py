@@ -1,4 +1,4 @@
-"""Back shards up: keep finished gradients, update behind, compare digests, and acknowledge to the primary."""
+"""Work of a backup: keep finished gradients, make updates later, compare digests, acknowledge to the primary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elastrain.protocol.messages import Ack, Digests, Gradient
 
 
 class Backups(MemberPart):
-    """This member as a backup; the states lie in `Holdings`."""
+    """Part for the shards that this member backs up. Their states are in `Holdings`."""
 
     def __init__(
         self, commit: Commit, runs: Runs, holdings: Holdings, primaries: Primaries, doubts: Mismatches, out: Commands
@@ -30,6 +30,7 @@ class Backups(MemberPart):
 
     @handles(Gradient)
     def on_gradient(self, source: str, message: Gradient, payload: object) -> None:
+        """Store the finished gradients that a primary has sent."""
         if message.step != self._runs.step:
             return
         for index, shard in enumerate(message.shards):
@@ -40,25 +41,26 @@ class Backups(MemberPart):
         self._out.do(p.StoreGradients(step=message.step, shards=message.shards, source=source, payload=payload))
 
     def on_kept(self, event: p.GradientsKept) -> bool:
-        """Answer for what was found intact, and for nothing else; whether it is of the open step."""
+        """Acknowledge stored gradients that are intact. Returns True if they are of the open step."""
         if event.step != self._runs.step:
             return False
         for shard in event.damaged:
             self._holdings.of(shard).kept.pop(event.step, None)
-        # The step may have begun anew since: then nothing is kept any more.
+        # If the step has begun anew since, no gradient is kept.
         kept = [shard for shard in event.shards if event.step in self._holdings.of(shard).kept]
         for shard in kept:
-            # Owed and not sent yet: the state of the step before may still have to be verified.
+            # The acknowledgement may have to wait until the state of the step before is verified.
             self._holdings[shard].owed[event.step] = event.source
         self.acknowledge(kept)
         return True
 
     def may_acknowledge(self, held: HeldShard, step: int) -> bool:
-        """Whether this backup may answer for `step`: only when its state of the step before is verified."""
-        # From that state and the gradient it can make the step; from an older one it could not.
+        """Return True if this backup may acknowledge `step`: its state of the step before is verified."""
+        # From that state and the gradient it can make the update. From an older state it could not.
         return held.version == step - 1
 
     def acknowledge(self, shards: Iterable[int]) -> None:
+        """Send acknowledgements for those of the shards that may be acknowledged."""
         step = self._runs.step
         by_primary: dict[str, list[int]] = defaultdict(list)
         for shard in shards:
@@ -69,7 +71,7 @@ class Backups(MemberPart):
             self._out.send(primary, Ack(step=step, shards=tuple(acked)))
 
     def kept(self, shards: Iterable[int]) -> dict[int, FinishedGradient]:
-        """What this member has of the open step's finished gradients as their backup."""
+        """Return the finished gradients of the open step that this backup has of these shards."""
         found = {shard: self._holdings.find(shard) for shard in shards}
         step = self._runs.step
         return {shard: held.kept[step] for shard, held in found.items() if held is not None and step in held.kept}
@@ -77,9 +79,9 @@ class Backups(MemberPart):
     # ------------------------------------------------------------------------------------------- the committed step
 
     def apply_behind(self, record: Record) -> None:
-        """Have the update of the step that has just been committed made when there is time."""
+        """Order the backup's updates of the committed step. The driver makes them when there is time."""
         for shard in self._holdings:
-            # Its own shards were updated as their primary, at once.
+            # This member's own shards were updated at once, as their primary.
             if self._commit.roles.is_mine(shard):
                 continue
             held = self._holdings[shard]
@@ -91,14 +93,16 @@ class Backups(MemberPart):
 
     @handles(p.AppliedBehind)
     def on_applied_behind(self, event: p.AppliedBehind) -> None:
+        """Note the digest of a backup's update, and compare it with the primary's."""
         held = self._holdings.find(event.shard)
-        # A change of roles, or a copy, may have made the update void while it was being made.
+        # A change of roles, or a new copy, may have made the update void meanwhile.
         if held is not None and event.shard not in self._holdings.bound and event.step == held.version + 1:
             held.scratch[event.step] = event.digest
             self._doubts.answer_askers(event.shard, event.step)
             self.verify(event.shard, event.step)
 
     def on_digests(self, source: str, message: Digests) -> None:
+        """Note a primary's digests, and compare this backup's updates with them."""
         for shard, digest in message.digests:
             held = self._holdings.find(shard)
             if held is not None and shard not in self._holdings.bound and held.version < message.step:
@@ -108,11 +112,12 @@ class Backups(MemberPart):
 
     @handles(p.UpdatedAgain)
     def on_updated_again(self, event: p.UpdatedAgain) -> None:
+        """Note an update that was made again because of a doubt."""
         if self._doubts.on_updated_again(event):
             self.verify(event.shard, event.step)
 
     def verify(self, shard: int, step: int) -> None:
-        """Swap the update in if it is the primary's."""
+        """Make the update the backup's state if its digest equals the primary's."""
         held = self._holdings[shard]
         # Update and digest come in either order: the backup may be faster than its primary.
         if held.difference is not None or step not in held.scratch or step not in held.expected:
@@ -122,7 +127,7 @@ class Backups(MemberPart):
             return
         held.verify(step)
         self._out.do(p.Swap(step=step, shard=shard))
-        # It became primary before its update was verified; now its state may be the model's.
+        # This member may have become the primary before its update was verified. Then the state is bound to the model.
         if self._commit.roles.is_mine(shard):
             self._primaries.bind(shard)
         self.acknowledge([shard])

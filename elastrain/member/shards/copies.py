@@ -1,4 +1,4 @@
-"""Copy shards towards the members that should hold them: what this primary gives, and what this member takes."""
+"""Copies of shards for the members that should hold them: `CopiesGiven` sends, `CopiesTaken` receives."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from elastrain.member.state.member_views import Views
 from elastrain.protocol.messages import Copied, Doubt, Evidence, ShardCopy
 
 COPY_BUDGET_BYTES = 4 << 20
-"""So many parameters a primary has on their way towards new holders at a time: the vote waits for them."""
+"""Bytes of parameters that a primary has on their way to new holders at a time. The vote waits for them."""
 Copy: TypeAlias = tuple[int, str]
 """(shard, member that is to hold it)."""
 
 
 class CopiesGiven(MemberPart):
-    """Owns what is still to be copied from here, and what is on its way."""
+    """Part that owns the copies that this primary has to send, and those on their way."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class CopiesGiven(MemberPart):
         out: Commands,
     ) -> None:
         self.budget_bytes = COPY_BUDGET_BYTES
-        """So many bytes of parameters may be on their way at a time; one shard always may."""
+        """Bytes of parameters that may be on their way at a time. One shard may always be."""
         self.sent_bytes = 0
-        """Of parameters, in all."""
+        """Bytes of parameters sent so far."""
         self._sizes = sizes
         self._views = views
         self._commit = commit
@@ -45,26 +45,27 @@ class CopiesGiven(MemberPart):
         self._reduction = reduction
         self._out = out
         self._due: list[Copy] = []
-        """In the order in which they are made: what is short of holders comes first."""
+        """Copies to send, in this order: shards that are short of holders come first."""
         self._restoring: set[Copy] = set()
-        """Those of them, due or under way, that give a shard the holders that it lacks."""
+        """Copies, due or under way, for shards that have too few holders."""
         self._under_way: set[Copy] = set()
         self._has_moved = False
-        """Whether a copy was sent in this step."""
+        """True if a copy was sent in this step."""
 
     def limit(self, budget_bytes: int) -> None:
-        """Let at most so many bytes of parameters be on their way at a time."""
+        """Set the bytes of parameters that may be on their way at a time."""
         self.budget_bytes = budget_bytes
 
     def plan(self) -> None:
-        """Find out what is still to be copied towards the target, shard by shard."""
+        """Plan the copies that bring the holders nearer to the target."""
         roles = self._commit.roles
         self._commit.shortage.look(self._commit.step + 1, roles.live, roles.target)
         first, moving = roles.copies_to_make(self._views.view.nodes)
         self._due, self._restoring = [*first, *moving], set(first)
 
     def forget_view(self) -> None:
-        # Who was to take them may be gone, and their numbers with it: the next plan begins from the roles.
+        """Forget all copies: the next plan begins from the roles."""
+        # The receivers may be lost.
         self._under_way.clear()
         self._due.clear()
 
@@ -73,7 +74,7 @@ class CopiesGiven(MemberPart):
         self._has_moved = False
 
     def why_not_yet(self) -> str:
-        """Send the copies of this step, and wait until their receivers have them: the state moves on afterwards."""
+        """Wait until this step's copies are sent and received, because the state changes after the vote."""
         if self.is_reading():
             return "a copy of a shard is on its way"
         if self.is_overdue():
@@ -83,33 +84,33 @@ class CopiesGiven(MemberPart):
     # ----------------------------------------------------------------------------------------- what a vote waits for
 
     def is_reading(self) -> bool:
-        """Whether a copy is still being read: a vote waits for it, since the state moves on afterwards."""
+        """Return True while a copy is on its way. The vote waits, because the state changes after it."""
         return bool(self._under_way)
 
     def has_moved(self) -> bool:
-        """Whether this step has brought something nearer to the target: else backups might never come back."""
+        """Return True if a copy was sent in this step or none is due. Otherwise backups might never come back."""
         return not self._due or self._has_moved
 
     def is_overdue(self) -> bool:
-        """Whether shards of this member's were short of holders in the step before already: now they get them."""
+        """Return True if shards of this primary were short of holders in the step before already."""
         step = self._commit.step + 1
         return any(copy in self._restoring and self._commit.shortage.is_overdue(copy[0], step) for copy in self._due)
 
     # ----------------------------------------------------------------------------------------------------- sending
 
     def is_waiting(self) -> bool:
-        """Whether a copy would be sent now, if there is time for it."""
+        """Return True if a copy could be sent now."""
         return any(self._has_room(copy) for copy in self._due)
 
     def send_overdue(self) -> None:
-        """Send what the vote of this step waits for."""
+        """Send the overdue copies, for which this step's vote waits."""
         step = self._commit.step + 1
         for copy in [c for c in self._due if c in self._restoring and self._commit.shortage.is_overdue(c[0], step)]:
             if self._has_room(copy):
                 self._start(copy)
 
     def send(self, parameters_bytes: int) -> None:
-        """Send copies until so many bytes are reached; one at least."""
+        """Send copies, at least one, until `parameters_bytes` are reached."""
         sent_bytes = 0
         for copy in list(self._due):
             if sent_bytes >= parameters_bytes:
@@ -120,7 +121,7 @@ class CopiesGiven(MemberPart):
 
     def _has_room(self, copy: Copy) -> bool:
         shard, _ = copy
-        # A state that is a step behind would be a copy of something else than the receiver expects.
+        # The receiver expects the state of the committed step.
         if not self._holdings.has(shard, self._commit.step):
             return False
         under_way_bytes = sum(self._sizes[each] for each, _ in self._under_way)
@@ -134,13 +135,14 @@ class CopiesGiven(MemberPart):
         self._send(*copy)
 
     def _send(self, shard: int, member: str) -> None:
-        # With the digest that is known to be right, so that what has changed here since does not spread.
+        # The known digest goes along, so that the receiver detects later changes of this state.
         digest = self._holdings[shard].digest
         self._out.send(member, ShardCopy(step=self._commit.step, shard=shard, digest=digest))
 
     @handles(Copied)
     def on_copied(self, source: str, message: Copied) -> None:
-        # An answer to a copy of the last view: whether it was taken is known no more.
+        """Note that a copy was taken: its receiver follows the shard. A damaged copy is sent again."""
+        # This answers a copy of the last view, and does not count any more.
         if (message.shard, source) not in self._under_way:
             return
         if not message.intact:
@@ -149,13 +151,13 @@ class CopiesGiven(MemberPart):
         self._under_way.remove((message.shard, source))
         self._restoring.discard((message.shard, source))
         self._commit.roles.follow(message.shard, source)
-        # This step's gradient was forwarded before it followed: without it, the copy would be a step behind at once.
+        # This step's gradient was sent before the new follower joined. Without it the copy would be a step behind.
         if message.shard in self._reduction.finished:
             self._reduction.forward([message.shard], only=source)
 
 
 class CopiesTaken(MemberPart):
-    """Owns what did not come through of the copies that were sent to this member."""
+    """Part that receives copies, and owns the list of damaged ones."""
 
     def __init__(self, me: str, commit: Commit, holdings: Holdings, repair: Repair, out: Commands) -> None:
         self._me = me
@@ -164,7 +166,7 @@ class CopiesTaken(MemberPart):
         self._repair = repair
         self._out = out
         self._broken: dict[int, tuple[str, int, int]] = {}
-        """Shard whose copy did not come through -> sender, digest that was told, how often."""
+        """Shard whose copy was damaged -> sender, digest that it sent, number of attempts."""
 
     def begin(self, step: int) -> None:
         """Forget damaged copies of the last step."""
@@ -176,12 +178,14 @@ class CopiesTaken(MemberPart):
 
     @handles(ShardCopy)
     def on_copy(self, source: str, message: ShardCopy, payload: object) -> None:
+        """Take a copy that a primary has sent, if it is of the committed step."""
         step, shard, digest = message.step, message.shard, message.digest
-        # A copy of a step that is over would be verified against a state that its sender has no more.
+        # The sender no longer has the state of an older step to verify the copy with.
         if step == self._commit.step:
             self._out.do(p.TakeCopy(step=step, shard=shard, payload=payload, source=source, digest=digest))
 
     def on_taken(self, event: p.TookCopy) -> None:
+        """Acknowledge an intact copy, and have a damaged one sent again."""
         if event.step != self._commit.step:
             return
         if not event.intact:
@@ -192,9 +196,12 @@ class CopiesTaken(MemberPart):
         self._out.send(event.source, Copied(step=event.step, shard=event.shard, intact=True))
 
     def _take_again(self, event: p.TookCopy) -> None:
-        """Ask for a copy once more; then its sender has to say whether it still has what it told."""
+        """Ask for the copy again.
+
+        After a second failure, ask the sender if it still has the state that it announced.
+        """
         times = self._broken.get(event.shard, ("", 0, 0))[2] + 1
-        # The first time it may have been damaged on its way; the second time one of the two machines is wrong.
+        # The first time the copy may have been damaged on its way. The second time one of the two machines is wrong.
         self._broken[event.shard] = (event.source, event.told, times)
         if times == 1:
             self._out.do(p.Noticed(reason=f"the copy of shard {event.shard} from {event.source} is damaged: once more"))
@@ -203,10 +210,11 @@ class CopiesTaken(MemberPart):
             self._out.send(event.source, Doubt(step=event.step, shard=event.shard, parameters=False))
 
     def is_about(self, shard: int) -> bool:
-        """Whether evidence of this shard's state answers the question of a broken copy."""
+        """Return True if an answer about this shard is about a damaged copy."""
         return shard in self._broken
 
     def on_evidence(self, source: str, message: Evidence) -> None:
+        """Judge which side damaged the copy, and begin the step anew."""
         sender, told, _ = self._broken[message.shard]
         if sender == source:
             verdict = judge_copy(
@@ -217,7 +225,7 @@ class CopiesTaken(MemberPart):
                 told=told,
                 now=message.digest,
             )
-            # A sender that has it no more as it was says so itself; the step begins anew, and with it the copies.
+            # A sender whose state has changed reports it itself. The step begins anew, and so do the copies.
             if verdict.wrong is Side.MEMBER:
                 self._repair.own_fault(verdict.reason)
             else:

@@ -1,4 +1,4 @@
-"""What this member needs of the state that the job starts from: what was asked for, and what is read of it."""
+"""Reading of the initial state: the shards that were asked for, and those that were read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastrain.member.state.holdings import Holdings
 
 
 class InitialState(MemberPart):
-    """Owns which shards' states are read, and not yet in custody."""
+    """Part that owns the list of shards whose initial state was read but not yet created here."""
 
     def __init__(self, me: str, initial: Initial, commit: Commit, holdings: Holdings, out: Commands) -> None:
         self._me = me
@@ -31,8 +31,9 @@ class InitialState(MemberPart):
         return not self._initial.is_stored or not (self._is_reading or self._missing())
 
     def read(self) -> bool:
-        """Ask for the data that is missing. Returns True if this call has asked."""
-        # One question at a time: shards that a later view adds are asked for afterwards, and nothing is read twice.
+        """Ask for missing data of the stored initial state. Returns True if this call has asked."""
+        # Only one request is open at a time. Shards that a later view adds are asked for afterwards, so nothing is read
+        # twice.
         if not self._initial.is_stored or self._is_reading:
             return False
         self._is_reading = True
@@ -40,7 +41,7 @@ class InitialState(MemberPart):
         return True
 
     def _missing(self) -> list[int]:
-        # By roles that are agreed on: a holder that a later record names gets a copy, and reads nothing.
+        # Only holders that all agree on read. A holder that a later record names gets a copy.
         mine = [shard for shard, holders in enumerate(self._commit.roles.live) if self._me in holders.all]
         return [s for s in mine if s not in self._read and not self._has(s)]
 
@@ -50,12 +51,13 @@ class InitialState(MemberPart):
 
     @handles(p.InitialRead)
     def on_read(self, event: p.InitialRead) -> None:
+        """Note the shards and parameters that were read."""
         self._is_reading = False
-        # Where others have committed meanwhile, it is their parameters that count.
+        # If other members have committed meanwhile, their parameters count.
         if self._commit.is_initial:
             self._read.update(event.shards)
             self._commit.parameters.have_initial()
 
     def forget(self, created: Iterable[int]) -> None:
-        """These shards' states are in custody: who drops one of them, and gets it again, has to read it again."""
+        """Forget that these shards were read, since their states exist now. A dropped state must be read again."""
         self._read.difference_update(created)

@@ -1,4 +1,4 @@
-"""Fold and reduce: from a block's gradient over one run to the finished gradient of a shard, at its primary."""
+"""Reduction of gradients: from a block's gradient over one run to a shard's finished gradient at its primary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Lanes = Iterable[tuple[int, int]]
 
 
 class Reduction(MemberPart):
-    """Owns the folds of this member's shards, and what is finished of them."""
+    """Part that owns the folds of this primary's shards, and their finished gradients."""
 
     def __init__(self, me: str, shape: Shape, views: Views, roles: Roles, runs: Runs, out: Commands) -> None:
         self._me = me
@@ -32,15 +32,15 @@ class Reduction(MemberPart):
         self._runs = runs
         self._out = out
         self.finished: dict[int, FinishedGradient] = {}
-        """Shard -> its gradient of the open step, over all runs."""
+        """Shard -> its gradient of the open step, summed over all runs."""
         self._folds: dict[tuple[int, int], PartialSet] = {}
-        """(shard, lane) -> what this primary has of it."""
+        """(shard, lane) -> partial sums that this primary has."""
         self._whole: list[int] = []
-        """Shards whose folds are complete and not yet measured."""
+        """Shards whose folds are complete, but whose gradient norm is not computed yet."""
         self._deferred: list[p.BlockDone] = []
-        """What the training loop computed during a recovery."""
+        """Gradients that the training loop computed during a recovery."""
         self._broken: set[int] = set()
-        """Shards of which something damaged was added up: they are not finished in this attempt."""
+        """Shards with a damaged sum. They are not finished in this attempt."""
 
     def begin(self, step: int) -> None:
         """Start anew with the next step."""
@@ -53,11 +53,12 @@ class Reduction(MemberPart):
 
     @handles(p.BlockDone)
     def on_block_done(self, event: p.BlockDone) -> None:
-        # The loop may still be computing a run of a step that was committed without it.
+        """Add a block's gradient over one run to this member's partials, and send complete partials."""
+        # The loop may still compute a run of a step that was committed without it.
         if event.step != self._runs.step or self._runs.is_void:
             return
         if self._views.is_recovering:
-            # The reports said what this member had: the decision that follows from them must not be overtaken.
+            # The recovery decides from the reports. A gradient that came later must wait for the decision.
             self._deferred.append(event)
             return
         for combine in self._runs.add(event.block, event.run, (event.contribution, event.touched)):
@@ -99,11 +100,13 @@ class Reduction(MemberPart):
 
     @handles(Partial)
     def on_partial(self, source: str, message: Partial, payload: object) -> None:
+        """Add a partial that another member has sent to the folds of this primary's shards."""
         if message.step == self._runs.step:
             weight = (message.contribution, message.touched)
             self.fold_in(source, message.block, message.node, weight, message.lanes, payload)
 
     def fold_in(self, maker: str, block: int, node: Node, weight: Weight, lanes: Lanes, payload: object = None) -> None:
+        """Add a block's partial to the folds of these lanes, and note the shards that become complete."""
         for index, (shard, lane) in enumerate(lanes):
             if shard in self.finished:
                 continue  # sent for other shards' sake; its owner does not wait for this reader
@@ -127,13 +130,14 @@ class Reduction(MemberPart):
         return all(fold is not None and fold.complete for fold in folds)
 
     def progress(self) -> bool:
-        """Have the norms of complete gradients computed, in one call for all of one event."""
+        """Order the norms of all complete gradients in one call. Returns True if there were any."""
         whole, self._whole = self._whole, []
         if whole:
             self._out.do(p.FinishGradients(step=self._runs.step, shards=tuple(whole)))
         return bool(whole)
 
     def on_finished(self, event: p.GradientsFinished) -> None:
+        """Note finished gradients, and send them to the backups."""
         if event.step != self._runs.step:
             return
         self._broken.update(event.damaged)
@@ -141,14 +145,14 @@ class Reduction(MemberPart):
         for shard, square_norm in finished.items():
             lanes = range(len(self._shards[shard].lanes))
             weights = [self._folds[shard, lane].weight(self._fold.root) for lane in lanes]
-            # Every lane has been folded over the same runs: the first one's contribution is that of all.
+            # All lanes were folded over the same runs, so the first lane's contribution holds for all.
             self.finished[shard] = FinishedGradient(weights[0][0], tuple(w[1] for w in weights), square_norm)
-        # During a recovery who the backups are is being decided; `resume` forwards then.
+        # A recovery decides the backups; `resume` sends the gradients then.
         if not self._views.is_recovering:
             self.forward(finished)
 
     def on_damaged(self, event: p.PartialDamaged) -> None:
-        """Let what was added up of the shard count for nothing."""
+        """Mark the shard as damaged: its sum does not count in this attempt."""
         self._broken.add(event.shard)
 
     def forward(self, shards: Iterable[int], only: str | None = None) -> None:
@@ -172,12 +176,12 @@ class Reduction(MemberPart):
     # ------------------------------------------------------------------------------------------------ changes of view
 
     def folded(self) -> tuple[tuple[int, int, tuple[Node, ...]], ...]:
-        """What the report says of sums: (shard, lane, partials that are here)."""
+        """Return (shard, lane, partials that are here) for this member's report."""
         return tuple((s, lane, tuple(sorted(f.nodes))) for (s, lane), f in sorted(self._folds.items()))
 
     def take_over(self, kept: Mapping[int, FinishedGradient]) -> None:
-        """Go on for this member's present shards only; `kept`: what it has of them as their backup until now."""
-        # A new primary of the other shards folds them anew, from partials that their makers still have.
+        """Keep folds of this primary's present shards only. `kept`: gradients that it has as their backup until now."""
+        # A new primary of the other shards folds them again, from partials that their makers still have.
         mine = set(self._roles.mine)
         self._folds = {key: fold for key, fold in self._folds.items() if key[0] in mine}
         self.finished = {**kept, **self.finished}
