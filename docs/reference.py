@@ -16,7 +16,7 @@ FOLDERS = {
     "elastrain": "The pure parts",
     "elastrain/member": "A member's machine",
     "elastrain/protocol": "Its events and commands",
-    "elastrain/books": "Its books",
+    "elastrain/buffers": "Its buffers",
     "elastrain/base": "What several rooms need",
     "elastrain/runtime": "The worker",
     "launcher/core": "The agent's machine",
