@@ -1,7 +1,7 @@
-"""Which view this member is in, which newer one it knows, and what came too early to be read.
+"""Views of this member: the present one, the newest known one, and messages that came too early.
 
-After each change of view all members report to each other; `is_recovering` is true until the decision that follows
-from the reports is carried out.
+After each change of view all members report to each other. `is_recovering` is true until the decision that follows from
+the reports is carried out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elastrain.member.state.ballot import Commands
 
 
 class Views(MemberPart):
-    """Owns the member's views, the reports of the present one, and the messages that wait."""
+    """Part that owns the member's views, the reports of the present view, and the messages that wait."""
 
     def __init__(self, me: str, out: Commands) -> None:
         self.me = me
@@ -23,27 +23,28 @@ class Views(MemberPart):
         self.is_recovering = True
         self.reports: dict[str, Report] = {}
         self.may_commit = False
-        """The store knows that the first commit of the job may have been made: nobody begins it anew."""
+        """True if the store knows that the job's first commit may have been made, so that the job never starts over."""
         self._asked_in = 0
-        """The generation in which this member has asked for that."""
+        """Generation in which this member last asked for `may_commit`."""
         self._out = out
         self._waiting: list[p.Arrived] = []
 
     @property
     def view(self) -> View:
-        """The present view. Only for what cannot happen before there is one."""
+        """The present view. Must not be read before the first view."""
         assert self.current is not None
         return self.current
 
     @property
     def others(self) -> list[str]:
+        """Members of the present view except this one."""
         return [m for m in self.current.ids if m != self.me] if self.current else []
 
     # ------------------------------------------------------------------------------------------------ changes of view
 
     def on_view(self, view: View) -> bool:
-        """Note the view that the launcher tells of; true where this member has to go on to it at once."""
-        # The launcher tells of a view more than once, and the store's news may come late.
+        """Note a view from the launcher. Returns True if this member has to go on to it at once."""
+        # The launcher sends a view more than once, and the store's news may come late.
         if self.newest is not None and view.generation <= self.newest.generation:
             return False
         if self.me not in view:
@@ -64,18 +65,21 @@ class Views(MemberPart):
         self.reports[source] = message
 
     def must_switch_now(self, view: View) -> bool:
-        """A view that only adds members waits for the commit whose record names it, for everyone alike."""
-        # A loss cannot wait: without the lost member's vote the step is never committed. Nor without links to it.
+        """Return True if the view cannot wait for the commit whose record names it.
+
+        A view that only adds members waits for that commit, on all members alike.
+        """
+        # A loss cannot wait: without the lost member's vote, or without links to a member, the step is never committed.
         before = self.current
         if before is None or set(before.ids) - set(view.ids):
             return True
-        # And where something of the open step was found wrong, it is never committed.
+        # A step that was found wrong is never committed, either.
         return max(view.links_since, view.anew_since) > before.generation
 
     def is_left_behind(self) -> bool:
-        """One of this view has gone on to a view that this member knows: nothing can be committed here without it.
+        """Return True if a member of this view is already in a newer one: no commit is possible here without it.
 
-        A newcomer has not gone on, it begins there: its report waits for the commit that lets it in.
+        A newcomer does not count. It begins in the newer view, and its report waits for the commit that lets it in.
         """
         view, newest = self.current, self.newest
         if view is None or newest is None:
@@ -83,7 +87,7 @@ class Views(MemberPart):
         return any(view.generation < a.generation <= newest.generation and a.source in view for a in self._waiting)
 
     def ask_to_commit(self) -> bool:
-        """Have the store told before anything is committed for the first time. Returns True if this call has asked."""
+        """Ask that the store is told before the job's first commit. Returns True if this call has asked."""
         if self._asked_in >= self.view.generation:
             return False
         self._asked_in = self.view.generation
@@ -91,12 +95,12 @@ class Views(MemberPart):
         return True
 
     def switch(self, step: int) -> None:
-        """Go on to the newest view while `step` is tried: nothing of older generations is read any more."""
+        """Go on to the newest view while `step` is open. Messages of older generations are dropped."""
         assert self.newest is not None
         self.current = self.newest
         self.is_recovering = True
         self.reports = {}
-        # What comes from this view or a newer one was kept: it is read when the decision has been carried out.
+        # Messages of this view or a newer one are kept. They are handled after the decision.
         self._waiting = [arrival for arrival in self._waiting if not self.is_stale(arrival)]
         self._out.do(p.EditMesh(view=self.current, step=step))
 
@@ -111,13 +115,13 @@ class Views(MemberPart):
     # -------------------------------------------------------------------------------------------------------- reports
 
     def may_decide(self) -> bool:
-        """Whether all members have reported. A report that never comes leads to another view, not to a guess."""
+        """Return True if all members have reported. A report that never comes leads to another view, not to a guess."""
         return self.is_recovering and self.current is not None and set(self.reports) >= set(self.current.ids)
 
     def unreported(self, *, is_newcomer: bool) -> tuple[str, ...]:
-        """Members whose report is missing although they are in the view already, and would have answered at once."""
-        # Nobody owes it to a newcomer: in its view the others are at the end of their step, however long that takes.
-        # Only in the first view do all begin together.
+        """Return the members whose report is missing although they should have answered at once."""
+        # A newcomer cannot expect it: the others finish their step first, however long that takes. In the first view
+        # all begin together.
         if not self.is_recovering or self.current is None or (is_newcomer and self.current.generation > 1):
             return ()
         return tuple(m for m in self.current.ids if m not in self.reports)
@@ -125,10 +129,12 @@ class Views(MemberPart):
     # ------------------------------------------------------------------------------------------- messages that wait
 
     def is_stale(self, arrival: p.Arrived) -> bool:
-        # Who is no longer in the view may have been slow, not dead: what it says would be taken for the others' word.
+        """Return True if the message is of an older view."""
+        # A member that left the view may have been slow, not dead. Its messages must not count.
         return self.current is not None and arrival.generation < self.current.generation
 
     def is_ahead(self, arrival: p.Arrived) -> bool:
+        """Return True if the message is of a newer view."""
         return self.current is None or arrival.generation > self.current.generation
 
     def hold(self, arrival: p.Arrived) -> None:
@@ -142,5 +148,6 @@ class Views(MemberPart):
         self._waiting.append(arrival)
 
     def take_waiting(self) -> list[p.Arrived]:
+        """Return the messages that wait, and begin with an empty list."""
         waiting, self._waiting = self._waiting, []
         return waiting

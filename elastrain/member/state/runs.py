@@ -1,6 +1,6 @@
-"""What this member computes of the open step: the runs handed to it, and the partials that came of them.
+"""Runs of the open step that this member computes, and the partial sums that result.
 
-Partial sums along the tree of the fold, with what travels with each: pure bookkeeping, no tensors.
+Partial sums along the fold's tree, with the data that travels with each. No tensors.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from elastrain.job.values import Contribution
 from elastrain.member.contract import MemberPart
 
 Weight = tuple[Contribution, int]
-"""What travels with a partial: its contribution, and the bit mask of leaves that got a gradient."""
+"""Data that travels with a partial: its contribution, and the bit mask of leaves that got a gradient."""
 
 
 def join_weights(left: Weight, right: Weight) -> Weight:
-    # A leaf that any run has touched has a gradient, however many runs have not.
+    """Return the data of the sum of two partials."""
+    # A leaf has a gradient if any run gave it one.
     return left[0] + right[0], left[1] | right[1]
 
 
 @dataclass(frozen=True)
 class FinishedGradient:
-    """A shard's gradient over the whole step, as its primary has it."""
+    """Data of a shard's finished gradient over the whole step, as its primary has it."""
 
     contribution: Contribution
     touched: tuple[int, ...]
@@ -31,7 +32,7 @@ class FinishedGradient:
 
 
 class PartialSet:
-    """Partials of one block (own) or of one shard's lane (a primary's), with what travels with each."""
+    """Partial sums of one block (own) or of one lane of a shard (at its primary), with their data."""
 
     def __init__(self, fold: Fold) -> None:
         self._fold = fold
@@ -39,8 +40,8 @@ class PartialSet:
         self._weights: dict[Node, Weight] = {}
 
     def add(self, node: Node, weight: Weight, within: Node | None = None) -> list[Combine] | None:
-        """The additions that follow, in order; None if the partial was covered already."""
-        # Weights are joined where gradients are added: what a lost member contributed arrives whole or not at all.
+        """Add a partial. Returns the additions to carry out, in order, or None if it was covered already."""
+        # The data is joined where gradients are added, so that a lost member's contribution counts whole or not at all.
         if is_covered(node, self.nodes):
             return None
         self._weights[node] = weight
@@ -50,21 +51,23 @@ class PartialSet:
         return steps
 
     def weight(self, node: Node) -> Weight:
+        """Return the data of a partial."""
         return self._weights[node]
 
     @property
     def complete(self) -> bool:
+        """True if the sum over all runs is here."""
         return self._fold.root in self.nodes
 
 
 class Runs(MemberPart):
-    """Owns the hand-out of step `step`, tried in one or more views: own partials stay valid across views."""
+    """Part that owns the runs handed to this member in the open step. Own partials stay valid in later views."""
 
     def __init__(self, fold: Fold, blocks: int, first: int) -> None:
         self.fold = fold
         self._blocks = blocks
         self.is_void = False
-        """The training loop is at something that was handed out before the step began anew."""
+        """True if the training loop computes a run or task that was handed out before the step began anew."""
         self.begin(first)
 
     def begin(self, step: int) -> None:
@@ -76,20 +79,20 @@ class Runs(MemberPart):
         self.targets: list[tuple[Node, ...]] = [()] * self._blocks
         """Per block, nodes of the fold that this member completes before it sends them."""
         self.own = [PartialSet(self.fold) for _ in range(self._blocks)]
-        """Per block, what this member has computed."""
+        """Per block, the partials that this member has computed."""
         self.sent: set[tuple[int, Node]] = set()
-        """(block, target) that the shards' primaries were told of."""
+        """(block, target) that were sent to the shards' primaries."""
         self._ended: set[int] = set()
 
     def void_running(self) -> None:
-        """Let what the training loop is computing count for nothing, until it asks for more."""
-        # Until it asks, and not by the number of the run: it may be given the same one again at once.
+        """Ignore the result that the training loop is computing, until it asks for more work."""
+        # The number of the run does not tell the attempts apart: the loop may get the same run again at once.
         self.is_void = True
 
     def hand(self, runs: Sequence[int]) -> None:
-        """Replace what is still to do. Targets that lose a run shrink; new runs make targets of their own.
+        """Replace the runs still to do. Targets that lose a run shrink, and new runs make targets of their own.
 
-        A target that was sent for any block is complete and loses nothing, so what was sent is never changed. Runs that
+        A target that was sent for any block is complete and loses nothing, so a sent partial never changes. Runs that
         ended here meanwhile are not done again.
         """
         # The decision rests on reports: a run may have ended here after this member had reported.
@@ -97,9 +100,9 @@ class Runs(MemberPart):
         taken = set(self.pending) - set(runs)
         given = set(runs) - set(self.pending)
         kept: list[Node] = []
-        # Whole runs are of all blocks alike.
+        # Whole runs have the same targets for all blocks.
         for target in self.targets[0]:
-            # It could not be completed here any more, and would never be sent: its parts are sent alone.
+            # The target could never be completed here, so its parts are sent alone.
             if taken & leaves([target]):
                 kept.extend(self.fold.cover(leaves([target]) - taken))
             else:
@@ -108,14 +111,14 @@ class Runs(MemberPart):
         self.pending = runs
 
     def aim(self, runs_by_block: Mapping[int, Collection[int]]) -> None:
-        """Add tasks of pipelines to what is to be done: block -> runs whose gradients are computed besides."""
-        # Never taken away again: a task stays with its member as long as that lives.
+        """Add the targets of pipeline tasks. `runs_by_block`: block -> runs whose gradients are computed here."""
+        # Targets of tasks are never removed: a task stays with its member as long as the member lives.
         for block, runs in runs_by_block.items():
             targets = self.targets[block]
             self.targets[block] = (*targets, *self.fold.cover(set(runs) - leaves(targets)))
 
     def end_running(self) -> None:
-        """Note that the training loop has computed the run that it was given, if it was given one."""
+        """Note that the training loop has finished the run that it was given, if any."""
         self.is_void = False
         run, self.running = self.running, None
         if run is not None:
@@ -125,23 +128,23 @@ class Runs(MemberPart):
 
     @property
     def under_way(self) -> int:
-        """How many of `pending` may already be under way and cannot be taken away."""
-        # One more than what runs: the loop may have been handed the next run by the time the others read this.
+        """Number of runs in `pending` that may be under way already and cannot be taken away."""
+        # It is one more than the running one: the loop may have got the next run before the others read this.
         return min(len(self.pending), 1 + (self.running is not None))
 
     def is_computing(self) -> bool:
-        """Whether runs are left to compute here, or none were handed out yet."""
+        """Return True if runs are left to compute here, or none were handed out yet."""
         return bool(self.pending or not self.targets[0])
 
     def add(self, block: int, run: int, weight: Weight) -> list[Combine]:
-        """The additions that follow from one block's gradient of one run; none if it was there already."""
-        # Only up to the target: beyond it lie siblings that another member may compute.
+        """Add a block's gradient of one run. Returns the additions to carry out, or an empty list if it was there."""
+        # Additions stop at the target: its siblings may be computed by another member.
         target = next(target for target in self.targets[block] if covers(target, (run, run + 1)))
         return self.own[block].add((run, run + 1), weight, within=target) or []
 
     def take_unsent(self) -> Iterable[tuple[int, Node]]:
-        """(block, target) that are complete here and were not sent yet; they count as sent from now on."""
-        # By block, as backward passes them: the last blocks are reduced while the first are still computed.
+        """Yield each (block, target) that is complete here and not sent yet, and mark it as sent."""
+        # The order is by block, as in backward: the last blocks are reduced while the first are still computed.
         for block, partials in enumerate(self.own):
             for target in self.targets[block]:
                 if target in partials.nodes and (block, target) not in self.sent:
@@ -149,7 +152,7 @@ class Runs(MemberPart):
                     yield block, target
 
     def are_computed(self) -> bool:
-        """Whether every block of all that is to be done here has its gradient."""
-        # The loop asks for more only after the whole run, its blocks may be complete before.
+        """Return True if all blocks of all runs to do here have their gradients."""
+        # The loop asks for more only after the whole run. Its blocks may be complete before.
         runs = [(run, run + 1) for run in self.pending]
         return all(is_covered(run, own.nodes) for own in self.own for run in runs)
