@@ -114,8 +114,8 @@ class Committing(MemberPart):
     def decide(self) -> tuple[Record | None, bool]:
         """Return the record of the open step if all votes are here, and True if the votes have changed anything.
 
-        All members come to the same record. There is no record if the votes disagree, or while the store has yet to be
-        told of the job's first commit.
+        All members come to the same record. There is no record if the votes disagree, or while the store does not know
+        yet that the job's first commit is due.
         """
         m = self._machine
         if m.views.current is None or m.views.is_recovering:

@@ -27,7 +27,10 @@ class Copying(MemberPart):
 
     @property
     def is_time(self) -> bool:
-        """True if a copy could be sent now. Copies are sent while runs are computed, because a vote waits for them."""
+        """True if a copy could be sent now.
+
+        Copies are sent while runs are computed, because a vote waits for open copies.
+        """
         m = self._machine
         # The driver asks twice in every turn. The cheap test is first, because mostly no copy waits.
         return m.custody.given.is_waiting() and m.step.is_computing() and self._may_copy()

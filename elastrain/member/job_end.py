@@ -98,7 +98,7 @@ class JobEnd(MemberPart):
             self._out.send_all(self._views.others, GoesOn(step=self._asked))
 
     def is_to_be_told(self) -> bool:
-        """Return True if this loop has ended and the other members were not told yet."""
+        """Return True if this loop has ended and the other members do not know it yet."""
         return self.step is not None and self._me not in self._ended
 
     @property
@@ -116,11 +116,11 @@ class JobEnd(MemberPart):
         )
 
     def has_told(self) -> bool:
-        """Return True if the other members were told that this loop has ended."""
+        """Return True if this member has announced the end of its loop to the others."""
         return self._me in self._ended
 
     def stage(self) -> tuple[int | None, bool, bool]:
-        """Return the step before which this loop ends, and if that was told, and if all blocks are here."""
+        """Return the step before which this loop ends (or None), if that was announced, and if all blocks are here."""
         return self.step, self.has_told(), self._me in self._whole
 
     def tell_all_is_here(self, step: int) -> None:

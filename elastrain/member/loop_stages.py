@@ -23,7 +23,7 @@ class LoopStage(Enum):
     """Stage of the training loop."""
 
     OUTSIDE = "outside"  # it may not begin yet: parameters or the loop's state are still to come
-    ENTERING = "entering"  # it is told at which step to begin
+    ENTERING = "entering"  # it was given the step at which it begins
     BODY = "body"  # in a step, before its micro-batches: the script may still read the parameters of the last one
     WAITING = "waiting"  # it has asked for work and computes nothing
     COMPUTING = "computing"  # it was given a run

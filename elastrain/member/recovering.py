@@ -183,7 +183,7 @@ class Recovering:
         if m.shape.pipelining is not None:
             return rerouting
         m.step.runs.hand(decision.runs[m.me])
-        if decision.redone == m.shape.runs:  # nobody has begun
+        if decision.redone == m.shape.runs:  # no member has begun
             m.step.check.plan(decision.runs, decision.newcomers)
             m.step.audits.plan(decision.runs, is_anew=decision.wrong is not None)
         else:

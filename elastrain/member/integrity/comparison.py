@@ -273,7 +273,8 @@ class DigestBroadcast(MemberPart):
 class SoleCopies(MemberPart):
     """Part that digests sole copies: states of shards that only this member holds.
 
-    Sole copies are digested if audits are on. In a job with backups they are digested once this member has had peers.
+    Sole copies are digested if audits are on. In a job with backups they are digested, too, once this member has had
+    peers.
     """
 
     def __init__(
@@ -317,7 +318,7 @@ class SoleCopies(MemberPart):
         return "states that only this member holds are not digested yet"
 
     def _lone(self, shards: Iterable[int]) -> list[int]:
-        # Two looks cost almost half an update per step: a job that is meant to have one copy asks for them by audits.
+        # Two digests cost almost half an update per step. A job without backups gets them only if its audits are on.
         self._is_on = self._is_on or (self._is_backed and bool(self._views.others))
         if not self._is_on:
             return []

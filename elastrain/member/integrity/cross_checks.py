@@ -120,7 +120,7 @@ class Auditing(MemberPart):
         mine = [each for each in accused if each.member == self._me and each.generation > self._convicted[1]]
         if mine:
             self._convicted = (self._runs.step, max(each.generation for each in mine))
-            self._voted = (-1, ())  # a fault is counted once: it is not told again
+            self._voted = (-1, ())  # a fault is counted once: it is not sent again
         return [each.reason for each in mine]
 
     @property

@@ -138,7 +138,7 @@ class Mismatches(MemberPart):
         difference = held.difference
         assert difference is not None
         match verdict.wrong:
-            case Side.NOBODY:  # nothing is wrong any more, but somebody should know that it was
+            case Side.NOBODY:  # nothing is wrong now, but the log should say that it was
                 held.difference = None
                 self._out.do(p.Noticed(reason=verdict.reason))
                 return True

@@ -191,7 +191,7 @@ class Repair(MemberPart):
 
         Returns True if it has ended. spoils: all members know that this one computes the open step wrongly.
         """
-        # A member that `spoils` the open step leaves at once: with it the step would never be committed.
+        # A member that `spoils` the open step does not wait for its commit: with that member it would never come.
         if len(self._faults) < FAULTS_MAX or self.is_due or (self.stands and not spoils):
             return False
         live, me = self._commit.roles.live, self._views.me

@@ -78,7 +78,7 @@ class Replicas(MemberPart):
     def _at(self, places: Collection[int]) -> frozenset[int]:
         """Return the blocks of the layout that are computed at these places of the graph."""
         traced = self._tracing.traced or self._told
-        assert traced is not None  # a plan is made of what somebody has traced, and all tell it in their reports
+        assert traced is not None  # a plan comes from a traced graph, and every report carries that graph
         return frozenset(block for block, place in enumerate(traced.places) if place in places)
 
     def homes(self) -> list[tuple[str, ...]] | None:

@@ -56,7 +56,7 @@ class Views(MemberPart):
 
     @handles(p.CommitAllowed)
     def on_commit_allowed(self, event: p.CommitAllowed) -> None:
-        """Note that the store knows of the first commit before it is made."""
+        """Note that the store knows that the job's first commit is due. From here on the commit may be made."""
         self.may_commit = True
 
     @handles(Report)
@@ -87,7 +87,7 @@ class Views(MemberPart):
         return any(view.generation < a.generation <= newest.generation and a.source in view for a in self._waiting)
 
     def ask_to_commit(self) -> bool:
-        """Ask that the store is told before the job's first commit. Returns True if this call has asked."""
+        """Ask the launcher to note the job's first commit in the store. Returns True if this call has asked."""
         if self._asked_in >= self.view.generation:
             return False
         self._asked_in = self.view.generation
