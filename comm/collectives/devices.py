@@ -29,7 +29,7 @@ class HostTensors:
     """
 
     def given(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor that the operation only reads."""
+        """Return what the operation reads in place of this tensor: the tensor itself, since it is in host memory."""
         return tensor
 
     def wanted(self, tensor: torch.Tensor) -> torch.Tensor:

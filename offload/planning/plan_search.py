@@ -104,7 +104,7 @@ def holes_at_most(step: SeenStep) -> int:
 
 
 def gains_by_keeping(kept: ChosenPlan, other: ChosenPlan) -> bool:
-    """Return True if the plan with room for freed memory is fast enough to be preferred to the other one."""
+    """Return True if `kept`, a plan with room for memory that the C library keeps, is at most a little slower than `other`."""
     return kept.plan.played.step_s <= KEPT_MEMORY_GAINS * other.plan.played.step_s
 
 
