@@ -104,7 +104,7 @@ def holes_at_most(step: SeenStep) -> int:
 
 
 def gains_by_keeping(kept: ChosenPlan, other: ChosenPlan) -> bool:
-    """Return True if `kept`, a plan with room for memory that the C library keeps, is at most a little slower than `other`."""
+    """Return True if `kept`, which has room for memory that the C library keeps, is fast enough beside `other`."""
     return kept.plan.played.step_s <= KEPT_MEMORY_GAINS * other.plan.played.step_s
 
 

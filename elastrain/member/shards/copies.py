@@ -74,7 +74,7 @@ class CopiesGiven(MemberPart):
         self._has_moved = False
 
     def why_not_yet(self) -> str:
-        """Return why this member cannot vote yet: copies of this step that are still to be sent or received; "" if it can."""
+        """Return why this member cannot vote yet: copies of this step to be sent or received; "" if it can."""
         if self.is_reading():
             return "a copy of a shard is on its way"
         if self.is_overdue():
