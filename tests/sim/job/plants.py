@@ -26,8 +26,8 @@ from elastrain.launcher.store.job_keys import JobKeys, encode_view
 from elastrain.launcher.store.port import Broken, Change, Item
 from elastrain.launcher.store.standing_keys import StandingKeys
 from elastrain.launcher.store.store_thread import Followed, RepeatedCalls
+from elastrain.member.integrity.comparison import Comparison
 from elastrain.member.job_end import JobEnd
-from elastrain.member.parts import Custody
 from elastrain.member.recovering import Recovering
 from elastrain.member.shards.copies import CopiesGiven
 from elastrain.member.shards.reduction import Reduction
@@ -286,10 +286,9 @@ def keeps_acknowledgements(rule: Rule, ballot: Ballot) -> None:
     ballot._acks = acks
 
 
-@_plant(Custody, "forget_view")
-def keeps_what_was_told_in_the_last_view(rule: Rule, custody: Custody) -> None:
-    """What was asked and told in a view is void in the next."""
-    custody.given.forget_view()
+@_plant(Comparison, "forget_view")
+def keeps_what_was_told_in_the_last_view(rule: Rule, comparison: Comparison) -> None:
+    """What was told in a view is void in the next."""
 
 
 @_plant(Views, "switch")
