@@ -26,7 +26,6 @@ from elastrain.launcher.store.job_keys import JobKeys, encode_view
 from elastrain.launcher.store.port import Broken, Change, Item
 from elastrain.launcher.store.standing_keys import StandingKeys
 from elastrain.launcher.store.store_thread import Followed, RepeatedCalls
-from elastrain.member.integrity.comparison import Comparison
 from elastrain.member.job_end import JobEnd
 from elastrain.member.recovering import Recovering
 from elastrain.member.shards.copies import CopiesGiven
@@ -286,9 +285,22 @@ def keeps_acknowledgements(rule: Rule, ballot: Ballot) -> None:
     ballot._acks = acks
 
 
-@_plant(Comparison, "forget_view")
-def keeps_what_was_told_in_the_last_view(rule: Rule, comparison: Comparison) -> None:
-    """What was told in a view is void in the next."""
+@_plant(Recovering, "switch")
+def keeps_what_was_told_in_the_last_view(rule: Rule, recovering: Recovering) -> None:
+    """Answers and requests of a view are void in the next."""
+    machine = recovering._machine
+    custody, parts = machine.custody, machine.parts
+    keeping = (
+        custody.holdings,
+        custody.comparison,
+        custody.primaries,
+        custody.lone,
+        custody.taken,
+        custody.announcements,
+    )
+    machine.parts = tuple(part for part in parts if part not in held)
+    rule(recovering)
+    machine.parts = parts
 
 
 @_plant(Views, "switch")
