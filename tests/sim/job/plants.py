@@ -298,7 +298,7 @@ def keeps_what_was_told_in_the_last_view(rule: Rule, recovering: Recovering) -> 
         custody.taken,
         custody.announcements,
     )
-    machine.parts = tuple(part for part in parts if part not in held)
+    machine.parts = tuple(part for part in parts if part not in keeping)
     rule(recovering)
     machine.parts = parts
 
