@@ -25,7 +25,7 @@ CHOOSES_ALL = ("pyproject.toml", "constraints.txt", "Makefile", "tests/conftest.
 JOB = frozenset({"elastrain.launcher.cli.commands.run", "elastrain.runtime.job", "elastrain.runtime.loader.loader"})
 """Imports of every job: the command that starts it, and what a script uses."""
 COMMAND_LINE = "elastrain.launcher.cli.command_line"
-"""It imports all commands, and a job is started by one: who uses another one names it."""
+"""Module that imports all commands. A job is started by one of them; tests of another command name that one."""
 STARTS_JOBS = re.compile(
     r"elastrain\.init\b|tests[./]integration[./]scripts|support\.(jobs|launching|warm)\b|\"elastrain\""
 )

@@ -367,7 +367,7 @@ def test_other_values_are_never_used(tmp_path: Path) -> None:
 
 
 class Masked(Block):
-    """It uses what its model has left in it before the forward."""
+    """A block that reads, before its forward, what the model has left in it."""
 
     mask = torch.ones(4 * WIDTH)
 
