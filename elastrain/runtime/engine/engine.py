@@ -28,7 +28,7 @@ from elastrain.offload.drives.compression import IdleCores
 from elastrain.protocol import agent_messages as am
 from elastrain.protocol.messages import decode
 from elastrain.runtime.engine.copy_pace import Clock
-from elastrain.runtime.engine.pacing import BETWEEN_STEPS_S, HANDED_OVER_S, RECOVERY_DEADLINE_S, Departure, EnginePace
+from elastrain.runtime.engine.pacing import HANDED_OVER_S, RECOVERY_DEADLINE_S, Departure, EnginePace
 from elastrain.runtime.engine.sender import Sender
 from elastrain.runtime.engine.slot_assignment import SlotAssignment
 from elastrain.runtime.faults.armed import ArmedFaults
@@ -316,7 +316,7 @@ class Engine:
             self._events.extend([] if told is None else [told])
 
     def _passed(self, record: Record) -> None:
-        self._pace.loop.let_loop_go_first(BETWEEN_STEPS_S)
+        self._pace.loop.committed()
         self._parts.journal.write("passed", **journalled(record))
         took_s = self._parts.handover.whereabouts.take_computed_s()
         self._pace.copies.computed(took_s)

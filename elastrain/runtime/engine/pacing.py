@@ -12,7 +12,11 @@ from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.io.loop_channel import LOOK_EVERY_S
 
 BETWEEN_STEPS_S = 0.05
-"""Longest delay of background work between a commit and the next run, in seconds. No member computes meanwhile."""
+"""Delay of background work between a commit and the next run in seconds, at least. No member computes meanwhile."""
+BETWEEN_STEPS_SHARE = 0.25
+"""The same as a share of the time from the commit before: in large models the next run begins later."""
+BETWEEN_STEPS_MOST_S = 1.0
+"""The same in seconds, at most, so that the end of a long recovery delays little."""
 HANDED_OVER_S = 0.003
 """Delay of background work in seconds after the training loop got a run, so that the loop gets the interpreter."""
 RECOVERY_DEADLINE_S = 10.0
@@ -38,6 +42,16 @@ class LoopFirst:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until_s = 0.0
+        self._committed_s: float | None = None
+
+    def committed(self) -> None:
+        """Hold background work back until the loop gets its next run, or for a quarter of the time of a step.
+
+        Until then all members update, send and receive parameters, and those of one machine share its processors.
+        """
+        before_s, self._committed_s = self._committed_s, self._clock()
+        step_s = 0.0 if before_s is None else self._committed_s - before_s
+        self.let_loop_go_first(min(BETWEEN_STEPS_MOST_S, max(BETWEEN_STEPS_S, BETWEEN_STEPS_SHARE * step_s)))
 
     def let_loop_go_first(self, for_s: float) -> None:
         """Hold background work back for `for_s` seconds."""

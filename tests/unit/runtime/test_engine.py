@@ -23,7 +23,12 @@ from elastrain.memory.pipeline_memory import Load
 from elastrain.protocol import agent_messages as am
 from elastrain.protocol.messages import EndsBefore, LoopHandover, encode
 from elastrain.runtime.engine.engine import Engine, EngineParts
-from elastrain.runtime.engine.pacing import BETWEEN_STEPS_S, RECOVERY_DEADLINE_S
+from elastrain.runtime.engine.pacing import (
+    BETWEEN_STEPS_MOST_S,
+    BETWEEN_STEPS_S,
+    BETWEEN_STEPS_SHARE,
+    RECOVERY_DEADLINE_S,
+)
 from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.io.agent_link import AgentLink, ChannelClosedError
 from elastrain.runtime.io.journal import Journal
@@ -511,6 +516,32 @@ def test_work_that_nobody_waits_for_waits_until_the_loop_has_gone_first() -> Non
     bench.now_s += BETWEEN_STEPS_S
     bench.turn()
     assert bench.core.events[-1] == p.AppliedBehind(step=3, shard=0, digest=1)
+
+
+def test_after_a_long_step_the_loop_goes_first_for_longer() -> None:
+    bench = Bench()
+    bench.happens(p.Ready(), p.Passed(record=RECORD))
+    bench.now_s += 2.0
+    bench.happens(p.Ready(), p.Passed(record=RECORD))
+    bench.executor.behind.append("a digest")
+    bench.executor.results = [p.AppliedBehind(step=3, shard=0, digest=1)]
+    bench.now_s += 2.0 * BETWEEN_STEPS_SHARE - 0.01
+    bench.turn()
+    assert bench.executor.behind, "members of one machine still update and send on its processors"
+    bench.now_s += 0.02
+    bench.turn()
+    assert bench.core.events[-1] == p.AppliedBehind(step=3, shard=0, digest=1)
+
+
+def test_after_a_long_pause_background_work_is_not_held_back_for_long() -> None:
+    bench = Bench()
+    bench.happens(p.Ready(), p.Passed(record=RECORD))
+    bench.now_s += 1000.0
+    bench.happens(p.Ready(), p.Passed(record=RECORD))
+    bench.executor.behind.append("a digest")
+    bench.now_s += BETWEEN_STEPS_MOST_S
+    bench.turn()
+    assert not bench.executor.behind
 
 
 def test_alone_the_view_is_this_member() -> None:
