@@ -5,7 +5,7 @@
 A file is changed if it differs from the commit BASE, or is not in it. BASE defaults to HEAD if the working tree has
 changes, else to the commit before HEAD. A test file is chosen if it imports a changed file, directly or through others;
 imports in functions and module names in embedded programs count. Tests that start jobs depend on all that a job
-imports. Files that are no Python choose the tests that name them; settings of the project choose everything.
+imports; on what limits memory only if their text is about memory or drives. Files that are no Python choose the tests that name them; settings of the project choose everything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +38,9 @@ LOOKS_AT_ALL = re.compile(
     r"support import house|support\.(house|table) import|support\.sources import .*\b(files|product)\b"
 )
 """Tests that read the sources themselves: they are always chosen."""
+ON_REQUEST = frozenset({"elastrain.runtime.memory.memory_keeper", "elastrain.runtime.tensors.spilled_states"})
+"""Modules of the runtime that every job imports, and that do nothing without a limit on memory."""
+ASKS_FOR_THEM = re.compile(r"memory.?limit|memory_keeper|spill|save_on_disk|offload\.", re.IGNORECASE)
 NAMES_A_MODULE = re.compile(r"\b(?:elastrain|tests|experiments)(?:\.\w+)+")
 
 
@@ -63,8 +66,8 @@ def chosen(paths: Iterable[str], root: Path = ROOT) -> list[str]:
     tests = [path for path in files(root / "tests") if path.name.startswith("test_")]
     found = []
     for path in tests:
-        reached = _reached(module_of(path, root), graph)
         text = path.read_text()
+        reached = _reached(module_of(path, root), graph, without=() if ASKS_FOR_THEM.search(text) else ON_REQUEST)
         if reached & modules or LOOKS_AT_ALL.search(text) or any(Path(each).name in text for each in others):
             found.append(str(path.relative_to(root)))
     return found
@@ -99,13 +102,13 @@ def _prefixes(name: str) -> Iterable[str]:
     return (".".join(parts[:length]) for length in range(len(parts), 0, -1))
 
 
-def _reached(start: str, graph: Mapping[str, frozenset[str]]) -> set[str]:
+def _reached(start: str, graph: Mapping[str, frozenset[str]], without: Collection[str] = ()) -> set[str]:
     reached, pending = set[str](), [start]
     while pending:
         name = pending.pop()
         if name not in reached:
             reached.add(name)
-            pending += graph.get(name, ())
+            pending += graph.get(name, frozenset()).difference(without)
     return reached - {"elastrain"}
 
 
