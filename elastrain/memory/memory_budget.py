@@ -12,6 +12,10 @@ from dataclasses import dataclass, replace
 from elastrain.job.fold import Fold, Node, absorb
 from elastrain.job.placement import Placement
 
+ASSUMED_MOMENTS = 2.0
+"""Size of the optimizer state in units of the parameters, until it was measured: that of Adam."""
+COPY_BUDGET_BYTES = 4 << 20
+"""Bytes of parameters that a primary has on their way to new holders at a time. The vote waits for them."""
 COPY_SHARE = 16
 """At least 1/COPY_SHARE of the parameters may be on their way to new holders, however little memory is left."""
 
@@ -47,6 +51,10 @@ class Needs:
     """True once a step has shown how much memory activations need."""
     boundaries_bytes: int = 0
     """Boundary tensors of a pipeline that this member makes or reads."""
+    check_bytes: int = 0
+    """Gradients of a neighbour's micro-batch, which is computed to check the neighbour."""
+    shards_at_check_bytes: int = 0
+    """Part of `shards_bytes` that is there while the neighbour's micro-batch is computed."""
 
     @property
     def fixed_bytes(self) -> int:
@@ -54,10 +62,20 @@ class Needs:
         # Not even gradients: other members read them from this memory, at any moment of a step.
         return self.base_bytes + self.parameters_bytes + self.gradients_bytes + self.boundaries_bytes
 
+    def with_check(self, shards_bytes: int) -> int:
+        """Return the more of: so many bytes of shards, and those that are there at a check, with the check itself."""
+        return max(shards_bytes, self.check_bytes + min(shards_bytes, self.shards_at_check_bytes))
+
     @property
     def total_bytes(self) -> int:
-        """All bytes of the plan."""
-        return self.fixed_bytes + self.shards_bytes + self.activations_bytes
+        """Most bytes of the plan at once."""
+        return self.fixed_bytes + self.with_check(self.shards_bytes) + self.activations_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes in memory while as much as possible is kept on disk."""
+        # Something of both has to be in memory at any time: a shard while it is updated, a storage while it is used.
+        return self.fixed_bytes + self.with_check(self.shards_least_bytes) + self.activations_least_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,19 +100,21 @@ def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s
 
     disk_bytes_per_s: the slower of the disk's two directions. The reason states the cost per step with it.
     """
-    left_bytes = limit_bytes - needs.fixed_bytes
-    if needs.shards_bytes + needs.activations_bytes <= left_bytes:
+    spare_bytes = limit_bytes - needs.total_bytes
+    if spare_bytes >= 0:
         reason = f"{mib(needs.total_bytes)} of {mib(limit_bytes)} are needed: everything stays in memory"
-        return Fit(activations_bytes=left_bytes - needs.shards_bytes, shards_on_disk_bytes=0, reason=reason)
-    # Something of both has to be in memory at any time: a shard while it is updated, a storage while it is used.
-    least_bytes = needs.shards_least_bytes + needs.activations_least_bytes
-    if not has_disk or least_bytes > left_bytes:
+        return Fit(activations_bytes=spare_bytes + needs.activations_bytes, shards_on_disk_bytes=0, reason=reason)
+    if not has_disk or needs.least_bytes > limit_bytes:
         return _missing(limit_bytes, needs, has_disk=has_disk)
     # Before activations were measured, they get all memory that shards can leave them. Too little room for activations
     # would end the job, while shards come back to memory after the first step.
     may_stay_bytes = needs.shards_bytes if needs.is_measured else needs.shards_least_bytes
-    kept_shards_bytes = min(may_stay_bytes, left_bytes - needs.activations_least_bytes)
-    kept_activations_bytes = left_bytes - kept_shards_bytes
+    left_bytes = limit_bytes - needs.fixed_bytes
+    most_bytes = left_bytes - needs.activations_least_bytes
+    if needs.check_bytes + needs.shards_at_check_bytes > most_bytes:
+        most_bytes -= needs.check_bytes
+    kept_shards_bytes = min(may_stay_bytes, most_bytes)
+    kept_activations_bytes = left_bytes - needs.with_check(kept_shards_bytes)
     shards_out_bytes = needs.shards_bytes - kept_shards_bytes
     activations_out_bytes = max(0, needs.activations_bytes - kept_activations_bytes)
     return Fit(
@@ -117,6 +137,7 @@ def at_the_end(needs: Needs, parameters_bytes: int, copying_bytes: int = 0) -> N
         activations_bytes=0,
         activations_least_bytes=0,
         boundaries_bytes=0,
+        check_bytes=0,
     )
 
 
@@ -124,12 +145,15 @@ def at_the_end(needs: Needs, parameters_bytes: int, copying_bytes: int = 0) -> N
 class Measured:
     """One step under the present plan: peak of the memory held, and the part of it that was saved activations."""
 
+    kept_to: Fit
+    """The limits that the step has kept to."""
     peak_bytes: int
     activations_bytes: int
 
 
-def settle(limit_bytes: int, last: Fit, decided: Fit | Shortfall, measured: Measured) -> Fit | Shortfall:
-    """Choose between `last`, which the last step has kept to, and `decided`, which was estimated after it."""
+def settle(limit_bytes: int, decided: Fit | Shortfall, measured: Measured) -> Fit | Shortfall:
+    """Choose between what the last step has kept to, and `decided`, which was estimated after it."""
+    last = measured.kept_to
     # A measured fit beats an estimate: within a view no plan is then refused, and no shard leaves.
     more_leaves = isinstance(decided, Shortfall) or decided.shards_on_disk_bytes > last.shards_on_disk_bytes
     if measured.peak_bytes > limit_bytes or not more_leaves:
@@ -155,9 +179,8 @@ def _leaving(activations_bytes: int, shards_bytes: int, disk_bytes_per_s: float)
 
 
 def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Shortfall:
-    least_bytes = needs.fixed_bytes + needs.shards_least_bytes + needs.activations_least_bytes
     # Without a disk nothing can leave, and the whole plan has to fit.
-    wanted_bytes = least_bytes if has_disk else needs.total_bytes
+    wanted_bytes = needs.least_bytes if has_disk else needs.total_bytes
     missing_bytes = wanted_bytes - limit_bytes
     how = (
         "with activations and optimizer shards on disk"
@@ -194,11 +217,10 @@ def mib(size_bytes: int) -> str:
     return f"{-(-size_bytes // (1 << 20))} MiB"
 
 
-def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int], *, is_checked: bool = False) -> int:
+def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int]) -> int:
     """Count the copies of the gradient that a member holds at the peak of a step of `runs` runs.
 
     own: the partials that it has. todo: the runs that it is going to compute, in order.
-    is_checked: True if it then computes a micro-batch of another member, in a copy of its own.
     """
     # Siblings are added in place, so one copy remains of both. The run being computed has a copy of its own.
     fold, held = Fold(runs), frozenset(own)
@@ -206,26 +228,19 @@ def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int], *, is_chec
     for run in todo:
         most = max(most, len(held) + 1)
         held, _ = absorb(fold, held, (run, run + 1))
-    return max(most, len(held) + is_checked)
+    return most
 
 
-def copy_budget(
-    limit_bytes: int, needs: Needs, *, members: int, state_per_parameter: float, least_bytes: int, most_bytes: int
-) -> int:
+def copy_budget(free_bytes: int, sizes: Sequence[int], state_per_parameter: float) -> int:
     """Return how many bytes of parameters a member may have on their way to new holders, together with their state.
 
-    The result lies between `least_bytes`, so that copying comes to an end, and `most_bytes`.
+    sizes: those of all shards. At least the largest may be on its way, so that copying comes to an end.
+    state_per_parameter: bytes that a member may get for each byte, if all other members copy to it at once.
     """
-    # Copies in flight take memory of the receiver, and all other members may copy to one at once. A quick copy shortens
-    # the time in which the next loss is fatal. `free_bytes` is negative if things are on disk already: then as little
-    # as possible is copied.
-    free_bytes = limit_bytes - needs.total_bytes
-    return max(least_bytes, min(most_bytes, round(free_bytes / (members * state_per_parameter))))
-
-
-def least_copied(sizes: Sequence[int], most_bytes: int) -> int:
-    """Return the least bytes of parameters that may be on their way, for shards of these sizes."""
-    return min(max(*sizes, sum(sizes) // COPY_SHARE), most_bytes)
+    # A quick copy shortens the time in which the next loss is fatal. `free_bytes` is negative if things are on disk
+    # already: then as little as possible is copied.
+    least_bytes = min(max(*sizes, sum(sizes) // COPY_SHARE), COPY_BUDGET_BYTES)
+    return max(least_bytes, min(COPY_BUDGET_BYTES, round(free_bytes / state_per_parameter)))
 
 
 def sums_needed(members: int) -> int:
@@ -278,15 +293,17 @@ def held_by(
     )
 
 
-def sums_bytes(held: Sequence[Held], members: int, behind_bytes: int) -> int:
-    """Count the memory for gradients besides a member's slots. `held`: its shards. `members`: size of the job.
+def sums_bytes(held: Sequence[Held], makers: int, behind_bytes: int) -> int:
+    """Count the memory for gradients besides a member's slots. `held`: its shards.
 
-    A primary has sums under way and scratch of updates. A backup has kept gradients of two steps, and scratch for the
-    `behind_bytes` that are updated in one go.
+    A primary has sums of the partials of `makers` members, and scratch of updates. A backup has kept gradients of two
+    steps, since the next step's may come before it has verified an update. Its scratch for the `behind_bytes` that are
+    updated in one go is the same memory.
     """
     primary_bytes = sum(each.gradient_bytes for each in held if each.is_primary)
     backup_bytes = sum(each.gradient_bytes for each in held if not each.is_primary)
-    return (1 + sums_needed(members)) * primary_bytes + 2 * backup_bytes + behind_bytes
+    scratch_bytes = max(primary_bytes, min(behind_bytes, backup_bytes))
+    return sums_needed(makers) * primary_bytes + 2 * backup_bytes + scratch_bytes
 
 
 def shards_bytes(held: Sequence[Held]) -> tuple[int, int]:

@@ -1,46 +1,33 @@
-"""Estimate of the memory that each member will hold, made before a job starts, by the rules of the memory limit."""
+"""The memory that each member of a job will hold, by the account of its worker. It is told before the job starts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from elastrain.buffers.background import BEHIND_BYTES
 from elastrain.job.checkpoint_plan import writers
-from elastrain.job.placement import Placement, target
+from elastrain.job.placement import target
 from elastrain.job.run_plan import plan as hand_out
+from elastrain.job.values import Shape
+from elastrain.job.world import Member, View
 from elastrain.memory import memory_budget as budget
-from elastrain.memory.memory_moments import ADDING, CHECKING, COMPUTING, ENDED, VERIFYING, HeldAt, held_at, most
-from elastrain.memory.pipeline_memory import Load, StagedScript, TaskBytes, advice, lack_of, task_bytes
+from elastrain.memory.member_account import Limit, MemberAccount, ModelSizes
+from elastrain.memory.pipeline_memory import Load, ModelBytes, tasks_of
+from elastrain.pipeline.open_tasks import StepShape
+from elastrain.pipeline.pipeline_plan import held
+from elastrain.pipeline.planning import PlanWish, first_plan
 
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerLimit:
-    """A member's memory limit, and what its decision about moving to disk depends on."""
-
-    limit_bytes: int
-    has_disk: bool
-    assumed_moments: float
-    """Optimizer state in units of the parameters', as a worker assumes it until it has measured it."""
+STEP, MOVING, ENDED = "in a step", "while holders move", "at the end"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptNeeds:
     """Bytes that a script needs on every member."""
 
-    sizes: tuple[int, ...]
-    """Per shard, its parameters as the optimizer keeps them."""
+    shape: Shape
+    sizes: ModelSizes
     moments: tuple[float, ...]
-    """Per shard, the optimizer's own state after a step, in units of `sizes`."""
-    frozen: frozenset[int] = frozenset()
-    """Shards that get no gradients."""
-    masters: bool
-    """True if primaries keep parameters of more precision than the model's."""
-    model_bytes: int
-    slot_bytes: int
-    """One copy of all gradients."""
-    runs: int
-    backups: int
+    """Per shard, the optimizer's own state after a step, in units of the parameters'."""
     base_bytes: int
     """Interpreter, libraries and data, as the kernel counts them when the script calls `prepare`."""
     landing_bytes: int
@@ -50,7 +37,26 @@ class ScriptNeeds:
 
     None: the job writes no checkpoint.
     """
-    limit: WorkerLimit | None = None
+    limit: Limit | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldAt:
+    """Memory held under one plan: bytes by part, and the bytes that lie on disk under a memory limit."""
+
+    moment: str
+    parts: Mapping[str, int]
+    spill: int
+
+    @property
+    def total(self) -> int:
+        """Bytes in memory: all parts, without those on disk."""
+        return sum(self.parts.values()) - self.spill
+
+    @property
+    def told(self) -> dict[str, int | str]:
+        """The values for a JSON report."""
+        return {"moment": self.moment, **self.parts, "spill": self.spill, "total": self.total}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,261 +76,115 @@ class MemberBytes:
 
 
 def state_memory(
-    script: ScriptNeeds, nodes: Mapping[str, str], staged: StagedScript | None = None, *, is_checked_again: bool = False
+    script: ScriptNeeds, nodes: Mapping[str, str], traced: ModelBytes | None = None
 ) -> tuple[MemberBytes, ...]:
     """Estimate the bytes of every member of a job that begins with all of `nodes` (member -> node, in rank order).
 
-    staged: the pipelined computation; None without stages.
-    is_checked_again: members compute probes of their neighbours also in later steps than the first.
+    traced: the model of a job in pipelines; None without stages.
     """
+    view = View(generation=0, members=tuple(Member(id=member, node=node) for member, node in nodes.items()))
+    return tuple(_member(script, view, member.id, traced) for member in view.members)
+
+
+def _member(script: ScriptNeeds, view: View, me: str, traced: ModelBytes | None) -> MemberBytes:
+    shape, moments, shortfall = script.shape, list[HeldAt](), ""
     # No member holds anything yet: the first view makes its placement in the same way.
-    begun = target([None] * len(script.sizes), script.sizes, nodes, script.backups)
-    stretches: Iterable[tuple[_Work, ...]] = ((each,) for each in _whole_runs(script, nodes, begun, is_checked_again))
-    if staged is not None:
-        stretches = _stretches(script, nodes, begun, staged)
-    return tuple(_member(script, nodes, works, is_first=not n) for n, works in enumerate(stretches))
+    begun = target([None] * len(shape.shards), shape.sizes, view.nodes, shape.backups)
+    account = MemberAccount(me=me, shape=shape, sizes=script.sizes, view=view, placements=(begun, begun))
+    plans = _whole_runs(script, account) if traced is None else _stretches(script, account, traced)
+    for when, planned, parameters_bytes in plans:
+        at, lack = _held_at(script, when, planned, parameters_bytes)
+        # Only rank 0 has to take all blocks at the end. Other members without room for them keep their own.
+        if not (lack and planned.is_over and me != view.ids[0]):
+            moments.append(at)
+            shortfall = shortfall or lack
+    return MemberBytes(member=me, node=view.nodes[me], moments=tuple(moments), shortfall=shortfall)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Work:
-    """A member's memory and work in one period of a job, with the placements of shards: present and future."""
-
-    member: str
-    when: str
-    moments: tuple[str, ...]
-    """Moments besides those of the first step."""
-    parameters_bytes: int
-    slots_bytes: int
-    check_bytes: int = 0
-    planned_bytes: int
-    """Bytes for copies of the gradient in a worker's own plan."""
-    placements: tuple[Placement, ...]
-    makers: tuple[tuple[str, ...], ...]
-    """Per shard, the members that compute gradients of it."""
-    tasks: TaskBytes = field(default_factory=TaskBytes)
-    pipeline: tuple[StagedScript, Load] | None = None
-
-    @property
-    def is_end(self) -> bool:
-        """True after the end of the loop, when nothing is computed."""
-        return self.moments == (ENDED,)
-
-
-def _whole_runs(
-    script: ScriptNeeds, nodes: Mapping[str, str], begun: Placement, is_checked_again: bool
-) -> Iterator[_Work]:
-    # In its first step every member also computes a micro-batch of a neighbour, if it has one.
-    runs, is_checked = hand_out(nodes, script.runs), len(nodes) > 1
-    for member in nodes:
-        # Slots are reused in every step, so a member holds the most that any step needs.
-        slots, planned = (budget.slots_needed(script.runs, (), runs[member], is_checked=c) for c in (False, is_checked))
-        yield _Work(
-            member=member,
-            when="",
-            moments=(COMPUTING, *((CHECKING,) if is_checked and is_checked_again else ()), ADDING, VERIFYING),
-            parameters_bytes=script.model_bytes,
-            slots_bytes=slots * script.slot_bytes,
-            check_bytes=script.slot_bytes if is_checked else 0,
-            planned_bytes=planned * script.slot_bytes,
-            placements=(begun,),
-            makers=(tuple(nodes),) * len(script.sizes),
-        )
+def _whole_runs(script: ScriptNeeds, account: MemberAccount) -> Iterator[tuple[str, MemberAccount, int]]:
+    shape = account.shape
+    slots = budget.slots_needed(shape.runs, (), hand_out(account.view.ids, shape.runs)[account.me])
+    account = replace(account, slots=slots, is_checked=True, is_fresh=True)
+    yield STEP, account, script.sizes.whole_bytes
 
 
 def _stretches(
-    script: ScriptNeeds, nodes: Mapping[str, str], begun: Placement, staged: StagedScript
-) -> Iterator[tuple[_Work, ...]]:
-    """Yield the periods of each member of a pipeline, in order."""
-    plan = staged.plan(list(nodes))
-    homes = staged.homes(plan)
+    script: ScriptNeeds, account: MemberAccount, model: ModelBytes
+) -> Iterator[tuple[str, MemberAccount, int]]:
+    """Yield the plans of a pipeline's member, in order, each with the bytes of its parameters."""
+    shape, view, me, whole_bytes = account.shape, account.view, account.me, script.sizes.whole_bytes
+    (begun, _), its = account.placements, shape.pipelining
+    assert its is not None
+    plan = first_plan(model.graph, view.ids, PlanWish(stages=its.stages, runs=shape.runs))
+    step = StepShape(
+        number=0, micro_batches=its.micro_batches, run_length=its.run_length, blocks=len(model.graph.blocks)
+    )
+    load = Load(tasks=tasks_of(plan, me), shape=step, in_flight=plan.limits[me])
+    account = replace(account, pipeline=(model, load))
+    yield STEP, account, whole_bytes
     # With the first commit holders begin to move to the members that compute their blocks.
-    goal = target(begun, script.sizes, nodes, script.backups, homes)
-    for member in nodes:
-        load = staged.load(plan, member, is_spread=len(set(nodes.values())) > 1)
-        tasks = task_bytes(staged.model, load)
-        first = _Work(
-            member=member,
-            when="",
-            moments=(),
-            parameters_bytes=script.model_bytes,
-            slots_bytes=tasks.gradients_bytes,
-            planned_bytes=tasks.gradients_bytes,
-            placements=(begun,),
-            makers=tuple(homes),
-            tasks=tasks,
-            pipeline=(staged, load),
-        )
-        kept = {shard for each in (begun, goal) for shard, holders in enumerate(each) if holders.primary == member}
-        moving = replace(
-            first,
-            when="while holders move",
-            moments=(COMPUTING, ADDING, VERIFYING),
-            parameters_bytes=min(script.model_bytes, staged.parameters_bytes(plan, member, kept)),
-            placements=(begun, goal),
-        )
-        # A short job may end before they have moved.
-        end = replace(moving, when="", moments=(ENDED,), parameters_bytes=script.model_bytes, tasks=TaskBytes())
-        yield first, moving, end
+    places = [{model.places[block] for block in shard.lanes} for shard in shape.shards]
+    blocks = held(plan)
+    homes = [tuple(member for member in view.ids if not blocks[member].isdisjoint(at)) for at in places]
+    goal = target(begun, shape.sizes, view.nodes, shape.backups, homes)
+    # The states of its own shards work on the model's memory.
+    besides = (places[shard] for each in (begun, goal) for shard, its in enumerate(each) if its.primary == me)
+    own_bytes = sum(model.parameters_of(place) for place in blocks[me].union(*besides))
+    moving = replace(account, placements=(begun, goal), copied_bytes=budget.COPY_BUDGET_BYTES)
+    yield MOVING, moving, min(whole_bytes, own_bytes)
+    # A short job may end before they have moved.
+    yield ENDED, replace(moving, pipeline=None, is_over=True), whole_bytes
 
 
-def _member(script: ScriptNeeds, nodes: Mapping[str, str], works: Sequence[_Work], *, is_first: bool) -> MemberBytes:
-    moments: list[HeldAt] = []
-    shortfall = ""
-    for work in works:
-        outside, activations_bytes, lack = _leaves(script, nodes, work)
-        # Only rank 0 has to take all blocks at the end. Other members without room for them keep their own.
-        if lack and work.is_end and not is_first:
-            continue
-        shortfall = shortfall or lack
-        if work is works[0]:
-            # Before the first update a backup has only parameters, and no gradients were added.
-            fresh = replace(script, moments=(0.0,) * len(script.sizes), frozen=frozenset(range(len(script.sizes))))
-            begun = {**_taken(fresh, nodes, work, work.placements[0]), "staging": 0, "unverified": 0}
-            on_disk = {**_states(fresh, work, work.placements[0], outside), "activations": activations_bytes}
-            names = (COMPUTING, CHECKING) if work.check_bytes else (COMPUTING,)
-            moments += [held_at(name, begun, on_disk, "in the first step") for name in names]
-        if work.moments:
-            taken = most(_taken(script, nodes, work, each) for each in work.placements)
-            on_disk = most(_states(script, work, each, outside) for each in work.placements)
-            on_disk["activations"] = activations_bytes
-            moments += [held_at(name, taken, on_disk, work.when) for name in work.moments]
-    return MemberBytes(member=works[0].member, node=nodes[works[0].member], moments=tuple(moments), shortfall=shortfall)
+def _held_at(script: ScriptNeeds, when: str, account: MemberAccount, parameters_bytes: int) -> tuple[HeldAt, str]:
+    """Return what the member holds under this plan, and why its memory limit is too small ("" if it is not)."""
 
+    def needs_of(account: MemberAccount) -> budget.Needs:
+        return account.needs(base_bytes=script.base_bytes, parameters_bytes=parameters_bytes)
 
-def _taken(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, placement: Placement) -> dict[str, int]:
-    """Count, by part, the memory of the member under one placement."""
-    held = _held(script, work, script.moments, (placement,))
-    # In the worst case all captured states wait to be written at once, while the held ones have moved on. A backup's
-    # captured states are no copies, but they are kept beyond the step in which they would have been replaced.
-    every = script.all_write
-    pairs = frozenset() if every is None else writers(placement, script.sizes, all_holders=every)
-    staged = [shard for writer, shard in pairs if writer == work.member]
-    primary_bytes = sum(each.gradient_bytes for each in held if each.is_primary)
-    kept_bytes = sum(each.gradient_bytes for each in held if not each.is_primary)
-    sums_bytes = sum(_buffers(work, each.shard) * each.gradient_bytes for each in held if each.is_primary)
-    return {
-        "base": script.base_bytes,
-        "computing": budget.COMPUTING_BYTES + script.landing_bytes,
-        "model": work.parameters_bytes,
-        # A backup keeps one gradient until its update is verified; no later one is finished before that.
-        "gradients": work.slots_bytes + sums_bytes + kept_bytes + max(primary_bytes, min(BEHIND_BYTES, kept_bytes)),
-        "check": work.check_bytes,
-        "activations": work.tasks.activations_bytes,
-        "boundaries": work.tasks.boundaries_bytes,
-        **_states(script, work, placement),
-        "copies": min(_copying_bytes(script, nodes, work), _new_bytes(script, work)),
-        "staging": sum(round(script.sizes[shard] * (1 + script.moments[shard])) for shard in staged)
-        + (budget.WRITING_BYTES if staged else 0),
-    }
-
-
-def _buffers(work: _Work, shard: int) -> int:
-    """Count the sums of one shard that a primary has at once: one per level of the tree if it adds in order."""
-    makers = work.makers[shard]
-    # Results of a single member are no sums: they are used in place, or copied as they arrive.
-    return 0 if makers == (work.member,) else max(1, len(makers).bit_length() - 1)
-
-
-def _states(
-    script: ScriptNeeds, work: _Work, placement: Placement, only: Collection[int] | None = None
-) -> dict[str, int]:
-    """Count the bytes of the states of the shards that the member holds, or of those in `only`."""
-    held = [h for h in _held(script, work, script.moments, (placement,)) if only is None or h.shard in only]
-    backups_bytes = sum(each.leaves_bytes for each in held if not each.is_primary)
-    return {
-        "shards": sum(each.leaves_bytes for each in held if each.is_primary),
-        "backups": backups_bytes // 2,
-        "unverified": backups_bytes // 2,
-    }
-
-
-def _held(
-    script: ScriptNeeds, work: _Work, moments: float | Sequence[float], placements: Sequence[Placement]
-) -> tuple[budget.Held, ...]:
-    return budget.held_by(
-        work.member, placements, script.sizes, moments=moments, masters=script.masters, frozen=script.frozen
-    )
-
-
-def _needs(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, moments: float) -> budget.Needs:
-    """Return a worker's needs as it counts them itself: without copies under way."""
-    held = _held(script, work, moments, work.placements)
-    shards_bytes, least_bytes = budget.shards_bytes(held)
-    return budget.Needs(
-        base_bytes=script.base_bytes,
-        parameters_bytes=work.parameters_bytes,
-        gradients_bytes=work.planned_bytes + budget.sums_bytes(held, len(nodes), BEHIND_BYTES),
-        shards_bytes=shards_bytes,
-        shards_least_bytes=least_bytes,
-        # Captured states are not part of its account, and without stages activations are not measured.
-        activations_bytes=work.tasks.activations_bytes,
-        activations_least_bytes=0,
-        is_measured=False,
-        boundaries_bytes=work.tasks.boundaries_bytes,
-    )
-
-
-def _new_bytes(script: ScriptNeeds, work: _Work) -> int:
-    """Count the bytes of shards that get new holders. They count twice, at the giver and at the receiver."""
-    now, goal = ([{s.primary, *s.backups} for s in each] for each in (work.placements[0], work.placements[-1]))
-    new = [shard for shard, (before, then) in enumerate(zip(now, goal, strict=True)) if then - before]
-    return sum(round(2 * script.sizes[shard] * (1 + script.moments[shard])) for shard in new)
-
-
-def _copying_bytes(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work) -> int:
-    """Count the bytes of copies on their way to new holders; 0 if holders stay in their places."""
-    if work.pipeline is None or len(set(work.placements)) == 1:
-        return 0
-    most_bytes, moments = work.pipeline[0].copied_bytes, max(script.moments)
-    copied_bytes = min(most_bytes, sum(script.sizes))
+    outside, activations_bytes, lack = frozenset[int](), 0, ""
     if script.limit is not None:
-        # A worker plans its copies before it has seen an update, so it uses the assumed optimizer state.
-        moments = script.limit.assumed_moments
-        copied_bytes = budget.copy_budget(
-            script.limit.limit_bytes,
-            _needs(script, nodes, work, moments),
-            members=len(nodes),
-            state_per_parameter=1 + moments,
-            least_bytes=budget.least_copied(script.sizes, most_bytes),
-            most_bytes=most_bytes,
-        )
-    return round(2 * copied_bytes * (1 + moments))
+        # A worker has not seen an update yet, so it checks its limit with the assumed optimizer state.
+        before = replace(account, copied_bytes=0)
+        account = before.with_copies(script.limit.limit_bytes, needs_of(before))
+        needs, fit, _ = account.decide(needs_of(account), script.limit)
+        if isinstance(fit, budget.Shortfall):
+            lack = fit.reason
+        else:
+            outside, _ = budget.choose_shards(account.held, fit.shards_on_disk_bytes)
+            activations_bytes = max(0, needs.activations_bytes - fit.activations_bytes)
+    account = replace(account, moments=script.moments)
+    spilled_bytes = sum(each.leaves_bytes for each in account.held if each.shard in outside)
+    parts = _parts(script, account, needs_of(account))
+    return HeldAt(moment=when, parts=parts, spill=activations_bytes + spilled_bytes), lack
 
 
-def _leaves(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work) -> tuple[frozenset[int], int, str]:
-    """Return the shards and the bytes of activations that a worker plans to keep on disk, or why nothing fits."""
-    limit = script.limit
-    if limit is None:
-        return frozenset(), 0, ""
-    # A worker has not seen an update yet, so it checks its limit with the assumed optimizer state.
-    needs = _needs(script, nodes, work, limit.assumed_moments)
-    copying_bytes = _copying_bytes(script, nodes, work)
-    if work.is_end:
-        needs = budget.at_the_end(needs, work.parameters_bytes, copying_bytes)
-    else:
-        needs = replace(needs, gradients_bytes=needs.gradients_bytes + copying_bytes)
-    # The disk's speed appears only in a reason, which is not used here.
-    fit = budget.fit_plan(limit.limit_bytes, needs, has_disk=limit.has_disk, disk_bytes_per_s=1.0)
-    if isinstance(fit, budget.Shortfall):
-        return frozenset(), 0, fit.reason + _advice(script, len(nodes), work, needs, fit)
-    assumed = _held(script, work, limit.assumed_moments, work.placements)
-    outside, _ = budget.choose_shards(assumed, fit.shards_on_disk_bytes)
-    return outside, max(0, needs.activations_bytes - fit.activations_bytes), ""
+def _parts(script: ScriptNeeds, account: MemberAccount, needs: budget.Needs) -> dict[str, int]:
+    backups_bytes = sum(each.leaves_bytes for each in account.held if not each.is_primary)
+    return {
+        "base": needs.base_bytes,
+        "computing": 0 if account.is_over else budget.COMPUTING_BYTES + script.landing_bytes,
+        "model": needs.parameters_bytes,
+        "gradients": needs.gradients_bytes - account.copying_bytes,
+        "check": needs.with_check(needs.shards_bytes) - needs.shards_bytes,
+        "activations": needs.activations_bytes,
+        "boundaries": needs.boundaries_bytes,
+        "shards": needs.shards_bytes - backups_bytes,
+        "backups": backups_bytes // 2,
+        "unverified": backups_bytes - backups_bytes // 2,
+        "copies": account.copying_bytes,
+        "staging": _staging_bytes(script, account),
+    }
 
 
-def _advice(script: ScriptNeeds, members: int, work: _Work, needs: budget.Needs, short: budget.Shortfall) -> str:
-    """Return advice on which stages would fit instead of these."""
-    if work.pipeline is None or script.limit is None:
-        return ""
-    if work.is_end:
-        return budget.AT_THE_END
-    lack = lack_of(
-        needs,
-        work.tasks,
-        members=members,
-        missing_bytes=short.missing_bytes,
-        whole_bytes=script.model_bytes,
-        activations_leave=script.limit.has_disk,
-    )
-    staged, load = work.pipeline
-    return f"; {advice(staged.model, load, lack)}"
+def _staging_bytes(script: ScriptNeeds, account: MemberAccount) -> int:
+    """Count the states of a checkpoint that wait for the disk at most, and the memory for writing."""
+    # In the worst case all captured states wait at once, while the held ones have moved on. A backup's captured states
+    # are no copies, but they are kept beyond the step in which they would have been replaced.
+    if script.all_write is None:
+        return 0
+    sizes, pairs = script.shape.sizes, set[tuple[str, int]]()
+    for placement in account.placements:
+        pairs |= writers(placement, sizes, all_holders=script.all_write)
+    staged = [round(sizes[shard] * (1 + script.moments[shard])) for writer, shard in pairs if writer == account.me]
+    return sum(staged) + (budget.WRITING_BYTES if staged else 0)

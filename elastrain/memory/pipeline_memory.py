@@ -1,15 +1,14 @@
 """Memory that a pipeline's member needs for its blocks and tasks, and advice if a memory limit is too small. Pure.
 
 Functions of sizes and tasks; nothing is measured here. Every member decides for itself, by its own limit.
-`StagedScript` computes the needs before a job starts, by the first plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from elastrain.memory.memory_budget import Needs, mib, slots_needed
+from elastrain.memory.memory_budget import mib, slots_needed
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor
 from elastrain.pipeline.open_tasks import StepShape
 from elastrain.pipeline.pipeline_plan import PipelinePlan, Task, held, routes
@@ -69,6 +68,11 @@ class TaskBytes:
     def total_bytes(self) -> int:
         """All bytes of the tasks."""
         return self.gradients_bytes + self.boundaries_bytes + self.activations_bytes
+
+
+def tasks_of(plan: PipelinePlan, member: str) -> tuple[Task, ...]:
+    """Return the tasks that the plan gives to one member."""
+    return tuple(task for route in routes(plan) for task in route if task.member == member)
 
 
 def task_bytes(model: ModelBytes, load: Load) -> TaskBytes:
@@ -141,24 +145,6 @@ class Lack:
     """
 
 
-def lack_of(
-    needs: Needs, tasks: TaskBytes, *, members: int, missing_bytes: int, whole_bytes: int, activations_leave: bool
-) -> Lack:
-    """Describe the lack of a member with these needs, which include its tasks.
-
-    `whole_bytes`: parameters of all blocks.
-    """
-    leaving_bytes = tasks.activations_bytes if activations_leave else 0
-    return Lack(
-        members=members,
-        left_bytes=needs.parameters_bytes + tasks.total_bytes - leaving_bytes - missing_bytes,
-        missing_bytes=missing_bytes,
-        activations_leave=activations_leave,
-        # Until the first commit each member has the whole model, as its script has made it.
-        parameters_bytes=whole_bytes if needs.parameters_bytes >= whole_bytes else None,
-    )
-
-
 def advice(model: ModelBytes, load: Load, lack: Lack) -> str:
     """Return a text with the member's largest block, the legal cuts of the model, and what would fit."""
     graph = model.graph
@@ -194,8 +180,7 @@ def heaviest_bytes(model: ModelBytes, load: Load, stages: int, lack: Lack) -> in
 
 
 def _member_bytes(model: ModelBytes, load: Load, plan: PipelinePlan, member: str, lack: Lack) -> int:
-    tasks = tuple(task for route in routes(plan) for task in route if task.member == member)
-    taken = task_bytes(model, replace(load, tasks=tasks, in_flight=plan.limits[member]))
+    taken = task_bytes(model, replace(load, tasks=tasks_of(plan, member), in_flight=plan.limits[member]))
     own_bytes = sum(model.parameters_of(block) for block in held(plan)[member])
     parameters_bytes = own_bytes if lack.parameters_bytes is None else lack.parameters_bytes
     leaving_bytes = taken.activations_bytes if lack.activations_leave else 0
@@ -207,40 +192,3 @@ def _block_bytes(model: ModelBytes, load: Load, lack: Lack, block: int) -> int:
     counts = [count for (begin, end), count in _in_flight(load).items() if begin <= block < end]
     saved_bytes = 0 if lack.activations_leave else sum(counts) * model.saved[block]
     return model.parameters_of(block) + model.gradients_of(block) + saved_bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagedScript:
-    """The pipelined computation of a script; the same on every member."""
-
-    model: ModelBytes
-    stages: int
-    shape: StepShape
-    lanes: tuple[tuple[int, ...], ...]
-    """Per shard, the blocks of the layout that have a part of it."""
-    copied_bytes: int
-    """Bytes of parameters that may be on their way to new holders, if memory allows it."""
-
-    def plan(self, members: Sequence[str]) -> PipelinePlan:
-        """Return the first plan of a job with these members. Raises ConfigError if the model has too few cuts."""
-        wish = PlanWish(stages=self.stages, runs=self.shape.runs)
-        return first_plan(self.model.graph, members, wish)
-
-    def homes(self, plan: PipelinePlan) -> list[tuple[str, ...]]:
-        """Return, per shard, the members that compute with it."""
-        places = [{self.model.places[block] for block in blocks} for blocks in self.lanes]
-        return [tuple(member for member, its in held(plan).items() if not its.isdisjoint(at)) for at in places]
-
-    def parameters_bytes(self, plan: PipelinePlan, member: str, shards: Iterable[int]) -> int:
-        """Count the parameters of the member's blocks and of blocks with these shards.
-
-        A shared weight counts in each block.
-        """
-        # The states of its own shards work on the model's memory.
-        besides = {self.model.places[block] for shard in shards for block in self.lanes[shard]}
-        return sum(self.model.parameters_of(place) for place in held(plan)[member] | besides)
-
-    def load(self, plan: PipelinePlan, member: str, *, is_spread: bool) -> Load:
-        """Return the member's work of one step. `is_spread`: members are on several nodes."""
-        tasks = tuple(task for route in routes(plan) for task in route if task.member == member)
-        return Load(tasks=tasks, shape=self.shape, in_flight=plan.limits[member], copies_received=is_spread)

@@ -205,7 +205,8 @@ class Job:
             model=model, optimizer=optimizer, loader=loader, max_grad_norm=max_grad_norm, elementwise=elementwise
         )
         if (wish := statement_wish()) is not None:
-            self._state(MemoryEstimate(wish, request, layout, self._chosen))
+            self._statement = MemoryEstimate(wish, request, layout, self._chosen)
+            self._statement.answer_at_once()
             return model, optimizer, loader
         connections, last_words = self._opened()
         self._prepared = assemble(request, layout, self._chosen, connections, last_words.report)
@@ -326,12 +327,6 @@ class Job:
         if self._open is None:
             raise ConfigError("this job was never opened: elastrain.init() makes one that is")
         return self._open
-
-    def _state(self, statement: MemoryEstimate) -> None:
-        """Answer now and raise SystemExit, or keep the estimate if it needs the training loop first."""
-        if not statement.needs_steps:
-            statement.answer()
-        self._statement = statement
 
     def _ready(self) -> Prepared:
         if self._statement is not None:

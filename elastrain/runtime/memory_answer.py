@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import NoReturn
 
 import torch
@@ -15,11 +15,9 @@ import torch
 from elastrain.base.environment import EstimateWish
 from elastrain.errors import ConfigError
 from elastrain.job.layout import Layout
-from elastrain.member.shards.copies import COPY_BUDGET_BYTES
-from elastrain.memory.memory_estimate import ScriptNeeds, WorkerLimit, state_memory
-from elastrain.memory.pipeline_memory import StagedScript
-from elastrain.pipeline.open_tasks import StepShape
-from elastrain.pipeline.stubs.trace import TracedModel
+from elastrain.memory.member_account import Limit
+from elastrain.memory.memory_estimate import ScriptNeeds, state_memory
+from elastrain.memory.pipeline_memory import ModelBytes
 from elastrain.runtime.assembly import Chosen, Request
 from elastrain.runtime.io.loop_channel import LoopChannel
 from elastrain.runtime.loop.computed_run import StepParts
@@ -29,10 +27,10 @@ from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.layers import Layers
 from elastrain.runtime.loop_state.loop_state import LoopSnapshot
 from elastrain.runtime.loop_state.randomness import BlockRandomness
-from elastrain.runtime.memory.planned_work import ASSUMED_MOMENTS, model_bytes
-from elastrain.runtime.memory.process_memory import MemoryLimit, PeakMeter
+from elastrain.runtime.memory.planned_work import model_bytes, model_sizes
+from elastrain.runtime.memory.process_memory import PeakMeter
 from elastrain.runtime.model.flat_model import ModelState
-from elastrain.runtime.model.flats import frozen_shards, has_masters, in_private_memory
+from elastrain.runtime.model.flats import in_private_memory
 from elastrain.runtime.model.kernels import compute_device
 from elastrain.runtime.model.optimizer import PieceOptimizer
 
@@ -47,36 +45,33 @@ class MemoryEstimate:
         self._model = model = ModelState(request.model, layout, in_private_memory)
         # Measured after the script's own parameters were freed; the allocator may still keep their memory.
         held_bytes = PeakMeter(lambda: 0).now_bytes
-        self._shape = shape = chosen.settings.shape(layout, model.lanes(), request.loader.micro_batches)
+        shape = chosen.settings.shape(layout, model.lanes(), request.loader.micro_batches)
+        if wish.backups is not None:
+            shape = replace(shape, backups=wish.backups)
+        limit = chosen.limit
         self._needs = ScriptNeeds(
-            sizes=shape.sizes,
+            shape=shape,
+            sizes=model_sizes(model),
             moments=_moments(pieces, layout),
-            masters=has_masters(layout),
-            frozen=frozen_shards(layout),
-            model_bytes=model.nbytes,
-            slot_bytes=model.gradients.copy_bytes,
-            runs=shape.runs,
-            backups=shape.backups if wish.backups is None else wish.backups,
             base_bytes=max(0, held_bytes - model.nbytes),
             landing_bytes=max((p.nbytes for p in request.model.parameters() if p.requires_grad), default=0),
             all_write=None if chosen.checkpoints is None else chosen.checkpoints.is_local,
-            limit=_limit(chosen.limit),
+            limit=None if limit is None else Limit(limit_bytes=limit.limit_bytes, has_disk=bool(limit.directories)),
         )
 
-    @property
-    def needs_steps(self) -> bool:
-        """True if the estimate needs a tracing pass of the training loop, as with stages."""
-        return self._shape.pipelining is not None
+    def answer_at_once(self) -> None:
+        """Answer, unless the estimate needs a tracing pass of the training loop, as with stages."""
+        if self._needs.shape.pipelining is None:
+            self.answer()
 
-    def answer(self, staged: StagedScript | None = None) -> NoReturn:
+    def answer(self, traced: ModelBytes | None = None) -> NoReturn:
         """Write the bytes that each member will hold, and end the process. Raises SystemExit."""
-        is_checked_again = self._shape.cross_check_every > 0 or self._shape.audit.every > 0
-        stated = state_memory(self._needs, self._wish.members, staged, is_checked_again=is_checked_again)
+        stated = state_memory(self._needs, self._wish.members, traced)
         members = [{**asdict(each), **each.worst.told, "moments": [at.told for at in each.moments]} for each in stated]
         told = {
-            "backups": self._needs.backups,
+            "backups": self._needs.shape.backups,
             "limit": self._chosen.limit.limit_bytes if self._chosen.limit else None,
-            "stages": 1 if staged is None else staged.stages,
+            "stages": self._chosen.settings.stages,
             "members": members,
         }
         self._wish.answer(json.dumps(told))
@@ -86,34 +81,19 @@ class MemoryEstimate:
         """Yield one step to the script's loop. Its first micro-batch is the tracing pass, after which it answers."""
         if until < 1:
             return
-        request, stages, traced = self._request, self._chosen.settings.stages, self._answer_for_stages
-        wish = PipelineWish(model=request.model, stages=stages, allocate=in_private_memory, traced=traced)
-        parts = self._step_parts()
+        request, parts = self._request, self._step_parts()
+        wish = PipelineWish(
+            model=request.model,
+            stages=self._chosen.settings.stages,
+            allocate=in_private_memory,
+            traced=lambda traced, places: self.answer(model_bytes(self._model, traced, places)),
+        )
         request.loader.start(0, lambda step: ())
         try:
             yield Step(0, parts, LoopSnapshot("", {}, {}), lambda: None, Pipelines(wish, parts))
         finally:
             request.loader.close()
         raise ConfigError("step 0 was left without a micro-batch: iterate over it, `for batch in step`")
-
-    def _answer_for_stages(self, traced: TracedModel, places: tuple[int, ...]) -> NoReturn:
-        pipelining = self._shape.pipelining
-        assert pipelining is not None
-        shape = StepShape(
-            number=0,
-            micro_batches=pipelining.micro_batches,
-            run_length=pipelining.run_length,
-            blocks=len(traced.graph.blocks),
-        )
-        self.answer(
-            StagedScript(
-                model=model_bytes(self._model, traced, places),
-                stages=pipelining.stages,
-                shape=shape,
-                lanes=tuple(shard.lanes for shard in self._shape.shards),
-                copied_bytes=COPY_BUDGET_BYTES,
-            )
-        )
 
     def _step_parts(self) -> StepParts:
         """Return the parts that a tracing pass needs. They report to no engine, agent or journal."""
@@ -130,12 +110,6 @@ class MemoryEstimate:
             reach=lambda step, phase: None,
             log=lambda event, **values: None,
         )
-
-
-def _limit(limit: MemoryLimit | None) -> WorkerLimit | None:
-    if limit is None:
-        return None
-    return WorkerLimit(limit_bytes=limit.limit_bytes, has_disk=bool(limit.directories), assumed_moments=ASSUMED_MOMENTS)
 
 
 def _moments(pieces: PieceOptimizer, layout: Layout) -> tuple[float, ...]:

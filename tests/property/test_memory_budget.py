@@ -25,6 +25,8 @@ def needs(draw: st.DrawFn) -> Needs:
         shards_least_bytes=draw(st.integers(0, shards)),
         activations_bytes=activations,
         activations_least_bytes=draw(st.integers(0, activations)),
+        check_bytes=draw(sizes),
+        shards_at_check_bytes=draw(st.integers(0, shards)),
     )
 
 
@@ -40,7 +42,7 @@ def test_what_stays_fits_into_the_limit_and_nothing_leaves_without_need(
         assert isinstance(less, Shortfall)
         return
     kept_shards = needs.shards_bytes - found.shards_on_disk_bytes
-    assert needs.fixed_bytes + kept_shards + found.activations_bytes <= limit
+    assert needs.fixed_bytes + needs.with_check(kept_shards) + found.activations_bytes <= limit
     assert found.activations_bytes >= needs.activations_least_bytes
     assert kept_shards >= needs.shards_least_bytes
     if found.shards_on_disk_bytes:

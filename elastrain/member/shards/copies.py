@@ -14,10 +14,9 @@ from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
 from elastrain.member.state.member_views import Views
+from elastrain.memory.memory_budget import COPY_BUDGET_BYTES
 from elastrain.protocol.messages import Copied, Doubt, Evidence, ShardCopy
 
-COPY_BUDGET_BYTES = 4 << 20
-"""Bytes of parameters that a primary has on their way to new holders at a time. The vote waits for them."""
 Copy: TypeAlias = tuple[int, str]
 """(shard, member that is to hold it)."""
 

@@ -312,7 +312,7 @@ class Engine:
     def _make_room(self) -> None:
         m, memory = self._core.machine, self._parts.memory
         if memory is not None:
-            told = memory.begin(m.step.tasks.load(), m.shape, (m.commit.roles.live, m.commit.roles.target))
+            told = memory.begin(m.step.tasks.load(), (m.commit.roles.live, m.commit.roles.target))
             self._events.extend([] if told is None else [told])
 
     def _passed(self, record: Record) -> None:

@@ -1,7 +1,7 @@
-"""The keeper of a member's memory limit: it measures, asks `elastrain.memory.memory_budget`, and spills accordingly.
+"""The keeper of a member's memory limit: it measures, asks the member's `MemberAccount`, and spills accordingly.
 
 The engine's thread measures and decides, after every step and once a view is in order. The main thread enters
-`computing()` around each micro-batch. The decisions themselves are made in `memory_budget`.
+`computing()` around each micro-batch. The decisions themselves are made in `elastrain.memory`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from elastrain import protocol as p
 from elastrain.errors import ConfigError, NoRoomError
 from elastrain.job.placement import Placement
 from elastrain.job.values import Shape
-from elastrain.member.shards.copies import COPY_BUDGET_BYTES
 from elastrain.memory import memory_budget as budget
+from elastrain.memory.member_account import Limit, MemberAccount
 from elastrain.memory.pipeline_memory import Load
 from elastrain.offload.activations.hooks import ActivationOffload, OffloadConfig
 from elastrain.offload.activations.spill_policy import IN_FLIGHT_STORAGES
@@ -61,8 +61,6 @@ class MemoryKeeper:
         self._last: budget.Fit | None = None
         self.work = PlannedWork(me, executor, mesh.memory.trim)
         self._needs: budget.Needs | None = None
-        self._expected_bytes = 0
-        """Bytes of gradients that were expected under the current plan before it was measured."""
         self._share = 1
         """Activations get 1/`_share` of the bytes that are left for them."""
         self._offload: ActivationOffload | None = None
@@ -124,26 +122,26 @@ class MemoryKeeper:
         Returns the bytes of parameters that may be copied at once, and if there is room for all blocks.
         """
         self._taken.begin_view()
-        work = self.work
-        work.view = plan.view
-        work.place(shape, (plan.recovery.now, plan.target))
-        work.take(load)
-        if shape.pipelining is None:
-            gradients_bytes = self._expect(work.slots(plan, shape) * self._executor.slot_bytes + work.sums_bytes)
-        else:
-            gradients_bytes = work.tasks.gradients_bytes + work.sums_bytes
-        return self._plan(gradients_bytes, shape)
+        before, account = self.work.account, self.work.resume(plan, shape, load)
+        gradients_bytes = account.gradients_bytes
+        if self._taken.had_settled_before and before is not None and shape.pipelining is None:
+            # What the last plan took, as measured, and what this one is expected to take more.
+            more_bytes = gradients_bytes - before.gradients_bytes
+            gradients_bytes = self._executor.gradients_bytes() + max(0, more_bytes)
+        return self._plan(account, gradients_bytes)
 
-    def begin(self, load: Load | None, shape: Shape, placements: tuple[Placement, ...]) -> p.CopyBudgetSet | None:
+    def begin(self, load: Load | None, placements: tuple[Placement, Placement]) -> p.CopyBudgetSet | None:
         """Make room for the tasks of a pipeline's step if they or the placements changed.
 
         Returns the same as `resumed`, or None if nothing changed. Raises NoRoomError if they do not fit.
         """
-        work = self.work
-        is_placed, is_new = work.place(shape, placements), work.take(load)
-        if self._needs is None or not (is_placed or is_new):
+        before = self.work.account
+        if before is None:
             return None
-        return self._plan(work.tasks.gradients_bytes + work.sums_bytes, shape)
+        account = self.work.take(load, placements)
+        if (account.held, account.tasks) == (before.held, before.tasks):
+            return None
+        return self._plan(account, account.gradients_bytes)
 
     def hold(self, blocks: Sequence[int], *, for_good: bool = False) -> None:
         """Make room for blocks that this member is about to get. Nothing is computed meanwhile.
@@ -151,20 +149,21 @@ class MemoryKeeper:
         `for_good`: the loop has ended, and no task will follow.
         """
         self.work.forget_tasks(for_good=for_good)
-        if self._needs is not None:
-            gradients_bytes = self.work.copying_bytes if for_good else self._needs.gradients_bytes
-            self._decide(gradients_bytes, parameters_bytes=bytes_of(self._executor.model, blocks))
+        if self.work.account is not None and self._needs is not None:
+            gradients_bytes = self.work.account.copying_bytes if for_good else self._needs.gradients_bytes
+            needs = replace(self._needs_of(self.work.account), gradients_bytes=gradients_bytes)
+            self._decide(replace(needs, parameters_bytes=bytes_of(self._executor.model, blocks)))
 
     def passed(self) -> p.CopyBudgetSet | None:
         """Measure the memory of the committed step. Raises NoRoomError if it took too much.
 
         Returns the same as `resumed` if the room for all blocks changed, else None.
         """
-        had_room = self.work.has_room_for_all
-        if self._needs is None:
+        had_room, account = self.work.has_room_for_all, self.work.account
+        if account is None or self._needs is None or self._last is None:
             self._taken.pass_over()
             return None
-        last, tasks, captured = self._last_pass(), self.work.tasks, self._captured()
+        last, tasks, captured = self._last_pass(), account.tasks, self._captured()
         activations_bytes = last.peak_bytes if last is not None else 0 if self._offload else tasks.activations_bytes
         accounted_bytes = self._executor.memory_bytes() + activations_bytes + tasks.boundaries_bytes
         peak_bytes = self._taken.add_step(accounted_bytes, captured)
@@ -174,8 +173,11 @@ class MemoryKeeper:
         gradients_bytes = self._needs.gradients_bytes
         if self._taken.has_settled_in_view:
             gradients_bytes = min(gradients_bytes, self._executor.gradients_bytes())
-        self._decide(gradients_bytes, budget.Measured(peak_bytes=peak_bytes, activations_bytes=activations_bytes))
-        return None if self.work.has_room_for_all == had_room else self._budget()
+        self.work.account = account = replace(account, is_checked=False)
+        needs = replace(self._needs_of(account), gradients_bytes=gradients_bytes)
+        measured = budget.Measured(kept_to=self._last, peak_bytes=peak_bytes, activations_bytes=activations_bytes)
+        self._decide(needs, measured)
+        return None if self.work.has_room_for_all == had_room else self._budget(account)
 
     def close(self) -> None:
         """Free the space on disk. States that lie there are lost."""
@@ -184,71 +186,36 @@ class MemoryKeeper:
         for device in self._devices:
             device.close()
 
-    def _plan(self, gradients_bytes: int, shape: Shape) -> p.CopyBudgetSet:
+    def _plan(self, account: MemberAccount, gradients_bytes: int) -> p.CopyBudgetSet:
         """Decide under a new plan. Returns the budget of copies to new holders, and if all blocks have room."""
-        work, sizes = self.work, shape.sizes
-        work.copied_bytes = budget.copy_budget(
-            self._limit.limit_bytes,
-            self._needs_with(gradients_bytes),
-            members=work.members,
-            state_per_parameter=1 + work.moments,
-            least_bytes=budget.least_copied(sizes, COPY_BUDGET_BYTES),
-            most_bytes=COPY_BUDGET_BYTES,
-        )
-        self._decide(gradients_bytes + work.copying_bytes)
-        return self._budget()
+        needs = replace(self._needs_of(account), gradients_bytes=gradients_bytes)
+        self.work.account = account = account.with_copies(self._limit.limit_bytes, needs)
+        self._decide(replace(needs, gradients_bytes=gradients_bytes + account.copying_bytes))
+        return self._budget(account)
 
-    def _budget(self) -> p.CopyBudgetSet:
-        return p.CopyBudgetSet(parameters_bytes=self.work.copied_bytes, has_room_for_all=self.work.has_room_for_all)
+    def _budget(self, account: MemberAccount) -> p.CopyBudgetSet:
+        return p.CopyBudgetSet(parameters_bytes=account.copied_bytes, has_room_for_all=self.work.has_room_for_all)
 
-    def _expect(self, expected_bytes: int) -> int:
-        """Return the expected bytes of gradients under the new plan.
-
-        It is the measured value of the last plan, if known, plus the increase between the two estimates.
-        """
-        before_bytes, self._expected_bytes = self._expected_bytes, expected_bytes
-        if not self._taken.had_settled_before:
-            return expected_bytes
-        return self._executor.gradients_bytes() + max(0, expected_bytes - before_bytes)
-
-    def _decide(
-        self, gradients_bytes: int, measured: budget.Measured | None = None, parameters_bytes: int | None = None
-    ) -> None:
+    def _decide(self, needs: budget.Needs, measured: budget.Measured | None = None) -> None:
         """Decide what stays in memory, and carry it out. Raises NoRoomError if the plan does not fit.
 
-        measured: a step under the current plan; None for a new plan. parameters_bytes: parameters to come.
+        measured: a step under the current plan; None for a new plan.
         """
-        needs = self._needs_with(gradients_bytes)
-        if parameters_bytes is not None:
-            needs = replace(needs, parameters_bytes=parameters_bytes)
-        self._needs, limit_bytes, decided = needs, self._limit.limit_bytes, self._fit(needs)
-        if measured is not None and self._last is not None:
-            decided = budget.settle(limit_bytes, self._last, decided, measured)
-        if isinstance(decided, budget.Shortfall):
-            advice = self.work.explain(needs, decided.missing_bytes, activations_leave=bool(self._devices))
-            self._refuse(needs, decided, advice)
-        whole = budget.at_the_end(needs, self.work.whole_bytes(), self.work.copying_bytes)
-        ended = self._fit(whole)
-        self.work.has_room_for_all = not isinstance(ended, budget.Shortfall)
-        # Rank 0 must have room for the whole model at the end; the other members may do without it.
-        if measured is None and isinstance(ended, budget.Shortfall) and self.work.is_first:
-            self._refuse(whole, ended, budget.AT_THE_END)
-        self._limit_captures(limit_bytes - needs.total_bytes)
-        if measured is None or self._is_news(decided) or self._share != self._share_of_activations():
-            self._carry_out(decided, needs)
-
-    def _fit(self, needs: budget.Needs) -> budget.Fit | budget.Shortfall:
-        return budget.fit_plan(
-            self._limit.limit_bytes,
-            needs,
+        account = self.work.account
+        assert account is not None
+        self._needs = needs
+        limit = Limit(
+            limit_bytes=self._limit.limit_bytes,
             has_disk=bool(self._devices),
             disk_bytes_per_s=sum(device.rate_bytes_per_s() for device in self._devices) or 1.0,
         )
-
-    def _refuse(self, needs: budget.Needs, lack: budget.Shortfall, besides: str) -> NoReturn:
-        reason = lack.reason + besides
-        self._journal.write("no_room", reason=reason, **asdict(needs))
-        raise NoRoomError(f"member {self._me}: {reason}")
+        refused, decided, self.work.has_room_for_all = account.decide(needs, limit, measured)
+        if isinstance(decided, budget.Shortfall):
+            self._journal.write("no_room", reason=decided.reason, **asdict(refused))
+            raise NoRoomError(f"member {self._me}: {decided.reason}")
+        self._limit_captures(limit.limit_bytes - needs.total_bytes)
+        if measured is None or self._is_news(decided) or self._share != self._share_of_activations():
+            self._carry_out(account, decided, needs)
 
     def _captured(self) -> CapturedBytes:
         """Return the bytes of states captured for a checkpoint in the step that is over."""
@@ -268,25 +235,22 @@ class MemoryKeeper:
         """Return the profile of the last forward and backward, or None before the first, and without a directory."""
         return self._offload.stats().last if self._offload is not None else None
 
-    def _needs_with(self, gradients_bytes: int) -> budget.Needs:
+    def _needs_of(self, account: MemberAccount) -> budget.Needs:
+        """Return the needs of the plan, with what was measured in place of what was expected."""
         executor = self._executor
-        base_bytes = self._taken.base_bytes(executor.memory_bytes())
+        needs = account.needs(
+            base_bytes=self._taken.base_bytes(executor.memory_bytes()), parameters_bytes=executor.model.nbytes
+        )
         # In pipelines the tasks may differ from those of the last pass, and several micro-batches are in flight.
-        saved_bytes, largest_bytes = self.work.tasks.activations_bytes, 0
+        saved_bytes, largest_bytes = needs.activations_bytes, 0
         if (last := self._last_pass()) is not None:
             saved_bytes = saved_bytes or last.saved_bytes
             largest_bytes = max((each.size_bytes for each in last.lifetimes), default=0)
-        shards_bytes, shards_least_bytes = budget.shards_bytes(self.work.held)
-        return budget.Needs(
-            base_bytes=base_bytes,
-            parameters_bytes=executor.model.nbytes,
-            gradients_bytes=gradients_bytes,
-            shards_bytes=shards_bytes,
-            shards_least_bytes=shards_least_bytes,
+        return replace(
+            needs,
             activations_bytes=saved_bytes,
             activations_least_bytes=min(saved_bytes, (IN_FLIGHT_STORAGES + 1) * largest_bytes),
             is_measured=self._taken.steps > 0,
-            boundaries_bytes=self.work.tasks.boundaries_bytes,
         )
 
     def _is_news(self, decided: budget.Fit) -> bool:
@@ -307,9 +271,9 @@ class MemoryKeeper:
         """
         return 1 if self._taken.has_settled else 2
 
-    def _carry_out(self, decided: budget.Fit, needs: budget.Needs) -> None:
+    def _carry_out(self, account: MemberAccount, decided: budget.Fit, needs: budget.Needs) -> None:
         self._last = decided
-        outside, which = budget.choose_shards(self.work.held, decided.shards_on_disk_bytes)
+        outside, which = budget.choose_shards(account.held, decided.shards_on_disk_bytes)
         reason = f"{decided.reason}; {which}" if outside else decided.reason
         self._executor.keep_outside(self._devices, outside)
         if self._offload is not None:

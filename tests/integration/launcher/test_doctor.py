@@ -41,8 +41,7 @@ def test_what_is_stated_is_what_the_members_of_a_job_find(tmp_path: Path) -> Non
     for member, journal in run.journals.items():
         said, first = stated[member], next(each for each in journal if each["event"] == "room")
         assert said["model"] == first["need_parameters_bytes"]
-        # A plan has room for what is never there at once, and is for both steps of which gradients are kept.
-        assert said["gradients"] + said["check"] < first["need_gradients_bytes"]
+        assert said["gradients"] == first["need_gradients_bytes"]
         states_bytes = said["shards"] + said["backups"] + said["unverified"]
         assert states_bytes == pytest.approx(first["need_shards_bytes"], rel=0.05)
         assert said["base"] == pytest.approx(first["need_base_bytes"], rel=0.05)
@@ -65,8 +64,15 @@ def test_what_is_stated_with_stages_is_what_the_members_of_pipelines_find(tmp_pa
         tasks_bytes = {each["need_activations_bytes"] + each["need_boundaries_bytes"] for each in rooms} - {0}
         assert tasks_bytes == {said["activations"] + said["boundaries"]}
         assert said["model"] == max(each["need_parameters_bytes"] for each in rooms)
-        assert said["moment"].startswith("while holders move, ")
+        step, moving, _ = said["moments"]
+        assert said["moment"] == moving["moment"] == "while holders move"
         assert said["total"] == max(each["total"] for each in said["moments"])
+        # The first plan with tasks is the first one that is told; states were measured before the later ones.
+        first = next(each for each in rooms if each["need_boundaries_bytes"])
+        assert step["gradients"] == first["need_gradients_bytes"]
+        for each in rooms:
+            assert each["need_gradients_bytes"] <= 1.05 * (moving["gradients"] + moving["copies"])
+            assert each["need_shards_bytes"] <= 1.05 * (moving["shards"] + moving["backups"] + moving["unverified"])
         assert said["base"] == pytest.approx(rooms[0]["need_base_bytes"], rel=0.05)
         peaks = [each["peak_bytes"] for each in journal if each["event"] == "memory"]
         assert max(peaks) <= 1.05 * said["total"], "as the kernel counts it"
@@ -114,7 +120,7 @@ def test_members_stay_within_what_is_stated_of_each_kind_of_model(
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize(("kind", "batch"), [("gpt2", 1), ("gpt2", 4), ("t5", 1), ("t5", 4)])
 def test_models_of_others_hold_what_is_stated(kind: str, batch: int, stages: int, tmp_path: Path) -> None:
-    """At the most, as the kernel counts it; what the allocator keeps at the start, activations may lie in later."""
+    """At the most, as the kernel counts it. Plans have room for the worst order in which gradients and copies come."""
     script, size = SCRIPTS / "measured_training.py", ("--nproc-per-node", "2", "--stages", str(stages), *LIMIT)
     arguments = ("--kind", kind, "--steps", "5", "--batch", str(batch))
     asked = doctor(str(script), *size, "--json", "--", *arguments)
@@ -124,7 +130,7 @@ def test_models_of_others_hold_what_is_stated(kind: str, batch: int, stages: int
     assert run.exit_code == 0, run.output
     for member, journal in run.journals.items():
         held = max(each["peak_bytes"] for each in journal if each["event"] == "memory")
-        assert 0.92 < held / stated[member] < 1.05, (member, held, stated)
+        assert 0.85 < held / stated[member] < 1.05, (member, held, stated)
 
 
 def rows(output: str) -> list[dict[str, str]]:
@@ -146,7 +152,7 @@ def test_an_example_under_a_limit_that_is_too_small(tmp_path: Path) -> None:
     assert [line.split()[0] for line in below[: len(columns)]] == columns, "a line for each column"
     moments = below[len(columns) :]
     assert moments[0].split()[3:] == columns
-    assert [line.partition(",")[0] for line in moments[1:3]] == ["in the first step"] * 2
+    assert moments[1].startswith("in a step")
     assert asked.stdout.splitlines()[-1].startswith("worst: member m")
     assert list(tmp_path.iterdir()) == [], "no job was started"
 

@@ -1,4 +1,4 @@
-"""What a plan has a member hold: when memory that others have let go of is given back."""
+"""The account of a plan at run time: when memory that others have let go of is given back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from elastrain.job.values import Shape
+from elastrain.job.world import Member, View
+from elastrain.memory import member_account
+from elastrain.memory.member_account import MemberAccount, ModelSizes
 from elastrain.memory.pipeline_memory import Load, TaskBytes
 from elastrain.runtime.memory import planned_work
 from elastrain.runtime.memory.planned_work import PlannedWork
@@ -16,11 +20,17 @@ def test_in_the_first_step_of_other_tasks_memory_is_given_back_until_the_step_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trimmed: list[None] = []
-    sizes: Any = iter((1, 1, 2))
     monkeypatch.setattr(planned_work, "model_bytes", lambda *_: object())
-    monkeypatch.setattr(planned_work, "task_bytes", lambda *_: TaskBytes(boundaries_bytes=next(sizes)))
-    executor: Any = SimpleNamespace(model=None)
+    monkeypatch.setattr(member_account, "task_bytes", lambda _, load: TaskBytes(boundaries_bytes=load.in_flight // 2))
+    executor: Any = SimpleNamespace(model=None, states=SimpleNamespace(moments=lambda: None))
     work = PlannedWork("m0", executor, lambda: trimmed.append(None))
+    work.account = MemberAccount(
+        me="m0",
+        shape=Shape(runs=1, blocks=1, shards=(), backups=0),
+        sizes=ModelSizes(masters=False, slot_bytes=0, whole_bytes=0),
+        view=View(generation=0, members=(Member(id="m0", node="node0"),)),
+        placements=((), ()),
+    )
     work.trace(SimpleNamespace(), ())  # type: ignore[arg-type]
 
     def trims(what: Any) -> int:
@@ -29,10 +39,10 @@ def test_in_the_first_step_of_other_tasks_memory_is_given_back_until_the_step_is
         return len(trimmed) - before
 
     shape: Any = None
-    loads = [Load(tasks=(), shape=shape, in_flight=n) for n in range(3)]
+    loads = [Load(tasks=(), shape=shape, in_flight=n) for n in (2, 3, 4)]
     left = work.leftovers
     assert trims(left.give_back) == 0
-    assert trims(lambda: work.take(loads[0])) == 1
+    assert trims(lambda: work.take(loads[0], ())) == 1
     assert trims(left.give_back) == trims(left.give_back) == trims(left.end) == 1
-    assert trims(left.give_back) == trims(lambda: work.take(loads[1])) == trims(left.end) == 0
-    assert trims(lambda: work.take(loads[2])) == trims(left.give_back) == 1
+    assert trims(left.give_back) == trims(lambda: work.take(loads[1], ())) == trims(left.end) == 0
+    assert trims(lambda: work.take(loads[2], ())) == trims(left.give_back) == 1
