@@ -94,7 +94,7 @@ def init(
     with wrong_input_shown():
         environment = read_environment()
         directories = tuple(offload_dirs) or environment.offload_dirs
-        limit = MemoryLimit.of(memory_limit or environment.memory_limit_bytes, directories)
+        limit = MemoryLimit.of(environment.memory_limit_bytes if memory_limit is None else memory_limit, directories)
         settings = Settings(
             seed=seed,
             run_length=run_length,

@@ -187,5 +187,9 @@ class MemoryLimit:
         return None if limit_bytes is None else MemoryLimit(limit_bytes=limit_bytes, directories=directories)
 
     def __post_init__(self) -> None:
-        if self.limit_bytes <= 0:
-            raise ConfigError(f"memory_limit must be a positive number of bytes; got {self.limit_bytes}")
+        limit = self.limit_bytes
+        if isinstance(limit, bool) or not (isinstance(limit, int | float) and limit > 0):
+            raise ConfigError(
+                f"memory_limit must be a positive number of bytes; got {limit!r}: leave it out to have the limit of "
+                "elastrain run --memory-limit, or none"
+            )

@@ -207,6 +207,17 @@ def test_stages_that_cannot_be_are_refused(
         elastrain.init(**options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("limit", [0, 0.0, -1, False, True, float("nan"), "4G"])
+def test_a_limit_that_is_no_number_of_bytes_is_refused_although_the_launcher_gave_one(
+    hook_kept: None, monkeypatch: pytest.MonkeyPatch, limit: Any
+) -> None:
+    monkeypatch.setenv("ELASTRAIN_MEMORY_LIMIT", str(64 << 30))
+    with pytest.raises(
+        ConfigError, match=f"memory_limit must be a positive number of bytes; got {limit!r}: leave it out"
+    ):
+        elastrain.init(memory_limit=limit)
+
+
 def test_audits_and_pipelines_exclude_one_another(hook_kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTRAIN_STAGES", "2")
     with pytest.raises(ConfigError, match="another could compare"):
