@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from elastrain.offload.lifetimes.recorder import StepRecorder
-from elastrain.offload.report.recording_report import active_fraction
+from elastrain.offload.report.show import active_fraction
 from experiments.offload.models import KINDS, Model, Shape, build
 
 ROUNDS = 5

@@ -12,8 +12,9 @@ from typing import Annotated, ParamSpec
 import typer
 
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher.cli.commands import chaos, checkpoint, doctor, inject, offload, offload_plan, run, status
+from elastrain.launcher.cli.commands import chaos, checkpoint, doctor, inject, offload, run, status
 from elastrain.launcher.shared.console import say
+from elastrain.offload.errors import OffloadConfigError
 from elastrain.version import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -42,9 +43,9 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
     def exiting(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             code = command(*args, **kwargs)
-        except ElastrainError as error:
+        except (ElastrainError, OffloadConfigError) as error:
             say(str(error))
-            code = 2 if isinstance(error, ConfigError) else 1
+            code = 2 if isinstance(error, ConfigError | OffloadConfigError) else 1
         raise typer.Exit(code)
 
     return exiting
@@ -67,9 +68,7 @@ offload_app = typer.Typer(
     help="Memory on SSD: what happened, and what would.", no_args_is_help=True, rich_markup_mode=None
 )
 offload_app.command("show", short_help="Show memory, stalls and wear of the last step.")(_exits(offload.show_offload))
-offload_app.command("plan", short_help="Say how fast other limits and drives would be.")(
-    _exits(offload_plan.plan_offload)
-)
+offload_app.command("plan", short_help="Say how fast other limits and drives would be.")(_exits(offload.plan_offload))
 app.add_typer(offload_app, name="offload")
 
 checkpoint_app = typer.Typer(help="Durable checkpoints.", no_args_is_help=True, rich_markup_mode=None)

@@ -11,13 +11,12 @@ from elastrain.offload.errors import LimitTooSmallError
 from elastrain.offload.lifetimes.block_states import BlockStates
 from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.pieces.process_heap import FreedMemory
-from elastrain.offload.planning.orders import StepStage, UpdateOrder
+from elastrain.offload.planning.orders import SeenStep, StepStage, UpdateOrder
 from elastrain.offload.planning.plan_search import (
     Changed,
     ChosenPlan,
     Patience,
     Policy,
-    SeenStep,
     choose,
     difference,
     gains_by_keeping,
@@ -25,8 +24,8 @@ from elastrain.offload.planning.plan_search import (
     with_room_for_freed,
 )
 from elastrain.offload.planning.plan_values import LimitBelowLeastError, Tier, UnplayableError
+from elastrain.offload.planning.profile import StepProfile
 from elastrain.offload.planning.program import Carried
-from elastrain.offload.planning.step_profile import StepProfile
 
 STEPS_BEFORE_A_PLAN = 2
 """Steps before the first plan. The first one makes gradients and optimizer states; the second is measured."""

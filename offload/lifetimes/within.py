@@ -42,7 +42,7 @@ from elastrain.offload.lifetimes.replanning import Planning
 from elastrain.offload.lifetimes.saved import SAVED_BYTES, LeavesWhenTold, SavedTensors
 from elastrain.offload.lifetimes.updates import Updates
 from elastrain.offload.original_hooks import OriginalsHook
-from elastrain.offload.planning import step_profile
+from elastrain.offload.planning import profile
 from elastrain.offload.planning.orders import StepStage, UpdateOrder
 from elastrain.offload.planning.plan_search import Policy
 from elastrain.offload.planning.plan_values import Kind
@@ -169,7 +169,7 @@ class TrainingWithin:
         kept = self._planning.profile()
         if kept is None:
             raise OffloadConfigError("there is no plan yet: save its profile after the second step")
-        step_profile.write(path, replace(kept, recording=recording))
+        profile.write(path, replace(kept, recording=recording))
 
     def step(self, max_grad_norm: float | None = None, *, only_finite: bool = False) -> torch.Tensor | None:
         """Clip all gradients, update the parameters, and drop the gradients; return the norm before clipping.

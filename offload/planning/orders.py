@@ -69,6 +69,20 @@ class Arrival:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeenStep:
+    """One measured step, from which plans are made. Points name blocks by their index in `blocks`."""
+
+    blocks: tuple[BlockSizes, ...]
+    points: tuple[Arrival, ...]
+
+    def __post_init__(self) -> None:
+        known = range(len(self.blocks))
+        named = [each.block for each in self.points] + [other for each in self.blocks for other in each.touches]
+        if not self.points or any(each not in known for each in named):
+            raise ValueError("a step has at least one point, and each point is one of its blocks'")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Arranged:
     """A program, with the stage and block of each of its points, and the key of each of its pieces.
 

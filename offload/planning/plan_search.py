@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from elastrain.offload.planning.move_plan import better_plan, first_plan, hides_all
-from elastrain.offload.planning.orders import Arranged, Arrival, BlockSizes, StepStage, UpdateOrder, arrange
+from elastrain.offload.planning.orders import Arranged, SeenStep, StepStage, UpdateOrder, arrange
 from elastrain.offload.planning.plan_values import Budget, LimitBelowLeastError, Plan, Program, Tier, UnplayableError
 from elastrain.offload.planning.profile import size
 
@@ -37,20 +37,6 @@ class Policy:
     orders: tuple[UpdateOrder, ...] = tuple(UpdateOrder)
     recompute: bool = True
     keep_freed: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeenStep:
-    """One measured step, from which plans are made. Points name blocks by their index in `blocks`."""
-
-    blocks: tuple[BlockSizes, ...]
-    points: tuple[Arrival, ...]
-
-    def __post_init__(self) -> None:
-        known = range(len(self.blocks))
-        named = [each.block for each in self.points] + [other for each in self.blocks for other in each.touches]
-        if not self.points or any(each not in known for each in named):
-            raise ValueError("a step has at least one point, and each point is one of its blocks'")
 
 
 @dataclass(frozen=True, kw_only=True)

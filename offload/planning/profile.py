@@ -1,8 +1,9 @@
-"""Statistics of an offload as plain values, and the profile file that a run leaves for `elastrain offload show`.
+"""Statistics of an offload as plain values, and the profile files that `elastrain offload` reads.
 
-Values are lifetimes of saved tensors, passes, devices and totals; nothing here measures. The file is JSON and is
-replaced as a whole. A worker of `elastrain run` writes it to the run's folder, `offload/<member>.json`; outside of one,
-the program gives the path. No torch here.
+Values are lifetimes of saved tensors, passes, devices and totals; nothing here measures. A profile is of passes that
+move activations (`Profile`), or of a step under a plan (`StepProfile`). The file is JSON and is replaced as a whole. A
+worker of `elastrain run` writes the former to the run's folder, `offload/<member>.json`; otherwise the program gives
+the path. No torch here.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from elastrain.base import line_files
 from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.planning.orders import SeenStep, UpdateOrder
+from elastrain.offload.planning.plan_values import Plan, Tier
+from elastrain.offload.planning.step_recording import Recording
+
+YEAR_S = 365.25 * 86_400
 
 
 class Path(Enum):
@@ -96,6 +102,11 @@ def drive_writes_per_day(written_bytes: int, capacity_bytes: int, elapsed_s: flo
     return written_bytes / capacity_bytes * 86_400 / elapsed_s
 
 
+def lasts_years(step_bytes: float, step_s: float, rating_bytes: float) -> float:
+    """Return the years until `rating_bytes` have been written at `step_bytes` per step."""
+    return rating_bytes / step_bytes * step_s / YEAR_S if step_bytes else float("inf")
+
+
 @dataclass(frozen=True, kw_only=True)
 class StorageBytes:
     """Sizes of saved storages.
@@ -172,7 +183,6 @@ def size(size_bytes: float) -> str:
     return f"{size_bytes:.3g} TiB"
 
 
-FORMAT = 2
 WRITE_EVERY_S = 5.0
 """Seconds between two writes of a profile file. One write of a thousand storages takes a few milliseconds."""
 _numbers = itertools.count(1)
@@ -187,15 +197,39 @@ class Occupancy:
     disk_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The profile of one process: statistics of its activations, the location of its other state, and the reasons."""
 
+    format: Literal[2] = 2
     stats: OffloadStats
     places: tuple[Occupancy, ...] = ()
     reason: str = ""
     host: str = ""
     """Name of the machine whose drives were used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProfile:
+    """The profile of training within a memory limit: its tiers, a measured step, and the plan that was made from it.
+
+    `recording` is an operator-by-operator recording of a step, or None.
+    """
+
+    limit_bytes: int
+    tiers: tuple[Tier, ...]
+    seen: SeenStep
+    order: UpdateOrder
+    plan: Plan
+    recording: Recording | None = None
+
+    def __post_init__(self) -> None:
+        pieces, tiers = len(self.plan.program.pieces), len(self.tiers)
+        if any(not 0 <= move.gap.piece < pieces for move in self.plan.moves):
+            raise ValueError("a move is of a piece that the plan does not have")
+        if any(not 0 <= share.tier < tiers for move in self.plan.moves for share in move.shares):
+            raise ValueError("a piece lies on a tier that is not named")
+        if len(self.plan.played.stalls_s) not in (0, len(self.plan.program.points)):
+            raise ValueError("the plan's stalls are not one for each of its points")
 
 
 def default_file(run_dir: FilePath | None, member: str) -> FilePath | None:
@@ -231,23 +265,35 @@ class ProfileFile:
             return
         self._due_s = self._clock() + WRITE_EVERY_S
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        line_files.replace(self._path, encode(take()).encode())
+        write(self._path, take())
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a profile file."""
-
-    format: int
-    stats: OffloadStats
-    places: tuple[Occupancy, ...]
-    reason: str
-    host: str = ""
+# Files.
 
 
-def encode(profile: Profile) -> str:
+class _StepFile(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="lifetimes"
+):
+    """The content of a file with the profile of a step."""
+
+    format: Literal[1] = 1
+    profile: StepProfile
+
+
+class _FileKind(msgspec.Struct, frozen=True):
+    """The field that tells the two kinds of profile files apart. Those of activations do not have it."""
+
+    kind: str = ""
+
+
+def encode(profile: Profile | StepProfile) -> bytes:
     """Return the profile as one JSON object."""
-    file = _File(format=FORMAT, stats=profile.stats, places=profile.places, reason=profile.reason, host=profile.host)
-    return msgspec.json.encode(file).decode()
+    return msgspec.json.encode(_StepFile(profile=profile) if isinstance(profile, StepProfile) else profile)
+
+
+def write(file: FilePath, profile: Profile | StepProfile) -> None:
+    """Write the file atomically. Raises OSError."""
+    line_files.replace(file, encode(profile))
 
 
 def as_data(profile: Profile) -> dict[str, Any]:
@@ -258,12 +304,15 @@ def as_data(profile: Profile) -> dict[str, Any]:
     return data
 
 
-def read(file: FilePath) -> Profile:
-    """Read a profile. Raises OffloadConfigError if the file holds no readable profile."""
+def read(file: FilePath) -> Profile | StepProfile:
+    """Read a profile of either kind. Raises OffloadConfigError if the file holds no readable profile."""
     try:
-        told = msgspec.json.decode(file.read_bytes(), type=_File)
-        if told.format != FORMAT:
-            raise ValueError(f"its format is not {FORMAT}")
+        data = file.read_bytes()
+        if msgspec.json.decode(data, type=_FileKind).kind:
+            return msgspec.json.decode(data, type=_StepFile).profile
+        return msgspec.json.decode(data, type=Profile)
     except (OSError, ValueError, RecursionError) as error:
-        raise OffloadConfigError(f"{file} holds no profile of an offload that can be read ({error!r})") from None
-    return Profile(stats=told.stats, places=told.places, reason=told.reason, host=told.host)
+        raise OffloadConfigError(
+            f"{file} holds no profile that can be read ({error}): "
+            f"`save_on_disk(profile=file)` and `training.save_profile(file)` write one"
+        ) from None

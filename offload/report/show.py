@@ -1,32 +1,43 @@
-"""Text of `elastrain offload show`: memory over one pass, paths by which storages came back, stalls, drives and wear.
+"""Text of `elastrain offload show`: memory over one pass or step, stalls, wear, and what a recording saw.
 
 Pure: values in, text out. `plot.py` draws the same values.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+from elastrain.offload.planning.plan_values import Kind
 from elastrain.offload.planning.profile import (
     DeviceStats,
     Lifetime,
-    Occupancy,
-    PassProfile,
     Path,
     Profile,
+    StepProfile,
     drive_writes_per_day,
+    lasts_years,
     size,
 )
+from elastrain.offload.planning.step_recording import HELD, Recording
+from elastrain.offload.report.course import StepCourse, of_pass, of_step
 
-COLUMNS = 60
 BARS = " ▁▂▃▄▅▆▇█"
+MOST_MODULES = 12
+MOST_OPERATORS = 5
 
 
-def render(profile: Profile) -> str:
-    """Return the whole report of one process."""
-    stats = profile.stats
+def render(profiles: Mapping[str, Profile]) -> str:
+    """Return the whole report of processes that moved activations, with details of the first one."""
+    name, first = next(iter(profiles.items()))
+    lines = _overview(profiles) if len(profiles) > 1 else []
+    return "\n".join([*lines, f"member    {name}", *_process(first)])
+
+
+def _process(profile: Profile) -> list[str]:
+    stats, last = profile.stats, profile.stats.last
     limit = "no limit" if stats.limit_bytes is None else f"limit {size(stats.limit_bytes)}"
     lines = [
         f"offload   {stats.passes} passes in {stats.elapsed_s:.1f} s, {limit}",
@@ -39,32 +50,15 @@ def render(profile: Profile) -> str:
         *(f"zstd      {each}" for device in stats.devices for each in device.packing),
         *(f"fault     {fault}" for fault in stats.faults),
     ]
-    return "\n".join([*lines, *_places(profile.places), *([] if stats.last is None else _last_pass(stats.last))])
-
-
-def _places(places: Sequence[Occupancy]) -> list[str]:
-    if not places:
-        return []
-    rows = [f"{each.what:<40}{size(each.memory_bytes):>12}{size(each.disk_bytes):>12}" for each in places]
-    return ["", f"{'what':<40}{'in memory':>12}{'on disk':>12}", *rows]
-
-
-OVERVIEW = ("member", "passes", "limit", "peak", "spilled", "stalls", "written", "drive writes/day")
-
-
-def overview(name: str, profile: Profile) -> tuple[str, ...]:
-    """Return one process as a table row with the columns `OVERVIEW`."""
-    stats = profile.stats
-    return (
-        name,
-        str(stats.passes),
-        "-" if stats.limit_bytes is None else size(stats.limit_bytes),
-        size(stats.peak_bytes),
-        size(stats.spilled_bytes),
-        f"{stats.save_stall_s + stats.need_stall_s:.3f} s",
-        size(sum(device.written_bytes for device in stats.devices)),
-        f"{sum(device.drive_writes_per_day(stats.elapsed_s) for device in stats.devices):.2f}",
-    )
+    if profile.places:
+        places = [(each.what, size(each.memory_bytes), size(each.disk_bytes)) for each in profile.places]
+        lines += ["", *_table(("what", "in memory", "on disk"), *places)]
+    if last is not None:
+        times = f"forward {last.forward_s:.3f} s, whole {last.total_s:.3f} s, peak {size(last.peak_bytes)}"
+        lines += ["", f"pass {last.number}: {times}", *_curves({"happened": of_pass(last)})]
+        lines += ["", *_table(("came back", "storages", "bytes", "waited"), *_paths(last.lifetimes))]
+        lines += ["", *_table(("module", "saved", "spilled"), *_modules(last.lifetimes))]
+    return lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,78 +98,139 @@ def drives(profiles: Mapping[str, Profile]) -> tuple[Drive, ...]:
     )
 
 
-DRIVES = ("drive", "processes", "written", "read", "drive writes/day")
-
-
-def drive_row(drive: Drive) -> tuple[str, ...]:
-    """Return one drive as a table row with the columns `DRIVES`."""
-    return (
-        drive.name,
-        str(drive.processes),
-        size(drive.written_bytes),
-        size(drive.read_bytes),
-        f"{drive.writes_per_day:.2f}",
-    )
+def _overview(profiles: Mapping[str, Profile]) -> list[str]:
+    """Return two tables, with a row for each process and a row for each drive."""
+    rows = [("member", "passes", "limit", "peak", "spilled", "stalls", "written", "drive writes/day")]
+    for name, stats in ((name, each.stats) for name, each in profiles.items()):
+        limit = "-" if stats.limit_bytes is None else size(stats.limit_bytes)
+        sizes = size(stats.peak_bytes), size(stats.spilled_bytes)
+        stalls = f"{stats.save_stall_s + stats.need_stall_s:.3f} s"
+        written = size(sum(device.written_bytes for device in stats.devices))
+        wear = sum(device.drive_writes_per_day(stats.elapsed_s) for device in stats.devices)
+        rows.append((name, str(stats.passes), limit, *sizes, stalls, written, f"{wear:.2f}"))
+    shared = [("drive", "processes", "written", "read", "drive writes/day")]
+    for each in drives(profiles):
+        moved = size(each.written_bytes), size(each.read_bytes)
+        shared.append((each.name, str(each.processes), *moved, f"{each.writes_per_day:.2f}"))
+    return [*_table(*rows), "", *_table(*shared), ""]
 
 
 def _device(device: DeviceStats, elapsed_s: float) -> str:
+    quota = "no quota" if device.quota_bytes is None else f"a quota of {size(device.quota_bytes)}"
     return (
-        f"{device.name}: slab {size(device.slab_bytes)} of {_quota(device)}, written {size(device.written_bytes)}, "
+        f"{device.name}: slab {size(device.slab_bytes)} of {quota}, written {size(device.written_bytes)}, "
         f"read {size(device.read_bytes)}, "
         f"{device.write_bytes_per_s / 1e9:.2f} / {device.read_bytes_per_s / 1e9:.2f} GB/s, "
         f"{device.drive_writes_per_day(elapsed_s):.2f} drive writes per day"
     )
 
 
-def _quota(device: DeviceStats) -> str:
-    return "no quota" if device.quota_bytes is None else f"a quota of {size(device.quota_bytes)}"
-
-
-def _last_pass(last: PassProfile) -> list[str]:
-    return [
-        "",
-        f"pass {last.number}: forward {last.forward_s:.3f} s, whole {last.total_s:.3f} s, peak {size(last.peak_bytes)}",
-        curve(last.timeline, last.total_s),
-        "",
-        f"{'came back':<12}{'storages':>9}{'bytes':>12}{'waited':>10}",
-        *_ways(last.lifetimes),
-        "",
-        f"{'module':<40}{'saved':>12}{'spilled':>12}",
-        *_modules(last.lifetimes),
-    ]
-
-
-def curve(timeline: Sequence[tuple[float, int]], total_s: float, columns: int = COLUMNS) -> str:
-    """Draw the live bytes over the pass, one character per column. Each shows the highest value in its span of time."""
-    highest = [0] * columns
-    live_bytes, column = 0, 0
-    for at_s, after_bytes in timeline:
-        reached = min(columns - 1, int(at_s / total_s * columns)) if total_s > 0 else 0
-        for passed in range(column, reached + 1):
-            highest[passed] = max(highest[passed], live_bytes)
-        live_bytes, column = after_bytes, reached
-        highest[column] = max(highest[column], live_bytes)
-    top = max(highest) or 1
-    return "".join(BARS[-(-each * (len(BARS) - 1) // top)] for each in highest)
-
-
-def _ways(lifetimes: Sequence[Lifetime]) -> list[str]:
-    lines = []
+def _paths(lifetimes: Sequence[Lifetime]) -> Iterable[tuple[str, ...]]:
     for path in Path:
         found = [each for each in lifetimes if each.path is path]
         if found:
             moved, waited_s = sum(each.size_bytes for each in found), sum(each.waited_s for each in found)
-            lines.append(f"{path.value:<12}{len(found):>9}{size(moved):>12}{waited_s:>8.3f} s")
-    return lines
+            yield path.value, str(len(found)), size(moved), f"{waited_s:.3f} s"
 
 
-def _modules(lifetimes: Sequence[Lifetime], most: int = 12) -> list[str]:
-    saved: dict[str, int] = defaultdict(int)
-    spilled: dict[str, int] = defaultdict(int)
+def _modules(lifetimes: Sequence[Lifetime]) -> Iterable[tuple[str, ...]]:
+    saved, spilled = defaultdict[str, int](int), defaultdict[str, int](int)
     for each in lifetimes:
         saved[each.module] += each.size_bytes
         spilled[each.module] += 0 if each.path is Path.KEPT else each.size_bytes
-    largest = sorted(saved, key=lambda name: -saved[name])
-    lines = [f"{name:<40}{size(saved[name]):>12}{size(spilled[name]):>12}" for name in largest[:most]]
-    rest = len(largest) - most
-    return [*lines, f"and {rest} more"] if rest > 0 else lines
+    for name in sorted(saved, key=lambda name: -saved[name])[:MOST_MODULES]:
+        yield name, size(saved[name]), size(spilled[name])
+    if len(saved) > MOST_MODULES:
+        yield f"and {len(saved) - MOST_MODULES} more", "", ""
+
+
+# A plan beside what happened.
+
+
+def render_step(profile: StepProfile, rating_bytes: float | None) -> str:
+    """Return the whole report of a step under a plan, planned beside measured, and its recording."""
+    plan, courses = profile.plan, of_step(profile)
+    seen = courses["happened"]
+    allowed = f"{size(seen.peak_bytes)} of {size(profile.limit_bytes)} allowed"
+    rows: list[tuple[str, ...]] = [
+        ("step", f"{plan.played.step_s:.3f} s", f"{seen.step_s:.3f} s"),
+        ("stalls", f"{sum(plan.played.stalls_s):.3f} s", f"{sum(seen.waited_s):.3f} s"),
+        ("memory", size(plan.played.peak_bytes), allowed),
+    ]
+    for place, row in enumerate(seen.moved):
+        rows.append((row.name, *(size(sum(each.moved[place].values)) for each in courses.values())))
+    for number, tier in enumerate(profile.tiers):
+        if rating_bytes is not None and not tier.is_memory:
+            rows.append((f"life of {tier.name}", *(_life(each, number, rating_bytes) for each in courses.values())))
+    lines = [f"plan      {plan.reason}", "", *_table(("", *courses), *rows), "", *_curves(courses)]
+    return "\n".join(lines if profile.recording is None else [*lines, "", *_recorded(profile.recording)])
+
+
+def _life(course: StepCourse, tier: int, rating_bytes: float) -> str:
+    return f"{lasts_years(course.total_bytes(tier, reads=False), course.step_s, rating_bytes):.3g} years"
+
+
+# A recording.
+
+
+def held_bytes(recording: Recording) -> list[int]:
+    """Return the bytes of all existing storages, for each operator."""
+    end = len(recording.operators)
+    change = [0] * (end + 1)
+    for storage in recording.storages:
+        change[storage.born or 0] += storage.size_bytes
+        change[max(end if storage.died is None else storage.died, storage.born or 0)] -= storage.size_bytes
+    return list(accumulate(change))[:-1]
+
+
+def active_fraction(recording: Recording) -> float:
+    """Return the bytes that an operator uses divided by the bytes held, as the mean over operators."""
+    held = held_bytes(recording)
+    uses = [each.size_bytes / held[place] for each in recording.storages for place in each.uses if held[place]]
+    return sum(uses) / max(1, sum(map(bool, held)))
+
+
+def bytes_of(recording: Recording, kind: Kind) -> int:
+    """Return the bytes of all storages of one kind, even if they did not exist at the same time."""
+    return sum(storage.size_bytes for storage in recording.storages if storage.kind is kind)
+
+
+def _recorded(recording: Recording) -> list[str]:
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for each in recording.operators:
+        seconds[each.name.removeprefix("aten.")].append(each.seconds)
+    kinds = Counter(storage.kind for storage in recording.storages)
+    whole_s = sum(each.seconds for each in recording.operators)
+    slowest = sorted(seconds.items(), key=lambda each: -sum(each[1]))
+    return [
+        f"recorded  {len(recording.operators)} operators in {whole_s:.3f} s, "
+        f"at most {size(max(held_bytes(recording), default=0))} held; "
+        f"an operator uses {active_fraction(recording):.2%} of what is held, in the mean",
+        *_table(*((kind.value, f"{kinds[kind]} storages", size(bytes_of(recording, kind))) for kind in HELD)),
+        *_table(*((name, f"{len(took)} runs", f"{sum(took):.3f} s") for name, took in slowest[:MOST_OPERATORS])),
+    ]
+
+
+# Tables and curves.
+
+
+def _table(*rows: Sequence[str]) -> list[str]:
+    """Return lines with aligned columns: the first one to the left, others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+
+
+def _curves(courses: Mapping[str, StepCourse]) -> list[str]:
+    """Return the rows of all courses over time as bars: one line for each course, all to one scale."""
+    lines = []
+    for rows in zip(*((*each.held, *each.moved) for each in courses.values()), strict=True):
+        columns = [course.columns(row) for course, row in zip(courses.values(), rows, strict=True)]
+        if top := max(map(max, columns)):
+            lines.append(rows[0].name if rows[0].is_sum else f"{rows[0].name}, at most {size(top)}")
+            lines += [f"  {name:<9}{bars(each, top)}" for name, each in zip(courses, columns, strict=True)]
+    return lines
+
+
+def bars(values: Iterable[int], top: int) -> str:
+    """Return one character for each value, by its height relative to `top`."""
+    return "".join(BARS[-(-value * (len(BARS) - 1) // top)] for value in values)

@@ -5,14 +5,14 @@ Each answer comes from a plan and its replay. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, replace
 
-from elastrain.offload.planning.plan_search import SeenStep, choose
-from elastrain.offload.planning.plan_values import LimitBelowLeastError, Move, Plan, Tier, UnplayableError, ideal_s
-from elastrain.offload.planning.profile import size
+from elastrain.offload.planning.orders import SeenStep
+from elastrain.offload.planning.plan_search import choose
+from elastrain.offload.planning.plan_values import LimitBelowLeastError, Plan, Tier, UnplayableError, ideal_s
+from elastrain.offload.planning.profile import lasts_years, size
 
-YEAR_S = 365.25 * 86_400
 HOUR_S = 3600.0
 GIB = 1 << 30
 
@@ -88,30 +88,18 @@ def _answer(step: SeenStep, question: Question, limit_bytes: int, count: int) ->
         stalled_s=sum(plan.played.stalls_s),
         written_bytes=plan.played.written_bytes,
         read_bytes=plan.played.read_bytes,
-        years=None if question.rating_bytes is None else years(plan, tiers, question.rating_bytes),
-        steps_per_price=None if question.prices is None else _steps_per_price(question, step_s, limit_bytes, count),
+        years=None if question.rating_bytes is None else _years(plan, count, question.rating_bytes),
+        steps_per_price=_steps_per_price(question, step_s, limit_bytes, count),
     )
 
 
-def written_bytes(moves: Sequence[Move], count: int) -> list[int]:
-    """Return the bytes that a step writes to each of `count` tiers."""
-    found = [0] * count
-    for move in moves:
+def _years(plan: Plan, drives: int, rating_bytes: float) -> float:
+    """Return the life of the drive that is written most, in years of steps. The first tiers are drives."""
+    written = Counter[int]()
+    for move in plan.moves:
         for share in move.shares if move.write_after is not None else ():
-            found[share.tier] += share.size_bytes
-    return found
-
-
-def years(plan: Plan, tiers: Sequence[Tier], rating_bytes: float) -> float:
-    """Return the life of the drive that is written most, in years of uninterrupted steps. Infinite without writes."""
-    written = written_bytes(plan.moves, len(tiers))
-    most = max((each for each, tier in zip(written, tiers, strict=True) if not tier.is_memory), default=0)
-    return lasts_years(most, plan.played.step_s, rating_bytes)
-
-
-def lasts_years(step_bytes: float, step_s: float, rating_bytes: float) -> float:
-    """Return the years until `rating_bytes` have been written at `step_bytes` per step."""
-    return rating_bytes / step_bytes * step_s / YEAR_S if step_bytes else float("inf")
+            written[share.tier] += share.size_bytes
+    return lasts_years(max(written[number] for number in range(drives)), plan.played.step_s, rating_bytes)
 
 
 def _steps_per_price(question: Question, step_s: float, limit_bytes: int, count: int) -> float | None:

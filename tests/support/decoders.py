@@ -389,7 +389,7 @@ def _store_values() -> list[Decoder]:
     ]
 
 
-def _profile() -> str:
+def _profile() -> bytes:
     storages = StorageBytes(**{field.name: 0 for field in fields(StorageBytes)})
     stats = OffloadStats(
         limit_bytes=0, passes=0, elapsed_s=0.0, storages=storages, save_stall_s=0.0, need_stall_s=0.0, amount="none"
@@ -424,7 +424,7 @@ def _files(folder: Path) -> list[Decoder]:
         ),
         Decoder(
             name="an offload profile",
-            samples=[_profile().encode()],
+            samples=[_profile()],
             decode=read("profile", profile.read),
             errors=(OffloadConfigError,),
         ),

@@ -18,7 +18,6 @@ from tests.support.sources import Source, product
 ONE_THREAD = "only commands read it, in one thread"
 EXCEPTIONS = {
     "elastrain.offload.planning.profile": ONE_THREAD,
-    "elastrain.offload.planning.step_profile": ONE_THREAD,
     "elastrain.snapshot.durable.places.node": "numbers and texts: there is no class to look at",
 }
 

@@ -139,7 +139,7 @@ def test_what_the_agent_decides_uses_only_values(path: Path) -> None:
     assert {name for name in beyond if not within(name, AGENT_VALUES)} == set()
 
 
-PLAN_FILES = dict.fromkeys(("profile", "step_profile"), frozenset({"pathlib", "elastrain.base.line_files"}))
+PLAN_FILES = {"profile": frozenset({"pathlib", "elastrain.base.line_files"})}
 """Profiles are read from files and written to them."""
 PLANS_MAY_IMPORT = frozenset({"numpy", "elastrain.offload.planning", "elastrain.offload.errors"})
 

@@ -12,6 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from elastrain import protocol as p
 from elastrain.errors import ConfigError, NoRoomError
 from elastrain.job.placement import Placement
@@ -297,10 +299,6 @@ class MemoryKeeper:
             Occupancy(what="optimizer shards", memory_bytes=memory_bytes, disk_bytes=disk_bytes),
             Occupancy(what="everything else", memory_bytes=needs.base_bytes if needs else 0, disk_bytes=0),
         )
-        stats = activations.stats
-        shard_devices = tuple(device.stats() for device in self._devices)
-        return replace(
-            activations,
-            stats=replace(stats, devices=(*stats.devices, *shard_devices)),
-            places=(*activations.places, *places),
-        )
+        devices = (*activations.stats.devices, *(device.stats() for device in self._devices))
+        stats, all_places = replace(activations.stats, devices=devices), (*activations.places, *places)
+        return msgspec.structs.replace(activations, stats=stats, places=all_places)

@@ -8,8 +8,8 @@ import pytest
 
 from elastrain.offload.planning import move_plan as plans
 from elastrain.offload.planning.move_plan import better_plan, first_plan, hides_all
-from elastrain.offload.planning.orders import Arrival, BlockSizes, StepStage, UpdateOrder
-from elastrain.offload.planning.plan_search import CLOSE, Policy, SeenStep, choose
+from elastrain.offload.planning.orders import Arrival, BlockSizes, SeenStep, StepStage, UpdateOrder
+from elastrain.offload.planning.plan_search import CLOSE, Policy, choose
 from elastrain.offload.planning.plan_values import Budget, LimitBelowLeastError, Plan, Played, Program, Tier
 from tests.support.programs import blocks
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from elastrain.offload.lifetimes.recorder import StepRecorder
 from elastrain.offload.planning.plan_values import Kind
 from elastrain.offload.planning.step_recording import RecordedStorage, Recording
-from elastrain.offload.report.recording_report import active_fraction, bytes_of, held_bytes
+from elastrain.offload.report.show import active_fraction, bytes_of, held_bytes
 from experiments.offload.models import KINDS, Shape, build
 
 SHAPE = Shape(width=32, layers=2, tokens=8, batch=2, vocabulary=64)

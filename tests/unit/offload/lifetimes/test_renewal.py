@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.offload.planning.orders import Arrival, BlockSizes, StepStage
-from elastrain.offload.planning.plan_search import Changed, Patience, SeenStep, StepDifference, difference
+from elastrain.offload.planning.orders import Arrival, BlockSizes, SeenStep, StepStage
+from elastrain.offload.planning.plan_search import Changed, Patience, StepDifference, difference
 from elastrain.offload.planning.plan_values import Tier
 
 BLOCKS = tuple(
