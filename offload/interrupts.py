@@ -3,6 +3,10 @@
 Python calls signal handlers in the main thread, between any two bytecodes; `KeyboardInterrupt` comes from one. `defer`
 delays the program's handlers until this package's code has returned. `Entrance` installs and removes saved-tensor hooks
 without a bytecode in between, so that an interrupt cannot leave them half installed.
+
+Only `within` uses `defer`, because a step calls the program's optimizer and hooks, which have to run in the main
+thread. `save_on_disk` leaves the program's handlers alone: it hands each change of its state to another thread
+(`activations/deferred.py`).
 """
 
 from __future__ import annotations

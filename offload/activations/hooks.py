@@ -180,11 +180,6 @@ class ActivationOffload:
             self.entrance.leave()
             raise
 
-    @property
-    def _entered(self) -> bool | None:
-        """True while the `with` block is entered, else None."""
-        return self.entrance.is_entered or None
-
     @KeptByItsBlock
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

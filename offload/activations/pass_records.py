@@ -59,7 +59,10 @@ class DiskSide:
 
 
 class Timing:
-    """Times of a storage's events, in seconds since its pass began, and the path by which it came back."""
+    """Times of a storage's events, in seconds since its pass began, and the path by which it came back.
+
+    The names are those of `Lifetime`.
+    """
 
     __slots__ = ("index", "needed_s", "path", "released_s", "saved_s", "stalled_s", "waited_s")
 
@@ -108,19 +111,8 @@ class SpillRecord:
 
     def lifetime(self) -> Lifetime:
         """Return the storage's history as a value."""
-        timing = self.timing
-        return Lifetime(
-            index=timing.index,
-            size_bytes=self.size_bytes,
-            dtype=self.origin.dtype,
-            module=self.origin.module,
-            saved_s=timing.saved_s,
-            needed_s=timing.needed_s,
-            released_s=timing.released_s,
-            path=timing.path,
-            waited_s=timing.waited_s,
-            stalled_s=timing.stalled_s,
-        )
+        times = {name: getattr(self.timing, name) for name in Timing.__slots__}
+        return Lifetime(size_bytes=self.size_bytes, dtype=self.origin.dtype, module=self.origin.module, **times)
 
 
 _PATHS = {

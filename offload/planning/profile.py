@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
@@ -123,9 +124,19 @@ class StorageBytes:
     evicted_bytes: int
 
 
+class _SizeInStorages:
+    """An attribute of `OffloadStats` that is the size of the same name in its `storages`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._size: Callable[[StorageBytes], int] = attrgetter(name)
+
+    def __get__(self, stats: OffloadStats, kind: type) -> int:
+        return self._size(stats.storages)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OffloadStats:
-    """Statistics since the first pass. The sizes in `storages` are also properties of this class."""
+    """Statistics since the first pass. The sizes in `storages` are also attributes of this class."""
 
     limit_bytes: int | None
     passes: int
@@ -138,40 +149,20 @@ class OffloadStats:
     devices: tuple[DeviceStats, ...] = ()
     last: PassProfile | None = field(default=None, repr=False)
 
-    @property
-    def live_bytes(self) -> int:
-        """Bytes in memory now, including storages that are being read back."""
-        return self.storages.live_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes that were in memory at once."""
-        return self.storages.peak_bytes
-
-    @property
-    def saved_bytes(self) -> int:
-        """Bytes that autograd saved, each storage counted once."""
-        return self.storages.saved_bytes
-
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes that autograd saved again, as parts of storages that it had already saved."""
-        return self.storages.shared_bytes
-
-    @property
-    def spilled_bytes(self) -> int:
-        """Bytes that were sent to drives."""
-        return self.storages.spilled_bytes
-
-    @property
-    def forwarded_bytes(self) -> int:
-        """Bytes that were returned from memory while they were being written."""
-        return self.storages.forwarded_bytes
-
-    @property
-    def evicted_bytes(self) -> int:
-        """Bytes that were dropped from memory after being read back, because another storage was needed first."""
-        return self.storages.evicted_bytes
+    live_bytes = _SizeInStorages()
+    """Bytes in memory now, including storages that are being read back."""
+    peak_bytes = _SizeInStorages()
+    """The most bytes that were in memory at once."""
+    saved_bytes = _SizeInStorages()
+    """Bytes that autograd saved, each storage counted once."""
+    shared_bytes = _SizeInStorages()
+    """Bytes that autograd saved again, as parts of storages that it had already saved."""
+    spilled_bytes = _SizeInStorages()
+    """Bytes that were sent to drives."""
+    forwarded_bytes = _SizeInStorages()
+    """Bytes that were returned from memory while they were being written."""
+    evicted_bytes = _SizeInStorages()
+    """Bytes that were dropped from memory after being read back, because another storage was needed first."""
 
 
 def size(size_bytes: float) -> str:
