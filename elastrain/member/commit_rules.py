@@ -138,7 +138,7 @@ class Committing(MemberPart):
         """Begin the step anew, because an audit has found a difference. The votes of this attempt are void."""
         m = self._machine
         m.step.ballot.clear()
-        m.step.audits.accused = dispute.accused  # for the next report: not all may have got these votes
+        m.step.audits.accuse(dispute.accused)
         # All members find this in the same votes. Each asks for a new view, since others may die, but only one reports
         # it.
         reason = "; ".join((dispute.reason, *dict.fromkeys(each.reason for each in dispute.accused)))
@@ -174,7 +174,7 @@ class Committing(MemberPart):
         if record.plan != plan_before:
             # Holders follow the blocks: a member that computes with a shard can hold it without more memory for
             # parameters.
-            m.commit.roles.target = self.goal(m.commit.roles.live)
+            m.commit.roles.aim(self.goal(m.commit.roles.live))
             m.custody.given.plan()
         m.checkpointing.on_passed(record, before)
         m.out.do(p.EndAttempt(step=record.step))

@@ -53,7 +53,8 @@ class Ending(MemberPart):
         m.loop.on_ended(event)
         m.end.on_loop_ended(event.step)
         is_passed_over = record is not None and record.checkpoint is Checkpointed.PASSED_OVER
-        m.end.is_checkpoint_wished |= is_passed_over or m.checkpointing.wanted is not Wish.NONE
+        if is_passed_over or m.checkpointing.wanted is not Wish.NONE:
+            m.end.wish_checkpoint()
 
     @handles(TakeLast)
     def on_take_last(self, message: TakeLast) -> None:
@@ -66,7 +67,7 @@ class Ending(MemberPart):
         record = m.commit.record
         if record is None or record.step != step or m.checkpointing.open is not None or m.checkpointing.is_over(step):
             return
-        m.end.is_checkpoint_wished = True
+        m.end.wish_checkpoint()
         m.checkpointing.on_passed(replace(record, checkpoint=Checkpointed.TAKEN), m.commit.roles.live)
         m.checkpointing.on_began(m.loop.step, m.loop.state)
 
@@ -74,8 +75,7 @@ class Ending(MemberPart):
     def on_ends_before(self, source: str, message: EndsBefore) -> None:
         """Note that a member's loop has ended, and send the member the blocks that it still lacks."""
         m = self._machine
-        m.end.on_ends_before(source, message.step)
-        m.end.is_checkpoint_wished |= message.is_checkpoint_wished
+        m.end.on_ends_before(source, message)
         if not message.keeps_own:
             self._serve(source)
 

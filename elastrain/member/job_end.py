@@ -73,10 +73,15 @@ class JobEnd(MemberPart):
         """Note that this member's loop has ended before `step`."""
         self.step = step
 
-    def on_ends_before(self, source: str, step: int) -> None:
-        """Note the step before which a member's loop has ended."""
-        self._ended[source] = step
+    def on_ends_before(self, source: str, message: EndsBefore) -> None:
+        """Note the step before which a member's loop has ended, and if a checkpoint was asked for there."""
+        self._ended[source] = message.step
+        self.is_checkpoint_wished |= message.is_checkpoint_wished
         self._go_on()
+
+    def wish_checkpoint(self) -> None:
+        """Note that a checkpoint of the last step was asked for after the votes on it."""
+        self.is_checkpoint_wished = True
 
     @handles(HasAll)
     def on_has_all(self, source: str, message: HasAll) -> None:

@@ -176,7 +176,7 @@ class LoopStages(MemberPart):
         is_recovering = self._views.is_recovering
         todo = [run for run in self._open.runs.pending if not is_recovering or run in self._allowed]
         if todo:
-            self._open.runs.running = todo[0]
+            self._open.runs.start_running(todo[0])
             self._give(self._open.audits.compute(self._open.check.compute(todo[0])))
         elif not is_recovering and (command := self._open.tasks.next_command()) is not None:
             self._give(command)

@@ -30,7 +30,7 @@ class Recovering:
             part.forget_view()
         m.views.switch(m.step.number)
         report = self.report()
-        m.views.reports[m.me] = report
+        m.views.on_report(m.me, report)
         m.out.send_all(m.views.others, report)
 
     def report(self) -> Report:
@@ -121,7 +121,7 @@ class Recovering:
             held = m.custody.holdings.find(shard)
             # A member that published them wrongly has dropped its state. A difference from that state is settled.
             if held is not None and m.commit.roles.is_mine(shard):
-                held.difference = None
+                held.settle()
 
     def _take_up_roles(self, decision: Recovery) -> None:
         m = self._machine

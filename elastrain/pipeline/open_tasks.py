@@ -103,6 +103,12 @@ class TaskDesk:
             self.progress.setdefault(task, TaskProgress(task=task))
         self._has_open = None
 
+    def forget(self, tasks: Iterable[Task]) -> None:
+        """Forget these tasks with their progress: they are handed out anew."""
+        for task in tasks:
+            self.progress.pop(task, None)
+        self._has_open = None
+
     def arrive(self, name: BoundaryName) -> bool:
         """Note that a boundary tensor came. Returns False if it belongs to another step and is to be dropped."""
         if name.step != self.shape.number:

@@ -240,7 +240,7 @@ def lets_go_before_verified(rule: Rule, backups: Backups, event: p.AppliedBehind
     """A backup keeps gradient and record of s-1 until its update is verified."""
     held = backups._holdings.find(event.shard)
     if held is not None:
-        held.kept.pop(event.step, None)
+        held.void(event.step)
     rule(backups, event)
 
 
@@ -251,8 +251,9 @@ _FLIPS: Filter = lambda scenario: scenario.flips > 0  # noqa: E731  a filter amo
 def skips_the_digest(rule: Rule, backups: Backups, shard: int, step: int) -> None:
     """A backup swaps only after its digest matched the primary's."""
     held = backups._holdings[shard]
-    if step in held.scratch and step in held.expected:
-        held.expected[step] = held.scratch[step]
+    digest = held.update_of(step)
+    if digest is not None and held.expected_of(step) is not None:
+        held._expected[step] = digest
     rule(backups, shard, step)
 
 
@@ -270,8 +271,8 @@ def forgets_the_doubt(rule: Rule, doubts: Mismatches, shard: int) -> bool:
     """A difference is followed until it is known which side is wrong."""
     held = doubts._holdings[shard]
     assert held.difference is not None
-    held.scratch[held.difference.step] = held.difference.told
-    held.difference = None
+    held.update(held.difference.step, held.difference.told)
+    held.settle()
     return True
 
 
@@ -431,7 +432,7 @@ def acknowledges_what_it_has_not_looked_at(
     rule(backups, source, message, payload)
     if message.step == backups._runs.step:
         for shard in message.shards:
-            backups._holdings.of(shard).owed[message.step] = source
+            backups._holdings.of(shard).owe(message.step, source)
         backups.acknowledge(message.shards)
 
 

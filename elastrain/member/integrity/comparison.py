@@ -243,11 +243,9 @@ class DigestBroadcast(MemberPart):
             held = self._holdings.find(shard)
             if held is None or held.version != event.step:
                 continue
-            state, published = event.digests.get(shard, held.digest), event.published.get(shard, held.published)
-            if held.digest not in (None, state) or held.published not in (None, published):
-                self._repair.give_up(shard, changed_since(shard=shard, step=event.step, member=self._views.me))
             # A copy that is given later carries the digest that other members have compared.
-            held.digest, held.published = state, published
+            if not held.announce(event.digests.get(shard), event.published.get(shard)):
+                self._repair.give_up(shard, changed_since(shard=shard, step=event.step, member=self._views.me))
         return self._repair.is_due
 
     @handles(p.StatesDigested)

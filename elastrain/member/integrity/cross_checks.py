@@ -113,6 +113,10 @@ class Auditing(MemberPart):
         if self._shape.audit.every:
             self._voted = (self._runs.step, checks)
 
+    def accuse(self, accused: tuple[Accusation, ...]) -> None:
+        """Keep the accusations found in the votes for the next report: not all members may have got these votes."""
+        self.accused = accused
+
     def hear(self, accused: Sequence[Accusation]) -> list[str]:
         """Take the accusations that all members know. Returns the reasons why this one is newly at fault."""
         # The generation tells repeated accusations of a later view from new ones.

@@ -30,29 +30,31 @@ from elastrain.protocol.messages import Doubt, Evidence, Trial
 
 
 class Mismatches(MemberPart):
-    """Part that resolves doubts about states. The doubts are stored with the states, in `Holdings`."""
+    """Part that resolves doubts about states, and owns the questions. The doubts are with the states, in `Holdings`."""
 
     def __init__(
         self, views: Views, commit: Commit, holdings: Holdings, comparison: Comparison, repair: Repair, out: Commands
     ) -> None:
         self._views, self._commit, self._holdings = views, commit, holdings
         self._comparison, self._repair, self._out = comparison, repair, out
+        self._answers: dict[int, dict[str, int | None]] = {}
+        """Shard in doubt -> member -> its answer."""
+        self._askers: dict[int, set[str]] = {}
+        """Shard -> members that wait for the digest of the update that this member is about to make."""
+
+    def forget_view(self) -> None:
+        """Forget questions and answers: in the next view the members ask again."""
+        # An answer to a question of the last view could be taken for one of this view.
+        self._askers.clear()
+        self._answers.clear()
 
     # ------------------------------------------------------------------------------------------------ this member's
 
     def open(self, shard: int, step: int) -> None:
         """Make this backup's update again, because it differs from the primary's."""
         assert self._commit.record is not None
-        # Everything for the verdict is noted now, because the second update overwrites the first.
         held = self._holdings[shard]
-        held.difference = Difference(
-            shard=shard,
-            step=step,
-            member=self._views.me,
-            primary=held.primary,
-            told=held.expected[step],
-            found=held.scratch[step],
-        )
+        held.doubt(shard, step, self._views.me)
         self._out.do(p.UpdateAgain(record=self._commit.record, shard=shard, touched=held.kept[step].touched))
 
     def on_updated_again(self, event: p.UpdatedAgain) -> bool:
@@ -63,7 +65,7 @@ class Mismatches(MemberPart):
         if held.difference is None or held.difference.step != event.step:
             self._look_at_what_was_taken_over(held, event)
             return False
-        held.scratch[event.step] = event.digest
+        held.update(event.step, event.digest)
         verdict = look_again(
             held.difference,
             verified=held.digest,
@@ -81,24 +83,24 @@ class Mismatches(MemberPart):
             shard=event.shard,
             step=event.step,
             member=self._views.me,
-            verified=held.expected.get(event.step - 1),
+            verified=held.expected_of(event.step - 1),
             verified_now=event.before,
             has_gradient=event.has_gradient,
         )
         if reason:
             self._repair.give_up(event.shard, reason)
         else:
-            held.digest = event.digest  # what works on the model's memory now is compared with this
+            held.note_digest(event.digest)  # what works on the model's memory now is compared with this
 
     def ask(self, shard: int) -> bool:
         """Ask all other members about the shard, holders or not. Returns True if the doubt is over."""
         held = self._holdings[shard]
         assert held.difference is not None
         # Answers of a former view may come from lost members, or be about memory that has changed.
-        held.answers.clear()
+        self._answers[shard] = {}
         question = Doubt(step=held.difference.step, shard=shard, parameters=False)
         self._out.send_all(self._views.others, question)
-        return self._judge(held)
+        return self._judge(held, held.difference)
 
     def resume(self, recovery: Recovery) -> None:
         """Ask the members of the new view, since some of those asked before may be lost."""
@@ -114,18 +116,18 @@ class Mismatches(MemberPart):
         if message.is_trial:
             self._conclude(held, judge_trial(held.difference, message.digest))
         else:
-            held.answers[source] = message.digest
-            self._judge(held)
+            self._answers.setdefault(message.shard, {})[source] = message.digest
+            self._judge(held, held.difference)
 
-    def _judge(self, held: HeldShard) -> bool:
-        assert held.difference is not None
+    def _judge(self, held: HeldShard, difference: Difference) -> bool:
+        answers = self._answers[difference.shard]
         # All answers are needed: a third copy that answers late could change the verdict.
-        if not held.answers.keys() >= set(self._views.others):
+        if not answers.keys() >= set(self._views.others):
             return False
-        verdict = judge(held.difference, held.answers)
+        verdict = judge(difference, answers)
         # The primary can make the update again, from the state that both had verified and the backup sends.
-        if verdict.wrong is Side.UNKNOWN and held.answers.get(held.difference.primary) is not None:
-            self._try(held, held.difference)
+        if verdict.wrong is Side.UNKNOWN and answers.get(difference.primary) is not None:
+            self._try(held, difference)
             return False
         return self._conclude(held, verdict)
 
@@ -139,13 +141,13 @@ class Mismatches(MemberPart):
         assert difference is not None
         match verdict.wrong:
             case Side.NOBODY:  # nothing is wrong now, but the log should say that it was
-                held.difference = None
+                held.settle()
                 self._out.do(p.Noticed(reason=verdict.reason))
                 return True
             case Side.MEMBER:
                 self._repair.give_up(difference.shard, verdict.reason)
             case Side.PRIMARY:
-                held.difference = None
+                held.settle()
                 self._repair.begin_anew(verdict.reason, {difference.shard: difference.primary})
             case Side.UNKNOWN:
                 self._out.fail("DivergedError", f"{verdict.reason}: start the job again without one of the two")
@@ -171,12 +173,11 @@ class Mismatches(MemberPart):
             self._answer(source, message, None)
         elif held.version == message.step:
             self._out.do(p.DigestAgain(step=message.step, shard=shard, parameters=False, asker=source))
-        elif message.step in held.scratch:
-            self._answer(source, message, held.scratch[message.step])
-        elif message.step in held.kept:
-            held.askers.add(source)  # its own update is still to be made: then it is a witness
+        elif held.update_of(message.step) is None and message.step in held.kept:
+            # This member's own update is still to be made: then it is a witness.
+            self._askers.setdefault(shard, set()).add(source)
         else:
-            self._answer(source, message, None)
+            self._answer(source, message, held.update_of(message.step))
 
     def _answer(self, to: str, asked: Doubt, digest: int | None) -> None:
         told = {"step": asked.step, "shard": asked.shard}
@@ -205,7 +206,7 @@ class Mismatches(MemberPart):
             reason = changed_since(shard=event.shard, step=event.step, member=self._views.me)
             self._repair.give_up(event.shard, reason)
         elif told is None and event.asker == self._views.me and held.version == event.step:
-            held.digest = event.digest  # made just now: copies of it are compared with this
+            held.note_digest(event.digest)
 
     @handles(Trial)
     def on_trial(self, source: str, message: Trial, payload: object) -> None:
@@ -228,7 +229,7 @@ class Mismatches(MemberPart):
         """Send the digest of the repeated update to the backup, or None if its data was not the verified state."""
         held = self._holdings.find(event.shard)
         # The state is the one that both had: this member announced its digest, and the backup compared it.
-        is_known = held is not None and held.expected.get(event.step - 1) == event.before and event.has_gradient
+        is_known = held is not None and held.expected_of(event.step - 1) == event.before and event.has_gradient
         made = event.digest if is_known else None
         if event.asker in self._views.others:
             answer = Evidence(step=event.step, shard=event.shard, parameters=False, digest=made, is_trial=True)
@@ -236,7 +237,6 @@ class Mismatches(MemberPart):
 
     def answer_askers(self, shard: int, step: int) -> None:
         """Send the digest of this member's own update to the members that wait for it."""
-        held = self._holdings[shard]
-        for member in sorted(held.askers & set(self._views.others)):
-            self._answer(member, Doubt(step=step, shard=shard, parameters=False), held.scratch[step])
-        held.askers.clear()
+        for member in sorted(self._askers.pop(shard, set()) & set(self._views.others)):
+            asked = Doubt(step=step, shard=shard, parameters=False)
+            self._answer(member, asked, self._holdings[shard].update_of(step))

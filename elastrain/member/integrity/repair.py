@@ -78,7 +78,7 @@ class Repair(MemberPart):
         held = self._holdings.find(shard)
         if held is None:
             return
-        held.difference = None  # it is known now which side is wrong
+        held.settle()
         self.given_up.add(shard)
         self._holdings.disown(shard)
         self._faults.append(reason)

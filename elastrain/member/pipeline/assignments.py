@@ -166,9 +166,8 @@ class Tasks(MemberPart):
     def take_up(self, plan: PipelinePlan, rerouting: Rerouting) -> None:
         """Take up the tasks after a change of view: living members keep theirs, and lost work is computed again."""
         if self._desk is not None:
-            for task in rerouting.new:
-                # This task was done before and is wanted again as a whole, since other members may lack its output.
-                self._desk.progress.pop(task, None)
+            # These tasks were done before and are wanted again as a whole, since other members may lack their output.
+            self._desk.forget(rerouting.new)
         self._hand(plan, rerouting.tasks)
 
     def send_again(self, rerouting: Rerouting) -> None:

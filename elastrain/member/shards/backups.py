@@ -12,7 +12,7 @@ from elastrain.member.integrity.mismatches import Mismatches
 from elastrain.member.shards.primaries import Primaries
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
-from elastrain.member.state.holdings import HeldShard, Holdings
+from elastrain.member.state.holdings import Holdings
 from elastrain.member.state.runs import FinishedGradient, Runs
 from elastrain.protocol.messages import Ack, Digests, Gradient
 
@@ -34,10 +34,9 @@ class Backups(MemberPart):
         if message.step != self._runs.step:
             return
         for index, shard in enumerate(message.shards):
-            held = self._holdings.of(shard)
-            held.kept[message.step] = FinishedGradient(
-                message.contribution, message.touched[index], message.square_norms[index]
-            )
+            norm = message.square_norms[index]
+            gradient = FinishedGradient(message.contribution, message.touched[index], norm)
+            self._holdings.of(shard).keep(message.step, gradient)
         self._out.do(p.StoreGradients(step=message.step, shards=message.shards, source=source, payload=payload))
 
     def on_kept(self, event: p.GradientsKept) -> bool:
@@ -45,28 +44,22 @@ class Backups(MemberPart):
         if event.step != self._runs.step:
             return False
         for shard in event.damaged:
-            self._holdings.of(shard).kept.pop(event.step, None)
+            self._holdings.of(shard).void(event.step)
         # If the step has begun anew since, no gradient is kept.
         kept = [shard for shard in event.shards if event.step in self._holdings.of(shard).kept]
         for shard in kept:
             # The acknowledgement may have to wait until the state of the step before is verified.
-            self._holdings[shard].owed[event.step] = event.source
+            self._holdings[shard].owe(event.step, event.source)
         self.acknowledge(kept)
         return True
-
-    def may_acknowledge(self, held: HeldShard, step: int) -> bool:
-        """Return True if this backup may acknowledge `step`: its state of the step before is verified."""
-        # From that state and the gradient it can make the update. From an older state it could not.
-        return held.version == step - 1
 
     def acknowledge(self, shards: Iterable[int]) -> None:
         """Send acknowledgements for those of the shards that may be acknowledged."""
         step = self._runs.step
         by_primary: dict[str, list[int]] = defaultdict(list)
         for shard in shards:
-            held = self._holdings[shard]
-            if step in held.owed and self.may_acknowledge(held, step):
-                by_primary[held.owed.pop(step)].append(shard)
+            if (primary := self._holdings[shard].acknowledge(step)) is not None:
+                by_primary[primary].append(shard)
         for primary, acked in by_primary.items():
             self._out.send(primary, Ack(step=step, shards=tuple(acked)))
 
@@ -97,7 +90,7 @@ class Backups(MemberPart):
         held = self._holdings.find(event.shard)
         # A change of roles, or a new copy, may have made the update void meanwhile.
         if held is not None and event.shard not in self._holdings.bound and event.step == held.version + 1:
-            held.scratch[event.step] = event.digest
+            held.update(event.step, event.digest)
             self._doubts.answer_askers(event.shard, event.step)
             self.verify(event.shard, event.step)
 
@@ -106,8 +99,7 @@ class Backups(MemberPart):
         for shard, digest in message.digests:
             held = self._holdings.find(shard)
             if held is not None and shard not in self._holdings.bound and held.version < message.step:
-                held.expected[message.step] = digest
-                held.primary = source
+                held.expect(message.step, digest, source)
                 self.verify(shard, message.step)
 
     @handles(p.UpdatedAgain)
@@ -120,9 +112,9 @@ class Backups(MemberPart):
         """Make the update the backup's state if its digest equals the primary's."""
         held = self._holdings[shard]
         # Update and digest come in either order: the backup may be faster than its primary.
-        if held.difference is not None or step not in held.scratch or step not in held.expected:
+        if not held.is_comparable(step):
             return
-        if held.scratch[step] != held.expected[step]:
+        if held.update_of(step) != held.expected_of(step):
             self._doubts.open(shard, step)
             return
         held.verify(step)

@@ -40,9 +40,9 @@ class Primaries(MemberPart):
         fresh = [s for s, h in holders if me in h.all and self._holdings.of(s).version == NEVER]
         if fresh:
             bound = tuple(shard for shard in fresh if self._commit.roles.is_mine(shard))
-            self._holdings.bound.update(bound)
+            self._holdings.bind(bound)
             for shard in fresh:
-                self._holdings[shard].version = self._commit.step
+                self._holdings[shard].create(self._commit.step)
             self._out.do(p.Create(shards=tuple(fresh), bound=bound))
         return fresh
 
@@ -80,7 +80,7 @@ class Primaries(MemberPart):
 
     def bind(self, shard: int) -> None:
         """Bind the verified state to the model's own memory."""
-        self._holdings.bound.add(shard)
+        self._holdings.bind([shard])
         self._look(shard)
         self._comparison.replace(shard, p.Bind(step=self._holdings[shard].version, shard=shard))
 
@@ -119,4 +119,4 @@ class Primaries(MemberPart):
         if held.difference is not None:
             self._holdings.end_in_doubt(held.difference)
         held.apply(self._commit.step)
-        self._holdings.bound.add(shard)
+        self._holdings.bind([shard])

@@ -59,6 +59,10 @@ class Roles:
         self.committed, self.target = committed, target
         self.set_live(live)
 
+    def aim(self, target: Placement) -> None:
+        """Change the holders that the shards should have, because the blocks have moved."""
+        self.target = target
+
     def change(self, roles: Iterable[tuple[int, Holders]]) -> None:
         """Change the holders as a commit record says."""
         assert self.committed is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from elastrain import protocol as p
@@ -18,55 +18,154 @@ from elastrain.member.state.runs import FinishedGradient
 class HeldShard:
     """Record of one shard's state on this member."""
 
-    version: int = NEVER
-    """Step after which the state stands, verified, or made by this member as the primary."""
-    kept: dict[int, FinishedGradient] = field(default_factory=dict)
-    """Finished gradients by step, until their update is verified."""
-    scratch: dict[int, int] = field(default_factory=dict)
+    _version: int = NEVER
+    _kept: dict[int, FinishedGradient] = field(default_factory=dict)
+    _updates: dict[int, int] = field(default_factory=dict)
     """Step -> digest of the backup's update, not yet verified."""
-    expected: dict[int, int] = field(default_factory=dict)
+    _expected: dict[int, int] = field(default_factory=dict)
     """Step -> digest of the primary's update."""
-    owed: dict[int, str] = field(default_factory=dict)
+    _owed: dict[int, str] = field(default_factory=dict)
     """Step -> the primary that waits for an acknowledgement."""
-    digest: int | None = None
-    """Digest of the state at `version`, as it was last compared or announced. None: never."""
-    published: int | None = None
-    """Digest of the parameters at `version`, as this member announced it as their publisher. None: never."""
-    is_copy: bool = False
-    """True if the state was copied from its primary at `version`: it equals the primary's, right or wrong."""
-    primary: str = ""
-    """The primary that sent the digests in `expected`."""
-    difference: Difference | None = None
-    """The open doubt: this update differs from the primary's, and it is not known which is right."""
-    answers: dict[str, int | None] = field(default_factory=dict)
-    """Member -> its answer about the doubt."""
-    askers: set[str] = field(default_factory=set)
-    """Members that wait for the digest of the update that this member is about to make."""
+    _digest: int | None = None
+    _published: int | None = None
+    _is_copy: bool = False
+    _primary: str = ""
+    """The primary that sent the digests in `_expected`."""
+    _difference: Difference | None = None
+
+    @property
+    def version(self) -> int:
+        """Step after which the state stands, verified, or made by this member as the primary."""
+        return self._version
+
+    @property
+    def kept(self) -> Mapping[int, FinishedGradient]:
+        """Finished gradients by step, until their update is verified."""
+        return self._kept
+
+    @property
+    def digest(self) -> int | None:
+        """Digest of the state at `version`, as it was last compared or announced. None: never."""
+        return self._digest
+
+    @property
+    def published(self) -> int | None:
+        """Digest of the parameters at `version`, as this member announced it as their publisher. None: never."""
+        return self._published
+
+    @property
+    def is_copy(self) -> bool:
+        """True if the state was copied from its primary at `version`: it equals the primary's, right or wrong."""
+        return self._is_copy
+
+    @property
+    def difference(self) -> Difference | None:
+        """The open doubt: this update differs from the primary's, and it is not known which is right."""
+        return self._difference
+
+    # --------------------------------------------------------------------------------------------------- the state
+
+    def create(self, step: int) -> None:
+        """Note that the initial state was created. It counts as the state after `step`."""
+        self._version = step
 
     def apply(self, step: int) -> None:
         """Note that this primary has made the update of `step`. Records of earlier steps are dropped."""
         # Gradients of later steps stay: a former backup may have the next step's already.
-        before, self.digest = self.digest, None
-        self.version, self.is_copy, self.published = step, False, None
-        self.kept = {later: gradient for later, gradient in self.kept.items() if later > step}
-        self.scratch.clear()
+        before, self._digest = self._digest, None
+        self._version, self._is_copy, self._published = step, False, None
+        self._kept = {later: gradient for later, gradient in self._kept.items() if later > step}
+        self._updates.clear()
         # The digest of the version before stays: a backup in doubt about the update may send that state back.
-        self.expected = {} if before is None else {step - 1: before}
+        self._expected = {} if before is None else {step - 1: before}
 
     def verify(self, step: int) -> None:
         """Make the update of `step` the state: it equals the primary's."""
-        self.digest = self.scratch.pop(step)
-        del self.expected[step]
-        self.version, self.is_copy, self.published = step, False, None
-        self.kept.pop(step, None)
+        self._digest = self._updates.pop(step)
+        del self._expected[step]
+        self._version, self._is_copy, self._published = step, False, None
+        self._kept.pop(step, None)
 
     def replace(self, step: int, digest: int) -> None:
         """Replace the record by that of a copy of the primary's state after `step`."""
         # A copy equals its primary's state, right or wrong. It can follow, but it cannot be a witness.
-        self.version, self.is_copy, self.digest, self.published = step, True, digest, None
-        self.kept.clear()
-        self.scratch.clear()
-        self.expected.clear()
+        self._version, self._is_copy, self._digest, self._published = step, True, digest, None
+        self._kept.clear()
+        self._updates.clear()
+        self._expected.clear()
+
+    def note_digest(self, digest: int) -> None:
+        """Keep the digest of a state that was made just now. Copies of it and later digests are compared with this."""
+        self._digest = digest
+
+    def announce(self, digest: int | None, published: int | None) -> bool:
+        """Keep the digests of state and parameters that are about to be announced. None: it was not computed.
+
+        Returns False if one of them differs from the digest that was kept before.
+        """
+        before = self._digest, self._published
+        self._digest = self._digest if digest is None else digest
+        self._published = self._published if published is None else published
+        return all(old in (None, new) for old, new in zip(before, (self._digest, self._published), strict=True))
+
+    # --------------------------------------------------------------------------------------------------- gradients
+
+    def keep(self, step: int, gradient: FinishedGradient) -> None:
+        """Keep the finished gradient of `step` for this backup's update."""
+        self._kept[step] = gradient
+
+    def void(self, step: int) -> None:
+        """Drop the finished gradient of `step`. No acknowledgement of it is owed any more."""
+        self._kept.pop(step, None)
+        self._owed.pop(step, None)
+
+    def owe(self, step: int, primary: str) -> None:
+        """Note that the primary waits for an acknowledgement of the gradient of `step`."""
+        self._owed[step] = primary
+
+    def acknowledge(self, step: int) -> str | None:
+        """Return the primary that is owed the acknowledgement of `step`, once it may be sent. Each is returned once."""
+        # From the verified state of the step before and the gradient, this backup can make the update. From an older
+        # state it could not.
+        return self._owed.pop(step, None) if self._version == step - 1 else None
+
+    def forget_view(self) -> None:
+        """Forget the primaries that wait for an acknowledgement."""
+        self._owed.clear()
+
+    # ------------------------------------------------------------------------------- updates, before they are verified
+
+    def update(self, step: int, digest: int) -> None:
+        """Note the digest of this backup's update of `step`."""
+        self._updates[step] = digest
+
+    def update_of(self, step: int) -> int | None:
+        """Return the digest of this backup's update of `step`, or None if there is none that is not verified."""
+        return self._updates.get(step)
+
+    def expect(self, step: int, digest: int, primary: str) -> None:
+        """Note the digest of the primary's update of `step`."""
+        self._expected[step], self._primary = digest, primary
+
+    def expected_of(self, step: int) -> int | None:
+        """Return the digest of the primary's state after `step`, or None if it is not kept."""
+        return self._expected.get(step)
+
+    def is_comparable(self, step: int) -> bool:
+        """Return True if this backup's update and the primary's digest are here, and no doubt is open."""
+        return self._difference is None and step in self._updates and step in self._expected
+
+    def doubt(self, shard: int, step: int, member: str) -> None:
+        """Open a doubt about the update of `step`, which differs from the primary's. All is noted for the verdict."""
+        # It is noted now, because a second update overwrites the first.
+        told, found = self._expected[step], self._updates[step]
+        self._difference = Difference(
+            shard=shard, step=step, member=member, primary=self._primary, told=told, found=found
+        )
+
+    def settle(self) -> None:
+        """Close the doubt: it is known which side is wrong."""
+        self._difference = None
 
 
 class Holdings(MemberPart):
@@ -107,11 +206,9 @@ class Holdings(MemberPart):
         return [shard for shard, held in self._held.items() if held.difference]
 
     def forget_view(self) -> None:
-        """Forget the members that wait for an answer: in the next view they ask again."""
-        # An answer to a question of the last view could be taken for one of this view.
+        """Forget the acknowledgements that are owed: in the next view the gradients are sent again."""
         for held in self._held.values():
-            held.owed.clear()
-            held.askers.clear()
+            held.forget_view()
 
     def why_not_yet(self) -> str:
         """Keep all states as they are until it is known which side is wrong."""
@@ -121,8 +218,7 @@ class Holdings(MemberPart):
     def void_step(self, step: int) -> None:
         """Drop the finished gradients of this step, because it begins anew."""
         for held in self._held.values():
-            held.kept.pop(step, None)
-            held.owed.pop(step, None)
+            held.void(step)
 
     def change_role(self, me: str, shard: int, before: Holders, after: Holders) -> None:
         """Follow a commit that has changed the shard's holders."""
@@ -131,6 +227,10 @@ class Holdings(MemberPart):
         # A follower was not a holder before: its copy stays.
         if me in before.all and me not in after.all:
             self._leaving.add(shard)
+
+    def bind(self, shards: Iterable[int]) -> None:
+        """Note that these states work on the model's memory, because this member is their primary."""
+        self.bound.update(shards)
 
     def unbind(self, shards: Iterable[int]) -> None:
         """Unbind states from the model's memory, because this member is no longer their primary."""

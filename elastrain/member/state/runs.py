@@ -117,6 +117,10 @@ class Runs(MemberPart):
             targets = self.targets[block]
             self.targets[block] = (*targets, *self.fold.cover(set(runs) - leaves(targets)))
 
+    def start_running(self, run: int) -> None:
+        """Note that the training loop is given this run."""
+        self.running = run
+
     def end_running(self) -> None:
         """Note that the training loop has finished the run that it was given, if any."""
         self.is_void = False

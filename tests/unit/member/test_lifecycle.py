@@ -204,7 +204,7 @@ def test_a_backup_in_doubt_does_not_acknowledge_and_does_not_vote() -> None:
 
 def test_a_backup_whose_state_has_changed_since_it_was_verified_lets_go_of_it_and_begins_the_step_anew() -> None:
     _, b = doubting()
-    b.machine.custody.holdings[0].digest = 8
+    b.machine.custody.holdings[0].note_digest(8)
     commands = b.handle(again(2, before=9))
     assert 0 not in b.machine.custody.holdings
     (reason,) = wishes(commands)
@@ -398,7 +398,7 @@ def test_a_primary_answers_a_doubt_with_what_it_has_now() -> None:
 def test_a_copy_of_this_very_step_is_no_witness() -> None:
     """It is as its primary's state was, right or wrong."""
     pair, _ = doubting()
-    pair.a.machine.custody.holdings[0].is_copy = True
+    pair.a.machine.custody.holdings[0].replace(0, digest=1)
     doubt = p.Arrived(source="b", generation=1, message=Doubt(step=0, shard=0, parameters=False))
     assert [c.message for c in sent(pair.a.handle(doubt), Evidence)] == [evidence(None)]
 

@@ -71,7 +71,7 @@ def test_a_target_that_loses_a_run_shrinks_and_new_runs_make_their_own() -> None
 
 def test_a_run_that_ended_meanwhile_is_not_done_again() -> None:
     runs = handed(0, 1)
-    runs.running = 0
+    runs.start_running(0)
     runs.end_running()
     assert runs.running is None
     runs.hand([0, 1, 2])
@@ -81,7 +81,7 @@ def test_a_run_that_ended_meanwhile_is_not_done_again() -> None:
 
 def test_a_run_that_ends_after_it_was_taken_away_is_not_done_again_either() -> None:
     runs = handed(0)
-    runs.running = 0
+    runs.start_running(0)
     runs.hand([])
     runs.end_running()
     runs.hand([0, 1])
