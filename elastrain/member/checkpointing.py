@@ -121,9 +121,9 @@ class Checkpointing(MemberPart):
             self.open.mine |= set(new)
             self.open.to_capture |= set(new)
             self._out.do(p.BeginPart(step=self.open.step, shards=tuple(new)))
-            self.capture()
+            self.progress()
 
-    def capture(self) -> bool:
+    def progress(self) -> bool:
         """Capture states of the step: a primary's at once, a backup's once verified. Returns True if it did."""
         # This must run before any state moves on to the next step, because older states are not kept.
         if self.open is None or not self.open.to_capture:
@@ -304,7 +304,7 @@ class Checkpointing(MemberPart):
             if self._over is not None and self._collector != self._views.me:
                 self._out.send(self._collector, self._over)
             return
-        self.capture()
+        self.progress()
         if self._collector == self._views.me:
             self._take_over()
         if self.open is not None:

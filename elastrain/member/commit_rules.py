@@ -20,6 +20,10 @@ class Committing(MemberPart):
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
+    def progress(self) -> bool:
+        """Publish parameters that were held back, compare those of the step, or vote. Returns True if it did."""
+        return self.publish_looked() or self.compare() or self.vote()
+
     # ------------------------------------------------------------------------------------------------ vote and commit
 
     def why_not_yet(self) -> str:
@@ -71,6 +75,17 @@ class Committing(MemberPart):
             and not custody.holdings.in_doubt()
             and all(custody.holdings.has(shard, m.commit.step) for shard in backed)
         )
+
+    def compare(self) -> bool:
+        """Compare parameters once this member has computed all its work of a step. Returns True if it did anything."""
+        m, custody = self._machine, self._machine.custody
+        # An earlier comparison would miss parameters that change before the last run is computed.
+        has_computed = m.loop.step == m.step.number and (m.end.step is not None or m.step.is_done())
+        # What is computed anew is compared then.
+        if custody.repair.is_due or m.views.is_recovering or not has_computed:
+            return False
+        has_looked = custody.lone.look_again()
+        return (custody.comparison.may_compare() and custody.comparison.go_on()) or has_looked
 
     def vote(self) -> bool:
         """Vote once the gradients of this member's shards are finished and backed up. Returns True if it has voted."""
@@ -161,7 +176,7 @@ class Committing(MemberPart):
         m = self._machine
         roles = m.commit.roles
         mine, before = roles.mine, roles.live
-        m.checkpointing.capture()
+        m.checkpointing.progress()  # captures the states that are about to change
         # This is read first, because `learn` forgets the open step and its finished gradients.
         touched = {shard: m.step.reduction.finished[shard].touched for shard in mine}
         plan_before = m.commit.plan

@@ -48,7 +48,7 @@ class Copying(MemberPart):
         if self.is_time:
             self._machine.custody.given.send(event.parameters_bytes)
 
-    def copy_at_last(self) -> bool:
+    def progress(self) -> bool:
         """Send the copies that the vote waits for, once this member has computed its runs.
 
         Returns True if it sent any.

@@ -16,6 +16,10 @@ class CustodyRules(MemberPart):
         self._custody = machine.custody
 
     def progress(self) -> bool:
+        """Create the initial state, or end this member if it is faulty. Returns True if it did anything."""
+        return self._create() or self._custody.repair.depart(spoils=self._machine.step.audits.is_convicted)
+
+    def _create(self) -> bool:
         """Create the initial state of this member's shards, once the initial parameters are here.
 
         Returns True if anything was created, asked for or announced.

@@ -23,7 +23,7 @@ class Ending(MemberPart):
         self._machine = machine
         self._committing = committing
 
-    def go_on(self) -> bool:
+    def progress(self) -> bool:
         """Take the next possible steps towards the end. Returns True if there was one."""
         m = self._machine
         before = self._stage()

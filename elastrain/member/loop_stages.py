@@ -12,7 +12,9 @@ from typing import Any
 from elastrain import protocol as p
 from elastrain.job.values import Recovery
 from elastrain.member.contract import MemberPart, handles
+from elastrain.member.job_end import JobEnd
 from elastrain.member.open_step import OpenStep
+from elastrain.member.pipeline.replicas import Replicas
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
@@ -50,16 +52,16 @@ TABLE: dict[tuple[LoopStage, type], LoopStage] = {
 class LoopStages(MemberPart):
     """Part that owns the loop's stage and step, and the state with which newcomers' loops begin."""
 
-    def __init__(self, views: Views, commit: Commit, open_step: OpenStep, out: Commands) -> None:
+    def __init__(
+        self, views: Views, commit: Commit, open_step: OpenStep, replicas: Replicas, end: JobEnd, out: Commands
+    ) -> None:
         self.stage = LoopStage.OUTSIDE
         self.step = -1
         """Newest step that the loop has entered."""
         self.settings = ""
         """The script's settings for this step, as the vote carries them."""
-        self._views = views
-        self._commit = commit
-        self._open = open_step
-        self._out = out
+        self._views, self._commit, self._open = views, commit, open_step
+        self._replicas, self._end, self._out = replicas, end, out
         self._allowed: frozenset[int] = frozenset()
         """Runs that the loop may get during a recovery.
 
@@ -137,6 +139,10 @@ class LoopStages(MemberPart):
         # Only the donor sends the state. Otherwise several members would send the same megabytes.
         self._newcomers = recovery.newcomers if recovery.donor == self._views.me else ()
 
+    def progress(self) -> bool:
+        """Send newcomers the loop's state, let the loop begin, or answer it. Returns True if it did."""
+        return self.hand_over() or self.enter() or self.feed()
+
     def hand_over(self) -> bool:
         """Send newcomers the loop's state at the start of the next step, once this loop has entered it."""
         # The state of an earlier step would make schedulers repeat a step.
@@ -165,6 +171,9 @@ class LoopStages(MemberPart):
     def feed(self) -> bool:
         """Answer a loop that has asked: let it leave the step, or give it its next run. Returns True if it did."""
         if self.stage is not LoopStage.WAITING or not self._commit.parameters.are_here():
+            return False
+        # At the end of the job blocks arrive. They must not appear in the middle of a task.
+        if self._end.step is not None and not self._replicas.are_all:
             return False
         if self._commit.record is not None and self.step == self._commit.step:
             self._give(p.Advance(record=self._commit.record))

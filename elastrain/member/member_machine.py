@@ -38,11 +38,9 @@ class MemberMachine(MemberPart):
         self.copying = Copying(self.machine)
         self._committing = Committing(self.machine)
         self._recovering = Recovering(self.machine, self._committing)
-        self._ending = Ending(self.machine, self._committing)
-        self._custody = CustodyRules(self.machine)
-        rules = (self._custody, self._committing, self.copying, self._ending)
-        kinds = (*get_args(p.Event), *get_args(said.Message))
-        self._handlers = joined(kinds, (self, *self.machine.parts, self.machine.step, *rules))
+        rules = (self._committing, self.copying, Ending(self.machine, self._committing))
+        self._parts: tuple[MemberPart, ...] = (self, CustodyRules(self.machine), *self.machine.parts, *rules)
+        self._handlers = joined((*get_args(p.Event), *get_args(said.Message)), self._parts)
 
     # ---------------------------------------------------------------------------------------------- for its driver
 
@@ -153,6 +151,10 @@ class MemberMachine(MemberPart):
             self._committing.open_next(record, mine, before)
             self._replay()
 
+    def progress(self) -> bool:
+        """Carry out a recovery, or the commit of the open step, if it has become possible. Returns True if it did."""
+        return self._recover() or self._commit()
+
     def _recover(self) -> bool:
         """Carry out the recovery once all members have reported, and hand out the first step's plan if it is due."""
         may_decide = self.machine.views.may_decide()
@@ -163,6 +165,12 @@ class MemberMachine(MemberPart):
         if is_planned := self._recovering.plan_first():
             self._replay()
         return may_decide or is_planned
+
+    def _commit(self) -> bool:
+        record, has_changed = self._committing.decide()
+        if record is not None:
+            self._pass(record)
+        return has_changed
 
     # ---------------------------------------------------------------------------------------------------- progress
 
@@ -181,49 +189,5 @@ class MemberMachine(MemberPart):
                 has_changed |= rule()
 
     def _rules(self) -> Sequence[Callable[[], bool]]:
-        """Return the rules. Each does what has become possible, and returns True if it changed any state."""
-        m = self.machine
-        return (
-            self._recover,
-            self._committing.publish_looked,
-            self._custody.progress,
-            *(part.progress for part in m.parts),
-            self._depart,
-            m.loop.hand_over,
-            self.compare,
-            self._committing.vote,
-            self._commit,
-            m.checkpointing.capture,
-            self.copying.copy_at_last,
-            m.loop.enter,
-            self._feed,
-            self._ending.go_on,
-        )
-
-    def _depart(self) -> bool:
-        return self.machine.custody.repair.depart(spoils=self.machine.step.audits.is_convicted)
-
-    def _feed(self) -> bool:
-        # At the end of the job blocks arrive. They must not appear in the middle of a task.
-        m = self.machine
-        return (m.replicas.are_all or m.end.step is None) and m.loop.feed()
-
-    def compare(self) -> bool:
-        """Compare parameters once this member has computed all its work of a step. Returns True if it did anything."""
-        # An earlier comparison would miss parameters that change before the last run is computed.
-        custody = self.machine.custody
-        is_due = custody.repair.is_due  # what is computed anew is compared then
-        if is_due or self.machine.views.is_recovering or not self._has_computed():
-            return False
-        has_looked = custody.lone.look_again()
-        return (custody.comparison.may_compare() and custody.comparison.go_on()) or has_looked
-
-    def _has_computed(self) -> bool:
-        m = self.machine
-        return m.loop.step == m.step.number and (m.end.step is not None or m.step.is_done())
-
-    def _commit(self) -> bool:
-        record, has_changed = self._committing.decide()
-        if record is not None:
-            self._pass(record)
-        return has_changed
+        """Return the rule of each part. It does what has become possible, and returns True if it changed any state."""
+        return [part.progress for part in self._parts]

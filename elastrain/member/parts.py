@@ -76,13 +76,14 @@ class Machine:
         self.checkpointing = Checkpointing(
             checkpoints, shape.sizes, self.views, self.commit, self.custody.holdings, self.out
         )
-        self.loop = LoopStages(self.views, self.commit, self.step, self.out)
         self.end = JobEnd(me, self.views, self.out)
+        self.loop = LoopStages(self.views, self.commit, self.step, self.replicas, self.end, self.out)
         # After a change of view the parts go on in this order. The repair comes last, since another part may find
         # faults.
         self.parts: tuple[MemberPart, ...] = (
             self.views,
             self.commit,
+            self.step,
             *self.step.parts,
             *self.custody.parts,
             self.replicas,
