@@ -123,7 +123,7 @@ class SharedMemoryExecutor:
     def hear_rings(self, group: int, member: str, tensor: torch.Tensor) -> None:
         """Take a member's rings. Raises ProtocolError."""
         if tensor.dtype != torch.uint8 or tensor.numel() != DOUBLE_BUFFER_BYTES:
-            raise ProtocolError(f"boards of {tensor.numel()} {tensor.dtype}, {DOUBLE_BUFFER_BYTES} bytes were expected")
+            raise ProtocolError(f"rings of {tensor.numel()} {tensor.dtype}, {DOUBLE_BUFFER_BYTES} bytes were expected")
         self._rings.setdefault(group, {})[member] = DoubleBuffer(tensor)
 
     def submit(self, group: MemberList, request: OperationRequest, *, inline: bool) -> bool:

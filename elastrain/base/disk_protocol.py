@@ -41,7 +41,7 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, tag="read", forbid_unknown
 
     def __post_init__(self) -> None:
         if self.offset_bytes < 0 or not 0 < self.size_bytes <= READ_BYTES_MAX:
-            raise ValueError(f"nobody reads {self.size_bytes} bytes from {self.offset_bytes} on")
+            raise ValueError(f"{self.size_bytes} bytes at {self.offset_bytes}: 1 to {READ_BYTES_MAX} can be read")
 
 
 DiskRequest = Names | Size | Read

@@ -14,7 +14,7 @@ from elastrain.buffers.folds import Folds
 from elastrain.buffers.port import Arithmetic, CaptureSink, NoSink, StateStore, Tensor
 from elastrain.buffers.shard_states import EVER, StateBooks
 from elastrain.buffers.slots import Buffers, GradientSlots
-from elastrain.protocol.messages import Boundary, Gradient, Message, Partial, Publish, ShardCopy, Trial
+from elastrain.protocol.messages import Boundary, Gradient, Message, Partial, Publish, RepeatUpdate, ShardCopy
 
 
 class BufferBook:
@@ -200,7 +200,7 @@ class BufferBook:
                 return [packed, *(tensor for tensor, _ in sent)]
             case Publish():
                 return [self._arithmetic.parameters(shard) for shard in message.shards]
-            case Trial():
+            case RepeatUpdate():
                 # Gradient and former state: the receiver has to make the update from this member's inputs.
                 kept = self._states.kept(message.step, message.shard)
                 packed = self._arithmetic.pack_checksums([self._states.kept_checksum(message.step, message.shard)])

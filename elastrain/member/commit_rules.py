@@ -71,7 +71,7 @@ class Committing(MemberPart):
         return (
             custody.comparison.is_settled()
             and not custody.repair.is_due
-            and not custody.announcements.is_digesting
+            and not custody.digest_broadcast.is_digesting
             and not custody.holdings.in_doubt()
             and all(custody.holdings.has(shard, m.commit.step) for shard in backed)
         )
@@ -84,7 +84,7 @@ class Committing(MemberPart):
         # What is computed anew is compared then.
         if custody.repair.is_due or m.views.is_recovering or not has_computed:
             return False
-        has_looked = custody.lone.look_again()
+        has_looked = custody.sole_copies.look_again()
         return (custody.comparison.may_compare() and custody.comparison.go_on()) or has_looked
 
     def vote(self) -> bool:
@@ -182,7 +182,7 @@ class Committing(MemberPart):
         plan_before = m.commit.plan
         self.learn(record)
         m.custody.primaries.apply(record, touched)
-        m.custody.lone.note(mine)
+        m.custody.sole_copies.note(mine)
         m.custody.backups.apply_behind(record)
         self.change_roles(record, before)
         m.replicas.pass_commit(before)
@@ -222,7 +222,7 @@ class Committing(MemberPart):
         else:
             self._hand_out_runs()
         self.publish(dict.fromkeys(m.views.others, tuple(mine)), record)
-        m.custody.announcements.announce(mine, mine, before)
+        m.custody.digest_broadcast.announce(mine, mine, before)
 
     def _hand_out_runs(self) -> None:
         # Every member computes the whole plan alike, and takes its own runs: no member has to hand them out.

@@ -18,7 +18,7 @@ class Copying(MemberPart):
     @property
     def short(self) -> Mapping[int, int]:
         """Shard with too few living holders -> step that was open when it was first short."""
-        return self._machine.commit.shortage.since
+        return self._machine.commit.under_replication.since
 
     @property
     def sent_bytes(self) -> int:
@@ -67,4 +67,4 @@ class Copying(MemberPart):
         """Return True in a step, before the vote, and while no digests of the states are computed."""
         m = self._machine
         is_in_step = m.loop.step == m.step.number and not m.views.is_recovering
-        return is_in_step and not m.custody.announcements.is_digesting and not m.step.ballot.has_voted
+        return is_in_step and not m.custody.digest_broadcast.is_digesting and not m.step.ballot.has_voted

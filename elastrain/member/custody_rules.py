@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastrain import protocol as p
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.parts import Machine
-from elastrain.protocol.messages import Digests, Evidence
+from elastrain.protocol.messages import DigestReply, Digests
 
 
 class CustodyRules(MemberPart):
@@ -35,7 +35,7 @@ class CustodyRules(MemberPart):
                 self._custody.comparison.look_at_own(shard)
         self._custody.initial.forget(created)
         self._custody.backups.acknowledge(created)
-        return self._custody.announcements.announce_initial() or bool(created)
+        return self._custody.digest_broadcast.announce_initial() or bool(created)
 
     @handles(p.GradientsFinished)
     def on_gradients_finished(self, event: p.GradientsFinished) -> None:
@@ -74,15 +74,15 @@ class CustodyRules(MemberPart):
             for shard in event.damaged:
                 self._custody.repair.on_gradient_damaged(shard)
 
-    @handles(Evidence)
-    def on_evidence(self, source: str, message: Evidence) -> None:
+    @handles(DigestReply)
+    def on_reply(self, source: str, message: DigestReply) -> None:
         """Pass the answer on to the part that has asked: about parameters, a broken copy, or a backup's update."""
         if message.step != self._machine.commit.step:
             return
         # A broken copy comes first: until it is taken, this member has no state that could be in doubt.
         if message.parameters:
-            self._custody.comparison.on_evidence(source, message.shard, message.digest)
+            self._custody.comparison.on_reply(source, message.shard, message.digest)
         elif self._custody.taken.is_about(message.shard):
-            self._custody.taken.on_evidence(source, message)
+            self._custody.taken.on_reply(source, message)
         else:
-            self._custody.doubts.on_evidence(source, message)
+            self._custody.mismatches.on_reply(source, message)

@@ -38,25 +38,25 @@ class Custody:
         self.initial = InitialState(me, shape.initial, commit, self.holdings, out)
         self.repair = Repair(views, commit, self.holdings, out)
         self.comparison = Comparison(me, views, commit, self.repair, out)
-        self.doubts = Mismatches(views, commit, self.holdings, self.comparison, self.repair, out)
+        self.mismatches = Mismatches(views, commit, self.holdings, self.comparison, self.repair, out)
         self.primaries = Primaries(commit, self.holdings, self.comparison, out)
-        self.backups = Backups(commit, step.runs, self.holdings, self.primaries, self.doubts, out)
+        self.backups = Backups(commit, step.runs, self.holdings, self.primaries, self.mismatches, out)
         self.given = CopiesGiven(shape.sizes, views, commit, self.holdings, step.reduction, out)
         self.taken = CopiesTaken(me, commit, self.holdings, self.repair, out)
-        self.lone = SoleCopies(me, views, commit, self.holdings, self.comparison, shape)
-        self.announcements = DigestBroadcast(views, commit, self.holdings, self.comparison, self.repair, out)
+        self.sole_copies = SoleCopies(me, views, commit, self.holdings, self.comparison, shape)
+        self.digest_broadcast = DigestBroadcast(views, commit, self.holdings, self.comparison, self.repair, out)
 
         self.parts: tuple[MemberPart, ...] = (
             self.comparison,
             self.holdings,
             self.initial,
-            self.doubts,
+            self.mismatches,
             self.primaries,
             self.backups,
             self.given,
             self.taken,
-            self.lone,
-            self.announcements,
+            self.sole_copies,
+            self.digest_broadcast,
         )
 
 

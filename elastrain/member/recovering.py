@@ -150,7 +150,7 @@ class Recovering:
             # The living primaries announce, since the one that announced before may be lost. They announce all their
             # shards, so that a new primary also checks what it has verified.
             mine = m.commit.roles.mine
-            m.custody.announcements.announce(mine, mine, m.commit.roles.live)
+            m.custody.digest_broadcast.announce(mine, mine, m.commit.roles.live)
 
     def resume(self, decision: Recovery) -> None:
         """Resume the open step: partials of survivors stay valid, and only missing work is computed again."""

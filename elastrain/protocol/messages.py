@@ -130,7 +130,7 @@ class Doubt:
 
 # Always sent, because the sender of the request judges when all members have answered.
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class DigestReply:
     """The answer to a doubt or a trial. A digest of None: the sender has nothing to compare."""
 
     step: int
@@ -142,7 +142,7 @@ class Evidence:
 
 # The last resort if there is no third copy: if two machines get the same result, both compute rightly.
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class RepeatUpdate:
     """A backup's state before `step`, and its gradient.
 
     The primary makes the update again and answers with its digest.
@@ -260,8 +260,8 @@ Message: TypeAlias = (
     | ShardCopy
     | Copied
     | Doubt
-    | Evidence
-    | Trial
+    | DigestReply
+    | RepeatUpdate
     | Damaged
     | LoopHandover
     | PartReport

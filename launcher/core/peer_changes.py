@@ -252,7 +252,7 @@ class PeerChanges:
             return []
         sentence = (
             f"the store has lost its data, and {', '.join(unknown)} may have gone on while this node could not be "
-            "reached: nobody can say so any more, and it ends. Start the job again, from a checkpoint if it has one"
+            "reached: no node can tell any more, and it ends. Start the job again, from a checkpoint if it has one"
         )
         return self._shutdown.finish(1, sentence, everywhere=False)
 

@@ -83,7 +83,7 @@ class SealedStore:
         if not hmac.compare_digest(seal, self._seal(key, value)):
             raise ForgedValueError(
                 f"{key} was not written with this job's secret: another job with the same id, a node with another"
-                " secret file, or somebody else writes there; choose another --rdzv-id, or copy the secret file"
+                " secret file, or another program writes there; choose another --rdzv-id, or copy the secret file"
             )
         return value
 

@@ -219,4 +219,4 @@ def _reason(
 
 
 def _and(names: set[str]) -> str:
-    return ", ".join(sorted(names)) or "nobody"
+    return ", ".join(sorted(names)) or "no tier"

@@ -24,10 +24,10 @@ from elastrain.protocol.messages import (
     CheckpointOver,
     Copied,
     Damaged,
+    DigestReply,
     Digests,
     Doubt,
     EndsBefore,
-    Evidence,
     GoesOn,
     Gradient,
     HasAll,
@@ -37,9 +37,9 @@ from elastrain.protocol.messages import (
     Partial,
     PartReport,
     Publish,
+    RepeatUpdate,
     ShardCopy,
     TakeLast,
-    Trial,
     WriteInstead,
     decode,
     encode,
@@ -157,10 +157,10 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     ShardCopy: st.builds(ShardCopy, step=ints, shard=ints, digest=st.none() | ints),
     Copied: st.builds(Copied, step=ints, shard=ints, intact=st.booleans()),
     Doubt: st.builds(Doubt, step=ints, shard=ints, parameters=st.booleans()),
-    Evidence: st.builds(
-        Evidence, step=ints, shard=ints, parameters=st.booleans(), digest=st.none() | ints, is_trial=st.booleans()
+    DigestReply: st.builds(
+        DigestReply, step=ints, shard=ints, parameters=st.booleans(), digest=st.none() | ints, is_trial=st.booleans()
     ),
-    Trial: st.builds(Trial, step=ints, shard=ints, touched=tuples(masks)),
+    RepeatUpdate: st.builds(RepeatUpdate, step=ints, shard=ints, touched=tuples(masks)),
     Damaged: st.builds(Damaged, step=ints, block=ints, node=nodes, shard=ints),
     LoopHandover: st.builds(LoopHandover, step=ints, state=names),
     PartReport: st.builds(

@@ -131,7 +131,7 @@ class Comparison(MemberPart):
             self._found = None  # the answer, or another view, brings the end
             self._out.send(publisher, Doubt(step=self._commit.step, shard=wrong, parameters=True))
 
-    def on_evidence(self, source: str, shard: int, digest: int | None) -> None:
+    def on_reply(self, source: str, shard: int, digest: int | None) -> None:
         """Judge a difference by the digest that the publisher has now."""
         # Another member may have become the publisher meanwhile. Its digest is of other memory.
         if self._told.get(shard, ("", 0))[0] == source:
@@ -298,7 +298,7 @@ class SoleCopies(MemberPart):
     def note(self, shards: Iterable[int]) -> None:
         """Digest the sole copies among these states, which have just been made."""
         # This comes before anything is published: later changes are detected by this digest alone.
-        for shard in self._lone(shards):
+        for shard in self._sole(shards):
             self._comparison.look_at_own(shard)
 
     def look_again(self) -> bool:
@@ -311,11 +311,11 @@ class SoleCopies(MemberPart):
 
     def why_not_yet(self) -> str:
         """Digest sole copies before the vote: no other member could notice that one has changed."""
-        if self._has_looked or not self._lone(self._commit.roles.mine):
+        if self._has_looked or not self._sole(self._commit.roles.mine):
             return ""
         return "states that only this member holds are not digested yet"
 
-    def _lone(self, shards: Iterable[int]) -> list[int]:
+    def _sole(self, shards: Iterable[int]) -> list[int]:
         # Two digests cost almost half an update per step. A job without backups gets them only if its audits are on.
         self._is_on = self._is_on or (self._is_backed and bool(self._views.others))
         if not self._is_on:

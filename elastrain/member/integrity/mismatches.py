@@ -26,7 +26,7 @@ from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import HeldShard, Holdings
 from elastrain.member.state.member_views import Views
 from elastrain.protocol.codec import BitMask
-from elastrain.protocol.messages import Doubt, Evidence, Trial
+from elastrain.protocol.messages import DigestReply, Doubt, RepeatUpdate
 
 
 class Mismatches(MemberPart):
@@ -108,7 +108,7 @@ class Mismatches(MemberPart):
             if not self._out.is_closed:
                 self.ask(shard)
 
-    def on_evidence(self, source: str, message: Evidence) -> None:
+    def on_reply(self, source: str, message: DigestReply) -> None:
         """Note a member's answer about a doubt, and judge once all answers are here."""
         held = self._holdings.find(message.shard)
         if held is None or held.difference is None:
@@ -133,7 +133,7 @@ class Mismatches(MemberPart):
 
     def _try(self, held: HeldShard, difference: Difference) -> None:
         touched = tuple(map(BitMask, held.kept[difference.step].touched))
-        trial = Trial(step=difference.step, shard=difference.shard, touched=touched)
+        trial = RepeatUpdate(step=difference.step, shard=difference.shard, touched=touched)
         self._out.send(difference.primary, trial)
 
     def _conclude(self, held: HeldShard, verdict: Verdict) -> bool:
@@ -181,7 +181,7 @@ class Mismatches(MemberPart):
 
     def _answer(self, to: str, asked: Doubt, digest: int | None) -> None:
         told = {"step": asked.step, "shard": asked.shard}
-        self._out.send(to, Evidence(**told, parameters=asked.parameters, digest=digest, is_trial=False))
+        self._out.send(to, DigestReply(**told, parameters=asked.parameters, digest=digest, is_trial=False))
 
     @handles(p.DigestedAgain)
     def on_digested_again(self, event: p.DigestedAgain) -> None:
@@ -208,8 +208,8 @@ class Mismatches(MemberPart):
         elif told is None and event.asker == self._views.me and held.version == event.step:
             held.note_digest(event.digest)
 
-    @handles(Trial)
-    def on_trial(self, source: str, message: Trial, payload: object) -> None:
+    @handles(RepeatUpdate)
+    def on_repeat_update(self, source: str, message: RepeatUpdate, payload: object) -> None:
         """Make the update again from the state and gradient that a backup has sent."""
         # This member computes it, but from memory that came from the backup: its own may have changed.
         if message.shard not in self._repair.given_up and message.step == self._commit.step:
@@ -232,7 +232,7 @@ class Mismatches(MemberPart):
         is_known = held is not None and held.expected_of(event.step - 1) == event.before and event.has_gradient
         made = event.digest if is_known else None
         if event.asker in self._views.others:
-            answer = Evidence(step=event.step, shard=event.shard, parameters=False, digest=made, is_trial=True)
+            answer = DigestReply(step=event.step, shard=event.shard, parameters=False, digest=made, is_trial=True)
             self._out.send(event.asker, answer)
 
     def answer_askers(self, shard: int, step: int) -> None:

@@ -21,10 +21,10 @@ class Backups(MemberPart):
     """Part for the shards that this member backs up. Their states are in `Holdings`."""
 
     def __init__(
-        self, commit: Commit, runs: Runs, holdings: Holdings, primaries: Primaries, doubts: Mismatches, out: Commands
+        self, commit: Commit, runs: Runs, holdings: Holdings, primaries: Primaries, mismatch: Mismatches, out: Commands
     ) -> None:
         self._commit, self._runs, self._holdings = commit, runs, holdings
-        self._primaries, self._doubts, self._out = primaries, doubts, out
+        self._primaries, self._mismatches, self._out = primaries, mismatch, out
 
     # ------------------------------------------------------------------------------------------------ the open step
 
@@ -91,7 +91,7 @@ class Backups(MemberPart):
         # A change of roles, or a new copy, may have made the update void meanwhile.
         if held is not None and event.shard not in self._holdings.bound and event.step == held.version + 1:
             held.update(event.step, event.digest)
-            self._doubts.answer_askers(event.shard, event.step)
+            self._mismatches.answer_askers(event.shard, event.step)
             self.verify(event.shard, event.step)
 
     def on_digests(self, source: str, message: Digests) -> None:
@@ -105,7 +105,7 @@ class Backups(MemberPart):
     @handles(p.UpdatedAgain)
     def on_updated_again(self, event: p.UpdatedAgain) -> None:
         """Note an update that was made again because of a doubt."""
-        if self._doubts.on_updated_again(event):
+        if self._mismatches.on_updated_again(event):
             self.verify(event.shard, event.step)
 
     def verify(self, shard: int, step: int) -> None:
@@ -115,7 +115,7 @@ class Backups(MemberPart):
         if not held.is_comparable(step):
             return
         if held.update_of(step) != held.expected_of(step):
-            self._doubts.open(shard, step)
+            self._mismatches.open(shard, step)
             return
         held.verify(step)
         self._out.do(p.Swap(step=step, shard=shard))

@@ -15,7 +15,7 @@ from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
 from elastrain.member.state.member_views import Views
 from elastrain.memory.memory_budget import COPY_BUDGET_BYTES
-from elastrain.protocol.messages import Copied, Doubt, Evidence, ShardCopy
+from elastrain.protocol.messages import Copied, DigestReply, Doubt, ShardCopy
 
 Copy: TypeAlias = tuple[int, str]
 """(shard, member that is to hold it)."""
@@ -58,7 +58,7 @@ class CopiesGiven(MemberPart):
     def plan(self) -> None:
         """Plan the copies that bring the holders nearer to the target."""
         roles = self._commit.roles
-        self._commit.shortage.look(self._commit.step + 1, roles.live, roles.target)
+        self._commit.under_replication.look(self._commit.step + 1, roles.live, roles.target)
         first, moving = roles.copies_to_make(self._views.view.nodes)
         self._due, self._restoring = [*first, *moving], set(first)
 
@@ -92,8 +92,10 @@ class CopiesGiven(MemberPart):
 
     def is_overdue(self) -> bool:
         """Return True if shards of this primary were short of holders in the step before already."""
-        step = self._commit.step + 1
-        return any(copy in self._restoring and self._commit.shortage.is_overdue(copy[0], step) for copy in self._due)
+        return any(map(self._is_overdue, self._due))
+
+    def _is_overdue(self, copy: Copy) -> bool:
+        return copy in self._restoring and self._commit.under_replication.is_overdue(copy[0], self._commit.step + 1)
 
     # ----------------------------------------------------------------------------------------------------- sending
 
@@ -103,8 +105,7 @@ class CopiesGiven(MemberPart):
 
     def send_overdue(self) -> None:
         """Send the overdue copies, for which this step's vote waits."""
-        step = self._commit.step + 1
-        for copy in [c for c in self._due if c in self._restoring and self._commit.shortage.is_overdue(c[0], step)]:
+        for copy in [copy for copy in self._due if self._is_overdue(copy)]:
             if self._has_room(copy):
                 self._start(copy)
 
@@ -212,7 +213,7 @@ class CopiesTaken(MemberPart):
         """Return True if an answer about this shard is about a damaged copy."""
         return shard in self._broken
 
-    def on_evidence(self, source: str, message: Evidence) -> None:
+    def on_reply(self, source: str, message: DigestReply) -> None:
         """Judge which side damaged the copy, and begin the step anew."""
         sender, told, _ = self._broken[message.shard]
         if sender == source:

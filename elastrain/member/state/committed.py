@@ -22,15 +22,15 @@ from elastrain.protocol.messages import (
     CheckpointOver,
     Copied,
     Damaged,
+    DigestReply,
     Digests,
     Doubt,
-    Evidence,
     Gradient,
     Message,
     Partial,
     PartReport,
+    RepeatUpdate,
     ShardCopy,
-    Trial,
     WriteInstead,
 )
 
@@ -216,7 +216,7 @@ class Commit(MemberPart):
         self.record: Record | None = None
         """The record of `step`; None while the initial state stands."""
         self.roles = Roles(me)
-        self.shortage = UnderReplication()
+        self.under_replication = UnderReplication()
         self.parameters = Parameters(len(shape.shards), self.step)
         self._initial_step = self.step
         self._first_scaler = shape.initial.scaler or shape.loss_scale.start
@@ -255,7 +255,7 @@ class Commit(MemberPart):
         match message:
             case Partial() | Gradient() | Ack() | Vote() | Damaged():
                 return message.step > self.step + 1
-            case Digests() | ShardCopy() | Copied() | Doubt() | Evidence() | Trial():
+            case Digests() | ShardCopy() | Copied() | Doubt() | DigestReply() | RepeatUpdate():
                 return message.step > self.step
             case Boundary():
                 return message.name.step > self.step + 1

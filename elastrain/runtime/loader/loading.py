@@ -97,10 +97,10 @@ class LoaderProcesses:
         self._at_work = _AtWork(count)
         self._deaths = _Deaths(_DEATHS_IN_A_ROW * count)
         at_work, theirs = self._at_work, [theirs for _, theirs in pairs]
-        self._nursery = ForkServer(lambda slot: _serve(load, slot, at_work, *theirs), count)
+        self._fork_server = ForkServer(lambda slot: _serve(load, slot, at_work, *theirs), count)
         self._poll = select.poll()
         self._poll.register(self._results[0], select.POLLIN)
-        self._poll.register(self._nursery.fileno(), select.POLLIN)
+        self._poll.register(self._fork_server.fileno(), select.POLLIN)
         # Registered after multiprocessing's own handler, so it runs first. That one would send SIGTERM and wait.
         atexit.register(self._kill)
 
@@ -120,8 +120,8 @@ class LoaderProcesses:
             if self._under_way.pop(result[0], None) is not None:
                 self._deaths.note_loaded(result[0])
                 self._came.append(result)
-        if self._nursery.fileno() in ready:
-            self._came += filter(None, [self._replace(ended) for ended in self._nursery.ended()])
+        if self._fork_server.fileno() in ready:
+            self._came += filter(None, [self._replace(ended) for ended in self._fork_server.ended()])
         while self._came:
             yield self._came.popleft()
 
@@ -130,7 +130,7 @@ class LoaderProcesses:
         atexit.unregister(self._kill)
         for ours, _ in (self._urgent, self._planned):
             ours.shutdown(socket.SHUT_WR)
-        self._nursery.close(_CLOSE_TIMEOUT_S)
+        self._fork_server.close(_CLOSE_TIMEOUT_S)
         for pair in (self._urgent, self._planned, self._results):
             for end in pair:
                 end.close()
@@ -138,7 +138,7 @@ class LoaderProcesses:
 
     def _kill(self) -> None:
         if os.getpid() == self._owner:  # not in a fork that the user's code made
-            self._nursery.kill()
+            self._fork_server.kill()
 
     def _replace(self, ended: ProcessEnded) -> tuple[Request, Packed] | None:
         """Start a dead process again and repeat lost requests. Returns an error result if the request is given up."""
@@ -146,7 +146,7 @@ class LoaderProcesses:
         self._at_work.put(ended.slot, _NOTHING)
         self._deaths.count(how)
         self._tell(f"loader process {ended.slot + 1} of {self._count} (pid {ended.pid}) {how}; it is started again")
-        self._nursery.start(ended.slot)
+        self._fork_server.start(ended.slot)
         fatal = self._fatal(request, sample, how)
         self._ask_again()
         return fatal

@@ -145,5 +145,5 @@ def test_nothing_but_parts_and_manifests_is_told(tmp_path: Path) -> None:
 def test_requests_that_cannot_be_are_refused(size_bytes: int) -> None:
     good = Read(checkpoint="c", file="f", offset_bytes=0, size_bytes=1)
     assert decode_request(encode_request(good)[4:]) == good
-    with pytest.raises(ValueError, match=r"nobody reads|Expected"):
+    with pytest.raises(ValueError, match=r"can be read|Expected"):
         decode_request(encode_request(good)[4:].replace(b'"size_bytes":1', b'"size_bytes":%d' % size_bytes))

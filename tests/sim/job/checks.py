@@ -39,7 +39,7 @@ _LEGAL = (
     "see --local-addr",
     "no worker is left on this node",
     "the checkpoint that this job starts from is damaged",
-    "nobody can say so any more",
+    "no node can tell any more",
     LACKING,
 )
 """Ends that are right although the state is whole: nobody could mend what they name."""

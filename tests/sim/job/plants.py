@@ -292,11 +292,12 @@ def keeps_what_was_told_in_the_last_view(rule: Rule, recovering: Recovering) -> 
     custody, parts = machine.custody, machine.parts
     keeping = (
         custody.holdings,
+        custody.mismatches,
         custody.comparison,
         custody.primaries,
-        custody.lone,
+        custody.sole_copies,
         custody.taken,
-        custody.announcements,
+        custody.digest_broadcast,
     )
     machine.parts = tuple(part for part in parts if part not in keeping)
     rule(recovering)

@@ -19,15 +19,15 @@ from elastrain.member.state.runs import FinishedGradient
 from elastrain.protocol.messages import (
     Ack,
     Copied,
+    DigestReply,
     Digests,
     Doubt,
     EndsBefore,
-    Evidence,
     Gradient,
     Message,
     Partial,
+    RepeatUpdate,
     ShardCopy,
-    Trial,
 )
 
 SHAPE = Shape(runs=1, blocks=1, shards=(ShardShape(size_bytes=8, lanes=(0,)),), backups=1)
@@ -169,8 +169,8 @@ def from_a(message: Message) -> p.Arrived:
     return p.Arrived(source="a", generation=1, message=message)
 
 
-def evidence(digest: int | None, *, step: int = 0, parameters: bool = False) -> Evidence:
-    return Evidence(step=step, shard=0, parameters=parameters, digest=digest, is_trial=False)
+def evidence(digest: int | None, *, step: int = 0, parameters: bool = False) -> DigestReply:
+    return DigestReply(step=step, shard=0, parameters=parameters, digest=digest, is_trial=False)
 
 
 def wishes(commands: list[p.Command]) -> list[str]:
@@ -230,8 +230,8 @@ def test_a_backup_whose_gradient_has_changed_since_it_came_lets_go_of_its_state(
 def test_two_that_differ_without_a_third_have_the_primary_make_the_update_again() -> None:
     _, b = doubting()
     assert [c.to for c in sent(b.handle(again(2)), Doubt)] == ["a"]
-    (trial,) = sent(b.handle(from_a(evidence(1))), Trial)
-    assert trial == p.SendMessage(to="a", message=Trial(step=0, shard=0, touched=(1,)))
+    (trial,) = sent(b.handle(from_a(evidence(1))), RepeatUpdate)
+    assert trial == p.SendMessage(to="a", message=RepeatUpdate(step=0, shard=0, touched=(1,)))
 
 
 def tried(made: int | None) -> tuple[MemberMachine, list[p.Command]]:
@@ -265,11 +265,11 @@ def test_the_job_ends_where_a_third_result_comes_of_the_trial() -> None:
 def test_the_primary_tells_what_comes_of_a_trial_only_if_it_began_with_what_it_had_told() -> None:
     for before, told in ((9, 2), (8, None)):
         pair, _ = doubting()
-        trial = Trial(step=0, shard=0, touched=(1,))
+        trial = RepeatUpdate(step=0, shard=0, touched=(1,))
         (asked,) = pair.a.handle(p.Arrived(source="b", generation=1, message=trial))
         assert isinstance(asked, p.TryUpdate)
         came = p.UpdateTried(step=0, shard=0, before=before, has_gradient=True, digest=2, asker="b")
-        assert [c.message for c in sent(pair.a.handle(came), Evidence)] == [replace(evidence(told), is_trial=True)]
+        assert [c.message for c in sent(pair.a.handle(came), DigestReply)] == [replace(evidence(told), is_trial=True)]
 
 
 def test_a_primary_that_has_changed_since_it_told_its_digest_is_wrong() -> None:
@@ -391,7 +391,7 @@ def test_a_primary_answers_a_doubt_with_what_it_has_now() -> None:
     doubt = p.Arrived(source="b", generation=1, message=Doubt(step=0, shard=0, parameters=False))
     assert pair.a.handle(doubt) == [p.DigestAgain(step=0, shard=0, parameters=False, asker="b")]
     commands = pair.a.handle(p.DigestedAgain(step=0, shard=0, parameters=False, asker="b", digest=4))
-    assert [c.message for c in sent(commands, Evidence)] == [evidence(4)]
+    assert [c.message for c in sent(commands, DigestReply)] == [evidence(4)]
     assert "has changed in its memory since it was told" in wishes(commands)[0], "it had told 1"
 
 
@@ -400,7 +400,7 @@ def test_a_copy_of_this_very_step_is_no_witness() -> None:
     pair, _ = doubting()
     pair.a.machine.custody.holdings[0].replace(0, digest=1)
     doubt = p.Arrived(source="b", generation=1, message=Doubt(step=0, shard=0, parameters=False))
-    assert [c.message for c in sent(pair.a.handle(doubt), Evidence)] == [evidence(None)]
+    assert [c.message for c in sent(pair.a.handle(doubt), DigestReply)] == [evidence(None)]
 
 
 def test_a_doubt_that_is_open_when_the_primary_dies_ends_the_job() -> None:

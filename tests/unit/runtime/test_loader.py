@@ -261,7 +261,9 @@ def test_close_ends_the_processes_and_the_loader_can_start_again() -> None:
         assert loader.get(2, 1)[0, 1] != pid
 
 
-@pytest.mark.parametrize(("victim", "words"), [("loader", "it is started again"), ("nursery", "the training process")])
+@pytest.mark.parametrize(
+    ("victim", "words"), [("loader", "it is started again"), ("fork_server", "the training process")]
+)
 def test_a_process_of_the_loader_that_was_killed_changes_nothing(victim: str, words: str) -> None:
     others = psutil.Process().children()
     with _running(_loader(num_workers=0)) as loader:
@@ -273,9 +275,9 @@ def test_a_process_of_the_loader_that_was_killed_changes_nothing(victim: str, wo
         for step in range(9):
             assert torch.equal(loader.get(step, 0), right[step])
             if step == 2:
-                (nursery,) = (process for process in psutil.Process().children() if process not in others)
-                (loading,) = nursery.children()
-                os.kill({"loader": loading, "nursery": nursery}[victim].pid, signal.SIGKILL)
+                (server,) = (process for process in psutil.Process().children() if process not in others)
+                (loading,) = server.children()
+                os.kill({"loader": loading, "fork_server": server}[victim].pid, signal.SIGKILL)
         for step in range(9, 500):  # the death is noticed when something is asked for, and a busy machine kills late
             if told:
                 break

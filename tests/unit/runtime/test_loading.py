@@ -54,9 +54,9 @@ def _came(processes: LoaderProcesses) -> tuple[Request, Any]:
 
 def _pids(processes: LoaderProcesses) -> list[int]:
     """By slot, once all have been started."""
-    nursery = processes._nursery._process.pid
+    server = processes._fork_server._process.pid
     deadline_s = time.monotonic() + 20
-    while len(pids := _children(nursery)) != processes._count:  # one that is dead is there until it is reaped
+    while len(pids := _children(server)) != processes._count:  # one that is dead is there until it is reaped
         assert time.monotonic() < deadline_s
         time.sleep(0.001)
     return pids
@@ -164,10 +164,10 @@ def test_processes_that_die_before_they_load_anything_end_the_wait(monkeypatch: 
             _came(processes)
 
 
-def test_the_end_of_the_nursery_itself_is_an_error_and_no_wait() -> None:
+def test_the_end_of_the_fork_server_itself_is_an_error_and_no_wait() -> None:
     with _processes(lambda step, m: m) as processes:
         pids = _pids(processes)
-        processes._nursery.kill()
+        processes._fork_server.kill()
         with pytest.raises(
             ForkServerEndedError, match=r"from which loader processes are started .* was killed by SIGKILL"
         ):
@@ -176,13 +176,13 @@ def test_the_end_of_the_nursery_itself_is_an_error_and_no_wait() -> None:
             assert _is_gone(pid)
 
 
-def test_a_nursery_whose_owner_goes_without_hearing_of_the_dead_ends_in_silence(capfd: Any) -> None:
+def test_a_fork_server_whose_owner_goes_without_hearing_of_the_dead_ends_in_silence(capfd: Any) -> None:
     """The kernel resets the socket then: a killed worker left Python's traceback on the screen."""
-    nursery = ForkServer(lambda slot: None, 1)
-    assert select.select([nursery], [], [], 20)[0]
-    nursery._orders.close()
-    nursery._process.join(20)
-    assert (nursery._process.exitcode, capfd.readouterr().err) == (0, "")
+    server = ForkServer(lambda slot: None, 1)
+    assert select.select([server], [], [], 20)[0]
+    server._orders.close()
+    server._process.join(20)
+    assert (server._process.exitcode, capfd.readouterr().err) == (0, "")
 
 
 def _is_gone(pid: int) -> bool:
