@@ -85,7 +85,7 @@ class MemberMachine(MemberPart):
     # ------------------------------------------------------------------------------------------------------ events
 
     def _take_in(self, event: p.Event) -> None:
-        self._handlers[type(event)].take(event)
+        self._handlers[type(event)].hear(event=event)
 
     @handles(p.Viewed)
     def on_viewed(self, event: p.Viewed) -> None:
@@ -100,20 +100,20 @@ class MemberMachine(MemberPart):
         self.machine.checkpointing.on_began(event.step, event.state)
 
     @handles(p.Arrived)
-    def on_arrival(self, arrival: p.Arrived) -> None:
+    def on_arrival(self, event: p.Arrived) -> None:
         """Handle a message, keep it until it can be handled, or drop it because it is of an older view."""
-        views, message = self.machine.views, arrival.message
-        if views.is_stale(arrival):
+        views, message = self.machine.views, event.message
+        if views.is_stale(event):
             return
         # It is kept, because its sender has gone on and sends it only once.
-        if views.is_ahead(arrival):
-            views.hold(arrival)
+        if views.is_ahead(event):
+            views.hold(event)
             if views.is_left_behind():
                 self._switch()
         elif not isinstance(message, Report) and (views.is_recovering or self._is_early(message)):
-            views.put_off(arrival)
+            views.put_off(event)
         else:
-            self._handlers[type(message)].hear(source=arrival.source, message=message, payload=arrival.payload)
+            self._handlers[type(message)].hear(source=event.source, message=message, payload=event.payload)
 
     def _is_early(self, message: said.Message) -> bool:
         # A member that got the last tracing pass earlier than this one may have computed for this member already.

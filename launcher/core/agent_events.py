@@ -1,21 +1,23 @@
-"""The events that `agent_machine.Core` takes, each handled together with the time at which it came.
+"""The events that `agent_machine.Core` takes with the times at which they came, and the contract of its parts.
 
-They come from this node's workers, from the other nodes and the store, and from the operator. Replaying a log of them
+Events come from this node's workers, from the other nodes and the store, and from the operator. Replaying a log of them
 reproduces every decision of an agent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from elastrain.base.thread_status import ThreadStatus
 from elastrain.job.world import View
-from elastrain.launcher.shared.job_values import NodeRecord, Roster
+from elastrain.launcher.core.worker_table import Worker
+from elastrain.launcher.shared.job_values import Command, NodeRecord, Roster
 from elastrain.launcher.shared.notices import Notice, Over
-from elastrain.protocol.agent_messages import FromWorker
+from elastrain.protocol.agent_messages import FromWorker, Progress
+from elastrain.protocol.handlers import Handling
 
 
 class WorkerStarted(Struct, frozen=True, kw_only=True):
@@ -256,3 +258,29 @@ StoreEvent: TypeAlias = (
     | StoreCameBack
 )
 Event: TypeAlias = WorkerEvent | NodeEvent | StoreEvent | StopAsked
+
+
+class AgentPart(Handling, Protocol):
+    """A part of the agent's core.
+
+    Each event, deadline, worker's message and notice has one handler, a method of a part that is marked with `handles`.
+    The handler takes those of these values that it names: `now`, and `event`, or `due`, or `worker` and `message`, or
+    `node` and `notice`. What may concern several parts is told to all of them, by the methods below. A part overrides
+    those that it needs. All return commands to carry out, in order.
+    """
+
+    def on_view(self, view: View, before: View | None, now: float) -> list[Command]:
+        """Adapt to a new view, which the cluster holds already. `before`: the view before it, None at the first."""
+        return []
+
+    def on_look(self, event: Looked, now: float) -> list[Command]:
+        """Judge by what the agent has seen of its workers."""
+        return []
+
+    def on_progress(self, worker: Worker, message: Progress, now: float) -> list[Command]:
+        """Handle the report of a worker of this node that it has committed a step."""
+        return []
+
+    def forget(self, member: str) -> None:
+        """Stop waiting for a worker of this node, because it is dead."""
+        return

@@ -1,7 +1,7 @@
 """The deadlines of an agent: one class per purpose, so that no deadline can be confused with another.
 
-Times are monotonic seconds, given by the caller. The part that set a deadline decides what follows when it has passed;
-`agent_machine` routes it there.
+Times are monotonic seconds, given by the caller. The part that handles a deadline decides what follows when it has
+passed; it drops the deadline when its worker has died.
 """
 
 from __future__ import annotations

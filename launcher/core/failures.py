@@ -5,24 +5,24 @@ An exception is blamed either on the script or on a machine. `Failures` decides 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from elastrain.decisions.membership import Failure, ends_job, may_restart
-from elastrain.launcher.core.agent_events import ChannelClosed, Looked, MutexBroke, WorkerDied, WorkerExited
+from elastrain.launcher.core.agent_events import AgentPart, ChannelClosed, MutexBroke, WorkerDied, WorkerExited
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.deadlines import Deadlines, HangDue, HelloDue, KilledDue, LeaveDue, SparedDue, WarmUpDue
-from elastrain.launcher.core.hang_detector import HangWatch
+from elastrain.launcher.core.deadlines import Deadlines, KilledDue, LeaveDue
 from elastrain.launcher.core.shutdown import Shutdown
-from elastrain.launcher.core.stragglers import Stragglers
-from elastrain.launcher.core.suspicions import Suspicions
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Course, Stage, Worker
-from elastrain.launcher.shared.job_values import Command, Log, TakeNumber, TellNodes
+from elastrain.launcher.shared.job_values import Command, Kill, Log, TakeNumber, TellNodes
 from elastrain.launcher.shared.notices import Exited, Raised
 from elastrain.protocol.agent_messages import Failed
+from elastrain.protocol.handlers import handles
 
 _TRACEBACK_CHARS_MAX = 1 << 16
 
 
-class ScriptFailures:
+class ScriptFailures(AgentPart):
     """The exceptions raised so far. The same error at the same place on two members is blamed on the script."""
 
     def __init__(self, cluster: Cluster, deadlines: Deadlines, shutdown: Shutdown) -> None:
@@ -43,6 +43,7 @@ class ScriptFailures:
         """Return the place of the newest failure if it was this member's, else ""."""
         return self._known[-1].place if self._known and self._known[-1].member == member else ""
 
+    @handles(Failed)
     def on_failed(self, worker: Worker, message: Failed, now: float) -> list[Command]:
         """Handle an exception in the script on this node and tell the other agents.
 
@@ -63,7 +64,8 @@ class ScriptFailures:
             self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
         return commands
 
-    def on_raised(self, node: str, notice: Raised, now: float) -> list[Command]:
+    @handles(Raised)
+    def on_raised(self, notice: Raised) -> list[Command]:
         """Handle an exception on another node.
 
         If a second member has raised the same one, the job ends with its traceback.
@@ -119,12 +121,11 @@ def _raised(failure: Failure) -> Raised:
     )
 
 
-_OF_A_LIVING_WORKER = (LeaveDue, HelloDue, WarmUpDue, HangDue, KilledDue)
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
 _SIGNALS |= {11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}
 
 
-class Failures:
+class Failures(AgentPart):
     """Decisions about lost workers.
 
     A death changes the view at once; the exit code, which comes later, tells the cause.
@@ -137,26 +138,29 @@ class Failures:
         *,
         shutdown: Shutdown,
         script: ScriptFailures,
-        suspicions: Suspicions,
         view_changes: ViewChanges,
+        parts: Sequence[AgentPart],
     ) -> None:
         self._cluster, self._config = cluster, cluster.config
         self._deadlines, self._shutdown, self._script = deadlines, shutdown, script
-        self.suspicions, self._view_changes = suspicions, view_changes
-        self.watch = HangWatch(cluster, deadlines, shutdown)
-        self.stragglers = Stragglers(cluster, shutdown, view_changes)
+        self._view_changes, self._parts = view_changes, parts
 
-    def on_look(self, event: Looked, now: float) -> list[Command]:
-        """Let the watch judge the threads. Once no hanging member is waited for any longer, ready newcomers join."""
-        before = self._cluster.spared
-        commands = self.watch.on_look(event, now)
-        return commands + (self._view_changes.settle(now) if before and not self._cluster.spared else [])
+    @handles(LeaveDue)
+    def on_overdue(self, due: LeaveDue) -> list[Command]:
+        """Kill a worker that has not exited in time."""
+        self._cluster.workers.by_id[due.member].follow(Course.BE_LATE)
+        return [Kill(member=due.member, reason=f"{due.member} should have ended by now")]
 
-    def on_spared_over(self, due: SparedDue, now: float) -> list[Command]:
-        """Stop waiting for another node's hanging members, because that node no longer reports them."""
-        self._cluster.spared_by_node.pop(due.node, None)
-        return self._view_changes.settle(now)
+    @handles(KilledDue)
+    def on_killed(self, due: KilledDue, now: float) -> list[Command]:
+        """Consider a killed worker dead. No thread of it runs, however long the kernel keeps the process."""
+        return self.on_death(WorkerDied(member=due.member, source="sigkill", at_s=now), now)
 
+    def forget(self, member: str) -> None:
+        """Do not wait for the exit of a dead worker."""
+        self._deadlines.drop(LeaveDue(member))
+
+    @handles(MutexBroke)
     def on_mutex(self, event: MutexBroke, now: float) -> list[Command]:
         """Handle a broken robust mutex as the member's death, unless the member has finished its work."""
         # a worker that has finished releases the mutex, and its process ends later
@@ -164,15 +168,15 @@ class Failures:
             return []
         return self.on_death(WorkerDied(member=event.member, source="mutex", at_s=event.at_s), now)
 
+    @handles(WorkerDied)
     def on_death(self, event: WorkerDied, now: float) -> list[Command]:
         """Handle the proof of a worker's death: tell the other agents and change the view."""
         worker = self._cluster.workers.by_id[event.member]
         if not worker.alive:
             return []
         worker.follow(Course.DIE)
-        # Suspicions by or about this member no longer matter: it will not be in the next view.
-        self.suspicions.forget(worker.id)
-        self._deadlines.drop(*(due(worker.id) for due in _OF_A_LIVING_WORKER))
+        for part in self._parts:
+            part.forget(worker.id)
         # Other agents are told before this one proposes. The store takes one view if several agents propose.
         commands: list[Command] = [death(worker.id, event.source, event.at_s, now)]
         if not self._config.alone and not worker.raised:  # else they would not wait until the exit code is known
@@ -181,6 +185,7 @@ class Failures:
         # needed.
         return commands + (self._view_changes.settle(now) if worker.id in self._cluster.ids else [])
 
+    @handles(WorkerExited)
     def on_exit(self, event: WorkerExited, now: float) -> list[Command]:
         """Handle the exit code of a worker. It decides about a replacement, or about the end of the job or node."""
         worker = self._cluster.workers.by_id[event.member]
@@ -232,6 +237,7 @@ class Failures:
         say = "" if self._cluster.view is None else f"{how}; not started again: {verdict.reason}"
         return [Log(event="no_restart", fields=fields, say=say), *self._view_changes.settle(now)]
 
+    @handles(ChannelClosed)
     def on_channel_closed(self, event: ChannelClosed, now: float) -> list[Command]:
         """Set a deadline for the worker's exit.
 

@@ -1,4 +1,4 @@
-"""Detection of hanging members: the job's pace, the standstill of each thread, and the judgement.
+"""Detection of hanging members: the standstill of each thread, and the judgement.
 
 Each agent judges its own workers from outside of their processes. A member is judged only while another one waits for
 it and for nothing else. Where all stand still alike (an evaluation, a slow shared disk), no member is at fault. A
@@ -7,65 +7,21 @@ hanging member is killed after the stacks of all members are taken.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
 
 from elastrain.base.thread_status import Station, ThreadStatus
-from elastrain.launcher.core.agent_events import Looked, Seen, SeenThread
+from elastrain.launcher.core.agent_events import AgentPart, Looked, Seen, SeenThread
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, HangDue, KilledDue, SparedDue
+from elastrain.launcher.core.progress import Pace
 from elastrain.launcher.core.shutdown import Shutdown
+from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Stage, Worker
 from elastrain.launcher.shared.job_values import Command, Kill, Log, TakeStacks, TellNodes
 from elastrain.launcher.shared.notices import Hangs, Notice, SomebodyWaits, Spared
 from elastrain.launcher.shared.times import HangTimes
-
-_STEPS_MOST, _STEPS_LEAST = 32, 3
-"""The numbers of newest steps that count, at most and at least. With fewer steps the median is unknown."""
-_REMEMBERED_STEPS = 100
-"""Number of steps for which a healthy standstill is remembered."""
-_WORTH_NOTING_S = 0.5
-
-
-class Pace:
-    """Durations of committed steps, and the longest standstills of threads that went on by themselves afterwards."""
-
-    def __init__(self) -> None:
-        self._steps_s: deque[float] = deque(maxlen=_STEPS_MOST)
-        self._newest: tuple[int, float] | None = None
-        """The newest committed step, and the time when this agent first heard of it."""
-        self._healthy: deque[tuple[int, Station, float]] = deque()
-        """Healthy standstills: (step, place, seconds)."""
-
-    def commit(self, step: int, now: float) -> None:
-        """Record that a member of this node has committed a step. Only the first report of a step counts."""
-        if self._newest is not None and step <= self._newest[0]:
-            return
-        # No duration is known if this agent heard nothing of the step before (it had no member in the view then).
-        if self._newest is not None and step == self._newest[0] + 1:
-            self._steps_s.append(now - self._newest[1])
-        self._newest = (step, now)
-        while self._healthy and self._healthy[0][0] < step - _REMEMBERED_STEPS:
-            self._healthy.popleft()
-
-    def note(self, place: Station, stood_s: float) -> None:
-        """Record that a thread stood still at a place for this time, and went on by itself."""
-        if stood_s >= _WORTH_NOTING_S and self._newest is not None:
-            self._healthy.append((self._newest[0], place, stood_s))
-
-    @property
-    def step_s(self) -> float | None:
-        """Median duration of the newest steps, or None if there are too few.
-
-        An evaluation in less than half of them does not distort it.
-        """
-        return median(self._steps_s) if len(self._steps_s) >= _STEPS_LEAST else None
-
-    def longest_s(self, place: Station) -> float:
-        """Return the longest healthy standstill at a place. Very uneven micro-batches cause long ones."""
-        return max((stood_s for _, where, stood_s in self._healthy if where is place), default=0.0)
-
+from elastrain.protocol.agent_messages import Progress
+from elastrain.protocol.handlers import handles
 
 _STEPS = 2.5
 """A member that others wait for may stand still for this number of median steps."""
@@ -182,13 +138,15 @@ _WAITS_COUNT_S = 2.5
 """Time for which another agent's report counts."""
 
 
-class HangWatch:
+class HangDetector(AgentPart):
     """The standstills of this node's threads, and the members that were judged to hang."""
 
-    def __init__(self, cluster: Cluster, deadlines: Deadlines, shutdown: Shutdown) -> None:
+    def __init__(
+        self, cluster: Cluster, deadlines: Deadlines, *, shutdown: Shutdown, view_changes: ViewChanges
+    ) -> None:
         self._cluster, self._times = cluster, cluster.config.hangs
-        self._deadlines, self._shutdown = deadlines, shutdown
-        self.pace = Pace()
+        self._deadlines, self._shutdown, self._view_changes = deadlines, shutdown, view_changes
+        self._pace = Pace()
         self._stands: dict[str, Stand] = {}
         self._looked_s: float | None = None
         self._told_s = 0.0
@@ -199,31 +157,47 @@ class HangWatch:
         self._spared: set[str] = set()
         """Members that would be killed if the job could do without their state."""
 
+    def on_progress(self, worker: Worker, message: Progress, now: float) -> list[Command]:
+        """Record the duration of a committed step."""
+        self._pace.commit(message.step, now)
+        return []
+
     def on_look(self, event: Looked, now: float) -> list[Command]:
-        """Judge the workers by what the agent has read in their status pages."""
+        """Judge the workers by what the agent has read in their status pages.
+
+        Once no hanging member is waited for any longer, ready newcomers join.
+        """
+        before = self._cluster.spared
+        commands = self._judge_threads(event, now)
+        return commands + (self._view_changes.settle(now) if before and not self._cluster.spared else [])
+
+    def _judge_threads(self, event: Looked, now: float) -> list[Command]:
         passed_s = 0.0 if self._looked_s is None else min(now - self._looked_s, _LOOKS_AT_MOST_S)
         self._looked_s = now
         self._stands = {seen.member: self._stands.get(seen.member, Stand()) for seen in event.seen}
         for seen in event.seen:
-            self._stands[seen.member].see(seen, passed_s, self.pace)
+            self._stands[seen.member].see(seen, passed_s, self._pace)
         if not self._times.hang_timeout_s or self._shutdown.end is not None or self._cluster.view is None:
             return []
         commands = [command for worker in self._watched() for command in self._look_at(worker, now)]
         self._cluster.spared_by_node[self._cluster.config.node] = tuple(sorted(self._spared))
         return commands + self._tell(now)
 
-    def on_waits(self, node: str, notice: SomebodyWaits, now: float) -> list[Command]:
+    @handles(SomebodyWaits)
+    def on_waits(self, node: str, now: float) -> list[Command]:
         """Record that a member of another node waits."""
         self._waits_until_s[node] = now + _WAITS_COUNT_S
         return []
 
-    def on_hangs(self, node: str, notice: Hangs, now: float) -> list[Command]:
+    @handles(Hangs)
+    def on_hangs(self, notice: Hangs) -> list[Command]:
         """Have stacks taken, because a member of another node is about to be killed.
 
         All members' stacks may show the cause.
         """
         return [TakeStacks(reason=notice.reason)]
 
+    @handles(Spared)
     def on_spared(self, node: str, notice: Spared, now: float) -> list[Command]:
         """Wait for another node's hanging members, as that node does. It repeats the notice as long as that is true."""
         self._deadlines.set(SparedDue(node), now + _WAITS_COUNT_S)
@@ -238,6 +212,17 @@ class HangWatch:
         self._cluster.progress.explain(say)
         return [Log(event="spared_there", fields={"node": node, "members": list(notice.members)}, say=say)]
 
+    @handles(SparedDue)
+    def on_spared_over(self, due: SparedDue, now: float) -> list[Command]:
+        """Stop waiting for another node's hanging members, because that node no longer reports them."""
+        self._cluster.spared_by_node.pop(due.node, None)
+        return self._view_changes.settle(now)
+
+    def forget(self, member: str) -> None:
+        """Do not kill a member that is dead."""
+        self._deadlines.drop(HangDue(member), KilledDue(member))
+
+    @handles(HangDue)
     def on_stacks_taken(self, due: HangDue, now: float) -> list[Command]:
         """Kill the member that was judged to hang, unless it has moved in the meantime."""
         thread, count = self._judged[due.member]
@@ -259,7 +244,9 @@ class HangWatch:
     def _look_at(self, worker: Worker, now: float) -> list[Command]:
         if worker.id in self._judged:
             return []
-        found = overdue(self._stands[worker.id], pace=self.pace, times=self._times, is_new=worker.progress.step is None)
+        found = overdue(
+            self._stands[worker.id], pace=self._pace, times=self._times, is_new=worker.progress.step is None
+        )
         if found is None:
             self._spared.discard(worker.id)
             return []
@@ -294,7 +281,7 @@ class HangWatch:
             if member == worker.id or HangDue(member) in self._deadlines:
                 self._deadlines.set(HangDue(member), now + self._times.stacks_s)
         fields = {"member": worker.id, "where": found.where, "for_s": found.for_s, "limit_s": found.limit_s}
-        log = Log(event="hang", fields={**fields, "step_s": self.pace.step_s, "reason": reason})
+        log = Log(event="hang", fields={**fields, "step_s": self._pace.step_s, "reason": reason})
         return [log, TellNodes(message=Hangs(reason=reason)), TakeStacks(reason=reason, tell=True)]
 
     def _spare(self, worker: Worker, found: Overdue) -> list[Command]:
@@ -315,7 +302,7 @@ class HangWatch:
 
     def _sentence(self, worker: Worker, found: Overdue) -> str:
         step = self._stands[worker.id].loop.spot.step
-        usual = f" (a step takes {self.pace.step_s:.2g} s)" if self.pace.step_s is not None else ""
+        usual = f" (a step takes {self._pace.step_s:.2g} s)" if self._pace.step_s is not None else ""
         at = f" of step {step}" if step >= 0 else ""
         return f"{worker.id} hangs: no sign of life for {found.for_s:.1f} s{usual}, {found.where}{at}"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from elastrain.base.resume import changes, refusal
 from elastrain.decisions.membership import spec_difference
-from elastrain.launcher.core.agent_events import NumberTaken, RosterStands, SpecStands, StartFailed, WorkerStarted
+from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, HelloDue, LeaveDue, RestartDue, WarmUpDue
 from elastrain.launcher.core.rendezvous import Rendezvous
@@ -28,10 +28,11 @@ from elastrain.launcher.shared.job_values import (
     TakeNumber,
     Tell,
 )
-from elastrain.protocol.agent_messages import FirstCommitAllowed, Hello, Progress, Refused
+from elastrain.protocol.agent_messages import FirstCommitAllowed, FirstCommitDue, Hello, Progress, Refused
+from elastrain.protocol.handlers import handles
 
 
-class Joins:
+class Joins(ev.AgentPart):
     """The spec that all members must have in common, and the workers whose hello waits for it."""
 
     def __init__(
@@ -52,7 +53,8 @@ class Joins:
         self._slowest_hello_s: float | None = None
         """Longest time from start to hello of any worker of this node so far."""
 
-    def on_roster(self, event: RosterStands, now: float) -> list[Command]:
+    @handles(ev.RosterStands)
+    def on_roster(self, event: ev.RosterStands, now: float) -> list[Command]:
         """Start this node's workers, now that the store holds the roster."""
         if event.roster is None:
             return self._rendezvous.on_roster_refused(now)
@@ -96,7 +98,8 @@ class Joins:
         self._cluster.workers.vacancies.extend(Vacancy(slot=slot) for slot in range(self._config.workers))
         return [TakeNumber() for _ in range(self._config.workers)]
 
-    def on_number(self, event: NumberTaken, now: float) -> list[Command]:
+    @handles(ev.NumberTaken)
+    def on_number(self, event: ev.NumberTaken, now: float) -> list[Command]:
         """Start the worker for which the store has assigned a number."""
         workers = self._cluster.workers
         if self._shutdown.end is not None or not workers.vacancies:
@@ -138,39 +141,48 @@ class Joins:
             resume=roster.resume,
         )
 
-    def on_started(self, event: WorkerStarted, now: float) -> list[Command]:
+    @handles(ev.WorkerStarted)
+    def on_started(self, event: ev.WorkerStarted) -> list[Command]:
         """Record the process id of a started worker."""
         self._cluster.workers.by_id[event.member].pid = event.pid
         return []
 
-    def on_start_failed(self, event: StartFailed, now: float) -> list[Command]:
+    @handles(ev.StartFailed)
+    def on_start_failed(self, event: ev.StartFailed) -> list[Command]:
         """Handle a failed start. The job goes on without the worker, unless it is one of the first workers."""
         worker = self._cluster.workers.by_id[event.member]
         worker.follow(Course.DIE)
-        self._deadlines.drop(WarmUpDue(worker.id), HelloDue(worker.id))
+        self.forget(worker.id)
         sentence = f"{worker.id} could not be started: {event.problem}"
         if worker.initial:
             return self._shutdown.finish(1, sentence)
         return [Log(event="start_failed", fields={"member": worker.id, "reason": event.problem}, say=sentence)]
 
-    def on_warm_up_over(self, due: WarmUpDue, now: float) -> list[Command]:
+    def forget(self, member: str) -> None:
+        """Do not wait for a dead worker's hello any longer."""
+        self._deadlines.drop(WarmUpDue(member), HelloDue(member))
+
+    @handles(WarmUpDue)
+    def on_warm_up_over(self, due: WarmUpDue) -> list[Command]:
         """Give a joining worker full priority. Until it is a member, the state has fewer copies."""
         return [FullPriority(member=due.member)]
 
-    def on_hello(self, worker: Worker, hello: Hello, now: float) -> list[Command]:
+    @handles(Hello)
+    def on_hello(self, worker: Worker, message: Hello, now: float) -> list[Command]:
         """Compare a worker's hello with the spec.
 
         The first hello of the job becomes the spec, if the store accepts it.
         """
-        if worker.stage is not Stage.STARTING or hello.member != worker.id:
-            return self.on_misspoke(worker.id, f"a hello of {hello.member} from {worker.id}, {worker.state}")
+        if worker.stage is not Stage.STARTING or message.member != worker.id:
+            problem = f"a hello of {message.member} from {worker.id}, {worker.state}"
+            return self.on_misspoke(ev.WorkerMisspoke(member=worker.id, problem=problem))
         self._deadlines.drop(HelloDue(worker.id))
         self._slowest_hello_s = max(self._slowest_hello_s or 0.0, now - worker.started_s)
         if self.spec is not None:
-            return self._admit(worker, hello, self.spec, now)
+            return self._admit(worker, message, self.spec, now)
         # Several nodes may put the spec of their first hello. The store keeps the one that came first.
-        self._unchecked.append((worker, hello))
-        return [PutSpec(spec=dict(hello.spec))] if len(self._unchecked) == 1 else []
+        self._unchecked.append((worker, message))
+        return [PutSpec(spec=dict(message.spec))] if len(self._unchecked) == 1 else []
 
     def _hello_within_s(self) -> float:
         """Return the time that a newcomer has for its hello, based on earlier starts of the same script."""
@@ -178,6 +190,7 @@ class Joins:
             return self._config.hangs.first_step_s
         return max(self._config.times.join_timeout_s, 3 * self._slowest_hello_s)
 
+    @handles(HelloDue)
     def on_hello_late(self, due: HelloDue, now: float) -> list[Command]:
         """Kill a newcomer that has not said hello in time, for example because it hangs in its imports."""
         worker, within_s = self._cluster.workers.by_id[due.member], self._hello_within_s()
@@ -192,7 +205,8 @@ class Joins:
         )
         return [Kill(member=worker.id, reason=reason)]
 
-    def on_spec(self, event: SpecStands, now: float) -> list[Command]:
+    @handles(ev.SpecStands)
+    def on_spec(self, event: ev.SpecStands, now: float) -> list[Command]:
         """Compare the waiting workers with the spec that the store holds."""
         if self.spec is not None or self._shutdown.end is not None:
             return []
@@ -213,9 +227,10 @@ class Joins:
         step, told = roster.resume.step, "; ".join(found)
         return [Log(event="changed", fields={"step": step, "changes": found}, say=f"accepted: {told}")] if found else []
 
-    def on_misspoke(self, member: str, problem: str) -> list[Command]:
+    @handles(ev.WorkerMisspoke)
+    def on_misspoke(self, event: ev.WorkerMisspoke) -> list[Command]:
         """Kill a worker that has sent what no worker sends."""
-        return [Kill(member=member, reason=f"{member} sent what no worker sends: {problem}")]
+        return [Kill(member=event.member, reason=f"{event.member} sent what no worker sends: {event.problem}")]
 
     def _admit(self, worker: Worker, hello: Hello, spec: Mapping[str, Any], now: float) -> list[Command]:
         roster = self._cluster.roster
@@ -246,6 +261,7 @@ class Joins:
         self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
         return commands
 
+    @handles(FirstCommitDue)
     def on_first_commit_due(self, worker: Worker, now: float) -> list[Command]:
         """Let a member make the first commit once the store has recorded that it is due.
 
@@ -255,10 +271,18 @@ class Joins:
         progress.to_commit.add(worker.id)
         # A job on one node has no others.
         if self._config.alone or progress.due or progress.begun:
-            return self.on_first_commit_allowed(now)
+            return self._allow_first_commit(now)
         return [PutDue(), *self._view_changes.settle(now)] if len(progress.to_commit) == 1 else []
 
-    def on_first_commit_allowed(self, now: float) -> list[Command]:
+    @handles(ev.FirstCommitStands)
+    def on_first_commit(self, event: ev.FirstCommitStands, now: float) -> list[Command]:
+        """Handle the store's record that the first commit has been made, or that it is due."""
+        if event.is_made:
+            self._cluster.progress.begun = True
+            return []
+        return self._allow_first_commit(now)
+
+    def _allow_first_commit(self, now: float) -> list[Command]:
         """Let the waiting members make the first commit, unless they are not in the current view."""
         progress = self._cluster.progress
         waiting = [worker.id for worker in self._cluster.mine_in_view() if worker.id in progress.to_commit]
@@ -282,7 +306,8 @@ class Joins:
         # This agent now knows the holders of all shards. A view change after a loss may have waited for that.
         return begins + slower + (self._view_changes.settle(now) if first else [])
 
-    def on_restart_forgotten(self, due: RestartDue, now: float) -> list[Command]:
+    @handles(RestartDue)
+    def on_restart_forgotten(self) -> list[Command]:
         """Stop counting an old restart against the limit."""
         self._cluster.workers.restarts_used -= 1
         return []

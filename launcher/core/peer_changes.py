@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from elastrain.launcher.core.agent_events import LeaseEnded, LinkChanged, NodeCame, StoreForgot
+from elastrain.job.world import View
+from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.core.cluster import Cluster, PeerNode
 from elastrain.launcher.core.deadlines import Deadlines, MeetDue, SilenceDue
 from elastrain.launcher.core.failures import ScriptFailures, death
@@ -18,8 +19,9 @@ from elastrain.launcher.core.suspicions import IndirectProbes, ProbeResult
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.shared.job_values import Command, Log, PutRecord, TellNodes, signature_of
-from elastrain.launcher.shared.notices import Digested, Ended, Exited, Notice, Stands
+from elastrain.launcher.shared.notices import Digested, Ended, Exited, Left, Notice, Stands
 from elastrain.protocol.agent_messages import Suspect
+from elastrain.protocol.handlers import handles
 
 _REGROUP_S = 3.0
 """Time for the other links to come back after the first one does, on a node that was cut off itself."""
@@ -29,7 +31,7 @@ _SLEPT_S = 2.5
 """An agent that has not looked at its workers for this time stood still itself, and sent no heartbeats."""
 
 
-class PeerChanges:
+class PeerChanges(ev.AgentPart):
     """The part that keeps `Cluster.peers` up to date and decides what follows."""
 
     def __init__(
@@ -48,7 +50,8 @@ class PeerChanges:
         self._vouching = IndirectProbes(cluster.peers)
         self._looked_s: float | None = None
 
-    def on_came(self, event: NodeCame, now: float) -> list[Command]:
+    @handles(ev.NodeCame)
+    def on_came(self, event: ev.NodeCame, now: float) -> list[Command]:
         """Handle a new or changed record of a node. A new incarnation proves that the earlier one is dead."""
         record = event.record
         known = self._peers.nodes.get(record.name)
@@ -67,7 +70,8 @@ class PeerChanges:
         self._peers.back_to_life(self._members_of(record.name))
         return commands + self._weigh(now) + self._view_changes.settle(now)
 
-    def on_lease_ended(self, event: LeaseEnded, now: float) -> list[Command]:
+    @handles(ev.LeaseEnded)
+    def on_lease_ended(self, event: ev.LeaseEnded, now: float) -> list[Command]:
         """Handle the end of a node's lease. The node is dead unless its agent answers, or answers another node."""
         peer = self._peers.nodes.get(event.node)
         if self._shutdown.end is not None or peer is None:
@@ -84,6 +88,7 @@ class PeerChanges:
             commands += self._doubt_peer(each, "its lease is gone", now)
         return commands
 
+    @handles(MeetDue)
     def on_not_met(self, due: MeetDue, now: float) -> list[Command]:
         """Doubt a node that has no key and did not answer in time.
 
@@ -165,12 +170,19 @@ class PeerChanges:
     def _members_of(self, name: str) -> list[str]:
         return [member.id for member in self._cluster.members if member.node == name]
 
+    @handles(ev.NodeLeft)
+    def on_node_left(self, event: ev.NodeLeft) -> list[Command]:
+        """Handle the store's word that a node has left in good order."""
+        return self.on_left(event.node)
+
+    @handles(Left)
     def on_left(self, node: str) -> list[Command]:
         """Record that a node has left in good order."""
         self._peers.leave(node)
         return self._shutdown.look_at_digests_again()
 
-    def on_link(self, event: LinkChanged, now: float) -> list[Command]:
+    @handles(ev.LinkChanged)
+    def on_link(self, event: ev.LinkChanged, now: float) -> list[Command]:
         """Handle a link that went up or down."""
         peer = self._peers.nodes.get(event.node)
         if self._shutdown.end is not None or peer is None or peer.linked == event.up:
@@ -215,13 +227,22 @@ class PeerChanges:
         commands += [TellNodes(message=Stands(view=view, asks=asks), node=name)] if view is not None else []
         return commands + ([TellNodes(message=Ended(), node=name)] if self._shutdown.finishing else [])
 
-    def on_look(self, now: float) -> None:
+    def on_view(self, view: View, before: View | None, now: float) -> list[Command]:
+        """Wait a limited time for the nodes of the view that this agent does not know."""
+        # A node that died before this one came has no key that could disappear. Only a deadline detects that.
+        for name in {member.node for member in view.members} - {self._config.node, *self._peers.nodes}:
+            self._deadlines.set_first(MeetDue(name), now + self._config.times.absent_s)
+        return []
+
+    def on_look(self, event: ev.Looked, now: float) -> list[Command]:
         """Detect that this agent itself stood still for a while: the other nodes may have considered it dead."""
         slept = self._looked_s is not None and now - self._looked_s > _SLEPT_S
         self._looked_s = now
         for peer in self._peers.nodes.values():
             peer.lost_touch = peer.lost_touch or slept
+        return []
 
+    @handles(Stands)
     def on_stands(self, node: str, notice: Stands, now: float) -> list[Command]:
         """Adopt the current view as another agent reports it, and answer with this agent's view if it asks.
 
@@ -239,7 +260,8 @@ class PeerChanges:
             commands.append(TellNodes(message=Stands(view=view, answers=notice.asks), node=node))
         return commands
 
-    def on_store_forgot(self, event: StoreForgot) -> list[Command]:
+    @handles(ev.StoreForgot)
+    def on_store_forgot(self, event: ev.StoreForgot) -> list[Command]:
         """End this node if others may have gone on without it and ended, because the store no longer knows of that."""
         cluster, nodes = self._cluster, self._peers.nodes
         first = [record.name for record in cluster.roster.nodes] if cluster.roster is not None else []
@@ -256,7 +278,8 @@ class PeerChanges:
         )
         return self._shutdown.finish(1, sentence, everywhere=False)
 
-    def on_silence(self, due: SilenceDue, now: float) -> list[Command]:
+    @handles(SilenceDue)
+    def on_silence(self, now: float) -> list[Command]:
         """Suspect all silent nodes together.
 
         A node that is cut off itself hears the others fall silent one after the other.
@@ -265,6 +288,7 @@ class PeerChanges:
             peer.suspected = not peer.linked
         return self._view_changes.settle(now)
 
+    @handles(Exited)
     def on_exited(self, node: str, notice: Exited, now: float) -> list[Command]:
         """Handle the exit of a member on another node, as reported by its agent."""
         return self._lose_members([notice.member], f"notice of {node}", now)

@@ -1,28 +1,25 @@
-"""Progress of the job as this agent has heard: committed steps, durable checkpoints, and missing redundancy.
+"""Progress of the job as this agent has heard: steps and their pace, durable checkpoints, and missing redundancy.
 
 `JobProgress` also keeps the newest reasons for what happened, which `status` shows.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from statistics import median
 
-from elastrain.launcher.core.agent_events import CheckpointAnswered
+from elastrain.base.thread_status import Station
+from elastrain.launcher.core.agent_events import AgentPart, CheckpointAnswered
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.shared.job_values import Command, Log, PutCheckpoint, Tell
-from elastrain.protocol.agent_messages import (
-    CheckpointEnded,
-    CheckpointReady,
-    CheckpointSettled,
-    Progress,
-    Redone,
-    Window,
-)
+from elastrain.protocol import agent_messages as am
+from elastrain.protocol.handlers import handles
 
 _REASONS_MAX = 8
 
 
-class JobProgress:
+class JobProgress(AgentPart):
     """Progress of the job. Only committed steps count."""
 
     def __init__(self) -> None:
@@ -51,12 +48,13 @@ class JobProgress:
         """True if no step has been committed since the links were made anew."""
         return self.step == self._step_at_new_links
 
-    def take(self, message: Progress) -> None:
+    def take(self, message: am.Progress) -> None:
         """Take over the report of a step if it is newer."""
         if self.step is None or message.step > self.step:
             self.step, self.loss, self.samples = message.step, message.loss, message.samples
 
-    def redo(self, message: Redone) -> list[Command]:
+    @handles(am.Redone)
+    def redo(self, message: am.Redone) -> list[Command]:
         """Count the pairs that are computed again. Each view counts once, although all its members report it."""
         if message.generation <= self._redone_in:
             return []
@@ -69,7 +67,7 @@ class JobProgress:
         self.reasons = [*self.reasons, reason][-_REASONS_MAX:]
 
 
-class CheckpointCare:
+class CheckpointCare(AgentPart):
     """Durable checkpoints, as far as this agent knows.
 
     Members write them, and the store decides which one is visible.
@@ -77,21 +75,23 @@ class CheckpointCare:
 
     def __init__(self, life: int, progress: JobProgress) -> None:
         self._life, self._progress = life, progress
-        self.newest: CheckpointEnded | None = None
+        self.newest: am.CheckpointEnded | None = None
         """Newest complete checkpoint that this agent has heard of."""
 
-    def on_ready(self, worker: Worker, message: CheckpointReady) -> list[Command]:
+    @handles(am.CheckpointReady)
+    def on_ready(self, worker: Worker, message: am.CheckpointReady) -> list[Command]:
         """Ask the store to make a complete checkpoint visible.
 
         The store knows whether the member still belongs to the job.
         """
         return [PutCheckpoint(member=worker.id, step=message.step, name=message.name, life=self._life)]
 
+    @handles(CheckpointAnswered)
     def on_answered(self, event: CheckpointAnswered) -> list[Command]:
         """Give the store's answer about a checkpoint to the member that collected it."""
-        return [Tell(member=event.member, message=CheckpointSettled(step=event.step, problem=event.problem))]
+        return [Tell(member=event.member, message=am.CheckpointSettled(step=event.step, problem=event.problem))]
 
-    def on_ended(self, message: CheckpointEnded) -> list[Command]:
+    def on_ended(self, message: am.CheckpointEnded) -> list[Command]:
         """Handle the end of a checkpoint, as reported by the member that collected it."""
         step = message.step
         if message.reason:
@@ -112,7 +112,7 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes} bytes"
 
 
-class OpenWindow:
+class OpenWindow(AgentPart):
     """The open window: shards with fewer living holders than they should have.
 
     All members report it sooner or later.
@@ -126,7 +126,8 @@ class OpenWindow:
         """Monotonic time when this agent heard of the window. None while the window is closed."""
         self._step = -1
 
-    def take(self, member: str, message: Window, now: float) -> list[Command]:
+    @handles(am.Window)
+    def on_window(self, worker: Worker, message: am.Window, now: float) -> list[Command]:
         """Update from a member's report. Returns a line for the event log if the window has opened or closed."""
         # A slow member may report an earlier step that another member has reported already.
         if message.step < self._step:
@@ -136,11 +137,11 @@ class OpenWindow:
         if message.short:
             self.since_step = message.since_step
             self.since_s = now if self.since_s is None else self.since_s
-            return [] if was_open else [self._log(member, "opened", shards=len(message.short), step=message.step)]
+            return [] if was_open else [self._log(worker.id, "opened", shards=len(message.short), step=message.step)]
         since_s, self.since_s = self.since_s, None
         # The count of steps starts at the loss and includes the step that was open then.
         steps = message.step - (self.since_step if self.since_step is not None else message.step)
-        return [] if since_s is None else [self._log(member, "closed", after_s=now - since_s, after_steps=steps)]
+        return [] if since_s is None else [self._log(worker.id, "closed", after_s=now - since_s, after_steps=steps)]
 
     def described(self, now: float) -> dict[str, object] | None:
         """Return the open window for `status`, or None if every shard has all its holders."""
@@ -150,3 +151,49 @@ class OpenWindow:
 
     def _log(self, member: str, what: str, **fields: object) -> Log:
         return Log(event="window", fields={"window": what, "member": member, **fields})
+
+
+_STEPS_MOST, _STEPS_LEAST = 32, 3
+"""The numbers of newest steps that count, at most and at least. With fewer steps the median is unknown."""
+_REMEMBERED_STEPS = 100
+"""Number of steps for which a healthy standstill is remembered."""
+_WORTH_NOTING_S = 0.5
+
+
+class Pace:
+    """Durations of committed steps, and the longest standstills of threads that went on by themselves afterwards."""
+
+    def __init__(self) -> None:
+        self._steps_s: deque[float] = deque(maxlen=_STEPS_MOST)
+        self._newest: tuple[int, float] | None = None
+        """The newest committed step, and the time when this agent first heard of it."""
+        self._healthy: deque[tuple[int, Station, float]] = deque()
+        """Healthy standstills: (step, place, seconds)."""
+
+    def commit(self, step: int, now: float) -> None:
+        """Record that a member of this node has committed a step. Only the first report of a step counts."""
+        if self._newest is not None and step <= self._newest[0]:
+            return
+        # No duration is known if this agent heard nothing of the step before (it had no member in the view then).
+        if self._newest is not None and step == self._newest[0] + 1:
+            self._steps_s.append(now - self._newest[1])
+        self._newest = (step, now)
+        while self._healthy and self._healthy[0][0] < step - _REMEMBERED_STEPS:
+            self._healthy.popleft()
+
+    def note(self, place: Station, stood_s: float) -> None:
+        """Record that a thread stood still at a place for this time, and went on by itself."""
+        if stood_s >= _WORTH_NOTING_S and self._newest is not None:
+            self._healthy.append((self._newest[0], place, stood_s))
+
+    @property
+    def step_s(self) -> float | None:
+        """Median duration of the newest steps, or None if there are too few.
+
+        An evaluation in less than half of them does not distort it.
+        """
+        return median(self._steps_s) if len(self._steps_s) >= _STEPS_LEAST else None
+
+    def longest_s(self, place: Station) -> float:
+        """Return the longest healthy standstill at a place. Very uneven micro-batches cause long ones."""
+        return max((stood_s for _, where, stood_s in self._healthy if where is place), default=0.0)

@@ -12,21 +12,15 @@ from dataclasses import dataclass, replace
 from elastrain.base.resume import NodeDisk
 from elastrain.decisions.membership import first_view
 from elastrain.job.world import Member, View
-from elastrain.launcher.core.agent_events import NodeRegistered, StoreCameBack, StoreWentAway
+from elastrain.launcher.core import deadlines as dl
+from elastrain.launcher.core.agent_events import AgentPart, NodeRegistered, StoreCameBack, StoreWentAway
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.deadlines import (
-    AskStoreDue,
-    Deadlines,
-    JoinDue,
-    LastCallDue,
-    ParkedDue,
-    RendezvousDue,
-    SettleDue,
-)
+from elastrain.launcher.core.deadlines import Deadlines
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.worker_table import Stage
 from elastrain.launcher.shared.checkpoint_inventory import Joined, join
 from elastrain.launcher.shared.job_values import Command, Kill, Log, NodeRecord, PutRecord, PutRoster, Roster
+from elastrain.protocol.handlers import handles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +32,7 @@ class Parked:
     """Monotonic time of the first reason."""
 
 
-class Parking:
+class Parking(AgentPart):
     """Outages of the store, and changes of the view that have to wait."""
 
     def __init__(self, cluster: Cluster, deadlines: Deadlines, shutdown: Shutdown) -> None:
@@ -58,7 +52,8 @@ class Parking:
         say = f"the store does not answer: {goes_on} nobody can leave or join the view until it is back"
         return [Log(event="store_away", fields={"reason": event.problem}, say=say)]
 
-    def on_store_back(self, event: StoreCameBack, now: float) -> list[Command]:
+    @handles(StoreCameBack)
+    def on_store_back(self, now: float) -> list[Command]:
         """Report the end of an outage of the store."""
         if self.store_away_since_s is None:
             return []
@@ -72,7 +67,7 @@ class Parking:
         if self.parked is not None and self.parked.reason == reason:
             return []
         self.parked = Parked(reason=reason, since_s=self.parked.since_s if self.parked else now)
-        self._deadlines.set_first(ParkedDue(), now + self._config.times.park_timeout_s)
+        self._deadlines.set_first(dl.ParkedDue(), now + self._config.times.park_timeout_s)
         self._cluster.progress.explain(f"parked: {reason}")
         fields = {"lost": self._cluster.gone_from_view(), "reason": reason}
         return [Log(event="parked", fields=fields, say=f"parked: {reason}")]
@@ -82,10 +77,11 @@ class Parking:
         if self.parked is None:
             return []
         parked_s, self.parked = now - self.parked.since_s, None
-        self._deadlines.drop(ParkedDue())
+        self._deadlines.drop(dl.ParkedDue())
         return [Log(event="unparked", fields={"parked_s": parked_s}, say=f"no longer parked, after {parked_s:.1f} s")]
 
-    def on_parked_too_long(self, due: ParkedDue, now: float) -> list[Command]:
+    @handles(dl.ParkedDue)
+    def on_parked_too_long(self) -> list[Command]:
         """End this node, because a change of the view has waited for too long."""
         assert self.parked is not None
         limit_s = self._config.times.park_timeout_s
@@ -94,7 +90,7 @@ class Parking:
         return self._shutdown.finish(1, sentence, everywhere=False)
 
 
-class Rendezvous:
+class Rendezvous(AgentPart):
     """Decisions until the first view. Workers of nodes that are not in the roster join later."""
 
     def __init__(self, cluster: Cluster, deadlines: Deadlines, shutdown: Shutdown) -> None:
@@ -112,9 +108,14 @@ class Rendezvous:
         """Begin to wait for other nodes: this node's key is in the store."""
         self._cluster.peers.record = event.record
         if not self._config.alone:
-            self._deadlines.set(RendezvousDue(), now + self._config.times.join_timeout_s)
+            self._deadlines.set(dl.RendezvousDue(), now + self._config.times.join_timeout_s)
             if event.settle_s:
-                self._deadlines.set(SettleDue(), now + event.settle_s)
+                self._deadlines.set(dl.SettleDue(), now + event.settle_s)
+
+    @handles(dl.LastCallDue)
+    def on_last_call_over(self, now: float) -> list[Command]:
+        """Put the roster with the nodes that have come."""
+        return self.try_roster(now, last_call_is_over=True)
 
     def try_roster(self, now: float, *, last_call_is_over: bool = False) -> list[Command]:
         """Put the roster if enough nodes have come, else wait for more.
@@ -124,15 +125,15 @@ class Rendezvous:
         present = self._cluster.peers.present()
         others = [record for record in present if record.name != self._config.node]
         # A store that lost its data gets the roster of the running job again from those nodes.
-        if any(record.has_roster for record in others) or SettleDue() in self._deadlines:
+        if any(record.has_roster for record in others) or dl.SettleDue() in self._deadlines:
             return []
         if self._roster_is_put or len(present) < self._config.least.nodes:
             # A node has left while more were waited for. The last call starts again with the next node.
-            self._deadlines.drop(LastCallDue())
+            self._deadlines.drop(dl.LastCallDue())
             self._lacking = ""
             return []
         if len(present) < self._config.nodes_max and not last_call_is_over:
-            self._deadlines.set_first(LastCallDue(), now + self._config.times.last_call_s)
+            self._deadlines.set_first(dl.LastCallDue(), now + self._config.times.last_call_s)
             return []
         # Sorted by name, so that the same nodes get the same ranks in any order of arrival.
         chosen = sorted(present[: self._config.nodes_max], key=lambda record: (len(record.name), record.name))
@@ -176,7 +177,7 @@ class Rendezvous:
         """Try again later. Nodes that know a roster which the store has lost get time to put it again."""
         self._roster_is_put = False
         if self._cluster.roster is None and self._shutdown.end is None:
-            self._deadlines.set(SettleDue(), now + self._config.times.absent_s)
+            self._deadlines.set(dl.SettleDue(), now + self._config.times.absent_s)
         return []
 
     def first_nodes(self) -> set[tuple[str, int]]:
@@ -200,11 +201,12 @@ class Rendezvous:
         If this node's key is lost, it is written again with a mark that this node knows the roster.
         """
         peers, self._cluster.roster = self._cluster.peers, roster
-        self._deadlines.drop(RendezvousDue(), LastCallDue(), SettleDue())
+        self._deadlines.drop(dl.RendezvousDue(), dl.LastCallDue(), dl.SettleDue())
         peers.record = replace(peers.record, has_roster=True)
         return [] if self._config.alone else [PutRecord(record=peers.record, if_lost=True)]
 
-    def on_rendezvous_late(self, due: RendezvousDue, now: float) -> list[Command]:
+    @handles(dl.RendezvousDue)
+    def on_rendezvous_late(self) -> list[Command]:
         """End the job, because fewer nodes than required came in time."""
         if self._lacking:
             return self._shutdown.finish(1, self._lacking)
@@ -243,7 +245,7 @@ class Rendezvous:
         if any(peer.linked and peer.tells_view for peer in cluster.peers.nodes.values()):
             return commands, None
         if now < self._doubts_until_s and self._unheard():
-            self._deadlines.set_first(AskStoreDue(), self._doubts_until_s)  # no other event may come until then
+            self._deadlines.set_first(dl.AskStoreDue(), self._doubts_until_s)  # no other event may come until then
             return commands, None
         members = self._first_members(first)
         return commands, first_view(members) if members else None
@@ -271,12 +273,18 @@ class Rendezvous:
         ready = [own.ready if record.name == own.name else record.ready for record in first]
         return [member for members in ready for member in members] if all(ready) else []
 
+    def on_view(self, view: View, before: View | None, now: float) -> list[Command]:
+        """Stop waiting for the first workers: the job has begun."""
+        self._deadlines.drop(dl.JoinDue())
+        return []
+
     def expect_the_others(self, now: float) -> None:
         """Limit the time from the first ready worker to the last."""
         # Counted from the first hello, because a plain script never says hello and may run without a limit.
-        self._deadlines.set_first(JoinDue(), now + self._config.times.join_timeout_s)
+        self._deadlines.set_first(dl.JoinDue(), now + self._config.times.join_timeout_s)
 
-    def on_join_late(self, due: JoinDue, now: float) -> list[Command]:
+    @handles(dl.JoinDue)
+    def on_join_late(self, now: float) -> list[Command]:
         """Kill workers that are not ready in time, so that they are replaced. At the second deadline, end the job."""
         workers, limit_s = self._cluster.workers, self._config.times.join_timeout_s
         late = [worker for worker in workers.living if worker.stage is Stage.STARTING]

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from elastrain.errors import ConfigError
+from elastrain.job.world import View
+from elastrain.launcher.core.agent_events import AgentPart
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, FaultDue
 from elastrain.launcher.core.worker_table import Stage, Worker
@@ -19,6 +21,7 @@ from elastrain.launcher.faults.victims import victims
 from elastrain.launcher.shared.job_values import AskLauncher, Command, Kill, KillNode, Log, Strike, Tell, TellNodes
 from elastrain.launcher.shared.notices import Ask
 from elastrain.protocol.agent_messages import ArmFault, Struck
+from elastrain.protocol.handlers import handles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +129,7 @@ FaultAnswer = tuple[str, bool, list[Command]]
 _NOT_THERE_YET = (Stage.STARTING, Stage.REFUSED)
 
 
-class FaultRequests:
+class FaultRequests(AgentPart):
     """Faults that wait: for a worker to be ready, for a time, or for a worker to reach their place."""
 
     def __init__(
@@ -176,7 +179,8 @@ class FaultRequests:
         answers = [self._inject_one(single) for single in named.singles()]
         return "; ".join(sentence for sentence, _ in answers), True, [c for _, commands in answers for c in commands]
 
-    def on_ask(self, node: str, notice: Ask, now: float) -> list[Command]:
+    @handles(Ask)
+    def on_ask(self, notice: Ask) -> list[Command]:
         """Inject a fault that another agent, which the operator has asked, sends to this node."""
         try:
             fault = grammar.parse(notice.line)
@@ -184,7 +188,8 @@ class FaultRequests:
             return [_refused(str(error))]
         return self._inject_or_log(fault)
 
-    def on_due(self, due: FaultDue, now: float) -> list[Command]:
+    @handles(FaultDue)
+    def on_due(self, due: FaultDue) -> list[Command]:
         """Inject a fault whose time has come. Of a common faults file, only one agent does."""
         fault, asked = self._timed.pop(due.number)
         if not asked and not self._targets.is_first():
@@ -199,15 +204,18 @@ class FaultRequests:
         self._waiting = [f for f in self._waiting if f not in mine]
         return [command for fault in mine for command in (_log(fault), self._arm(fault, worker))]
 
-    def choose_victims(self) -> list[Command]:
+    def on_view(self, view: View, before: View | None, now: float) -> list[Command]:
         """Inject the faults that wait for the first view. One agent chooses the `random` victims for all nodes."""
+        if before is not None:
+            return []
         mine = [fault for fault in self._waiting if _is_for_first_view(fault)]
         self._waiting = [fault for fault in self._waiting if fault not in mine]
         if self._cluster.late or not self._targets.is_first():  # a node that came late has missed the first view
             return []
         return [command for fault in mine for command in self._inject_or_log(fault)]
 
-    def on_struck(self, worker: Worker, message: Struck, now: float) -> list[Command]:
+    @handles(Struck)
+    def on_struck(self, worker: Worker, message: Struck) -> list[Command]:
         """Strike, because a worker has reached the place of a fault.
 
         Reports count only in armed runs: a script could forge them.

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from elastrain.launcher.core.agent_events import EndStands, StopAsked
+from elastrain.launcher.core.agent_events import AgentPart, EndStands, StopAsked
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, DigestsDue, HandOverDue, LeaveDue, TogetherDue
 from elastrain.launcher.core.worker_table import Course, Stage, Worker
 from elastrain.launcher.shared.job_values import Command, End, Kill, Log, Tell, TellNodes
 from elastrain.launcher.shared.notices import Digested, Ended, LastWritten, Leaving, Left, Over
-from elastrain.protocol.agent_messages import (
-    CheckpointEnded,
-    Diverged,
-    EndReached,
-    Finished,
-    HandOver,
-    LostState,
-    NoRoom,
-    WriteLast,
-)
+from elastrain.protocol import agent_messages as am
+from elastrain.protocol.handlers import handles
 
 
 class FinalDigests:
@@ -49,7 +41,7 @@ class FinalDigests:
         return [m.id for m in there if cluster.is_alive(m.id) and m.id not in self._by_member]
 
 
-class Shutdown:
+class Shutdown(AgentPart):
     """The end, and how the work ended. After the end is set, nothing else is decided."""
 
     def __init__(self, cluster: Cluster, deadlines: Deadlines) -> None:
@@ -100,6 +92,7 @@ class Shutdown:
         assert self.leaving is not None
         return self.finish(self.leaving.code, self.leaving.sentence, everywhere=False)
 
+    @handles(Over)
     def on_over(self, node: str, notice: Over, now: float) -> list[Command]:
         """End this node, because another node says that the job is over."""
         # Stored again, because the other node may be killed before any node that comes back hears of it.
@@ -107,22 +100,26 @@ class Shutdown:
             notice.code, notice.sentence, notice.detail, everywhere=False, lost=notice.lost, is_over=True
         )
 
+    @handles(EndStands)
     def on_end(self, event: EndStands, now: float) -> list[Command]:
         """Handle the end of the job as the store tells it."""
         over = event.over
-        return self._free_and_end(now) if over.code == 0 else self.on_over("", over, now)
+        return self.on_ended(now) if over.code == 0 else self.on_over("", over, now)
 
-    def on_lost_state(self, worker: Worker, message: LostState, now: float) -> list[Command]:
+    @handles(am.LostState)
+    def on_lost_state(self, worker: Worker, message: am.LostState, now: float) -> list[Command]:
         """End the job, because no living member holds some state. Outdated reports are only logged."""
         if worker.id not in self._cluster.ids:  # the report is about an old view
             return [Log(event="note", fields={"member": worker.id, "reason": message.sentence})]
         return self.finish(1, message.sentence, lost=True)
 
-    def on_verdict(self, worker: Worker, message: Diverged | NoRoom, now: float) -> list[Command]:
+    @handles(am.Diverged, am.NoRoom)
+    def on_verdict(self, worker: Worker, message: am.Diverged | am.NoRoom, now: float) -> list[Command]:
         """End the job: two members differ (the last good state is on disk), or the plan does not fit into memory."""
-        return self.finish(1, message.sentence, lost=isinstance(message, Diverged))
+        return self.finish(1, message.sentence, lost=isinstance(message, am.Diverged))
 
-    def on_finished(self, worker: Worker, message: Finished, now: float) -> list[Command]:
+    @handles(am.Finished)
+    def on_finished(self, worker: Worker, message: am.Finished, now: float) -> list[Command]:
         """Handle a worker that has passed the end of the job. The first one frees all others."""
         first = not self.finishing
         self.finishing = True
@@ -147,11 +144,9 @@ class Shutdown:
         told = Digested(member=worker.id, digest=worker.digest or "")
         return [] if self._config.alone or worker.raised else [TellNodes(message=told)]
 
-    def on_ended(self, node: str, notice: Ended, now: float) -> list[Command]:
+    @handles(Ended)
+    def on_ended(self, now: float) -> list[Command]:
         """Handle a member on another node that has passed the end."""
-        return self._free_and_end(now)
-
-    def _free_and_end(self, now: float) -> list[Command]:
         if self.finishing or self.end is not None:
             return []
         self.finishing = True
@@ -163,12 +158,7 @@ class Shutdown:
     def _free_all(self) -> list[Command]:
         # No more workers are started. The number for a vacancy may never come, because the last node removes the keys.
         self._cluster.workers.vacancies.clear()
-        return [Tell(member=other.id, message=EndReached()) for other in self._cluster.workers.living]
-
-    def on_overdue(self, due: LeaveDue, now: float) -> list[Command]:
-        """Kill a worker that has not exited in time."""
-        self._cluster.workers.by_id[due.member].follow(Course.BE_LATE)
-        return [Kill(member=due.member, reason=f"{due.member} should have ended by now")]
+        return [Tell(member=other.id, message=am.EndReached()) for other in self._cluster.workers.living]
 
     def on_peaceful_exit(self, worker: Worker, how: str, now: float) -> list[Command]:
         """Handle the exit of a finished or surplus worker. An error after its work still fails the job."""
@@ -222,7 +212,8 @@ class Shutdown:
             return []
         return self.finish(0, "the job ended before this node had joined", everywhere=False)
 
-    def on_digested(self, node: str, notice: Digested, now: float) -> list[Command]:
+    @handles(Digested)
+    def on_digested(self, notice: Digested) -> list[Command]:
         """Compare the final digest of a member on another node."""
         return self._compare(notice.member, notice.digest)
 
@@ -245,7 +236,8 @@ class Shutdown:
         waits = DigestsDue() in self._deadlines and self.end is None
         return self._end_well() if waits and not self._digests.to_come() else []
 
-    def on_digests_late(self, due: DigestsDue, now: float) -> list[Command]:
+    @handles(DigestsDue)
+    def on_digests_late(self) -> list[Command]:
         """End without the missing digests."""
         to_come, limit_s = self._digests.to_come(), self._config.times.exit_timeout_s
         say = (
@@ -265,7 +257,7 @@ PREEMPTED = 128 + 15
 """Exit code of an agent after SIGTERM: its machine is needed elsewhere, or the job is to stop."""
 
 
-class Stopping:
+class Stopping(AgentPart):
     """Stops by a signal: members first hand over their state, or write one last checkpoint."""
 
     def __init__(self, cluster: Cluster, deadlines: Deadlines, shutdown: Shutdown) -> None:
@@ -273,6 +265,7 @@ class Stopping:
         self._deadlines, self._shutdown = deadlines, shutdown
         self._writes_last = False
 
+    @handles(StopAsked)
     def on_stop(self, event: StopAsked, now: float) -> list[Command]:
         """Handle a signal to stop. If others go on, this node leaves between two steps, and no work is lost."""
         shutdown = self._shutdown
@@ -288,6 +281,7 @@ class Stopping:
         told = [TellNodes(message=Leaving())] if event.code == PREEMPTED and shutdown.end is None else []
         return [*told, *shutdown.finish(event.code, event.sentence, everywhere=False)]
 
+    @handles(Leaving)
     def on_leaving(self, node: str, now: float) -> list[Command]:
         """Handle a node that leaves. If all nodes leave, the job stops, and there is no node to hand over to."""
         if node in self._cluster.peers.nodes:
@@ -302,18 +296,22 @@ class Stopping:
         is_awaited = self._times.last_checkpoint_s and self._cluster.unfinished()
         return self._write_last(now) if is_awaited else self._shutdown.leave()
 
+    @handles(TogetherDue, HandOverDue)
     def on_due(self, due: TogetherDue | HandOverDue, now: float) -> list[Command]:
         """Go on after a wait: other nodes had time to report the same signal, or the members took too long."""
         assert self._shutdown.leaving is not None
         is_notice = self._shutdown.leaving.code == PREEMPTED
         return self._hand_over(now) if is_notice and isinstance(due, TogetherDue) else self._shutdown.leave()
 
-    def on_written(self, message: CheckpointEnded) -> list[Command]:
-        """End this node after one of its members has written the last checkpoint."""
+    @handles(am.CheckpointEnded)
+    def on_written(self, message: am.CheckpointEnded) -> list[Command]:
+        """Handle the end of a checkpoint. After the last one, written by a member of this node, the node ends."""
+        commands = self._cluster.checkpoints.on_ended(message)
         if not message.last or self._shutdown.leaving is None:
-            return []
-        return [TellNodes(message=LastWritten()), *self._shutdown.leave()]
+            return commands
+        return [*commands, TellNodes(message=LastWritten()), *self._shutdown.leave()]
 
+    @handles(LastWritten)
     def on_others_written(self) -> list[Command]:
         """End this node after a member of another node has written the last checkpoint."""
         return self._shutdown.leave() if self._writes_last and self._shutdown.leaving is not None else []
@@ -333,7 +331,7 @@ class Stopping:
         sentence, at_most_s = self._shutdown.leaving.sentence, self._times.last_checkpoint_s
         say = f"{sentence}: one last checkpoint is written, for which the job waits {at_most_s:g} s at the most"
         log = Log(event="last_checkpoint", fields={"at_most_s": at_most_s}, say=say)
-        return [log, *(Tell(member=w.id, message=WriteLast()) for w in self._cluster.unfinished())]
+        return [log, *(Tell(member=w.id, message=am.WriteLast()) for w in self._cluster.unfinished())]
 
     def _hand_over(self, now: float) -> list[Command]:
         assert self._shutdown.leaving is not None
@@ -343,4 +341,4 @@ class Stopping:
         when = "at the end of a step, once another node has their state; then this one goes"
         say = f"{sentence}: {members} hand over {when}"
         log = Log(event="leaving", fields={"members": [w.id for w in mine]}, say=say)
-        return [log, *(Tell(member=w.id, message=HandOver()) for w in mine)]
+        return [log, *(Tell(member=w.id, message=am.HandOver()) for w in mine)]

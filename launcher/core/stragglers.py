@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from elastrain.job.world import FULL_QUOTA
+from elastrain.launcher.core.agent_events import AgentPart
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.view_changes import ViewChanges
@@ -18,6 +19,7 @@ from elastrain.launcher.core.worker_table import Stage, Worker
 from elastrain.launcher.shared.job_values import Command, Kill, Log, TellNodes
 from elastrain.launcher.shared.notices import Speeds
 from elastrain.protocol.agent_messages import Progress
+from elastrain.protocol.handlers import handles
 
 _STEPS, _STEPS_LEAST = 15, 8
 """A member's time is the median of its newest steps: at most the first number of them, at least the second."""
@@ -45,8 +47,8 @@ class Speed:
         return median(self.times_s) if len(self.times_s) >= _STEPS_LEAST else None
 
 
-class Stragglers:
-    """The measured speeds. `HangWatch` handles members that stand still; these go on, but slowly."""
+class Stragglers(AgentPart):
+    """The measured speeds. `HangDetector` handles members that stand still; these go on, but slowly."""
 
     def __init__(self, cluster: Cluster, shutdown: Shutdown, view_changes: ViewChanges) -> None:
         self._cluster, self._shutdown, self._view_changes = cluster, shutdown, view_changes
@@ -55,7 +57,8 @@ class Stragglers:
         """Times of members of other nodes, as their agents report them."""
         self._told_s = 0.0
 
-    def on_speeds(self, node: str, notice: Speeds, now: float) -> list[Command]:
+    @handles(Speeds)
+    def on_speeds(self, notice: Speeds) -> list[Command]:
         """Record the micro-batch times of another node's members."""
         self._others_s.update(notice.micro_batch_s)
         return []

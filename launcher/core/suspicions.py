@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from elastrain.decisions.membership import with_new_links, without_a_suspect
+from elastrain.launcher.core.agent_events import AgentPart
 from elastrain.launcher.core.cluster import Cluster, Peers
 from elastrain.launcher.core.deadlines import Deadlines, SuspicionDue
 from elastrain.launcher.core.shutdown import Shutdown
@@ -18,6 +19,7 @@ from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.shared.job_values import Command, Log, NodeRecord, TellNodes
 from elastrain.launcher.shared.notices import Suspected
 from elastrain.protocol.agent_messages import Suspect
+from elastrain.protocol.handlers import handles
 
 
 class ProbeResult(Enum):
@@ -96,7 +98,7 @@ class IndirectProbes:
         )
 
 
-class Suspicions:
+class Suspicions(AgentPart):
     """Suspicions between members: who suspects whom, until one agent judges."""
 
     def __init__(
@@ -120,7 +122,8 @@ class Suspicions:
             commands.append(TellNodes(message=notice))
         return commands
 
-    def on_suspected(self, node: str, notice: Suspected, now: float) -> list[Command]:
+    @handles(Suspected)
+    def on_suspected(self, notice: Suspected, now: float) -> list[Command]:
         """Handle such a report of a worker of another node."""
         return self._note(notice, now)
 
@@ -161,7 +164,8 @@ class Suspicions:
         self._deadlines.set_first(SuspicionDue(), now + self._config.times.suspicion_s)
         return [] if known else [Log(event="suspect", fields={"member": member, "by": by, "reason": notice.reason})]
 
-    def on_due(self, due: SuspicionDue, now: float) -> list[Command]:
+    @handles(SuspicionDue)
+    def on_due(self, now: float) -> list[Command]:
         """Judge the suspicions.
 
         Only one agent does, and each generation has one view, so two members are never removed at once.

@@ -6,24 +6,26 @@ still needed are proposed next.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from elastrain.decisions.membership import NOBODY_LEFT, Outcome, propose, with_quotas, with_step_anew
 from elastrain.job.world import Member, View
-from elastrain.launcher.core.agent_events import ProposalAnswered, ViewRemoved
+from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.deadlines import AskStoreDue, Deadlines, JoinDue, LeaveDue, MeetDue, WarmUpDue
+from elastrain.launcher.core.deadlines import AskStoreDue, Deadlines, LeaveDue, SettleDue, WarmUpDue
 from elastrain.launcher.core.rendezvous import Parking, Rendezvous
-from elastrain.launcher.core.requested_faults import FaultRequests
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.worker_table import IN_A_VIEW, Course, Stage
 from elastrain.launcher.shared.job_values import Command, FullPriority, Log, Propose, Remember, Tell, TellNodes
 from elastrain.launcher.shared.notices import Stands
 from elastrain.protocol.agent_messages import NewView, StepAnew
+from elastrain.protocol.handlers import handles
 
 _LAST_WAIT_S = 2.0
 """Time to wait for the last missing members. The network may be back, and they may be returning."""
 
 
-class ViewChanges:
+class ViewChanges(ev.AgentPart):
     """The part that proposes and adopts views. `proposing`: this agent waits for the store's answer to a proposal."""
 
     def __init__(
@@ -34,21 +36,33 @@ class ViewChanges:
         shutdown: Shutdown,
         parking: Parking,
         rendezvous: Rendezvous,
-        faults: FaultRequests,
+        parts: Sequence[ev.AgentPart],
     ) -> None:
         self._cluster, self._config = cluster, cluster.config
         self._deadlines, self._shutdown, self._parking = deadlines, shutdown, parking
-        self._rendezvous, self._faults = rendezvous, faults
+        self._rendezvous, self._parts = rendezvous, parts
         self.proposing = False
         self._mine: View | None = None
         """The view that this agent proposed last."""
-        self._removed: ViewRemoved | None = None
+        self._removed: ev.ViewRemoved | None = None
         """The removal of the keys that the store reported while a proposal was under way."""
         self._quotas: dict[str, int] = {}
         """Quotas wished for members of this node, by member."""
         self._anew: StepAnew | None = None
         """The newest report of this node's members that something in the open step is wrong."""
 
+    @handles(ev.NodeRegistered)
+    def on_registered(self, event: ev.NodeRegistered, now: float) -> list[Command]:
+        """Begin the work of this agent."""
+        self._rendezvous.begin(event, now)
+        return self.settle(now)
+
+    @handles(ev.StoreWentAway)
+    def on_store_away(self, event: ev.StoreWentAway, now: float) -> list[Command]:
+        """Handle an outage of the store: some changes of the view have to wait now."""
+        return self._parking.on_store_away(event, now) + self.settle(now)
+
+    @handles(SettleDue, AskStoreDue)
     def settle(self, now: float) -> list[Command]:
         """Do what the job needs next: the roster, the first view, another view, or the end."""
         if self._shutdown.end is not None:
@@ -60,6 +74,11 @@ class ViewChanges:
         if ended:
             return ended
         return self._try_first_view(now) if self._cluster.view is None else self._edit(self._cluster.view, now)
+
+    @handles(ev.ViewStands)
+    def on_stands(self, event: ev.ViewStands, now: float) -> list[Command]:
+        """Adopt the view that the store holds, if it is newer."""
+        return self.adopt(event.view, now)
 
     def adopt(self, view: View, now: float) -> list[Command]:
         """Adopt a newer view: note its effects, and tell the workers and the other agents."""
@@ -76,19 +95,16 @@ class ViewChanges:
         if view.links_since > (before.links_since if before is not None else 0):
             cluster.progress.note_new_links()
         self._cluster.progress.begun = self._cluster.progress.begun or view.begun
-        # A node that died before this one came has no key that could disappear. Only a deadline detects that.
-        for name in {member.node for member in view.members} - {self._config.node, *cluster.peers.nodes}:
-            self._deadlines.set_first(MeetDue(name), now + self._config.times.absent_s)
-        self._deadlines.drop(JoinDue())
         said = f"generation {view.generation}: {view.reason}"
         self._cluster.progress.explain(said)
-        commands = self._enter_mine() + self._tell_workers(view, now)
+        commands = self._enter_mine()
+        follows = [command for part in self._parts for command in part.on_view(view, before, now)]
+        commands += self._tell_workers(view, now)
         fields = {"generation": view.generation, "members": list(view.ids), "reason": view.reason}
         commands.append(Log(event="view", fields=fields, say=f"{said}; members {' '.join(view.ids)}"))
         commands += [] if self._config.alone else [TellNodes(message=Stands(view=view))]
-        commands += self._faults.choose_victims() if before is None else []
         # More may have happened while this view was proposed. The next proposal contains it.
-        return commands + self.settle(now)
+        return commands + follows + self.settle(now)
 
     def on_told(self, notice: Stands, now: float) -> list[Command]:
         """Adopt a view that another agent reports. Without this, a node that does not reach the store would miss it."""
@@ -121,7 +137,8 @@ class ViewChanges:
                 self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
         return commands
 
-    def on_removed(self, event: ViewRemoved, now: float) -> list[Command]:
+    @handles(ev.ViewRemoved)
+    def on_removed(self, event: ev.ViewRemoved, now: float) -> list[Command]:
         """Handle the removal of the job's keys. If most nodes are still here, put them again, else end this node.
 
         Only the last node of a job should remove them: otherwise the job was over while this node was away.
@@ -144,7 +161,8 @@ class ViewChanges:
             return self.propose(view) if view is not None else self._rendezvous.put_roster_again()
         return self._shutdown.finish(1, "the job has ended while this node could not be reached", everywhere=False)
 
-    def on_answer(self, event: ProposalAnswered, now: float) -> list[Command]:
+    @handles(ev.ProposalAnswered)
+    def on_answer(self, event: ev.ProposalAnswered, now: float) -> list[Command]:
         """Handle the store's answer to a proposal of this agent."""
         self.proposing = False
         removed, self._removed = self._removed, None
@@ -208,6 +226,7 @@ class ViewChanges:
             return self._parking.park("the first commit of the job waits for the store, which does not answer", now)
         return self._parking.unpark(now)
 
+    @handles(StepAnew)
     def wish_anew(self, message: StepAnew, now: float) -> list[Command]:
         """Ask for a new attempt at the open step, because a member of this node has found something wrong in it."""
         if self._anew is None or message.generation > self._anew.generation:

@@ -52,6 +52,7 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.job.world",
         "elastrain.protocol.agent_messages",
         "elastrain.protocol.codec",
+        "elastrain.protocol.handlers",
         "elastrain.comm.errors",
         *(f"elastrain.comm.shm.{name}" for name in ("group_trails", "heartbeat_page", "liveness")),
         *(f"elastrain.comm.wire.{name}" for name in ("acceptor", "addresses", "handshake", "sealing", "secure")),
