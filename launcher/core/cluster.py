@@ -39,6 +39,41 @@ class PeerNode:
     leased: bool = True
     """True while its lease is alive, according to the store."""
 
+    def renew(self, record: NodeRecord) -> None:
+        """Take over a changed record of the same start, which has a lease."""
+        self.record, self.leased = record, True
+
+    def lose_lease(self) -> None:
+        """Record that the lease has ended."""
+        self.leased = False
+
+    def link(self, *, up: bool, closed: bool) -> None:
+        """Record that the link went up, or down. `closed`: the machine itself reports that the agent is gone."""
+        # A closed port counts like a long silence.
+        self.linked, self.suspected = up, closed and not up
+        self.met, self.tells_view = self.met or up, False
+        self.times_up += up
+        # A node that stayed linked until its port closed has always heard this one, so this agent knows all that it
+        # knew.
+        self.lost_touch = self.lost_touch or not (up or closed)
+
+    def tell_view(self, answers: int, *, is_known: bool) -> None:
+        """Record that the node has reported its view, and that this agent has that view too (`is_known`)."""
+        self.tells_view = True
+        self.lost_touch = self.lost_touch and not (is_known and answers == self.times_up)
+
+    def begin_to_leave(self) -> None:
+        """Record that the node leaves at the end of the current step."""
+        self.leaving = True
+
+    def suspect(self, is_suspected: bool) -> None:
+        """Begin or stop to suspect the node."""
+        self.suspected = is_suspected
+
+    def lose_touch(self) -> None:
+        """Record that the node may have considered this one dead."""
+        self.lost_touch = True
+
     @property
     def is_silent(self) -> bool:
         """True if the node neither has a lease nor answers."""
@@ -57,6 +92,19 @@ class Peers:
         """Members of other nodes that are proven dead."""
         self._presumed_s: dict[str, float] = {}
         """Dead members whose death was only concluded from silence -> monotonic time since which they are missed."""
+
+    def change_record(self, record: NodeRecord) -> bool:
+        """Change this node's own record. Returns True if it differs from the last one."""
+        before, self.record = self.record, record
+        return record != before
+
+    def add(self, record: NodeRecord) -> None:
+        """Add another node, or replace the earlier node of this name."""
+        self.nodes[record.name] = PeerNode(record=record)
+
+    def remove(self, name: str) -> None:
+        """Remove a node: one that comes again under this name is a new one."""
+        self.nodes.pop(name, None)
 
     def present(self) -> list[NodeRecord]:
         """Return the records of this node and all nodes with a lease, in the order of their start."""
@@ -112,7 +160,7 @@ class Peers:
 
 
 class Cluster:
-    """The one picture of the job that all parts share. Only the part that handles an event changes its fields."""
+    """The one picture of the job that all parts share. The part that handles an event changes it by its methods."""
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
@@ -126,8 +174,25 @@ class Cluster:
         self.checkpoints = CheckpointCare(config.life.number, self.progress)
         self.roster: Roster | None = None
         self.view: View | None = None
-        self.spared_by_node: dict[str, tuple[str, ...]] = {}
+        self._spared_by_node: dict[str, tuple[str, ...]] = {}
         """Members, by node, that hang but are not killed because they are the only holders of some state."""
+
+    def begin_with(self, roster: Roster) -> None:
+        """Adopt the roster."""
+        self.roster = roster
+
+    def enter(self, view: View) -> None:
+        """Adopt a view."""
+        self.view = view
+
+    def spare(self, node: str, members: tuple[str, ...]) -> bool:
+        """Wait for these hanging members of a node. Returns True if they are not those of its last report."""
+        before, self._spared_by_node[node] = self._spared_by_node.get(node), members
+        return members != before
+
+    def spare_no_longer(self, node: str) -> None:
+        """Stop waiting for hanging members of a node."""
+        self._spared_by_node.pop(node, None)
 
     @property
     def first_rank(self) -> int | None:
@@ -213,7 +278,7 @@ class Cluster:
     @property
     def spared(self) -> list[str]:
         """Members of any node that hang but are waited for, because they hold the only copy of some state."""
-        told = {member for members in self.spared_by_node.values() for member in members}
+        told = {member for members in self._spared_by_node.values() for member in members}
         return sorted(member for member in told.intersection(self.ids) if self.is_alive(member))
 
     def unfinished(self) -> list[Worker]:

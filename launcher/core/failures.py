@@ -86,7 +86,8 @@ class ScriptFailures(AgentPart):
         """Mark the job as begun if the failure happened after the first step: the earlier steps are committed."""
         roster = self._cluster.roster
         first = roster.first_step if roster is not None else 0
-        self._cluster.progress.begun = self._cluster.progress.begun or failure.step > first
+        if failure.step > first:
+            self._cluster.progress.begin()
 
     def notices_for(self, node: str) -> list[Command]:
         """Return the notices of this node's exceptions, for an agent that may have missed them."""
@@ -96,8 +97,7 @@ class ScriptFailures(AgentPart):
     def _judge(self, failure: Failure) -> list[Command]:
         verdict = ends_job(failure, self._known, committed=not self.blames_the_script)
         self._known.append(failure)
-        self._shutdown.last_traceback = failure.traceback
-        self._shutdown.raised.add(failure.member)
+        self._shutdown.note_exception(failure.member, failure.traceback)
         fields = {"member": failure.member, "place": failure.place, "signature": failure.signature}
         # Only the failing worker's node prints this; the job's end is printed on every node. Workers print tracebacks,
         # not sentences.
@@ -189,7 +189,7 @@ class Failures(AgentPart):
     def on_exit(self, event: WorkerExited, now: float) -> list[Command]:
         """Handle the exit code of a worker. It decides about a replacement, or about the end of the job or node."""
         worker = self._cluster.workers.by_id[event.member]
-        worker.exit_code = event.exit_code
+        worker.exit(event.exit_code)
         fields = {"member": worker.id, "exit_code": event.exit_code}
         log: list[Command] = [Log(event="exit", fields=fields)]
         return log if self._shutdown.end is not None else log + self._judge_exit(worker, event.exit_code, now)

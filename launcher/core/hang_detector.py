@@ -180,7 +180,7 @@ class HangDetector(AgentPart):
         if not self._times.hang_timeout_s or self._shutdown.end is not None or self._cluster.view is None:
             return []
         commands = [command for worker in self._watched() for command in self._look_at(worker, now)]
-        self._cluster.spared_by_node[self._cluster.config.node] = tuple(sorted(self._spared))
+        self._cluster.spare(self._cluster.config.node, tuple(sorted(self._spared)))
         return commands + self._tell(now)
 
     @handles(SomebodyWaits)
@@ -201,9 +201,7 @@ class HangDetector(AgentPart):
     def on_spared(self, node: str, notice: Spared, now: float) -> list[Command]:
         """Wait for another node's hanging members, as that node does. It repeats the notice as long as that is true."""
         self._deadlines.set(SparedDue(node), now + _WAITS_COUNT_S)
-        is_known = self._cluster.spared_by_node.get(node) == notice.members
-        self._cluster.spared_by_node[node] = notice.members
-        if is_known:
+        if not self._cluster.spare(node, notice.members):
             return []
         say = (
             f"{', '.join(notice.members)} of {node} stands still, and the job's state is nowhere else: it is waited "
@@ -215,7 +213,7 @@ class HangDetector(AgentPart):
     @handles(SparedDue)
     def on_spared_over(self, due: SparedDue, now: float) -> list[Command]:
         """Stop waiting for another node's hanging members, because that node no longer reports them."""
-        self._cluster.spared_by_node.pop(due.node, None)
+        self._cluster.spare_no_longer(due.node)
         return self._view_changes.settle(now)
 
     def forget(self, member: str) -> None:

@@ -14,7 +14,7 @@ from elastrain.launcher.core.rendezvous import Rendezvous
 from elastrain.launcher.core.requested_faults import FaultRequests
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.view_changes import ViewChanges
-from elastrain.launcher.core.worker_table import Course, Stage, Vacancy, Worker
+from elastrain.launcher.core.worker_table import Course, Stage, Worker
 from elastrain.launcher.shared.job_values import (
     Command,
     FullPriority,
@@ -95,16 +95,14 @@ class Joins(ev.AgentPart):
             there = ", ".join(record.name for record in present if record.name != self._config.node)
             sentence = f"the job has all its {most} nodes ({there}): raise MAX in --nnodes to add more"
             return self._shutdown.finish(1, sentence, everywhere=False)
-        self._cluster.workers.vacancies.extend(Vacancy(slot=slot) for slot in range(self._config.workers))
+        self._cluster.workers.open_slots(self._config.workers)
         return [TakeNumber() for _ in range(self._config.workers)]
 
     @handles(ev.NumberTaken)
     def on_number(self, event: ev.NumberTaken, now: float) -> list[Command]:
         """Start the worker for which the store has assigned a number."""
-        workers = self._cluster.workers
-        if self._shutdown.end is not None or not workers.vacancies:
+        if self._shutdown.end is not None or (vacancy := self._cluster.workers.fill_vacancy()) is None:
             return []
-        vacancy = workers.vacancies.popleft()
         rank = self._expected_rank(vacancy.slot)
         start = self._start(vacancy.slot, number=event.number, rank=rank, replaces=vacancy.of, now=now)
         self._deadlines.set(HelloDue(start.member), now + self._hello_within_s())
@@ -126,7 +124,7 @@ class Joins(ev.AgentPart):
         assert roster is not None
         # The first workers wait for each other anyway. Later ones warm up at low priority beside those that train.
         member, initial = f"m{number}", not cluster.late and cluster.view is None
-        cluster.workers.by_id[member] = Worker(id=member, slot=slot, initial=initial, started_s=now, replaces=replaces)
+        cluster.workers.add(Worker(id=member, slot=slot, initial=initial, started_s=now, replaces=replaces))
         names = [record.name for record in roster.nodes]
         return Start(
             member=member,
@@ -144,7 +142,7 @@ class Joins(ev.AgentPart):
     @handles(ev.WorkerStarted)
     def on_started(self, event: ev.WorkerStarted) -> list[Command]:
         """Record the process id of a started worker."""
-        self._cluster.workers.by_id[event.member].pid = event.pid
+        self._cluster.workers.by_id[event.member].run_as(event.pid)
         return []
 
     @handles(ev.StartFailed)
@@ -238,8 +236,7 @@ class Joins(ev.AgentPart):
         difference = spec_difference(spec, hello.spec) or (refusal(resume, spec) if resume is not None else "")
         if difference:
             return self._refuse(worker, difference, now)
-        worker.follow(Course.FIT)
-        worker.address = hello.address
+        worker.fit(hello.address)
         commands: list[Command] = [Log(event="ready", fields={"member": worker.id, "address": hello.address})]
         commands += self._faults.hand_over(worker)
         if self._cluster.view is None and worker.initial:
@@ -268,25 +265,24 @@ class Joins(ev.AgentPart):
         Otherwise other nodes could consider the member dead and start the job again.
         """
         progress = self._cluster.progress
-        progress.to_commit.add(worker.id)
+        is_first = progress.wait_to_commit(worker.id)
         # A job on one node has no others.
         if self._config.alone or progress.due or progress.begun:
             return self._allow_first_commit(now)
-        return [PutDue(), *self._view_changes.settle(now)] if len(progress.to_commit) == 1 else []
+        return [PutDue(), *self._view_changes.settle(now)] if is_first else []
 
     @handles(ev.FirstCommitStands)
     def on_first_commit(self, event: ev.FirstCommitStands, now: float) -> list[Command]:
         """Handle the store's record that the first commit has been made, or that it is due."""
         if event.is_made:
-            self._cluster.progress.begun = True
+            self._cluster.progress.begin()
             return []
         return self._allow_first_commit(now)
 
     def _allow_first_commit(self, now: float) -> list[Command]:
         """Let the waiting members make the first commit, unless they are not in the current view."""
-        progress = self._cluster.progress
-        waiting = [worker.id for worker in self._cluster.mine_in_view() if worker.id in progress.to_commit]
-        progress.due, progress.to_commit = True, set()
+        to_commit = self._cluster.progress.let_commit_first()
+        waiting = [worker.id for worker in self._cluster.mine_in_view() if worker.id in to_commit]
         told: list[Command] = [Tell(member=member, message=FirstCommitAllowed()) for member in waiting]
         return told + (self._view_changes.settle(now) if waiting else [])
 
@@ -301,7 +297,7 @@ class Joins(ev.AgentPart):
         if first and worker.replaces and worker.replaces not in self._cluster.workers.uncounted:
             self._deadlines.set(RestartDue(worker.replaces), now + self._config.times.restart_counts_s)
         begins: list[Command] = [] if self._cluster.progress.begun else [PutBegun()]
-        self._cluster.progress.begun = True
+        self._cluster.progress.begin()
         slower: list[Command] = [FullPriority(member=worker.id)] if ahead else []
         # This agent now knows the holders of all shards. A view change after a loss may have waited for that.
         return begins + slower + (self._view_changes.settle(now) if first else [])
@@ -309,5 +305,5 @@ class Joins(ev.AgentPart):
     @handles(RestartDue)
     def on_restart_forgotten(self) -> list[Command]:
         """Stop counting an old restart against the limit."""
-        self._cluster.workers.restarts_used -= 1
+        self._cluster.workers.forget_restart()
         return []

@@ -60,12 +60,12 @@ class PeerChanges(ev.AgentPart):
         if known is not None and known.record.incarnation == record.incarnation:
             # The lease may have lapsed during a store outage and be renewed: it is the same start of the node, and
             # nothing is lost.
-            known.record, known.leased = record, True
+            known.renew(record)
             return self._weigh(now) + self._view_changes.settle(now)
         commands: list[Command] = [Log(event="node", fields={"node": record.name, "incarnation": record.incarnation})]
         if known is not None:  # no worker outlives its agent, and a name belongs to one agent at a time
             commands += self._lose_node(known, "its name is taken by its successor", now)
-        self._peers.nodes[record.name] = PeerNode(record=record)
+        self._peers.add(record)
         # Members that were considered dead with the lease may be alive. Their agent will report those that are not.
         self._peers.back_to_life(self._members_of(record.name))
         return commands + self._weigh(now) + self._view_changes.settle(now)
@@ -76,7 +76,7 @@ class PeerChanges(ev.AgentPart):
         peer = self._peers.nodes.get(event.node)
         if self._shutdown.end is not None or peer is None:
             return []
-        peer.leased = False
+        peer.lose_lease()
         log = Log(event="lease_gone", fields={"node": event.node, "linked": peer.linked})
         if peer.linked:  # the node lives: the store has lost only its key
             return [log, *self._weigh(now)]
@@ -136,8 +136,7 @@ class PeerChanges(ev.AgentPart):
         missed = self._vouching.take_missed()
         self._deadlines.drop(*(MeetDue(node) for node in before - self._vouching.nodes))
         commands = self._lose_missed(missed, now)
-        if (said := self._vouching.record()) != self._peers.record:
-            self._peers.record = said
+        if self._peers.change_record(said := self._vouching.record()):
             commands.append(PutRecord(record=said))
         return commands
 
@@ -157,8 +156,7 @@ class PeerChanges(ev.AgentPart):
     def _lose_node(self, peer: PeerNode, why: str, now: float) -> list[Command]:
         """Lose a node that is proven dead, with all its members."""
         name = peer.record.name
-        # A node that comes again under this name is a new one.
-        self._peers.nodes.pop(name, None)
+        self._peers.remove(name)
         if self._shutdown.end is not None:
             return []
         fields = {"node": name, "incarnation": peer.record.incarnation, "reason": why}
@@ -187,13 +185,7 @@ class PeerChanges(ev.AgentPart):
         peer = self._peers.nodes.get(event.node)
         if self._shutdown.end is not None or peer is None or peer.linked == event.up:
             return []
-        # A closed port counts like a long silence: the machine itself reports that the agent is gone.
-        peer.linked, peer.suspected = event.up, event.closed and not event.up
-        peer.met, peer.tells_view = peer.met or event.up, False
-        peer.times_up += event.up
-        # A node that stayed linked until its port closed has always heard this one, so this agent knows all that it
-        # knew.
-        peer.lost_touch = peer.lost_touch or not (event.up or event.closed)
+        peer.link(up=event.up, closed=event.closed)
         log = Log(event="link", fields={"node": event.node, "up": event.up, "reason": event.reason})
         if not event.up and not event.closed:
             self._deadlines.set_first(SilenceDue(), now + self._config.times.silence_grace_s)
@@ -211,7 +203,7 @@ class PeerChanges(ev.AgentPart):
         The first node that answers again must not form a majority that removes the others.
         """
         for peer in self._peers.nodes.values():
-            peer.suspected = False
+            peer.suspect(False)
         self._deadlines.set(SilenceDue(), now + _REGROUP_S)
 
     def _news_for(self, name: str) -> list[Command]:
@@ -238,8 +230,8 @@ class PeerChanges(ev.AgentPart):
         """Detect that this agent itself stood still for a while: the other nodes may have considered it dead."""
         slept = self._looked_s is not None and now - self._looked_s > _SLEPT_S
         self._looked_s = now
-        for peer in self._peers.nodes.values():
-            peer.lost_touch = peer.lost_touch or slept
+        for peer in self._peers.nodes.values() if slept else ():
+            peer.lose_touch()
         return []
 
     @handles(Stands)
@@ -254,8 +246,7 @@ class PeerChanges(ev.AgentPart):
         view = self._cluster.view
         knows = view is not None and view.generation >= notice.view.generation
         if peer is not None:
-            peer.tells_view = True
-            peer.lost_touch = peer.lost_touch and not (knows and notice.answers == peer.times_up)
+            peer.tell_view(notice.answers, is_known=knows)
         if notice.asks and view is not None:
             commands.append(TellNodes(message=Stands(view=view, answers=notice.asks), node=node))
         return commands
@@ -285,7 +276,7 @@ class PeerChanges(ev.AgentPart):
         A node that is cut off itself hears the others fall silent one after the other.
         """
         for peer in self._peers.nodes.values():
-            peer.suspected = not peer.linked
+            peer.suspect(not peer.linked)
         return self._view_changes.settle(now)
 
     @handles(Exited)

@@ -48,6 +48,20 @@ class JobProgress(AgentPart):
         """True if no step has been committed since the links were made anew."""
         return self.step == self._step_at_new_links
 
+    def begin(self) -> None:
+        """Record that a step has been committed on a node."""
+        self.begun = True
+
+    def let_commit_first(self) -> set[str]:
+        """Record that the first commit may be made. Returns the members of this node that have waited for that."""
+        self.due, waiting, self.to_commit = True, self.to_commit, set()
+        return waiting
+
+    def wait_to_commit(self, member: str) -> bool:
+        """Record a member of this node that waits with the first commit. Returns True if no other one waits."""
+        self.to_commit.add(member)
+        return len(self.to_commit) == 1
+
     def take(self, message: am.Progress) -> None:
         """Take over the report of a step if it is newer."""
         if self.step is None or message.step > self.step:

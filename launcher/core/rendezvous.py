@@ -106,7 +106,7 @@ class Rendezvous(AgentPart):
 
     def begin(self, event: NodeRegistered, now: float) -> None:
         """Begin to wait for other nodes: this node's key is in the store."""
-        self._cluster.peers.record = event.record
+        self._cluster.peers.change_record(event.record)
         if not self._config.alone:
             self._deadlines.set(dl.RendezvousDue(), now + self._config.times.join_timeout_s)
             if event.settle_s:
@@ -200,9 +200,10 @@ class Rendezvous(AgentPart):
 
         If this node's key is lost, it is written again with a mark that this node knows the roster.
         """
-        peers, self._cluster.roster = self._cluster.peers, roster
+        peers = self._cluster.peers
+        self._cluster.begin_with(roster)
         self._deadlines.drop(dl.RendezvousDue(), dl.LastCallDue(), dl.SettleDue())
-        peers.record = replace(peers.record, has_roster=True)
+        peers.change_record(replace(peers.record, has_roster=True))
         return [] if self._config.alone else [PutRecord(record=peers.record, if_lost=True)]
 
     @handles(dl.RendezvousDue)
@@ -236,8 +237,7 @@ class Rendezvous(AgentPart):
             return commands, first_view(ready)
         # Every agent writes its ready workers into its key. The first agent that sees all of them proposes the view.
         record = cluster.peers.record
-        if record.ready != ready:
-            cluster.peers.record = replace(record, ready=ready)
+        if cluster.peers.change_record(replace(record, ready=ready)):
             commands.append(PutRecord(record=cluster.peers.record))
         if record.name not in (node.name for node in first):
             return commands, None

@@ -46,8 +46,7 @@ class Shutdown(AgentPart):
 
     def __init__(self, cluster: Cluster, deadlines: Deadlines) -> None:
         self._cluster, self._config = cluster, cluster.config
-        self._deadlines = deadlines
-        self._digests = FinalDigests(cluster)
+        self._deadlines, self._digests = deadlines, FinalDigests(cluster)
         self.end: End | None = None
         self.leaving: StopAsked | None = None
         """The request to leave while this node still waits for something (see `Stopping`), else None."""
@@ -87,6 +86,15 @@ class Shutdown(AgentPart):
         told = Over(code=code, sentence=sentence, detail=detail, lost=lost) if everywhere else Left()
         return [self.end, TellNodes(message=told)]
 
+    def note_exception(self, member: str, traceback: str) -> None:
+        """Record that a member's script has raised an exception."""
+        self.last_traceback = traceback
+        self.raised.add(member)
+
+    def begin_to_leave(self, asked: StopAsked) -> None:
+        """Record the request to leave, because this node still waits for something."""
+        self.leaving = asked
+
     def leave(self) -> list[Command]:
         """End this node: what it waited for is done, or has taken too long."""
         assert self.leaving is not None
@@ -123,8 +131,7 @@ class Shutdown(AgentPart):
         """Handle a worker that has passed the end of the job. The first one frees all others."""
         first = not self.finishing
         self.finishing = True
-        worker.follow(Course.FINISH)
-        worker.digest, worker.raised = message.digest, message.raised
+        worker.finish(message.digest, raised=message.raised)
         fields = {"member": worker.id, "step": message.step, "digest": message.digest}
         commands: list[Command] = [Log(event="finished", fields=fields)]
         if first:  # it has the last step, so all members have it, and no member needs to wait for another
@@ -157,7 +164,7 @@ class Shutdown(AgentPart):
 
     def _free_all(self) -> list[Command]:
         # No more workers are started. The number for a vacancy may never come, because the last node removes the keys.
-        self._cluster.workers.vacancies.clear()
+        self._cluster.workers.start_no_more()
         return [Tell(member=other.id, message=am.EndReached()) for other in self._cluster.workers.living]
 
     def on_peaceful_exit(self, worker: Worker, how: str, now: float) -> list[Command]:
@@ -165,8 +172,7 @@ class Shutdown(AgentPart):
         if worker.stage is Stage.LEFT and worker.exit_code != 0:
             after = "an exception in its loop" if worker.raised else "it had finished its work"
             return self.finish(1, f"{how} after {after}")
-        told, worker.raised = worker.raised, False
-        commands = self._tell_digest(worker) if told else []
+        commands = self._tell_digest(worker) if worker.release_digest() else []
         if self._cluster.view is not None and not self._cluster.unfinished():
             commands += self._end_surplus()
         return commands + self.end_if_all_left(now)
@@ -180,7 +186,7 @@ class Shutdown(AgentPart):
 
     def _end_surplus(self) -> list[Command]:
         workers = self._cluster.workers
-        workers.vacancies.clear()  # no more workers are started
+        workers.start_no_more()
         commands: list[Command] = []
         for other in workers.living:
             if not other.finished and other.stage is not Stage.SURPLUS:
@@ -272,10 +278,10 @@ class Stopping(AgentPart):
         is_first = shutdown.end is None and shutdown.leaving is None and not shutdown.finishing
         may_wait = is_first and self._cluster.progress.begun and bool(self._cluster.unfinished())
         if may_wait and self._times.last_checkpoint_s:
-            shutdown.leaving = event
+            shutdown.begin_to_leave(event)
             return [TellNodes(message=Leaving()), *self._look_around(now)]
         if may_wait and event.code == PREEMPTED and self._cluster.others_stay():
-            shutdown.leaving = event
+            shutdown.begin_to_leave(event)
             return [*self._hand_over(now), TellNodes(message=Leaving())]
         # Other nodes with the same signal need not wait for the end of the step.
         told = [TellNodes(message=Leaving())] if event.code == PREEMPTED and shutdown.end is None else []
@@ -285,7 +291,7 @@ class Stopping(AgentPart):
     def on_leaving(self, node: str, now: float) -> list[Command]:
         """Handle a node that leaves. If all nodes leave, the job stops, and there is no node to hand over to."""
         if node in self._cluster.peers.nodes:
-            self._cluster.peers.nodes[node].leaving = True
+            self._cluster.peers.nodes[node].begin_to_leave()
         if self._shutdown.leaving is None or self._writes_last:
             return []
         if TogetherDue() in self._deadlines:

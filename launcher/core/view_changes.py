@@ -89,12 +89,13 @@ class ViewChanges(ev.AgentPart):
         if not view.members:  # a view without members is the agreed end of a job that has lost its state
             lost = self._shutdown.raised.isdisjoint(self._cluster.ids)
             return self._shutdown.finish(1, view.reason, self._shutdown.last_traceback, lost=lost)
-        cluster.view = view
+        cluster.enter(view)
         if view != self._mine:
             cluster.peers.open_again(view.ids)
         if view.links_since > (before.links_since if before is not None else 0):
             cluster.progress.note_new_links()
-        self._cluster.progress.begun = self._cluster.progress.begun or view.begun
+        if view.begun:
+            cluster.progress.begin()
         said = f"generation {view.generation}: {view.reason}"
         self._cluster.progress.explain(said)
         commands = self._enter_mine()

@@ -159,6 +159,29 @@ class Worker:
         """Move to the next stage."""
         self.stage = follow(self.stage, course)
 
+    def run_as(self, pid: int) -> None:
+        """Record the process id."""
+        self.pid = pid
+
+    def fit(self, address: str) -> None:
+        """Become ready for a view, at this address of the mesh."""
+        self.follow(Course.FIT)
+        self.address = address
+
+    def finish(self, digest: str, *, raised: bool) -> None:
+        """Pass the end of the job, with the digest of the final parameters."""
+        self.follow(Course.FINISH)
+        self.digest, self.raised = digest, raised
+
+    def exit(self, exit_code: int) -> None:
+        """Record the exit code of the process."""
+        self.exit_code = exit_code
+
+    def release_digest(self) -> bool:
+        """Let other nodes have the digest, because the process has exited well. Returns True if it was held back."""
+        was_held, self.raised = self.raised, False
+        return was_held
+
 
 @dataclass(frozen=True, kw_only=True)
 class Vacancy:
@@ -200,6 +223,26 @@ class Workers:
     def steps_lost(self) -> int:
         """Largest number of committed steps that one worker had to commit again."""
         return max((worker.progress.redone_steps for worker in self.by_id.values()), default=0)
+
+    def add(self, worker: Worker) -> None:
+        """Add a worker that is being started."""
+        self.by_id[worker.id] = worker
+
+    def open_slots(self, count: int) -> None:
+        """Open vacancies in the first `count` slots."""
+        self.vacancies.extend(Vacancy(slot=slot) for slot in range(count))
+
+    def fill_vacancy(self) -> Vacancy | None:
+        """Take the vacancy that waits longest, or return None."""
+        return self.vacancies.popleft() if self.vacancies else None
+
+    def start_no_more(self) -> None:
+        """Drop all vacancies."""
+        self.vacancies.clear()
+
+    def forget_restart(self) -> None:
+        """Stop counting one restart against the limit."""
+        self.restarts_used -= 1
 
     def restart(self, worker: Worker, *, counts: bool) -> None:
         """Note that this worker is to be replaced. `counts`: against the restart limit."""

@@ -9,7 +9,7 @@ import pytest
 from tests.support.ownership import foreign_writes, writes_in
 from tests.support.sources import Source
 
-FOLDERS = ["elastrain/member"]
+FOLDERS = ["elastrain/member", "launcher/core"]
 """Folders whose classes are held to the rule. Each is looked at with the classes that it defines itself."""
 
 OWNER = Source(
