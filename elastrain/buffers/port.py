@@ -191,8 +191,6 @@ class NoSink:
 
     def take(self, step: int, digest: int | None, state: State) -> None:
         """Ignore the state."""
-        ...  # noqa: PIE790
 
     def lend(self, step: int, digest: int | None, state: State) -> None:
         """Ignore the state."""
-        ...  # noqa: PIE790

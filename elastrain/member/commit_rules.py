@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from elastrain import protocol as p
 from elastrain.decisions.voting import Disagreement, Dispute, combine_votes
@@ -31,10 +32,27 @@ class Committing(MemberPart):
         m = self._machine
         if m.step.ballot.has_voted:
             return ""
-        if reason := next(filter(None, (part.why_not_yet() for part in m.parts)), ""):
-            return reason
-        unsafe = next((shard for shard in m.commit.roles.mine if not self.is_safe(shard)), None)
-        return "" if unsafe is None else f"the gradient of shard {unsafe} is not finished, or not on all its backups"
+        unsafe = (self.why_unsafe(shard) for shard in m.commit.roles.mine)
+        return next(filter(None, chain((part.why_not_yet() for part in m.parts), unsafe)), "")
+
+    def why_unsafe(self, shard: int) -> str:
+        """Return why a record with this shard could not be carried out without this member, or "" if it could."""
+        m = self._machine
+        # After its vote this member may be lost at any moment.
+        if shard not in m.step.reduction.finished:
+            return m.step.reduction.why_unfinished(shard)
+        if not m.custody.holdings.has(shard, m.commit.step):
+            return f"the state of shard {shard} after step {m.commit.step} is not here"
+        missing = m.commit.roles.readers(shard) - m.step.ballot.acknowledged(shard)
+        return (
+            f"{', '.join(sorted(missing))} did not report yet to keep the gradient of shard {shard}" if missing else ""
+        )
+
+    def missing_votes(self) -> str:
+        """Return whose votes on the open step are missing, or "" if none is."""
+        views, ballot = self._machine.views, self._machine.step.ballot
+        missing = [] if views.current is None else ballot.missing(views.current.ids)
+        return f"no vote of {', '.join(missing)} yet" if missing else ""
 
     @handles(Ack)
     def on_ack(self, source: str, message: Ack) -> None:
@@ -47,16 +65,6 @@ class Committing(MemberPart):
         """Note a member's vote on the open step."""
         if message.step == self._machine.step.number:
             self._machine.step.ballot.add(source, message)
-
-    def is_safe(self, shard: int) -> bool:
-        """Return True if the gradient is finished and every member with a copy of the shard has acknowledged it."""
-        m = self._machine
-        # After its vote this member may be lost at any moment. The record must be possible to carry out without it.
-        return (
-            shard in m.step.reduction.finished
-            and m.custody.holdings.has(shard, m.commit.step)
-            and m.commit.roles.readers(shard) <= m.step.ballot.acknowledged(shard)
-        )
 
     def is_settled(self) -> bool:
         """Return True once the last step's parameters and copies are compared.

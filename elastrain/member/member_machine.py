@@ -75,8 +75,8 @@ class MemberMachine(MemberPart):
         return self.machine.commit.roles.live
 
     def why_not_yet(self) -> str:
-        """Return why this member has not voted on the open step; empty if it has."""
-        return self._committing.why_not_yet()
+        """Return why this member has not voted on the open step, or whose votes are missing if it has."""
+        return self._committing.why_not_yet() or self._committing.missing_votes()
 
     def unreported(self) -> tuple[str, ...]:
         """Return the members of the view whose report is missing, though they should have answered at once."""

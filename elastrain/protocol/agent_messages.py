@@ -78,6 +78,14 @@ class Progress(Tagged, frozen=True, kw_only=True):
     # Large jobs have thousands of shards, and their holders stay the same for most steps.
 
 
+class WaitReason(Tagged, frozen=True, kw_only=True):
+    """A notice why the worker has not passed the open step yet; sent when the reason has held for a second."""
+
+    step: int
+    """The open step."""
+    reason: str
+
+
 class Window(Tagged, frozen=True, kw_only=True):
     """Shards with fewer living holders than they should have; sent when that has changed."""
 
@@ -191,6 +199,7 @@ FromWorker: TypeAlias = (
     | StepAnew
     | FirstCommitDue
     | Progress
+    | WaitReason
     | Window
     | Redone
     | Failed

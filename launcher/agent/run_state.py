@@ -88,7 +88,7 @@ def _member(cluster: Cluster, member: Member, rank: int) -> dict[str, Any]:
     if worker is not None:
         return _worker(cluster, worker, rank)
     state = "member" if cluster.is_alive(member.id) else "gone"
-    unknown = {"pid": None, "step": None, "digest": ""}
+    unknown = {"pid": None, "step": None, "waits_for": "", "digest": ""}
     return {"rank": rank, "id": member.id, "node": member.node, "state": state, **unknown}
 
 
@@ -100,6 +100,7 @@ def _worker(cluster: Cluster, worker: Worker, rank: int | None) -> dict[str, Any
         "pid": worker.pid,
         "state": worker.state,
         "step": worker.progress.step,
+        "waits_for": worker.progress.waits_for,
         "digest": worker.digest or "",
     }
 

@@ -20,7 +20,7 @@ from elastrain.launcher.core.worker_table import Stage, Worker
 from elastrain.launcher.shared.job_values import Command, Kill, Log, TakeStacks, TellNodes
 from elastrain.launcher.shared.notices import Hangs, Notice, SomebodyWaits, Spared
 from elastrain.launcher.shared.times import HangTimes
-from elastrain.protocol.agent_messages import Progress
+from elastrain.protocol.agent_messages import Progress, WaitReason
 from elastrain.protocol.handlers import handles
 
 _STEPS = 2.5
@@ -190,12 +190,13 @@ class HangDetector(AgentPart):
         return []
 
     @handles(Hangs)
-    def on_hangs(self, notice: Hangs) -> list[Command]:
+    def on_hangs(self, node: str, notice: Hangs) -> list[Command]:
         """Have stacks taken, because a member of another node is about to be killed.
 
         All members' stacks may show the cause.
         """
-        return [TakeStacks(reason=notice.reason)]
+        log = Log(event="hang_there", fields={"node": node, "reason": notice.reason, "waits_for": self._waits_for()})
+        return [log, TakeStacks(reason=notice.reason)]
 
     @handles(Spared)
     def on_spared(self, node: str, notice: Spared, now: float) -> list[Command]:
@@ -278,9 +279,19 @@ class HangDetector(AgentPart):
         for member in self._judged:
             if member == worker.id or HangDue(member) in self._deadlines:
                 self._deadlines.set(HangDue(member), now + self._times.stacks_s)
-        fields = {"member": worker.id, "where": found.where, "for_s": found.for_s, "limit_s": found.limit_s}
-        log = Log(event="hang", fields={**fields, "step_s": self._pace.step_s, "reason": reason})
+        its = {"member": worker.id, "where": found.where, "for_s": found.for_s, "limit_s": found.limit_s, "reason": reason}
+        log = Log(event="hang", fields={**its, "step_s": self._pace.step_s, "waits_for": self._waits_for()})
         return [log, TellNodes(message=Hangs(reason=reason)), TakeStacks(reason=reason, tell=True)]
+
+    @handles(WaitReason)
+    def on_wait_reason(self, worker: Worker, message: WaitReason) -> list[Command]:
+        """Record why a worker does not pass its open step."""
+        worker.progress.wait(message.reason)
+        return []
+
+    def _waits_for(self) -> dict[str, str]:
+        """Return member -> why it does not pass its open step, of this node's members that have told."""
+        return {worker.id: why for worker in self._cluster.mine_in_view() if (why := worker.progress.waits_for)}
 
     def _spare(self, worker: Worker, found: Overdue) -> list[Command]:
         if worker.id in self._spared:

@@ -107,14 +107,19 @@ class WorkerProgress:
     """The newest step that the worker has committed."""
     holders: Mapping[str, Sequence[str]] | None = None
     """Holders of each shard. Reported with the worker's first commit and after each change."""
-    phase: str = ""
+    waits_for: str = ""
+    """Why the worker does not pass the open step; "" if it has not told, or has passed that step since."""
     redone_steps: int = 0
+
+    def wait(self, reason: str) -> None:
+        """Note why the worker does not pass its open step."""
+        self.waits_for = reason
 
     def take(self, message: Progress) -> None:
         """Update from a report. The steps from a repeated one to the newest count as redone."""
         if self.step is not None and message.step <= self.step:
             self.redone_steps += self.step - message.step + 1
-        self.step, self.phase = message.step, ""
+        self.step, self.waits_for = message.step, ""
         self.holders = message.holders if message.holders is not None else self.holders
 
 

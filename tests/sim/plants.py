@@ -358,11 +358,12 @@ def checks_another_micro_batch(rule: Rule, check: CrossCheck, event: p.Checked) 
     rule(check, event)
 
 
-@_rule(60, Committing, "is_safe")
-def votes_without_backups(rule: Rule, committing: Committing, shard: int) -> bool:
+@_rule(60, Committing, "why_unsafe")
+def votes_without_backups(rule: Rule, committing: Committing, shard: int) -> str:
     """A primary votes when it has its backups' acknowledgements."""
     m = committing._machine
-    return shard in m.step.reduction.finished and m.custody.holdings[shard].version == m.commit.step
+    is_here = shard in m.step.reduction.finished and m.custody.holdings[shard].version == m.commit.step
+    return "" if is_here else "the gradient is not finished"
 
 
 @_rule(200, CopiesGiven, "is_reading")

@@ -5,7 +5,8 @@
 A file is changed if it differs from the commit BASE, or is not in it. BASE defaults to HEAD if the working tree has
 changes, else to the commit before HEAD. A test file is chosen if it imports a changed file, directly or through others;
 imports in functions and module names in embedded programs count. Tests that start jobs depend on all that a job
-imports; on what limits memory only if their text is about memory or drives. Files that are no Python choose the tests that name them; settings of the project choose everything.
+imports; on what limits memory only if their text is about memory or drives. Files that are no Python choose the tests
+that name them; settings of the project choose everything.
 """
 
 from __future__ import annotations

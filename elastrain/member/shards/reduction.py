@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from elastrain import protocol as p
-from elastrain.job.fold import Fold, Node, is_covered
+from elastrain.job.fold import Fold, Node, is_covered, leaves
 from elastrain.job.values import Recovery, Shape
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.state.ballot import Commands
@@ -104,6 +104,14 @@ class Reduction(MemberPart):
         if message.step == self._runs.step:
             weight = (message.contribution, message.touched)
             self.fold_in(source, message.block, message.node, weight, message.lanes, payload)
+
+    def why_unfinished(self, shard: int) -> str:
+        """Return a text that says how much is missing in the gradient of this primary's shard."""
+        folds = (self._folds.get((shard, lane)) for lane in range(len(self._shards[shard].lanes)))
+        here = [leaves(fold.nodes) if fold is not None else frozenset[int]() for fold in folds]
+        missing = [run for run in range(self._fold.runs) if not all(run in runs for runs in here)]
+        lacks = f"lacks {len(missing)} of {self._fold.runs} runs, such as {missing[0]}" if missing else "is not summed"
+        return f"the gradient of shard {shard} {lacks}"
 
     def fold_in(self, maker: str, block: int, node: Node, weight: Weight, lanes: Lanes, payload: object = None) -> None:
         """Add a block's partial to the folds of these lanes, and note the shards that become complete."""

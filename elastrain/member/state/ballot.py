@@ -55,9 +55,11 @@ class Ballot(MemberPart):
     def votes(self, members: Collection[str]) -> list[Vote] | None:
         """Return the votes of all these members, in their order. None while a vote is missing."""
         # All votes are needed. A member that has not voted may not know the record, and could undo it with others.
-        if not self._votes.keys() >= set(members):
-            return None
-        return [self._votes[member] for member in members]
+        return None if self.missing(members) else [self._votes[member] for member in members]
+
+    def missing(self, members: Iterable[str]) -> list[str]:
+        """Return those of the members that have not voted."""
+        return [member for member in members if member not in self._votes]
 
 
 class Commands:

@@ -147,6 +147,7 @@ class Engine:
                 self._handle(result)
         if self._pace.recovery.is_over():
             self._suspect_the_silent()
+        self._notes.tell_reason(self._core, self._parts.clock())
         if executor.is_checkpoint_due(self.view, self._parts.clock()):
             self._handle(p.CheckpointWanted(last=False))
 

@@ -42,7 +42,7 @@ class LoopFirst:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until_s = 0.0
-        self._committed_s: float | None = None
+        self._committed_s = clock()
 
     def committed(self) -> None:
         """Hold background work back until the loop gets its next run, or for a quarter of the time of a step.
@@ -50,8 +50,8 @@ class LoopFirst:
         Until then all members update, send and receive parameters, and those of one machine share its processors.
         """
         before_s, self._committed_s = self._committed_s, self._clock()
-        step_s = 0.0 if before_s is None else self._committed_s - before_s
-        self.let_loop_go_first(min(BETWEEN_STEPS_MOST_S, max(BETWEEN_STEPS_S, BETWEEN_STEPS_SHARE * step_s)))
+        share_s = BETWEEN_STEPS_SHARE * (self._committed_s - before_s)
+        self.let_loop_go_first(min(BETWEEN_STEPS_MOST_S, max(BETWEEN_STEPS_S, share_s)))
 
     def let_loop_go_first(self, for_s: float) -> None:
         """Hold background work back for `for_s` seconds."""

@@ -74,6 +74,8 @@ def _show(state: dict[str, Any]) -> None:
         columns = ("rank", "id", "node", "pid", "state", "step")
         print_table(columns, [[_or_dash(member[column]) for column in columns] for member in state["members"]])
         print()
+    for member in (each for each in state["members"] if each.get("waits_for")):
+        print(f"{member['id']} waits: {member['waits_for']}")
     for reason in state["reasons"]:
         print(f"· {reason}")
 

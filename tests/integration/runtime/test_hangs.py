@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def ended(run: Run) -> list[str]:
     return [e["member"] for e in run.events if e["event"] == "kill" and "because it hangs" in e["reason"]]
 
 
-def hang(run: Run, member: str) -> dict[str, object]:
+def hang(run: Run, member: str) -> dict[str, Any]:
     return next(e for e in run.events if e["event"] == "hang" and e["member"] == member)
 
 
@@ -36,6 +37,7 @@ def test_a_held_lock_a_loop_and_a_stopped_process_are_each_found_and_replaced(tm
     # Members' last operations are in the log; m0 has nothing left to do but to hear of the others.
     told = next(e for e in run.events if e["event"] == "stacks")["members"]
     assert "its engine's last operation" in told["m0"] and "its loop is waiting" in told["m0"]
+    assert "runs, such as" in hang(run, "m1")["waits_for"]["m0"], "m1 stood in a backward"
     # What holds the interpreter still shows what it was at; who is stopped cannot, and the kernel's word stands there.
     assert "in _hang" in (run.folder / "stacks/m1.txt").read_text()
     assert "in _hang" in (run.folder / "stacks/m2.txt").read_text()

@@ -42,6 +42,7 @@ from elastrain.protocol.agent_messages import (
     Progress,
     Redone,
     Suspect,
+    WaitReason,
 )
 from tests.support.agents import job_config
 
@@ -858,6 +859,18 @@ def test_status_shows_members_in_rank_order_then_the_warming_up() -> None:
     assert rows == [(0, "m1", "member"), (1, "m2", "member"), (None, "m3", "starting")]
     assert (state["state"], state["generation"], state["step"], state["restarts_left"]) == ("running", 2, 0, 9)
     assert state["reasons"][-1] == "generation 2: m0 lost"
+
+
+def test_status_shows_why_a_member_does_not_pass_its_step_until_it_does() -> None:
+    job = running()
+
+    def shown() -> list[str]:
+        return [member["waits_for"] for member in describe(job.core, "job", NOW)["members"]]
+
+    job.say("m1", WaitReason(step=1, reason="no vote of m2 yet"))
+    assert shown() == ["", "no vote of m2 yet", ""]
+    job.commit(1)
+    assert shown() == ["", "", ""]
 
 
 def test_steps_committed_again_are_counted() -> None:

@@ -23,7 +23,15 @@ WINDOW = {"shards": {"3": 1}, "since_step": 7, "since_s": 2.0}
 @pytest.mark.parametrize("end", [{"exit_code": 0}, {"state": "vanished"}], ids=["ended", "vanished"])
 def test_it_is_shown_until_the_run_is_over(end: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    told = iter([STATE | {"step": 7, "window": WINDOW}, STATE | {"step": 8, "window": None}, STATE | {"step": 9} | end])
+    member = {"rank": 0, "id": "m0", "node": "a", "pid": 7, "state": "member", "step": 6}
+    waiting = [member | {"waits_for": "no vote of m1 yet"}]
+    told = iter(
+        [
+            STATE | {"step": 7, "window": WINDOW, "members": waiting},
+            STATE | {"step": 8, "window": None},
+            STATE | {"step": 9} | end,
+        ]
+    )
     monkeypatch.setattr(rundir, "find", lambda named: RunDir(path=Path("/runs/job")))
     monkeypatch.setattr(operator_messages, "state", lambda run: next(told))
     monkeypatch.setattr(time, "sleep", slept.append)
@@ -32,4 +40,5 @@ def test_it_is_shown_until_the_run_is_over(end: dict[str, Any], monkeypatch: pyt
     shown = result.stdout.split("job         job")[1:]
     assert [f"step        {step}," in each for each, step in zip(shown, (7, 8, 9), strict=True)] == [True] * 3
     assert "window      shard 3 held by 1 member only; since step 7, 2.0 s ago" in shown[0]
+    assert "m0 waits: no vote of m1 yet" in shown[0] and "waits" not in shown[1]
     assert "window" not in shown[1] and slept == [0.5, 0.5]

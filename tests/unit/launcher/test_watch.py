@@ -13,7 +13,7 @@ from elastrain.base.thread_status import Station, ThreadStatus
 from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.shared.job_values import Command, Kill, TakeStacks, TellNodes
 from elastrain.launcher.shared.notices import Hangs, SomebodyWaits
-from elastrain.protocol.agent_messages import Progress
+from elastrain.protocol.agent_messages import Progress, WaitReason
 from tests.unit.launcher.test_core import NOW, Job, logged, of, running
 
 LOOK_S, BUSY_LOOK_S = 0.1, 0.5
@@ -114,7 +114,9 @@ def test_before_a_member_is_ended_the_stacks_of_all_are_taken_on_all_nodes() -> 
     play = Played()
     play.all_but("m1", place=IDLE, stands=True)
     play.acted["m1"].stopped = True
+    play.job.say("m0", WaitReason(step=6, reason="no vote of m1 yet"))
     commands = play.go(4.0)
+    assert logged(commands, "hang")[0].fields["waits_for"] == {"m0": "no vote of m1 yet"}
     kinds = [type(c) for c in commands if isinstance(c, TakeStacks | Kill | TellNodes)]
     assert kinds.index(TakeStacks) < kinds.index(Kill)
     assert [type(c.message) for c in of(TellNodes, commands)] == [Hangs]

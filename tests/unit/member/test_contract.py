@@ -61,5 +61,10 @@ def test_a_member_that_does_not_vote_says_why() -> None:
     assert pair.a.why_not_yet() == "a change of the view is under way"
     pair.start(ready=False)
     assert pair.a.why_not_yet() == "the parameters of step -1 are not compared yet with those that were published"
+    pair = Pair()
+    pair.start()
+    unfinished = "the gradient of shard 0 lacks 1 of 1 runs, such as 0"
+    assert pair.a.machine.step.reduction.why_unfinished(0) == unfinished
+    assert pair.b.why_not_yet() == "no vote of a yet", "it has no shard of its own, and has voted"
     pair.a.machine.custody.repair.begin_anew("something")
     assert "something of the step was found to be wrong" in pair.a.machine.custody.repair.why_not_yet()

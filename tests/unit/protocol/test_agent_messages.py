@@ -27,6 +27,7 @@ FROM_WORKER: list[am.FromWorker] = [
     am.Hello(member="m0", address="unix:x", spec={"seed": 0, "loss_scale": "none", "max_grad_norm": 1.0}),
     am.Suspect(member="m1", reason="reset"),
     am.Redone(generation=3, step=4, pairs=12),
+    am.WaitReason(step=4, reason="no vote of m1 yet"),
     am.Window(step=4, short={"0": 1, "7": 2}, since_step=3),
     am.Suspect(member="m1", reason="ended", dead=True),
     am.StepAnew(generation=3, reason="a gradient came changed"),

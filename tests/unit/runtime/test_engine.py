@@ -153,6 +153,10 @@ class ScriptedCore:
     elsewhere: dict[int, frozenset[str]] | None = field(default_factory=lambda: {0: frozenset({"m1"})})
     shape: Shape = field(default_factory=lambda: Shape(runs=2, blocks=1, shards=(), backups=1))
     silent: tuple[str, ...] = ()
+    reason: str = ""
+
+    def why_not_yet(self) -> str:
+        return self.reason
 
     @property
     def machine(self) -> Any:
@@ -516,6 +520,24 @@ def test_work_that_nobody_waits_for_waits_until_the_loop_has_gone_first() -> Non
     bench.now_s += BETWEEN_STEPS_S
     bench.turn()
     assert bench.core.events[-1] == p.AppliedBehind(step=3, shard=0, digest=1)
+
+
+def test_a_reason_that_has_held_for_a_second_is_told_once_and_a_shorter_one_never() -> None:
+    bench = Bench()
+
+    def turns(*reasons: str) -> list[am.FromWorker]:
+        bench.channel.told.clear()
+        for reason in reasons:
+            bench.core.reason = reason
+            bench.turn()
+            bench.now_s += 1.0
+        return bench.channel.told
+
+    assert turns("no vote of m1 yet", "no vote of m2 yet", "", "no vote of m2 yet") == []
+    told = am.WaitReason(step=0, reason="no vote of m2 yet")
+    assert turns("no vote of m2 yet", "no vote of m2 yet", "no vote of m2 yet") == [told]
+    bench.core.step = 1
+    assert turns("no vote of m2 yet", "no vote of m2 yet") == [am.WaitReason(step=1, reason=told.reason)]
 
 
 def test_after_a_long_step_the_loop_goes_first_for_longer() -> None:
