@@ -50,8 +50,7 @@ class Committing(MemberPart):
 
     def missing_votes(self) -> str:
         """Return whose votes on the open step are missing, or "" if none is."""
-        views, ballot = self._machine.views, self._machine.step.ballot
-        missing = [] if views.current is None else ballot.missing(views.current.ids)
+        missing = self._machine.step.ballot.missing(self._machine.views.others)
         return f"no vote of {', '.join(missing)} yet" if missing else ""
 
     @handles(Ack)

@@ -279,8 +279,9 @@ class HangDetector(AgentPart):
         for member in self._judged:
             if member == worker.id or HangDue(member) in self._deadlines:
                 self._deadlines.set(HangDue(member), now + self._times.stacks_s)
-        its = {"member": worker.id, "where": found.where, "for_s": found.for_s, "limit_s": found.limit_s, "reason": reason}
-        log = Log(event="hang", fields={**its, "step_s": self._pace.step_s, "waits_for": self._waits_for()})
+        its = {"member": worker.id, "where": found.where, "for_s": found.for_s, "limit_s": found.limit_s}
+        told = {"reason": reason, "step_s": self._pace.step_s, "waits_for": self._waits_for()}
+        log = Log(event="hang", fields=its | told)
         return [log, TellNodes(message=Hangs(reason=reason)), TakeStacks(reason=reason, tell=True)]
 
     @handles(WaitReason)
