@@ -32,6 +32,7 @@ OF_CPU = (
 )
 """Operators that change how a tensor shows its memory, and never look at it."""
 _KEY = "PrivateUse1"
+_TO_COPY = private.overload("_to_copy")
 
 
 def register() -> None:
@@ -41,6 +42,7 @@ def register() -> None:
         "empty_strided": _empty_strided,
         "resize_": _resize,
         "copy_": copy_,
+        "_to_copy": _to_copy,
         "record_stream": _record_stream,
     }
     for name, kernel in own.items():
@@ -124,6 +126,16 @@ def _resize(self: Tensor, size: Any, *, memory_format: torch.memory_format | Non
 
 def _empty_view(owner: Tensor, shown: Tensor) -> Tensor:
     return owner.as_strided(shown.shape, shown.stride(), shown.storage_offset())
+
+
+def _to_copy(self: Tensor, *, non_blocking: bool = False, **how: Any) -> Tensor:
+    """Copy to another dtype or device. torch would pin the destination of a late copy, which this device cannot."""
+    device, dtype, format_ = how.get("device"), how.get("dtype"), how.get("memory_format")
+    if not (non_blocking and device is not None and device.type == "cpu"):
+        return _of_cpu(_TO_COPY)(self, non_blocking=non_blocking, **how)  # type: ignore[no-any-return]
+    shown = torch.empty_strided(self.shape, self.stride(), dtype=dtype or self.dtype, device="meta")
+    made = torch.empty_like(shown, device="cpu", memory_format=format_ or torch.preserve_format)
+    return made.copy_(self, non_blocking=True)
 
 
 def _record_stream(self: Tensor, stream: torch.Stream) -> None:
