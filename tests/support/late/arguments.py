@@ -36,5 +36,5 @@ def refuse(operator: str, argument: str, tensor: Tensor, is_written: bool) -> No
 
 
 def refuse_generator(given: Any, own: Any) -> None:
-    if given is not None and given is not own:
+    if given is not None and given._cdata != own._cdata:
         raise RuntimeError(f"Expected a 'late' device type for generator but found '{given.device.type}'")

@@ -159,7 +159,6 @@ def set_up() -> None:
     module = types.ModuleType(f"torch.{NAME}", __doc__)
     vars(module).update(FUNCTIONS)
     private.set_up_backend(NAME, backend_module=module, hook=Hooks(), device_guard=Guard())
-    private.make_storage_methods(False, False, False, for_storage=True)
     sys.modules[module.__name__] = module
     for name, function in OF_ACCELERATOR.items():
         if not hasattr(torch.accelerator, name):

@@ -29,7 +29,6 @@ GuardBase = _private("_acc.DeviceGuard")
 PRIVATE_USE = _private("_autograd.DeviceType.PrivateUse1")
 set_up_backend = _private("_setup_privateuseone_for_python_backend", backend_registration)
 
-make_storage_methods = _private("generate_methods_for_privateuse1_backend", backend_registration)
 
 all_operators = _private("_dispatch_get_all_op_names")
 has_kernel = _private("_dispatch_has_kernel_for_dispatch_key")
