@@ -43,4 +43,7 @@ def process_of_module(request: pytest.FixtureRequest) -> object:
     process = _processes.pop(request.module.__name__, None)
     if process is not None and process.stdin is not None:
         process.stdin.close()
-        assert process.wait(30) == 0
+        try:
+            assert process.wait(30) == 0
+        finally:
+            process.kill()

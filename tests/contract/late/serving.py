@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
@@ -18,7 +19,10 @@ def begin() -> None:
     late.release()
     late.repair()
     late.configure(**vars(late.Settings()))
-    torch.late.set_stream(torch.late.default_stream())  # type: ignore[attr-defined]
+    device = torch.get_device_module(late.NAME)
+    device.set_stream(device.default_stream())
+    gc.collect()  # tensors of a test that failed
+    device.synchronize()
     late.races(forget=True)
     torch.manual_seed(0)
 

@@ -6,10 +6,13 @@ import ctypes
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from tests.support import late
 
@@ -74,6 +77,31 @@ def test_an_error_in_a_backward_reaches_the_thread_that_called_it() -> None:
     late.fail_at(2)
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
         loss.backward()
+
+
+@pytest.mark.parametrize("call", ["backward", "grad", "nested"])
+def test_an_error_of_a_hook_reaches_the_thread_that_called_backward(call: str) -> None:
+    def hook(grad: Tensor) -> None:
+        raise ZeroDivisionError("of the hook")
+
+    def doubled(values: Tensor) -> Tensor:
+        made = values * 2
+        if made.requires_grad:
+            made.register_hook(hook)
+        return made.exp()
+
+    values = torch.ones(4, device="late", requires_grad=True)
+    calls: dict[str, Callable[[], object]] = {
+        "backward": lambda: doubled(values).sum().backward(),
+        "grad": lambda: torch.autograd.grad(doubled(values).sum(), values),
+        "nested": lambda: checkpoint(doubled, values, use_reentrant=True).sum().backward(),
+    }
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError, match="of the hook") as raised:
+            calls[call]()
+        assert raised.traceback[-1].name == "hook"
+    values.exp().sum().backward()
+    assert values.grad is not None
 
 
 def test_a_stream_that_never_ends_lets_the_host_submit_but_not_wait() -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tests.support.late import autocast, composites, module, registration, storages, threads
+from tests.support.late import autocast, composites, hooks, module, registration, threads
 from tests.support.late.faults import faults
 from tests.support.late.memory import LOCK, MEMORY, NAME
 from tests.support.late.order import HOSTS, RACES, STREAMS, RaceError, reap
@@ -51,7 +51,7 @@ def install() -> None:
     if not _installed:
         module.set_up()
         registration.register()
-        storages.register()
+        hooks.register()
         composites.register()
         autocast.register()
         threads.watch_standard_library()

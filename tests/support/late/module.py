@@ -12,6 +12,7 @@ import torch
 from tests.support.late import private_names as private
 from tests.support.late import randomness
 from tests.support.late.faults import faults
+from tests.support.late.hooks import Guard
 from tests.support.late.memory import LOCK, MEMORY, NAME
 from tests.support.late.order import DEFAULT, Event, Stream, current_stream, reap, set_stream, synchronize
 from tests.support.late.settings import settings
@@ -145,13 +146,6 @@ class Hooks(private.HooksBase):  # type: ignore[misc]
 
     def is_available(self) -> bool:
         return True
-
-
-class Guard(private.GuardBase):  # type: ignore[misc]
-    """The guard of a device that is the only one of its kind."""
-
-    def type_(self) -> object:
-        return private.PRIVATE_USE
 
 
 def set_up() -> None:

@@ -50,6 +50,8 @@ class Host:
     stream: Stream
     clock: Clock = field(default_factory=Clock)
     counts: Counter[str] = field(default_factory=Counter)
+    error: BaseException | None = None
+    """What a hook has raised on a thread of autograd."""
 
 
 class Stream(torch.Stream):

@@ -35,6 +35,7 @@ has_kernel = _private("_dispatch_has_kernel_for_dispatch_key")
 takes_numbers = _private("_should_allow_numbers_as_tensors")
 fused_attention = _private("_fused_sdp_choice", torch)
 
+run_backward = _private("_engine_run_backward", torch.autograd)
 stash_in_thread = _private("_stash_obj_in_tls")
 stashed_in_thread = _private("_get_obj_in_tls")
 is_stashed_in_thread = _private("_is_key_in_tls")

@@ -15,9 +15,10 @@ from tests.support.late import private_names as private
 from tests.support.late.copies import copy_
 from tests.support.late.faults import faults
 from tests.support.late.kernels import fallback_of, wrap
-from tests.support.late.memory import LOCK, block_of, is_late
+from tests.support.late.memory import LOCK, NAME, block_of, is_late
 from tests.support.late.order import STREAMS, current_stream
 
+Storage = torch.UntypedStorage
 COMPOSITES = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 CONVOLUTION = ("aten::convolution", "aten::convolution_backward")
 """Composites that choose a backend by the device; run on the CPU they choose the CPU's."""
@@ -36,6 +37,7 @@ _TO_COPY = private.overload("_to_copy")
 
 
 def register() -> None:
+    _register_storages()
     private.register_for_all(_run_any, _KEY)
     own = {
         "empty.memory_format": _empty,
@@ -141,3 +143,26 @@ def _to_copy(self: Tensor, *, non_blocking: bool = False, **how: Any) -> Tensor:
 def _record_stream(self: Tensor, stream: torch.Stream) -> None:
     if is_late(self):
         block_of(self).recorded.add(STREAMS[stream.stream_id].number)
+
+
+def _register_storages() -> None:
+    kept: Any = Storage
+    clone, to = kept.clone, kept.to
+
+    def clone_here(self: Storage) -> Storage:
+        return _on_device(self) if self.device.type == NAME else clone(self)
+
+    def to_there(self: Storage, *, device: Any, non_blocking: bool = False) -> Storage:
+        is_coming = torch.device(device).type == NAME and self.device.type != NAME
+        return _on_device(self) if is_coming else to(self, device=device, non_blocking=non_blocking)
+
+    kept.clone, kept.to = clone_here, to_there
+
+
+def _on_device(storage: Storage) -> Storage:
+    made = torch.empty(storage.nbytes(), dtype=torch.uint8, device=NAME)
+    return made.copy_(_bytes(storage)).untyped_storage()
+
+
+def _bytes(storage: Storage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
