@@ -6,6 +6,7 @@ work gives the stream what its thread knows; an event carries its stream's clock
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections import Counter, deque
@@ -186,6 +187,7 @@ def this_thread() -> Host:
     if not private.is_stashed_in_thread(_KEY):
         host = Host(threading.current_thread().name, DEFAULT)
         HOSTS.append(host)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(host))  # torch 2.11 lets go of it once more than it takes it
         private.stash_in_thread(_KEY, host)
     return private.stashed_in_thread(_KEY)  # type: ignore[no-any-return]
 
