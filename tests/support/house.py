@@ -59,6 +59,7 @@ CAPABILITIES = {
     "member.integrity": "wrong results",
     "buffers": "buffers of a member",
     "base": "worker",
+    "device": "devices",
     "runtime": "worker",
     "runtime.loader": "loader",
     "runtime.durable": "checkpoints",
@@ -416,7 +417,7 @@ def room_of(module: str) -> str:
     second = module.split(".")[1]
     if within(module, {"elastrain.pipeline.stubs"}):
         return "stubs"
-    return second if within(second, {*ROOMS, "runtime", "base"}) else "pure"
+    return second if within(second, {*ROOMS, "runtime", "base", "device"}) else "pure"
 
 
 # A `#` begins a comment where no string has begun: the whole of Python's tokens takes ten times as long.

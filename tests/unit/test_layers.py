@@ -40,12 +40,16 @@ PURE_LIBRARIES = frozenset({"msgspec"})
 # What every room may import, and of it what is plain arithmetic, which pure parts may import too.
 BASE = frozenset({"elastrain.base"})
 PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("arithmetic", "resume", "thread_status"))
-# Torch-free parts: of comm, what finds peers and proves the secret; of offload, what `elastrain offload` reads and
-# prints, and what --offload-dir must be. The durable tier imports torch only where tensors are read.
+# What rooms with tensors may import besides: the port to devices.
+PORT = frozenset({"elastrain.device"})
+# Torch-free parts, and the port, to count devices: of comm, what finds peers and proves the secret; of offload, what
+# `elastrain offload` reads and prints, and what --offload-dir must be. The durable tier imports torch only where
+# tensors are read.
 LAUNCHER_MAY_IMPORT = frozenset(
     {
         "elastrain.launcher",
         "elastrain.base",
+        "elastrain.device",
         "elastrain.errors",
         "elastrain.version",
         "elastrain.decisions.membership",
@@ -75,7 +79,7 @@ RUNTIME_MAY_IMPORT_OF_COMM = frozenset({"elastrain.comm.errors", "elastrain.comm
 
 
 # Folders of the package that do I/O, keep time or compute with tensors. Every other folder in it is pure.
-NOT_PURE = {"runtime", "base", "stubs", *ROOMS}
+NOT_PURE = {"runtime", "base", "device", "stubs", *ROOMS}
 
 
 def _imports(path: Path) -> frozenset[str]:
@@ -104,9 +108,15 @@ def not_pure(source: str, module: str) -> set[str]:
 
 
 def beyond_room(source: str, module: str, room: str) -> set[str]:
-    """What a room that stands alone may not import: anything of ours but itself and the base."""
+    """What a room that stands alone may not import: anything of ours but itself, the base and the port to devices."""
     ours = {name for name in imports(source, module) if within(name, {"elastrain"})}
-    return {name for name in ours if not within(name, BASE | {f"elastrain.{room}"})}
+    return {name for name in ours if not within(name, BASE | PORT | {f"elastrain.{room}"})}
+
+
+def beyond_torch(source: str, module: str) -> set[str]:
+    """What the port to devices may not import: anything but torch, the standard library and itself."""
+    allowed = PORT | {"torch", *sys.stdlib_module_names}
+    return {name for name in imports(source, module) if not within(name, allowed)}
 
 
 def beyond_launcher(source: str, module: str) -> set[str]:
@@ -132,6 +142,11 @@ def test_the_base_imports_nothing_of_ours_and_no_torch(path: Path) -> None:
     assert not {name for name in _imports(path) if within(name, {"elastrain", "torch"}) and not within(name, BASE)}
     if within(module_of(path), PURE_BASE):
         assert not_pure(path.read_text(), module_of(path)) == set()
+
+
+@pytest.mark.parametrize("path", files(ROOT / "elastrain/device"), ids=lambda p: p.name)
+def test_the_port_to_devices_imports_torch_only(path: Path) -> None:
+    assert beyond_torch(path.read_text(), module_of(path)) == set()
 
 
 @pytest.mark.parametrize("path", files(ROOT / "launcher/core"), ids=lambda p: p.name)
@@ -240,6 +255,17 @@ def test_what_pure_parts_may_import_is_let_pass() -> None:
 def test_what_is_planted_in_a_room_is_found(source: str) -> None:
     assert beyond_room(source, "elastrain.comm.errors", "comm")
     assert beyond_room("from . import wire\nfrom .wire.mesh import Mesh", "elastrain.comm.errors", "comm") == set()
+
+
+@pytest.mark.parametrize(
+    "source", ["from elastrain.base import thread_status", "import numpy", "from .. import errors"]
+)
+def test_what_is_planted_in_the_port_to_devices_is_found(source: str) -> None:
+    assert beyond_torch(source, "elastrain.device.port")
+    assert (
+        beyond_torch("import threading\nfrom torch import Tensor\nfrom . import landing", "elastrain.device.port")
+        == set()
+    )
 
 
 @pytest.mark.parametrize("source", ["from ..groups import group", "from elastrain.comm import groups, shm"])
