@@ -1,7 +1,7 @@
 """Collectives on device tensors, through copies in pinned host memory.
 
 An operation begins when the device has finished the work that its caller had submitted before the call. It is done when
-its results are on the device. CUDA is the only device known here. No threads, sockets or groups.
+its results are on the device. No threads, sockets or groups.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import torch
 
 from elastrain.comm.collectives.algorithms import Round
 from elastrain.comm.collectives.reducing import Operation, Participant
+from elastrain.device import device_of
 
 
 def is_far(tensor: torch.Tensor) -> bool:
     """Return True if the tensor must be copied to the host. Raises ValueError for unsupported devices."""
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"tensors of the CPU and of CUDA devices are communicated; got one on {tensor.device}")
-    return tensor.device.type == "cuda"
+    return not device_of(tensor.device).is_host
 
 
 class HostTensors:
@@ -72,7 +71,7 @@ class PinnedTensors(HostTensors):
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     # Contiguous even if the original is not. torch caches pinned memory for the next copy.
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=torch.cuda.is_available())
+    return device_of(tensor.device).empty_pinned(tensor.shape, tensor.dtype)
 
 
 class CopiedBack:
@@ -111,8 +110,7 @@ def staged_on_host(
     far = [tensor for tensor in tensors if is_far(tensor)]
     if not far:
         return lambda participant: make(participant, HostTensors())
-    devices = {tensor.device for tensor in far if tensor.is_cuda}
-    submitted = [torch.cuda.current_stream(device).record_event() for device in devices]
+    submitted = [device_of(device).record(blocking=False) for device in {tensor.device for tensor in far}]
 
     def build(participant: Participant) -> Operation:
         for event in submitted:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from elastrain.comm.collectives import calls
@@ -17,6 +16,7 @@ from elastrain.comm.collectives.reducing import Operation, Participant, Reductio
 from elastrain.comm.groups.dispatcher import Dispatcher
 from elastrain.comm.groups.members import MemberList
 from elastrain.comm.groups.works import Work
+from elastrain.device import device_of
 
 
 class Group:
@@ -31,7 +31,7 @@ class Group:
     Reductions combine the ranks along a fixed binary tree (`hosts.tree`): the ranks of each host first, then the hosts.
     Results are bitwise equal on all members, for all algorithms and sizes, and between runs whose members are placed
     alike. Half precision is accumulated in float32. A large all_reduce of a tensor of `Communicator.empty` is done in
-    place. Other tensors are staged; those of CUDA devices are staged in pinned host memory.
+    place. Other tensors are staged; those of accelerators are staged in pinned host memory.
     """
 
     def __init__(self, dispatcher: Dispatcher, members: MemberList, *, timeout_s: float) -> None:
@@ -238,7 +238,7 @@ class Group:
         if is_far(
             tensor
         ):  # another thread writes the message, outside the caller's stream: earlier work on the device must be done
-            torch.cuda.current_stream(tensor.device).synchronize()
+            device_of(tensor.device).synchronize()
         return self._dispatcher.receive(self.list, tensor, of, tag, self._or_default(timeout_s))
 
     def _check_rank(self, rank: int) -> None:

@@ -87,6 +87,7 @@ def measure(case: CompiledCase, directory: str) -> dict[str, Any]:
     import torch
     from torch._dynamo.utils import counters
 
+    from elastrain.device import device_of
     from elastrain.offload.activations.hooks import ActivationOffload, OffloadConfig
     from elastrain.offload.compiling.backend import elastrain
     from elastrain.offload.lifetimes.pieces.cuda import CudaMeter, host_tier
@@ -99,7 +100,7 @@ def measure(case: CompiledCase, directory: str) -> dict[str, Any]:
     counters.clear()
     steps, below = case.steps, case.below
     shape = Shape(width=case.width, layers=case.layers, tokens=case.tokens, batch=case.batch)
-    meter = CudaMeter(torch.device("cuda")) if case.device == "cuda" else KernelMeter()
+    meter = CudaMeter(device_of(torch.device("cuda"))) if case.device == "cuda" else KernelMeter()
 
     def made(backend: Any, around: AbstractContextManager[Any], **more: Any) -> Way:
         with torch.device(case.device):

@@ -1,8 +1,9 @@
 """Transfers between a storage's memory and an engine, and `StagingPool`, a bounded pool of host memory.
 
-CPU storages are moved directly, CUDA storages through pinned memory unless the engine takes them directly. `read` and
-`write` run in the devices' threads. Each thread stages one storage at a time, so that their number bounds the staging
-memory. Each thread has its own CUDA stream, and synchronizes before it reports anything.
+CPU storages are moved directly, those of accelerators through pinned memory unless the engine takes them directly.
+`read` and `write` run in the drives' threads. Each thread stages one storage at a time, so that their number bounds the
+staging memory. Each thread has its own side stream, because on a common stream a read would wait for writes of storages
+that are not computed yet. It synchronizes before it reports anything.
 
 Pinned pages are slow to allocate, and the allocation slows down other threads. The pool therefore keeps its buffers. A
 thread that finds everything lent waits for a buffer.
@@ -10,7 +11,6 @@ thread that finds everything lent waits for a buffer.
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +18,14 @@ from contextlib import contextmanager
 
 import torch
 
+from elastrain.device import DeviceEvent, device_of
 from elastrain.offload.drives.device import CopiedInPlace, Copy, Device
 from elastrain.offload.drives.host_buffers import bytes_of, fault_in, image_of, shift_of, tensor_checksum
 from elastrain.offload.drives.port import AddressableEngine, CudaEngine, round_up
 
 Allocate = Callable[[int], torch.Tensor]
+_ALLOCATING = "allocating"
+"""Name of the side stream on which memory for reads is allocated."""
 
 
 class StagingPool:
@@ -73,31 +76,30 @@ class StagingPool:
             self.held_bytes -= self._idle.pop().nbytes
 
 
-def ready_event(storage: torch.UntypedStorage) -> torch.cuda.Event | None:
+def ready_event(storage: torch.UntypedStorage) -> DeviceEvent | None:
     """Return an event after everything that the current stream still does to the storage; None for CPU storages."""
     if storage.device.type == "cpu":
         return None
-    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(storage.device))
-    return event
+    return device_of(storage.device).record()
 
 
 def take(*, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
-    """Return CUDA memory for a storage that will be read. Raises `torch.OutOfMemoryError`."""
-    with torch.cuda.stream(_side_stream(device)):
-        return torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+    """Return an accelerator's memory for a storage that will be read. Raises `torch.OutOfMemoryError`."""
+    port = device_of(device)
+    with port.side_stream(_ALLOCATING):
+        return port.empty(size_bytes, torch.uint8).untyped_storage()
 
 
 def hand_over(storage: torch.UntypedStorage) -> None:
     """Tell torch's allocator that the current stream uses this memory of the side stream. Prevents early reuse."""
     if storage.device.type != "cpu":
-        _tensor(storage).record_stream(torch.cuda.current_stream(storage.device))
+        device_of(storage.device).record_stream(_tensor(storage))
 
 
 def write(
     device: Device,
     storage: torch.UntypedStorage,
-    ready: torch.cuda.Event | None,
+    ready: DeviceEvent | None,
     cancelled: Callable[[], bool],
     *,
     kind: str,
@@ -124,8 +126,8 @@ def has_others(storage: torch.UntypedStorage) -> bool:
     return torch._C._storage_Use_Count(storage._cdata) > 1
 
 
-def is_same(device: Device, copy: Copy, storage: torch.UntypedStorage, ready: torch.cuda.Event | None) -> bool:
-    """Return True if the copy on the device has the bytes that are in memory (with CUDA: once `ready` is reached)."""
+def is_same(device: Device, copy: Copy, storage: torch.UntypedStorage, ready: DeviceEvent | None) -> bool:
+    """Return True if the copy on the drive has the bytes that are in memory, once `ready` is reached."""
     if ready is None:
         return device.has(copy, bytes_of(storage))
     if isinstance(device.engine, CudaEngine | AddressableEngine):
@@ -142,12 +144,14 @@ def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: C
         fault_in(image)
         device.read(copy, image, cancelled)
         return
-    side = own_stream(storage.device)
+    port = device_of(storage.device)
     # torch may fill new memory on the stream on which it was allocated. Wait for that first.
-    side.wait_stream(_side_stream(storage.device))
-    with torch.cuda.stream(side):
+    with port.side_stream(_ALLOCATING):
+        allocated = port.record()
+    with port.side_stream():
+        allocated.wait()
         if isinstance(device.engine, CudaEngine):
-            side.synchronize()
+            port.synchronize()
             device.read_cuda(device.engine, copy, _tensor(storage), cancelled)
             return
         if isinstance(device.engine, AddressableEngine):
@@ -157,10 +161,10 @@ def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: C
 
             device.read_in_place(device.engine, copy, take, cancelled)
             return
-        host = _pinned(storage.nbytes())
+        host = _pinned(storage)
         device.read(copy, image_of(host.untyped_storage(), 0), cancelled)
         _tensor(storage).copy_(host[: storage.nbytes()], non_blocking=True)
-        side.synchronize()
+        port.synchronize()
 
 
 def copied(target: torch.Tensor, source: torch.Tensor, summed: torch.Tensor) -> CopiedInPlace:
@@ -173,60 +177,37 @@ def copied(target: torch.Tensor, source: torch.Tensor, summed: torch.Tensor) -> 
         target.copy_(source)
         took_s = time.perf_counter() - began_s
         return CopiedInPlace(checksum=tensor_checksum(summed), seconds=took_s)
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    began.record()
+    port = device_of(summed.device)
+    began = port.record(timing=True, blocking=False)
     target.copy_(source, non_blocking=True)
-    ended.record()
+    ended = port.record(timing=True, blocking=False)
     checksum = tensor_checksum(summed)  # waits for the copy
-    return CopiedInPlace(checksum=checksum, seconds=began.elapsed_time(ended) / 1000)
+    return CopiedInPlace(checksum=checksum, seconds=began.elapsed_s(ended))
 
 
 @contextmanager
-def _settled(storage: torch.UntypedStorage, ready: torch.cuda.Event) -> Iterator[torch.cuda.Stream]:
+def _settled(storage: torch.UntypedStorage, ready: DeviceEvent) -> Iterator[None]:
     """Enter the thread's own stream after everything that other streams still do to the storage."""
-    side = own_stream(storage.device)
-    with torch.cuda.stream(side):
-        side.wait_event(ready)
-        side.synchronize()
-        yield side
+    port = device_of(storage.device)
+    with port.side_stream():
+        ready.wait()
+        port.synchronize()
+        yield
 
 
-def _on_host(storage: torch.UntypedStorage, ready: torch.cuda.Event) -> torch.Tensor:
-    """Return pinned memory that begins with the bytes of a CUDA storage."""
-    with _settled(storage, ready) as side:
-        host = _pinned(storage.nbytes())
+def _on_host(storage: torch.UntypedStorage, ready: DeviceEvent) -> torch.Tensor:
+    """Return pinned memory that begins with the bytes of an accelerator's storage."""
+    with _settled(storage, ready):
+        host = _pinned(storage)
         host[: storage.nbytes()].copy_(_tensor(storage), non_blocking=True)
-        side.synchronize()
+        device_of(storage.device).synchronize()
     return host
-
-
-@functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def own_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return this thread's stream.
-
-    On a common stream, a read would wait for writes of storages that are not computed yet.
-
-    A thread uses one stream for everything, because CUDA has only eight queues per device, and streams that share a
-    queue wait for each other. The stream has priority over computation: its checksums are short, and other threads wait
-    for them.
-    """
-    streams: dict[torch.device, torch.cuda.Stream] = _MINE.__dict__.setdefault("streams", {})
-    if device not in streams:
-        streams[device] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-    return streams[device]
-
-
-_MINE = threading.local()
 
 
 def _tensor(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _pinned(size_bytes: int) -> torch.Tensor:
+def _pinned(storage: torch.UntypedStorage) -> torch.Tensor:
     """Return whole pages of pinned memory, which hold the page image of a storage. torch caches such memory."""
-    return torch.empty(round_up(size_bytes), dtype=torch.uint8, pin_memory=True)
+    return device_of(storage.device).empty_pinned(round_up(storage.nbytes()), torch.uint8)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from elastrain.device import DevicePort, device_of, is_accelerator
 from elastrain.job.batch import block_key
 from elastrain.offload.original_hooks import OriginalsHook
 
@@ -54,10 +55,9 @@ class BlockRandomness:
 
     def __init__(self, model: nn.Module, blocks: Sequence[str], seed: int, device: torch.device) -> None:
         self._seed = seed
-        self._generators = [torch.default_generator]
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self._generators.append(torch.cuda.default_generators[index])
+        self._generators: list[torch.Generator | DevicePort] = [torch.default_generator]
+        if is_accelerator(device):
+            self._generators.append(device_of(device))
         self._current = _MicroBatch(0, BEFORE)
         self._begun: dict[tuple[int, int], _MicroBatch] = {}
         self._set: dict[int, _MicroBatch] = {}
@@ -96,7 +96,7 @@ class BlockRandomness:
             return
         # A known seed was set here for this micro-batch, or restored by a checkpoint for an earlier one. User code set
         # any other seed in this forward.
-        before = self._generators[0].initial_seed()
+        before = torch.default_generator.initial_seed()
         at = self._set.get(before, self._current)
         module = module or own
         if not module.training and at.number < 0:

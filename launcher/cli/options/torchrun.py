@@ -54,8 +54,8 @@ def refuse_backend(backend: str) -> None:
 def local_world_size(words: str) -> int:
     """Return the number of workers that --nproc-per-node asks for.
 
-    The text is a number, or one worker per core (cpu), per GPU (gpu), or per GPU if there are any, else per core
-    (auto). Raises ConfigError.
+    The text is a number, or one worker per core (cpu), per GPU or other accelerator of torch (gpu), or per GPU if there
+    are any, else per core (auto). Raises ConfigError.
     """
     if words.isdecimal():
         number = int(words)
@@ -71,7 +71,9 @@ def local_world_size(words: str) -> int:
 def _devices(kind: str) -> int:
     import torch
 
-    gpus = torch.cuda.device_count()
+    from elastrain.device import device_count
+
+    gpus = device_count()
     if kind == "gpu" and not gpus:
         raise ConfigError("--nproc-per-node gpu: there is no GPU here; write a number, or cpu")
     return gpus if kind == "gpu" or (kind == "auto" and gpus) else torch._utils.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""CUDA support for pieces: streams and events that order copies, pinned staging memory, and the allocator's counts."""
+"""Support for pieces on a device: events that order copies, pinned staging memory, and the allocator's counts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from elastrain.device import DeviceEvent, DevicePort, PinError, current_device, device_of
+from elastrain.device.same_memory import HOST
 from elastrain.offload.drives.device import Device
 from elastrain.offload.drives.host import HostEngine
-from elastrain.offload.drives.host_buffers import address_of, fault_in, keep_from_children, pages
+from elastrain.offload.drives.host_buffers import fault_in, keep_from_children, pages
 from elastrain.offload.drives.port import round_up
-from elastrain.offload.drives.transfer import StagingPool, own_stream
+from elastrain.offload.drives.transfer import StagingPool
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.pieces.resized import ResizedPool
 from elastrain.offload.planning.profile import size
@@ -36,19 +37,19 @@ It is above any drive's, so pieces go there first before there is a plan.
 
 
 class CudaLanes:
-    """The `Lanes` of one CUDA device. Each drive's thread copies on a stream of its own."""
+    """The `Lanes` of one device. Each drive's thread copies on a stream of its own."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: DevicePort) -> None:
         self._device = device
-        self._computing: torch.cuda.Stream | None = None
+        self._computing: Any = None
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> DeviceEvent:
         """Record an event behind all work that is queued on the compute stream, and return it.
 
         Raises OffloadConfigError during the capture of a CUDA graph, or on a second stream.
         """
-        stream = torch.cuda.current_stream(self._device)
-        if torch.cuda.is_current_stream_capturing():
+        stream = self._device.current_stream()
+        if self._device.is_capturing():
             raise OffloadConfigError(
                 "a CUDA graph is being captured of a model whose memory comes and goes: a graph replays fixed "
                 "addresses; train it without CUDA graphs, or leave it out of offload.within"
@@ -60,22 +61,17 @@ class CudaLanes:
                 f"this step uses a second CUDA stream ({stream}): memory is handed on in the order of one; run the "
                 f"forward, the backward and step() of a model in offload.within on the same stream"
             )
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # waiting threads do not spin
-        event.record(stream)
-        return event
+        return self._device.record()
 
     @contextmanager
-    def copying(self, mark: torch.cuda.Event) -> Iterator[None]:
+    def copying(self, mark: DeviceEvent) -> Iterator[None]:
         """See `Lanes.copying`."""
-        stream = own_stream(self._device)
-        with torch.cuda.stream(stream):
-            stream.wait_event(mark)
+        with self._device.side_stream():
+            mark.wait()
             try:
                 yield
             finally:
-                ended = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # waiting threads do not spin
-                ended.record(stream)
-                ended.synchronize()
+                self._device.record().synchronize()
 
 
 class CudaMeter:
@@ -83,21 +79,21 @@ class CudaMeter:
 
     runs_ahead = True
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: DevicePort) -> None:
         self._device = device
-        self._ahead: torch.cuda.Event | None = None
+        self._ahead: DeviceEvent | None = None
 
     def own_bytes(self) -> tuple[int, int]:
         """Return the bytes of tensors now, and the most since `forget_peak`. The allocator's cache does not count."""
-        return torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
+        return self._device.memory_allocated()
 
     def forget_peak(self) -> None:
         """Restart the peak from the present memory."""
-        torch.cuda.reset_peak_memory_stats(self._device)
+        self._device.reset_peak_memory_stats()
 
     def clock(self) -> float:
         """Wait until the compute stream is done, and return the time in seconds. Copies may go on."""
-        torch.cuda.current_stream(self._device).synchronize()
+        self._device.synchronize()
         return time.perf_counter()
 
     def keep_pace(self) -> None:
@@ -106,29 +102,29 @@ class CudaMeter:
         One point of queued work keeps it busy. Running further ahead would take memory, and would ask drives for copies
         that are due much later.
         """
-        before, self._ahead = self._ahead, torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._ahead.record(torch.cuda.current_stream(self._device))
+        before, self._ahead = self._ahead, self._device.record(blocking=False)
         if before is not None:
             before.synchronize()
 
 
 def cuda_memory(device: torch.device) -> tuple[ResizedPool, CudaMeter]:
     """Return the memory pool for pieces on a CUDA device, and the meter of the device's memory."""
-    staging = StagingPool(STAGING_BYTES, _pinned)
-    return ResizedPool(device, CudaLanes(device), staging), CudaMeter(device)
+    port = device_of(device)
+    staging = StagingPool(STAGING_BYTES, partial(port.empty_pinned, dtype=torch.uint8))
+    return ResizedPool(device, CudaLanes(port), staging), CudaMeter(port)
 
 
 def host_tier(size_bytes: int) -> Device:
-    """Return a tier of `size_bytes` of host memory for a device's pieces. It is pinned if CUDA is available.
+    """Return a tier of `size_bytes` of host memory for a device's pieces. It is pinned if there is an accelerator.
 
     The memory is taken at once. Raises OffloadConfigError if the machine does not have that much.
     """
-    if size_bytes > (free_bytes := _free_bytes()):
+    if size_bytes > (free_bytes := HOST.mem_get_info()[0]):
         raise OffloadConfigError(
             f"{size(size_bytes)} of host memory were asked for above the drives, and the machine has "
             f"{size(free_bytes)} free: ask for less"
         )
-    engine = pinned_engine(size_bytes) if torch.cuda.is_available() else HostEngine(size_bytes)
+    engine = HostEngine(size_bytes) if current_device().is_host else pinned_engine(size_bytes)
     found = Device(engine, quota_bytes=size_bytes, threads=HOST_THREADS)
     found.reads.recent_bytes_per_s = found.writes.recent_bytes_per_s = HOST_BYTES_PER_S
     return found
@@ -142,23 +138,10 @@ def pinned_engine(size_bytes: int) -> HostEngine:
         list(
             several.map(fault_in, (memory[begin : begin + STEP_BYTES] for begin in range(0, memory.nbytes, STEP_BYTES)))
         )
-    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    error = cuda.cudaHostRegister(address_of(memory), memory.nbytes, 1)  # for all devices
-    if error != cuda.cudaError.success:
-        raise OffloadConfigError(f"CUDA does not pin {size(size_bytes)} of host memory ({error}): ask for less")
-    return HostEngine(size_bytes, memory=memory, give_back=partial(_unpin, memory))
-
-
-def _free_bytes() -> int:
-    """Return the available memory in bytes, as the kernel estimates it."""
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    return next(int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:")
-
-
-def _unpin(memory: memoryview) -> None:
-    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    cuda.cudaHostUnregister(address_of(memory))
-
-
-def _pinned(size_bytes: int) -> torch.Tensor:
-    return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+    try:
+        release = current_device().pin(torch.frombuffer(memory, dtype=torch.uint8))
+    except PinError as error:
+        raise OffloadConfigError(
+            f"{size(size_bytes)} of host memory cannot be pinned ({error}): ask for less"
+        ) from None
+    return HostEngine(size_bytes, memory=memory, give_back=release or (lambda: None))
