@@ -62,7 +62,7 @@ class DeviceEvent(Protocol):
     def elapsed_s(self, end: DeviceEvent) -> float:
         """Return the device's time in seconds from this event to a later one of the same device.
 
-        Both were recorded with `timing=True`, and are reached. Otherwise RuntimeError is raised.
+        Raises ValueError if one was recorded without `timing=True`, and RuntimeError if one is not reached.
         """
 
 

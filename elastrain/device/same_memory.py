@@ -39,7 +39,7 @@ class HostEvent:
         """See `DeviceEvent.elapsed_s`."""
         assert isinstance(end, HostEvent)
         if self._recorded_s is None or end._recorded_s is None:
-            raise RuntimeError("an event was recorded without timing=True: it has no time")
+            raise ValueError("an event was recorded without timing=True: it has no time")
         return end._recorded_s - self._recorded_s
 
 

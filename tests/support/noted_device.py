@@ -55,6 +55,10 @@ class NotedModule:
             def query(self) -> bool:
                 return True
 
+            def elapsed_time(self, end: Any) -> float:
+                """In milliseconds, as torch's."""
+                return 1500.0
+
             def synchronize(self) -> None:
                 calls.append(f"{self.behind} is reached")
 

@@ -64,6 +64,11 @@ def test_events_sleep_or_spin_where_the_kind_of_device_has_both(kind: str, optio
     assert [made.get("blocking") for made in noted.options] == options
 
 
+def test_times_are_in_seconds() -> None:
+    port = NotedModule().port()
+    assert port.record(timing=True).elapsed_s(port.record(timing=True)) == 1.5
+
+
 class BrokenEvent:
     """An event of a device that has failed."""
 

@@ -40,7 +40,7 @@ def test_a_function_is_called_before_then_returns_and_its_error_is_the_callers()
 
 
 def test_an_event_without_a_time_says_so() -> None:
-    with pytest.raises(RuntimeError, match="recorded without timing=True"):
+    with pytest.raises(ValueError, match="recorded without timing=True"):
         HOST.record(timing=True).elapsed_s(HOST.record())
 
 
