@@ -1,0 +1,26 @@
+"""The suite on the strict test device, in a process of its own, since those of the tests must not have that device."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+from tests.support import warm
+
+
+def test_the_suite_holds_on_the_strict_device() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "late:0"]
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    ended = warm.run(
+        [*command, "tests/contract/device/test_port.py"],
+        env={**outer, **warm.THERE, "ELASTRAIN_TEST_DEVICE": "tests.support.late"},
+        cwd=warm.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-1000:]
+    passed = re.search(r"(\d+) passed", ended.stdout)
+    assert passed is not None and int(passed[1]) > 30, ended.stdout
+    assert "skipped" not in ended.stdout
