@@ -11,42 +11,12 @@ from typing import Any
 import torch
 
 from elastrain.device import cuda_runtime
-from elastrain.device.landing import LandingThread
-from elastrain.device.port import Called, DeviceDescription, DeviceEvent
+from elastrain.device.landing import DeviceEvent, LandingThread
+from elastrain.device.port import DeviceDescription
 
 _PRIORITY = -1
 _TRITON = ("triton", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu")
 """Distributions that bring Triton."""
-
-
-class AcceleratorEvent:
-    """An event of torch, and the thread of the port that makes its calls."""
-
-    __slots__ = ("_device", "_event", "_landing")
-
-    def __init__(self, event: Any, device: Accelerator, landing: LandingThread) -> None:
-        self._event, self._device, self._landing = event, device, landing
-
-    def query(self) -> bool:
-        """See `DeviceEvent.query`."""
-        return bool(self._event.query())
-
-    def synchronize(self) -> None:
-        """See `DeviceEvent.synchronize`."""
-        self._event.synchronize()
-
-    def wait(self) -> None:
-        """See `DeviceEvent.wait`."""
-        self._event.wait(self._device.current_stream())
-
-    def then(self, call: Called) -> None:
-        """See `DeviceEvent.then`."""
-        self._landing.then(self, call)
-
-    def elapsed_s(self, end: DeviceEvent) -> float:
-        """See `DeviceEvent.elapsed_s`."""
-        assert isinstance(end, AcceleratorEvent)
-        return float(self._event.elapsed_time(end._event)) / 1000
 
 
 class Accelerator:
@@ -98,7 +68,7 @@ class Accelerator:
         options = {} if self.device.type == "xpu" else {"blocking": blocking}
         event = self._module.Event(enable_timing=timing, **options)
         event.record(self.current_stream())
-        return AcceleratorEvent(event, self, landing)
+        return DeviceEvent(event, self.current_stream, landing)
 
     def synchronize(self) -> None:
         """See `DevicePort.synchronize`."""

@@ -1,12 +1,55 @@
-"""A thread that calls functions when a device has reached their events."""
+"""Events, and the threads that call functions when a device has reached them."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
-from elastrain.device.port import Called, DeviceEvent
+Called = Callable[[Exception | None], None]
+"""A function that is called once, with None when an event is reached, or with the device's error."""
+
+
+class DeviceEvent:
+    """A place in a stream. It is reached once the device has finished all work before it. Any thread may use it."""
+
+    __slots__ = ("_current_stream", "_event", "_landing")
+
+    def __init__(self, event: Any, current_stream: Callable[[], Any], landing: LandingThread | None) -> None:
+        """Keep an event with the methods of torch's, and the thread for calls; None: its events are always reached."""
+        self._event, self._current_stream, self._landing = event, current_stream, landing
+
+    def query(self) -> bool:
+        """Return True if the event is reached. Does not wait. Raises the device's error."""
+        return bool(self._event.query())
+
+    def synchronize(self) -> None:
+        """Wait in the calling thread until the event is reached. Raises the device's error."""
+        self._event.synchronize()
+
+    def wait(self) -> None:
+        """Let later work of the calling thread's current stream wait for the event. The thread itself does not wait."""
+        self._event.wait(self._current_stream())
+
+    def then(self, call: Called) -> None:
+        """Call a function once the event is reached, or with the device's error.
+
+        The host calls it at once, other devices from a thread of the port. That thread makes the calls for one kind of
+        event (recorded, copied out, copied in) in the order of `then`. So the function must not wait for the device.
+        """
+        if self._landing is None:
+            call(None)
+        else:
+            self._landing.then(self, call)
+
+    def elapsed_s(self, end: DeviceEvent) -> float:
+        """Return the device's time in seconds from this event to a later one of the same device.
+
+        Raises ValueError if one was recorded without `timing=True`, and RuntimeError if one is not reached.
+        """
+        return float(self._event.elapsed_time(end._event)) / 1000
 
 
 class LandingThread:

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-Called = Callable[[Exception | None], None]
-"""A function that is called once, with None when an event is reached, or with the device's error."""
+from elastrain.device.landing import DeviceEvent
 
 
 class PinError(RuntimeError):
@@ -38,32 +37,6 @@ class DeviceDescription:
     """Library through which torch uses the device, with its version, such as `CUDA 13.0`."""
     cudnn: str | None = None
     triton: str | None = None
-
-
-class DeviceEvent(Protocol):
-    """A place in a stream. It is reached once the device has finished all work before it. Any thread may use it."""
-
-    def query(self) -> bool:
-        """Return True if the event is reached. Does not wait. Raises the device's error."""
-
-    def synchronize(self) -> None:
-        """Wait in the calling thread until the event is reached. Raises the device's error."""
-
-    def wait(self) -> None:
-        """Let later work of the calling thread's current stream wait for the event. The thread itself does not wait."""
-
-    def then(self, call: Called) -> None:
-        """Call a function once the event is reached, or with the device's error.
-
-        The host calls it at once, other devices from a thread of the port. That thread makes the calls for one kind of
-        event (recorded, copied out, copied in) in the order of `then`. So the function must not wait for the device.
-        """
-
-    def elapsed_s(self, end: DeviceEvent) -> float:
-        """Return the device's time in seconds from this event to a later one of the same device.
-
-        Raises ValueError if one was recorded without `timing=True`, and RuntimeError if one is not reached.
-        """
 
 
 class DevicePort(Protocol):

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from elastrain.device.port import Called, DeviceDescription, DeviceEvent
+from elastrain.device.landing import DeviceEvent
+from elastrain.device.port import DeviceDescription
 
 
-class HostEvent:
-    """An event that is reached when it is recorded."""
-
-    __slots__ = ("_recorded_s",)
+class ReachedEvent:
+    """An event with the methods of torch's, which is reached when it is recorded."""
 
     def __init__(self, recorded_s: float | None = None) -> None:
         self._recorded_s = recorded_s
@@ -26,21 +25,16 @@ class HostEvent:
         """Return True."""
         return True
 
-    def wait(self) -> None:
+    def wait(self, stream: None = None) -> None:
         """Do nothing."""
 
     synchronize = wait
 
-    def then(self, call: Called) -> None:
-        """Call the function at once."""
-        call(None)
-
-    def elapsed_s(self, end: DeviceEvent) -> float:
-        """See `DeviceEvent.elapsed_s`."""
-        assert isinstance(end, HostEvent)
+    def elapsed_time(self, end: ReachedEvent) -> float:
+        """Return the milliseconds from this event to a later one. Raises ValueError if one has no time."""
         if self._recorded_s is None or end._recorded_s is None:
             raise ValueError("an event was recorded without timing=True: it has no time")
-        return end._recorded_s - self._recorded_s
+        return (end._recorded_s - self._recorded_s) * 1000
 
 
 class HostDevice:
@@ -65,7 +59,9 @@ class HostDevice:
 
     def record(self, *, timing: bool = False, blocking: bool = True) -> DeviceEvent:
         """Return an event that is reached."""
-        return HostEvent(time.perf_counter()) if timing else _REACHED
+        if not timing:
+            return _REACHED
+        return DeviceEvent(ReachedEvent(time.perf_counter()), self.current_stream, None)
 
     def current_stream(self, *_: Any, **__: Any) -> None:
         """Do nothing: the host has no streams."""
@@ -109,5 +105,5 @@ def _figures(path: str) -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if words[-1:] == ["kB"]}
 
 
-_REACHED = HostEvent()
 HOST = HostDevice()
+_REACHED = DeviceEvent(ReachedEvent(), HOST.current_stream, None)
