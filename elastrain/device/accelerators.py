@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +41,9 @@ class Accelerator:
         try:
             return torch.empty(size, dtype=dtype, pin_memory=True)
         except NotImplementedError:  # a PrivateUse1 device without an allocator of pinned memory
-            return torch.empty(size, dtype=dtype)
+            wanted = torch.empty(size, dtype=dtype, device="meta")
+            pages = torch.frombuffer(mmap.mmap(-1, max(wanted.nbytes, 1)), dtype=torch.uint8)
+            return pages[: wanted.nbytes].view(dtype).view(wanted.shape)
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, after: DeviceEvent | None = None) -> DeviceEvent:
         """See `DevicePort.copy_out`."""

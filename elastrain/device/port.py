@@ -49,7 +49,10 @@ class DevicePort(Protocol):
         """Allocate an uninitialized tensor on the device. Raises `torch.OutOfMemoryError`."""
 
     def empty_pinned(self, size: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Allocate an uninitialized tensor in host memory that is pinned, if the device can pin any."""
+        """Allocate an uninitialized tensor in host memory that is pinned, if the device can pin any.
+
+        For a device other than the host, the memory begins with a page, as direct I/O needs it.
+        """
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, after: DeviceEvent | None = None) -> DeviceEvent:
         """Copy from the device to the host on a side stream, and return the event behind the copy.

@@ -1,4 +1,4 @@
-"""The suite on the strict test device, in a process of its own, since those of the tests must not have that device."""
+"""The suites of this folder on the strict test device, in a process that has it: other tests must not have it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from tests.support import warm
 
 
-def test_the_suite_holds_on_the_strict_device() -> None:
+def test_the_suites_hold_on_the_strict_device() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "late:0"]
     outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ended = warm.run(
-        [*command, "tests/contract/device/test_port.py"],
+        [*command, "tests/contract/device"],
         env={**outer, **warm.THERE, "ELASTRAIN_TEST_DEVICE": "tests.support.late"},
         cwd=warm.ROOT,
         capture_output=True,

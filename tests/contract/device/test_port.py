@@ -1,38 +1,22 @@
-"""One suite for every device: the host, the accelerator that is present, and the one that a module registers.
-
-`ELASTRAIN_TEST_DEVICE` names the module (`torch_npu`, or one of a device that exists in tests only). The module
-registers the device when it is imported, or by its function `install`.
-"""
+"""One suite for every device; `conftest.py` says which there are."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from importlib import import_module
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from elastrain.device import DeviceEvent, DevicePort, PinError, current_device, device_of, is_accelerator
+from elastrain.device import DeviceEvent, DevicePort, PinError, device_of, is_accelerator
+from tests.contract.device.conftest import NAMED
 
-NAMED = import_module(os.environ.get("ELASTRAIN_TEST_DEVICE", "torch"))
-getattr(NAMED, "install", bool)()
-PORTS = list(dict.fromkeys([device_of(torch.device("cpu")), current_device()]))
 NUMEL = 1 << 16
 DEADLINE_S = 30.0
-
-
-@pytest.fixture(params=PORTS, ids=lambda port: str(port.device))
-def port(request: pytest.FixtureRequest) -> Iterator[DevicePort]:
-    made: DevicePort = request.param
-    yield made
-    made.synchronize()
-    assert getattr(NAMED, "races", list)() == []
 
 
 def numbers(first: int = 0) -> torch.Tensor:
@@ -114,6 +98,7 @@ def test_memory_is_allocated_there_and_beside_it_on_the_host(port: DevicePort, d
         far, near = port.empty(size, dtype), port.empty_pinned(size, dtype)
         assert (far.device, far.dtype, far.shape) == (port.device, dtype, shape)
         assert (near.device.type, near.dtype, near.shape) == ("cpu", dtype, shape)
+        assert port.is_host or near.untyped_storage().data_ptr() % mmap.PAGESIZE == near.storage_offset() == 0
 
 
 def test_figures_of_memory_follow_what_is_allocated(port: DevicePort) -> None:
@@ -227,7 +212,7 @@ def test_device_memory_that_is_dropped_is_not_written_by_a_copy_that_comes_later
 
 def test_a_thread_that_copies_waits_for_nothing(port: DevicePort) -> None:
     """Counted by a device that counts waits."""
-    waits = getattr(NAMED, "stats", dict)
+    waits: Callable[[], dict[str, int]] = getattr(NAMED, "stats", dict)
     tensor = there(port, numbers())
     source, host = pinned(port, numbers()), port.empty_pinned(NUMEL, torch.float32)
     before = waits().get("waits")
