@@ -89,10 +89,13 @@ class Client:
         etcd.clients.append(self)
 
     def _check(self) -> None:
-        etcd, node = self._etcd, self._owner.node
-        if etcd.is_away or not etcd.network.reach_each_other(node, STORE):
-            self.blocked_s += _LIMIT_S * etcd.clock.rng.choice((0.1, 0.25, 1.0))
+        if not self.is_reached:
+            self.blocked_s += _LIMIT_S * self._etcd.clock.rng.choice((0.1, 0.25, 1.0))
             raise StoreUnavailableError("etcd does not answer")
+
+    @property
+    def is_reached(self) -> bool:
+        return not self._etcd.is_away and self._etcd.network.reach_each_other(self._owner.node, STORE)
 
     def get(self, key: str) -> Item | None:
         self._check()

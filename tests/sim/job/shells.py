@@ -117,6 +117,10 @@ class VirtualStoreThread:
             pass
 
 
+ATTEMPT_S = 1.0
+"""`attempt_s` of a real client of etcd."""
+
+
 class VirtualThread:
     """`threading.Thread` of a presence or of what follows a prefix: its turns are taken by the clock."""
 
@@ -146,7 +150,17 @@ def _be_present(agent: AgentProcess, part: Presence) -> None:
     agent.client.blocked_s = 0.0
     wait = part.turn()
     pause_s = part._ttl_s / 3 if wait else 0.001
-    agent.later(agent.client.blocked_s + pause_s, lambda: _be_present(agent, part))
+    _once_tried(agent, agent.client.blocked_s, lambda: agent.later(pause_s, lambda: _be_present(agent, part)))
+
+
+def _once_tried(agent: AgentProcess, blocked_s: float, then: Callable[[], None]) -> None:
+    """Let a call that fails be tried again each second, as `etcd_connection` does: it ends once the store answers."""
+    if blocked_s > ATTEMPT_S and not agent.client.is_reached:
+        agent.later(ATTEMPT_S, lambda: _once_tried(agent, blocked_s - ATTEMPT_S, then))
+    elif agent.client.is_reached:
+        then()
+    else:
+        agent.later(blocked_s, then)
 
 
 def write_presence(agent: AgentProcess, part: Presence) -> None:
