@@ -208,7 +208,7 @@ def test_the_first_commit_waits_for_an_etcd_that_stands_still_and_no_other_does(
     faults = tmp_path / "faults"
     faults.write_text("hang --target member:m0 --at step=0,phase=forward --for 4 --how forward\n")
     with NodesJob(tmp_path, "--local-nodes", "2", "--faults", str(faults), arguments=ARGUMENTS) as job:
-        job.wait("view")
+        job.wait_all("view", count=2)  # a proposal that is under way would park the job for another reason
         job.signal_etcd(signal.SIGSTOP)  # while the first step is computed
         parked = job.wait("parked")
         assert parked["reason"] == "the first commit of the job waits for the store, which does not answer"
