@@ -107,6 +107,14 @@ def _arithmetic(to: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.cat([each.flatten() for each in [*made, out]])
 
 
+def _complex(to: Callable[[Tensor], Tensor]) -> Tensor:
+    x = to(torch.randn(9, dtype=torch.complex64)).requires_grad_()
+    made = torch.fft.ifft(x.conj()) + x.conj().imag * x.sgn()
+    made.abs().sum().backward()
+    assert x.grad is not None
+    return torch.view_as_real(torch.cat([made.detach(), x.detach().conj().clone(), x.grad]).resolve_conj())
+
+
 def _norms(to: Callable[[Tensor], Tensor]) -> Tensor:
     x = to(torch.randn(1000))
     norms = [torch.linalg.vector_norm(x, dtype=torch.float64), torch.linalg.vector_norm(x, 1).double()]
@@ -122,6 +130,7 @@ OPERATORS: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
     "indexing": _indexing,
     "arithmetic": _arithmetic,
     "norms": _norms,
+    "complex numbers": _complex,
     "layer norm": _with_grad(lambda x: F.layer_norm(x, (9,)), 7, 9),
     "group norm": _with_grad(lambda x: F.group_norm(x, 3), 4, 9, 5),
     "rms norm": _with_grad(lambda x: F.rms_norm(x, (9,)), 7, 9),

@@ -190,9 +190,11 @@ def span_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def alias_of(tensor: Tensor) -> Tensor:
-    """Return the CPU tensor over the bytes of a device tensor."""
+    """Return the CPU tensor over the bytes of a device tensor, conjugated or negated as that one is."""
     place = tensor.storage_offset(), tensor.shape, tensor.stride()
-    return torch.empty(0, dtype=tensor.dtype).set_(block_of(tensor).host, *place)
+    alias = torch.empty(0, dtype=tensor.dtype).set_(block_of(tensor).host, *place)
+    alias = alias.conj() if tensor.is_conj() else alias
+    return torch._neg_view(alias) if tensor.is_neg() else alias
 
 
 def like(owner: Tensor, shown: Tensor) -> Tensor:
