@@ -19,7 +19,7 @@ class NotedModule:
         self.now = "compute"
         self.capturing = False
         self.options: list[dict[str, Any]] = []
-        """Of each event that was made."""
+        """One entry for each event that was made."""
 
     def current_stream(self, _device: torch.device) -> Any:
         return self.now

@@ -108,13 +108,13 @@ def not_pure(source: str, module: str) -> set[str]:
 
 
 def beyond_room(source: str, module: str, room: str) -> set[str]:
-    """What a room that stands alone may not import: anything of ours but itself, the base and the port to devices."""
+    """Imports that a room that stands alone may not have: any of ours but itself, the base and the port to devices."""
     ours = {name for name in imports(source, module) if within(name, {"elastrain"})}
     return {name for name in ours if not within(name, BASE | PORT | {f"elastrain.{room}"})}
 
 
 def beyond_torch(source: str, module: str) -> set[str]:
-    """What the port to devices may not import: anything but torch, the standard library and itself."""
+    """Imports that the port to devices may not have: any but torch, the standard library and itself."""
     allowed = PORT | {"torch", *sys.stdlib_module_names}
     return {name for name in imports(source, module) if not within(name, allowed)}
 

@@ -297,6 +297,7 @@ class Engine:
     def _edit(self, view: View) -> None:
         before, self.view = self.view, view
         self._pace.recovery.begin()
+        self._pace.loop.let_loop_go_first(0.0)  # a new primary may need the update that it has put off as a backup
         self._journal_view("edit", view)
         peers = [Peer(id=m.id, node=m.node, address=m.address) for m in view.members]
         renew = before is not None and view.links_since > before.generation

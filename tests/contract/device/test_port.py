@@ -51,7 +51,7 @@ def in_thread(act: Callable[[], Any]) -> Any:
 
 
 class Calls:
-    """What `then` was given, in order, and the threads that called."""
+    """Arguments that `then` was called with, in order, and the threads that called."""
 
     def __init__(self) -> None:
         self.errors: list[Exception | None] = []

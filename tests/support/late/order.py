@@ -52,7 +52,7 @@ class Host:
     clock: Clock = field(default_factory=Clock)
     counts: Counter[str] = field(default_factory=Counter)
     error: BaseException | None = None
-    """What a hook has raised on a thread of autograd."""
+    """The error that a hook has raised on a thread of autograd."""
 
 
 class Stream(torch.Stream):

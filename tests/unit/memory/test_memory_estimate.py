@@ -1,4 +1,4 @@
-"""What each member will hold, told before a job starts, by the account that its worker keeps."""
+"""The memory that each member will hold, stated before a job starts by the account that its worker keeps."""
 
 from __future__ import annotations
 

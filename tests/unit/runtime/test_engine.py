@@ -555,6 +555,15 @@ def test_after_a_long_step_the_loop_goes_first_for_longer() -> None:
     assert bench.core.events[-1] == p.AppliedBehind(step=3, shard=0, digest=1)
 
 
+def test_a_change_of_the_view_ends_the_delay_of_background_work() -> None:
+    bench = Bench()
+    bench.core.answers[p.Viewed] = [p.EditMesh(view=VIEW, step=0)]
+    bench.happens(p.Ready(), p.Passed(record=RECORD))
+    bench.executor.behind.append("an update")
+    bench.turn(am.NewView(view=VIEW))
+    assert not bench.executor.behind, "a new primary may need the update that it has put off as a backup"
+
+
 def test_after_a_long_pause_background_work_is_not_held_back_for_long() -> None:
     bench = Bench()
     bench.happens(p.Ready(), p.Passed(record=RECORD))
