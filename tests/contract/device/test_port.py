@@ -106,7 +106,7 @@ def test_figures_of_memory_follow_what_is_allocated(port: DevicePort) -> None:
     assert 0 < free_bytes <= capacity_bytes
     port.reset_peak_memory_stats()
     before_bytes, _ = port.memory_allocated()
-    tensor = there(port, torch.zeros(32 << 20, dtype=torch.uint8))
+    tensor = there(port, torch.ones(256 << 20, dtype=torch.uint8))
     held_bytes, peak_bytes = port.memory_allocated()
     assert peak_bytes >= held_bytes > before_bytes
     if not port.is_host:
