@@ -11,7 +11,7 @@ they have just computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import numpy as np
@@ -39,10 +39,20 @@ def digest(tensor: Tensor) -> int:
     Raises:
         ValueError: If the tensor is not contiguous.
     """
-    if not tensor.is_contiguous():
-        raise ValueError(f"digest needs a contiguous tensor; got strides {tensor.stride()} for {tuple(tensor.shape)}")
-    flat = tensor.detach().view(-1).view(_INTEGERS[tensor.element_size()])
-    return scramble(_weighted_sum(flat) + scramble(flat.numel() * flat.element_size()))
+    total, size_bytes = _submitted(tensor)
+    return _finished(int(total.item()), size_bytes)
+
+
+def digest_later(tensor: Tensor) -> Callable[[], int]:
+    """Submit the digest of a tensor, and return a function that waits for it. On the host it is computed at once.
+
+    Raises ValueError if the tensor is not contiguous.
+    """
+    if tensor.device.type == "cpu":
+        found = digest(tensor)
+        return lambda: found
+    total, size_bytes = _submitted(tensor)
+    return lambda: _finished(int(total.item()), size_bytes)
 
 
 def checksum(tensor: Tensor) -> int:
@@ -79,7 +89,18 @@ def combine(digests: Iterable[int]) -> int:
     return total
 
 
-def _weighted_sum(flat: Tensor) -> int:
+def _submitted(tensor: Tensor) -> tuple[Tensor, int]:
+    if not tensor.is_contiguous():
+        raise ValueError(f"digest needs a contiguous tensor; got strides {tensor.stride()} for {tuple(tensor.shape)}")
+    flat = tensor.detach().view(-1).view(_INTEGERS[tensor.element_size()])
+    return _weighted_sum(flat), flat.nbytes
+
+
+def _finished(total: int, size_bytes: int) -> int:
+    return scramble((total & MASK) + scramble(size_bytes))
+
+
+def _weighted_sum(flat: Tensor) -> Tensor:
     """Return the weighted sum over all rows, mod 2**64. `flat` holds 1-D integers."""
     weights = _weights(flat.device)
     full_rows, rest = divmod(flat.numel(), ROW)
@@ -88,7 +109,7 @@ def _weighted_sum(flat: Tensor) -> int:
     if full_rows:
         sums = _row_sums(flat[: full_rows * ROW].view(full_rows, ROW), weights)
         total += sums.mul_(_multipliers(flat.device, full_rows)[:-1]).sum()
-    return int(total.item()) & MASK
+    return total
 
 
 def _row_sums(table: Tensor, weights: Tensor) -> Tensor:

@@ -188,6 +188,7 @@ class _Taker:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._next = 0
+        self.device = tensors[0].device if tensors else torch.device("cpu")
 
     def take(self, entry: object) -> Tensor:
         fields = _dictionary(entry, "tensor entry")
@@ -220,7 +221,7 @@ def _decoded(entry: object, taker: _Taker) -> Value:
         case {"float": str() as text, **rest} if not rest:
             return _number(float.fromhex, text)
         case {"scalar": str() as text, "dtype": name, **rest} if not rest:
-            return _scalar(text, _dtype(name))
+            return _scalar(text, _dtype(name)).to(taker.device)
         case {"tensor": _}:
             return taker.take(entry)
     raise ValueError(f"shard state: unknown entry {str(entry)[:80]}")

@@ -40,12 +40,13 @@ class Folds:
     def keep(self, command: p.Keep, tensor: Tensor, checksum: int | None) -> p.Event | None:
         """Enter a partial into the fold. `checksum` is its maker's. Returns PartialDamaged if its copy differs."""
         key, is_broken = (command.shard, command.lane), False
-        if command.payload is not None and self.is_whole(command.shard, command.node):
+        is_whole = command.payload is not None and self.is_whole(command.shard, command.node)
+        if is_whole or self._arithmetic.is_far(tensor):
             # A whole gradient needs no addition that would copy it here. It is read once more after the commit. By then
             # its owner may have got parameters from a new primary and be in its next run. So it is copied now.
             incoming, tensor = tensor, self._buffers.take(tensor)
             self._arithmetic.copy(incoming, tensor)
-            is_broken = not self._is_intact(tensor, checksum)
+            is_broken = is_whole and not self._is_intact(tensor, checksum)
         self._enter(key, command.node, Sum(tensor, checksum, command.maker, is_broken))
         return self._damaged(command.step, key, command.node, command.maker) if is_broken else None
 

@@ -49,6 +49,10 @@ class Arithmetic(Protocol):
         """Copy the numbers of `source` to `out`."""
         ...
 
+    def is_far(self, tensor: Tensor) -> bool:
+        """Return True if the numbers have to be copied to a buffer before anything is computed with them."""
+        ...
+
     def square_norm(self, shard: int, total: Tensor) -> float:
         """Return the squared norm of a shard's gradient."""
         ...

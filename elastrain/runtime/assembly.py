@@ -22,10 +22,13 @@ from elastrain.comm.shm.heartbeat_page import Lane, Trail
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.addresses import MeshConfig
 from elastrain.comm.wire.mesh import Mesh
+from elastrain.device.finding import device_of
 from elastrain.job.layout import Layout
 from elastrain.job.values import Shape
 from elastrain.member.member_machine import MemberMachine
 from elastrain.protocol import agent_messages as am
+from elastrain.runtime.carrying.landed_results import Landing
+from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.durable.manifests import Described
 from elastrain.runtime.durable.member_checkpoints import Bearings, Checkpoints
 from elastrain.runtime.durable.node_disks import reader_of
@@ -149,15 +152,16 @@ def assemble(
     settings = chosen.settings
     mesh = _mesh(chosen.environment, connections, are_blocks_apart=settings.stages > 1)
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
-    state = ModelState(request.model, layout, mesh.memory.empty, apart=settings.stages > 1)
+    memory = TensorMemory(mesh.memory.empty, mesh.memory.scratch, device_of(compute_device(request.model)))
+    state = ModelState(request.model, layout, memory.empty, apart=settings.stages > 1)
     shape = _shape(request, layout, chosen, state)
-    handover = LoopChannel(mesh.wake, connections.whereabouts)
+    handover = LoopChannel(mesh.wake, connections.whereabouts, Landing(memory.port))
     executor = Executor(
         layout=layout,
         runs=shape.runs,
         model=state,
         optimizer=pieces,
-        allocate=mesh.memory.empty,
+        memory=memory,
         max_grad_norm=request.max_grad_norm,
     )
     if (checkpoints := _checkpoints(request, layout, chosen, connections, handover)) is not None:

@@ -223,6 +223,9 @@ class Symbols:
     def pack_checksums(self, checksums: Sequence[int]) -> Cell:
         return Cell(tuple(checksums))
 
+    def is_far(self, tensor: Place) -> bool:
+        return False
+
     def unpack_checksums(self, packed: Place) -> list[int]:
         return list(packed.value)
 

@@ -6,6 +6,7 @@ Only one member runs at a time, because torch's generators belong to the process
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from elastrain.job.values import Contribution
 from elastrain.pipeline.actions import ActionKind
 from elastrain.pipeline.open_tasks import StepShape, TaskDesk
 from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, PipelinePlan, routes
+from elastrain.runtime.carrying.landed_results import Landing
 from elastrain.runtime.io.loop_channel import Assignment, BoundaryMade, TaskAssignment
 from elastrain.runtime.loop.computed_run import StepParts
 from elastrain.runtime.loop.mutation_guard import MutationGuard
@@ -64,11 +66,17 @@ class Post:
 class DeskHandover:
     """Stands for the engine of one member of a pipeline, which has the blocks that it computes and no others."""
 
+    landing = Landing()
+
     def __init__(self, me: str, post: Post, state: ModelState, run_length: int) -> None:
         self._me, self._post, self._state, self._run_length = me, post, state, run_length
         self._desk: TaskDesk | None = None
         self._slots: dict[Any, GradientSlot] = {}
         self._slot: GradientSlot | None = None
+
+    def tell_landed(self, *made: Callable[[], Any], **_: Any) -> None:
+        for make in made:
+            self.tell(make())
 
     def tell(self, *all_told: Any) -> None:
         for told in all_told:
@@ -134,8 +142,14 @@ class DeskHandover:
 class WholeHandover:
     """Stands for the engine of a job of one that computes whole runs."""
 
+    landing = Landing()
+
     def __init__(self, post: Post, state: ModelState, runs: int) -> None:
         self._post, self._state, self._runs = post, state, iter(range(runs))
+
+    def tell_landed(self, *made: Callable[[], Any], **_: Any) -> None:
+        for make in made:
+            self.tell(make())
 
     def tell(self, told: Any) -> None:
         assert isinstance(told, p.BlockDone)

@@ -22,7 +22,7 @@ from elastrain.job.scaling import Scaler
 from elastrain.job.values import Initial
 from elastrain.runtime.durable import by_name
 from elastrain.runtime.durable.node_disks import Reader, places_of
-from elastrain.runtime.io.loop_channel import InitialUnread, Told
+from elastrain.runtime.io.loop_channel import LoopFailed, Told
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.optimizer import PieceOptimizer
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
@@ -188,9 +188,9 @@ class StoredInitial:
         try:
             self._take_in(shards)
         except CheckpointError as error:
-            self._tell(InitialUnread(_error(self._resume, error)))
+            self._tell(LoopFailed(_error(self._resume, error)))
         except Exception as error:  # noqa: BLE001 - the edge of a thread: the engine raises it
-            self._tell(InitialUnread(error))
+            self._tell(LoopFailed(error))
         else:
             self._tell(p.InitialRead(shards=shards))
 

@@ -36,8 +36,8 @@ from elastrain.runtime.io.agent_link import AgentLink, journalled
 from elastrain.runtime.io.journal import Journal, Notes
 from elastrain.runtime.io.loop_channel import (
     BoundaryMade,
-    InitialUnread,
     LoopChannel,
+    LoopFailed,
     LoopOver,
     StepBegun,
     Told,
@@ -76,7 +76,7 @@ class Engine:
         """The view of the mesh. The main thread reads it for rank and world size."""
         self._core = core
         self._parts = parts
-        self._outgoing = Sender(parts.mesh, parts.executor.books.payload, parts.faults, parts.journal)
+        self._outgoing = Sender(parts.mesh, parts.executor, parts.faults, parts.journal)
         self._events: deque[p.Event] = deque()
         self._pace = EnginePace(
             core.copying, parts.handover.whereabouts, clock=parts.clock, idle_cores=parts.idle_cores
@@ -99,6 +99,7 @@ class Engine:
         else:
             alone = Member(id=parts.agent.me, node="node0", address=parts.mesh.address)
             parts.handover.tell(p.Viewed(view=View(generation=1, members=(alone,), reason="a job of one")))
+        parts.handover.landing.begin()
         self._thread.start()
 
     def close(self) -> None:
@@ -112,9 +113,10 @@ class Engine:
         trail = self._parts.trail
         try:
             trail.move(Station.TURNING)
-            while not self._stopped.is_set():
-                trail.beat()
-                self.turn()
+            with self._parts.handover.landing.engine_stream():
+                while not self._stopped.is_set():
+                    trail.beat()
+                    self.turn()
         except Exception as failure:  # noqa: BLE001 - the edge of the thread: the main thread raises any exception
             self._give_up(failure)
         finally:
@@ -195,7 +197,7 @@ class Engine:
         match told:
             case TryAgain():
                 self._handing.give_again(told)
-            case InitialUnread(error=error):
+            case LoopFailed(error=error):
                 raise error
             case BoundaryMade():
                 self._handle(self._handing.keep(told))

@@ -10,22 +10,23 @@ from elastrain import protocol as p
 from elastrain.comm.errors import CommError
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.job.values import Vote
-from elastrain.protocol.messages import Copied, LoopHandover, Message, Partial, Publish, ShardCopy, encode
+from elastrain.protocol.messages import Copied, Gradient, LoopHandover, Message, Partial, Publish, ShardCopy, encode
 from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.io.journal import Journal
+from elastrain.runtime.tensors.executor import Executor
 
 
 class Sender:
-    """The sender of an engine, used by its thread. `payload_of` returns the tensors that a message names."""
+    """The sender of an engine, used by its thread. `executor` has the tensors that messages name."""
 
-    def __init__(
-        self, mesh: Mesh, payload_of: Callable[[Message], list[Tensor]], faults: ArmedFaults, journal: Journal
-    ) -> None:
+    def __init__(self, mesh: Mesh, executor: Executor, faults: ArmedFaults, journal: Journal) -> None:
         self._mesh = mesh
-        self._payload_of = payload_of
+        self._executor = executor
         self._faults = faults
         self._journal = journal
         self._loop_payload: Callable[[], list[Tensor]] = list
+        self._carried: dict[tuple[int, Partial | Gradient | Publish], list[Tensor]] = {}
+        """(generation, message) -> tensors of this step's messages that go to several members, or again."""
 
     def use_loop_payload(self, payload: Callable[[], list[Tensor]]) -> None:
         """Use these tensors for messages with the state of the training loop."""
@@ -35,7 +36,7 @@ class Sender:
         """Send a message with its tensors. A receiver that cannot be reached is noted in the journal only."""
         message = command.message
         kind, body = encode(message)
-        payload = self._loop_payload() if isinstance(message, LoopHandover) else self._payload_of(message)
+        payload = self._payload_of(message)
         if isinstance(message, ShardCopy | Copied):
             self._journal.write("copy", shard=message.shard, to=command.to)
         if isinstance(message, Partial):
@@ -49,3 +50,17 @@ class Sender:
                 self._faults.reach(step, "commit")
             case Publish(step=step):
                 self._faults.reach(step, "publish")
+
+    def _payload_of(self, message: Message) -> list[Tensor]:
+        """Return the message's tensors in memory that peers read. A device's are copied out once per view and step."""
+        memory = self._executor.memory
+        if isinstance(message, LoopHandover):
+            return memory.carried(self._loop_payload())
+        if memory.port.is_host or not isinstance(message, Partial | Gradient | Publish):
+            return memory.carried(self._executor.books.payload(message))
+        key = (self._mesh.generation, message)  # a step that begins anew has another generation
+        if key not in self._carried:
+            # Memory that a peer still reads is not used again, although nothing refers to it here.
+            self._carried = {at: made for at, made in self._carried.items() if at[1].step >= message.step}
+            self._carried[key] = memory.carried(self._executor.books.payload(message))
+        return self._carried[key]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from torch import Tensor
@@ -18,8 +19,10 @@ from torch import Tensor
 from elastrain import protocol as p
 from elastrain.base.thread_status import Station
 from elastrain.buffers.captures import KeptBoundary
+from elastrain.device.landing import DeviceEvent
 from elastrain.errors import StoppedError
 from elastrain.job.values import Record
+from elastrain.runtime.carrying.landed_results import Landing
 from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.model.gradients import GradientSlot
 from elastrain.runtime.model.optimizer import Hyper
@@ -77,8 +80,8 @@ class TryAgain:
 
 
 @dataclass(frozen=True)
-class InitialUnread:
-    """A failure to read the initial state. The engine ends with this error."""
+class LoopFailed:
+    """A failure to read the initial state, or an error of the device. The engine ends with this error."""
 
     error: Exception
 
@@ -91,20 +94,35 @@ class BoundaryMade:
     tensors: tuple[Tensor, ...]
 
 
-Told: TypeAlias = p.Event | StepBegun | TryAgain | InitialUnread | BoundaryMade
+Told: TypeAlias = p.Event | StepBegun | TryAgain | LoopFailed | BoundaryMade
+
+
+@dataclass(frozen=True)
+class Landed:
+    """Results that have landed."""
+
+    make: Callable[[], Told]
+    """Makes the event in the engine's thread, which may wait for the device."""
+    event: DeviceEvent
+    """The event that the engine's stream waits for before it uses the results."""
+    is_boundary: bool = False
 
 
 class LoopChannel:
     """The channel between two threads: the methods of each half belong to one thread.
 
-    `wake` interrupts the engine's wait. `whereabouts` is told where the loop is.
+    `wake` interrupts the engine's wait. `whereabouts` is told where the loop is. `landing` holds results back until the
+    device has finished them.
     """
 
-    def __init__(self, wake: Callable[[], None], whereabouts: LoopHeartbeat | None = None) -> None:
+    def __init__(
+        self, wake: Callable[[], None], whereabouts: LoopHeartbeat | None = None, landing: Landing | None = None
+    ) -> None:
         self.wake = wake
         self.whereabouts = whereabouts or LoopHeartbeat()
-        self._told: deque[Told] = deque()
-        self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+        self.landing = landing or Landing()
+        self._told: deque[Told | Landed] = deque()
+        self._outcomes: queue.SimpleQueue[tuple[Outcome, DeviceEvent] | None] = queue.SimpleQueue()
         """None means that nothing more will come (see `_failure`)."""
         self._failure: Exception | None = None
         self._ended = False
@@ -114,25 +132,56 @@ class LoopChannel:
         self._told.extend(told)
         self.wake()
 
+    def tell_landed(
+        self, *made: Callable[[], Told], after: Sequence[DeviceEvent] = (), is_boundary: bool = False
+    ) -> None:
+        """Send events about results of the loop's stream once they have landed. Never blocks, and keeps the order.
+
+        Args:
+            made: Functions that make the events in the engine's thread; on the host they are called at once.
+            after: Events of other streams that have to be reached, too.
+            is_boundary: Whether the first event is a `BoundaryMade`.
+        """
+        self.landing.then(partial(self._tell_landed, made, is_boundary), after)
+
+    def _tell_landed(
+        self,
+        made: Sequence[Callable[[], Told]],
+        is_boundary: bool,
+        event: DeviceEvent | None,
+        error: Exception | None,
+    ) -> None:
+        if error is not None:
+            self.tell(LoopFailed(error))
+        elif event is None:
+            self.tell(*(make() for make in made))
+        else:
+            self._told.extend(Landed(make, event, is_boundary and make is made[0]) for make in made)
+            self.wake()
+
     def wait(self) -> Outcome:
-        """Wait for the next outcome. Raises the error that ended the engine; StoppedError if it was closed."""
+        """Wait for the next outcome. Raises the error that ended the engine; StoppedError if it was closed.
+
+        Later work of the calling thread's stream waits for what the engine had submitted before it gave the outcome.
+        """
         self.whereabouts.enter(Station.WAITING)
         try:
-            outcome = self._wait()
+            outcome, submitted = self._wait()
         except Exception:
             self.whereabouts.enter(Station.OUTSIDE)
             raise
         self.whereabouts.enter(_place_after(outcome))
+        submitted.wait()
         return outcome
 
-    def _wait(self) -> Outcome:
+    def _wait(self) -> tuple[Outcome, DeviceEvent]:
         while True:
             try:
-                outcome = self._outcomes.get(timeout=LOOK_EVERY_S)
+                given = self._outcomes.get(timeout=LOOK_EVERY_S)
             except queue.Empty:
-                outcome = None
-            if outcome is not None:
-                return outcome
+                given = None
+            if given is not None:
+                return given
             if self._failure is not None:
                 raise self._failure
             if self._ended:
@@ -140,14 +189,14 @@ class LoopChannel:
 
     def next_work(self) -> Assignment | TaskAssignment | p.Advance | LoopOver:
         """Wait for a run or an action to compute, or for the end of the step."""
-        self.tell(p.Ready())
+        self.tell_landed(p.Ready)
         outcome = self.wait()
         assert not isinstance(outcome, p.Enter)
         return outcome
 
     def try_again(self, assignment: Assignment) -> Assignment:
         """Ask for another slot for a run whose backward failed. Raises StoppedError if the job has ended meanwhile."""
-        self.tell(TryAgain(assignment.compute))
+        self.tell_landed(partial(TryAgain, assignment.compute))
         outcome = self.wait()
         if not isinstance(outcome, Assignment):
             raise StoppedError("the job has ended")
@@ -170,17 +219,26 @@ class LoopChannel:
         """
         while self._told:
             together = [self._told.popleft() for _ in range(len(self._told))]
-            yield from sorted(together, key=lambda told: not isinstance(told, BoundaryMade))
+            for told in sorted(together, key=lambda each: not _is_boundary(each)):
+                if isinstance(told, Landed):
+                    told.event.wait()
+                    yield told.make()
+                else:
+                    yield told
 
     def give(self, outcome: Outcome) -> None:
-        """Give the loop its next outcome."""
-        self._outcomes.put(outcome)
+        """Give the loop its next outcome, which the loop's stream uses behind all work of the engine's stream."""
+        self._outcomes.put((outcome, self.landing.port.record()))
 
     def end(self, failure: Exception | None = None) -> None:
         """End the channel: nothing more will come. `failure` is raised in the main thread; the first one counts."""
         self._failure = self._failure or failure
         self._ended = True
         self._outcomes.put(None)
+
+
+def _is_boundary(told: Told | Landed) -> bool:
+    return told.is_boundary if isinstance(told, Landed) else isinstance(told, BoundaryMade)
 
 
 def _place_after(outcome: Outcome) -> Station:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from elastrain.base.thread_status import Station
 from elastrain.errors import ConfigError, DriveFailedError
 from elastrain.job.values import Check, Contribution
 from elastrain.offload.errors import SpillReadError
+from elastrain.runtime.carrying.run_losses import RunLosses
 from elastrain.runtime.io.heartbeat import LOADING_TIMEOUT_S, LoopHeartbeat
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from elastrain.runtime.loop_state.randomness import BlockRandomness
     from elastrain.runtime.model.flat_model import ModelState
 
+Digests = tuple[Callable[[], int], ...]
+"""Digests by block, each of the content at the time when it was asked for. The engine's thread calls them."""
 KEPT_NAMED = 5
 """Number of values changed by forwards that are named when the results of two members differ."""
 READ_TRIES = 3
@@ -71,9 +75,9 @@ class Run:
         self._is_check = isinstance(assignment.compute, p.Recompute)
         self._untold: list[bool] = []
         """Comparisons that are still to be reported: of the first micro-batch (False), of the whole run (True)."""
-        self._digests: dict[int, int] = {}
+        self._digests: dict[int, Callable[[], int]] = {}
         """Block -> digest of its gradient over the run, if the run is audited."""
-        self._contribution = Contribution()
+        self._losses = RunLosses(parts.handover.landing.port)
         self._reported: set[int] = set()
         """Blocks whose gradient was reported. A second try does not report them again, since its bits are the same."""
         self._tries_left = READ_TRIES
@@ -100,8 +104,7 @@ class Run:
         """Compute the backward of the micro-batch that was yielded last; see `Step.backward`."""
         self._parts.untouched.check_gradients()
         self.backward_is_due = False
-        value = float(loss.detach())
-        self._contribution += counted(self._parts.loader.order, self._step, self._at, value, weight)
+        self._losses.add(loss, partial(counted, self._parts.loader.order, self._step, self._at, weight=weight))
         try:
             self._accumulate(loss, weight)
         except SpillReadError as fault:
@@ -123,7 +126,7 @@ class Run:
     def _try(self) -> Iterator[Any]:
         """Yield the micro-batches one after another, up to one whose activations did not come back."""
         self._assignment.slot.begin_run()
-        self._contribution = Contribution()
+        self._losses = RunLosses(self._parts.handover.landing.port)
         for micro_batch in self._micro_batches():
             self.micro_batch = micro_batch
             data = load(self._parts, self._step, micro_batch)
@@ -184,15 +187,25 @@ class Run:
         for whole in due:
             # For a run of this member, the digests are from when each block was reported: later the slot may hold more.
             reported = tuple(digest for _, digest in sorted(self._digests.items()))
-            digests = reported if whole and not self._is_check else self._assignment.slot.digests()
-            told = self._contribution
+            digests = reported if whole and not self._is_check else self._assignment.slot.digests_later()
             kept = tuple(sorted(self._parts.layers.of_forwards)[:KEPT_NAMED])
-            check = Check(micro_batch=self._at, loss=told.loss, weight=told.weight, digests=digests, kept=kept)
-            self._tell_check(check, whole=whole)
+            self._tell_check(
+                partial(self._check, self._at, self._losses, self._losses.count, digests, kept), whole=whole
+            )
 
-    def _tell_check(self, check: Check | None, *, whole: bool) -> None:
-        run = self._assignment.compute.run
-        self._parts.handover.tell(p.Checked(step=self._step, run=run, check=check, whole=whole))
+    @staticmethod
+    def _check(at: int, losses: RunLosses, count: int, digests: Digests, kept: tuple[str, ...]) -> Check:
+        told = losses.sum_of(count)
+        made = tuple(digest() for digest in digests)
+        return Check(micro_batch=at, loss=told.loss, weight=told.weight, digests=made, kept=kept)
+
+    def _tell_check(self, check: Callable[[], Check] | None, *, whole: bool) -> None:
+        step, run = self._step, self._assignment.compute.run
+
+        def checked() -> p.Event:
+            return p.Checked(step=step, run=run, check=None if check is None else check(), whole=whole)
+
+        self._parts.handover.tell_landed(checked)
 
     def _block_done(self, block: int, touched: Any) -> None:
         if block in self._reported:  # an earlier try of this run reported the same bits
@@ -201,11 +214,14 @@ class Run:
         self._parts.whereabouts.go_on()
         self._parts.reach(self._step, "backward")
         if True in self._untold:
-            self._digests[block] = self._assignment.slot.digest(block)
+            self._digests[block] = self._assignment.slot.digest_later(block)
         mask = sum(1 << leaf for leaf in touched)
-        run = self._assignment.compute.run
-        done = p.BlockDone(step=self._step, run=run, block=block, contribution=self._contribution, touched=mask)
-        self._parts.handover.tell(done)
+        step, run, losses, count = self._step, self._assignment.compute.run, self._losses, self._losses.count
+
+        def done() -> p.Event:
+            return p.BlockDone(step=step, run=run, block=block, contribution=losses.sum_of(count), touched=mask)
+
+        self._parts.handover.tell_landed(done)
 
 
 def load(parts: StepParts, step: int, micro_batch: int) -> Any:
@@ -214,7 +230,7 @@ def load(parts: StepParts, step: int, micro_batch: int) -> Any:
         return parts.loader.get(step, micro_batch)
 
 
-def counted(order: DataOrder, step: int, micro_batch: int, loss: float, weight: float) -> Contribution:
+def counted(order: DataOrder, step: int, micro_batch: int, loss: float, *, weight: float) -> Contribution:
     """Return the contribution of one micro-batch. With weight 0 its loss counts as 0, even if it is NaN."""
     positions, fingerprint = order.positions(step, micro_batch), order.fingerprint(step, micro_batch)
     return Contribution(

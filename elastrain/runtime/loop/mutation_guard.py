@@ -145,4 +145,4 @@ class MutationGuard:
 
 
 def _look(whole: Tensor, positions: Tensor) -> Tensor:
-    return whole.index_select(0, positions).view(_BITS[whole.element_size()])
+    return whole.index_select(0, positions.to(whole.device)).view(_BITS[whole.element_size()])

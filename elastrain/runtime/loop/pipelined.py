@@ -243,7 +243,7 @@ class ActionForward:
             self._pipelines.wait(action, waiting)
             parts.handover.tell(self._pipelines.made(self._step, action, passed.going, _NONE))
             return
-        counts = counted(parts.loader.order, self._step, action.micro_batch, float(loss.detach()), weight)
+        counts = counted(parts.loader.order, self._step, action.micro_batch, float(loss.detach()), weight=weight)
         backward = ActionBackward(self._step, self._assignment, self._pipelines)
         whole = scaled(loss, weight * self._loss_scale)
         backward.run(waiting, counts, whole.backward, forward=action)

@@ -22,9 +22,11 @@ from elastrain.runtime.model import statistics
 from elastrain.runtime.model.flats import (
     Allocate,
     Completion,
+    Copy,
     HeldBlocks,
     OnBlockDone,
     ParameterMemory,
+    copy_plainly,
     flat_name,
     in_own_storage,
     view_of,
@@ -139,9 +141,9 @@ class ModelState:
         """Return True if this member has memory for the shard's parameters."""
         return shard.flat in self._memory.flats
 
-    def take_parameters(self, shard: int, parameters: Tensor) -> None:
+    def take_parameters(self, shard: int, parameters: Tensor, copy: Copy = copy_plainly) -> None:
         """Write a shard's parameters into the memory that the model computes with."""
-        self.parameters_of(self.layout.shards[shard]).copy_(parameters)
+        copy(parameters, self.parameters_of(self.layout.shards[shard]))
         coming = self.blocks.coming()
         self.blocks.came(shard)
         if coming != self.blocks.coming():

@@ -19,6 +19,14 @@ from elastrain.pipeline.stubs.placeholders import ON_RANK_0
 Allocate = Callable[[int, torch.dtype], Tensor]
 """A function `(numel, dtype)` -> zeroed 1-D tensor, which lies in shared memory if peers read it."""
 
+Copy = Callable[[Tensor, Tensor], None]
+"""A function `(source, out)` that copies the numbers of one tensor to another."""
+
+
+def copy_plainly(source: Tensor, out: Tensor) -> None:
+    """Copy as torch does; a `Copy`."""
+    out.copy_(source)
+
 
 def allocated(allocate: Allocate, numel: int, dtype: torch.dtype) -> Tensor:
     """Call `allocate`, or return an empty tensor for 0 elements, which `allocate` does not accept."""
@@ -26,7 +34,7 @@ def allocated(allocate: Allocate, numel: int, dtype: torch.dtype) -> Tensor:
 
 
 def in_private_memory(numel: int, dtype: torch.dtype) -> Tensor:
-    """Allocate a tensor that no other member can read; an `Allocate`."""
+    """Allocate a tensor in the host's memory that no other member can read; an `Allocate`."""
     return torch.zeros(numel, dtype=dtype)
 
 
@@ -37,9 +45,14 @@ def view_of(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def in_own_storage(view: Tensor) -> Tensor:
-    """Return a tensor over the same memory whose storage ends with it, so that a saved file is no larger."""
+    """Return a tensor over the same memory whose storage ends with it, so that a saved file is no larger.
+
+    A device's memory has one storage, which saved files contain once.
+    """
     if not view.numel():
         return torch.empty_like(view)
+    if view.device.type != "cpu":
+        return view
     return torch.frombuffer(view.reshape(-1).view(torch.uint8).numpy(), dtype=view.dtype).view(view.shape)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from elastrain.job.layout import STATISTICS, Layout, Shard
 from elastrain.runtime.model import statistics
 from elastrain.runtime.model.flats import Allocate, FlatBuffers, view_of
-from elastrain.snapshot.digest import combine, digest
+from elastrain.snapshot.digest import combine, digest_later
 
 
 class GradientPart:
@@ -196,15 +196,24 @@ class GradientSlot:
 
     def digests(self) -> tuple[int, ...]:
         """Return a digest per block over its gradients and its touched leaves. All NaN values count as equal."""
-        for block in range(len(self._layout.blocks)):
-            self.settle(block)
-        return tuple(self.digest(block) for block in range(len(self._layout.blocks)))
+        return tuple(digest() for digest in self.digests_later())
 
     def digest(self, block: int) -> int:
-        """Return the digest of one block; see `digests`."""
-        touched = (leaf.index for leaf in self._layout.leaves_of(block) if leaf.index in self.touched)
+        """Return the digest of one block; see `digests`. Waits for the device."""
+        return self.digest_later(block)()
+
+    def digests_later(self) -> tuple[Callable[[], int], ...]:
+        """Return functions that return the `digests` of the present content, and wait for the device."""
+        for block in range(len(self._layout.blocks)):
+            self.settle(block)
+        return tuple(self.digest_later(block) for block in range(len(self._layout.blocks)))
+
+    def digest_later(self, block: int) -> Callable[[], int]:
+        """Return a function that returns the `digest` of the present content, and waits for the device."""
+        touched = [leaf.index for leaf in self._layout.leaves_of(block) if leaf.index in self.touched]
         flats = (self._flat(f.index) for f in self._layout.flats if f.block == block and f.folded)
-        return combine((*touched, *(digest(_one_nan(flat)) for flat in flats)))
+        digests = [digest_later(_one_nan(flat)) for flat in flats]
+        return lambda: combine((*touched, *(each() for each in digests)))
 
     def add(self, later: GradientSlot, block: int) -> None:
         """Add the gradients of a later run for one block, in place."""
@@ -229,4 +238,5 @@ class GradientSlot:
 def _one_nan(flat: Tensor) -> Tensor:
     """Return the tensor with equal bits for every NaN, because arithmetic does not promise which NaN it gives."""
     isnan = flat.isnan()
-    return flat.masked_fill(isnan, math.nan) if bool(isnan.any()) else flat
+    # Only on the host is it free to look first.
+    return flat.masked_fill(isnan, math.nan) if flat.device.type != "cpu" or bool(isnan.any()) else flat

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from elastrain.device.finding import is_accelerator
 from elastrain.errors import ConfigError
 from elastrain.job.layout import FROZEN, STATISTICS, Layout, ParameterSpec, cut
 from elastrain.offload.overlaps import WAY_OUT, shared_memory
@@ -22,8 +23,6 @@ from elastrain.runtime.model.statistics import buffers_of, tracking
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 """Supported dtypes of parameters."""
-DEVICES = ("cpu", "meta")
-"""Devices that pass the check of devices. Tensors without data (meta) are refused by a check of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +158,11 @@ def _check_layers(model: nn.Module) -> None:
 
 
 def check_device(name: str, device: torch.device) -> None:
-    """Raise ConfigError for a device on which this version does not train."""
-    if device.type not in DEVICES:
+    """Raise ConfigError for a device on which nothing trains. Tensors without data (meta) have a check of their own."""
+    if device.type not in ("cpu", "meta") and not is_accelerator(device):
         raise ConfigError(
-            f"{name!r} is on {device}, and this version trains on CPUs only: leave .to({device.type!r}) out, or call "
-            "model.cpu() before the optimizer is made and before prepare"
+            f"{name!r} is on {device}, and models train on CPUs and on accelerators with streams, such as CUDA's: "
+            f"leave .to({device.type!r}) out, or call model.cpu() before the optimizer is made and before prepare"
         )
 
 

@@ -18,11 +18,11 @@ from elastrain.job.layout import Layout
 from elastrain.job.world import View
 from elastrain.offload.drives.device import Device
 from elastrain.protocol import agent_messages as am
+from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.durable.checkpoint_parts import Room
 from elastrain.runtime.durable.member_checkpoints import Checkpoints
 from elastrain.runtime.durable.stored_initial import StoredInitial
 from elastrain.runtime.model.flat_model import ModelState
-from elastrain.runtime.model.flats import Allocate, in_private_memory
 from elastrain.runtime.model.gradients import GradientMemory, GradientSlot
 from elastrain.runtime.model.optimizer import Hyper, PieceOptimizer
 from elastrain.runtime.tensors.spilled_states import StateSpill
@@ -40,18 +40,19 @@ class Executor:
         runs: int,
         model: ModelState,
         optimizer: PieceOptimizer,
-        allocate: Allocate,
+        memory: TensorMemory,
         max_grad_norm: float | None,
     ) -> None:
         self.checkpoints: Checkpoints | None = None
         """Writer of checkpoints, or None if this member was not told where to write any."""
         self.layout = layout
+        self.memory = memory
         self.model = model
         self.optimizer = optimizer
         self.states: SnapshotStore[int] = SnapshotStore(self._home)
         self._stores = (self.states, SnapshotStore[tuple[int, int]](self._home))
         self._tensors = TensorArithmetic(
-            layout=layout, model=model, optimizer=optimizer, allocate=allocate, max_grad_norm=max_grad_norm
+            layout=layout, model=model, optimizer=optimizer, memory=memory, max_grad_norm=max_grad_norm
         )
         self.books = BufferBook(
             runs=runs,
@@ -70,7 +71,7 @@ class Executor:
     def check_slot(self) -> GradientSlot:
         """Return a new slot for a micro-batch that is recomputed to check another member."""
         # In private memory, because no peer reads it. It is freed with the last reference.
-        slot = GradientSlot(GradientMemory(self.layout, in_private_memory))
+        slot = GradientSlot(GradientMemory(self.layout, self.memory.private))
         self._check_bytes = slot.nbytes
         return slot
 

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from elastrain.job.layout import Layout
 from elastrain.job.values import Record
+from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.durable.stored_initial import StoredInitial
 from elastrain.runtime.model import statistics
 from elastrain.runtime.model.flat_model import ModelState
-from elastrain.runtime.model.flats import Allocate, allocated
+from elastrain.runtime.model.flats import allocated
 from elastrain.runtime.model.gradients import GradientSlot
 from elastrain.runtime.model.optimizer import Hyper, PieceOptimizer
 from elastrain.snapshot.digest import checksum
@@ -24,7 +25,7 @@ from elastrain.snapshot.shard_state import ShardState
 
 
 class TensorArithmetic:
-    """The arithmetic of a worker on its model and optimizer. `allocate` makes slots and buffers that peers can read."""
+    """The arithmetic of a worker on its model and optimizer. `memory` has its buffers, and what peers read."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class TensorArithmetic:
         layout: Layout,
         model: ModelState,
         optimizer: PieceOptimizer,
-        allocate: Allocate,
+        memory: TensorMemory,
         max_grad_norm: float | None,
     ) -> None:
         self.hyper: dict[int, Hyper] = {}
@@ -43,7 +44,8 @@ class TensorArithmetic:
         self._layout = layout
         self._model = model
         self._optimizer = optimizer
-        self._allocate = allocate
+        self._memory = memory
+        self.is_far = memory.is_far
         self._max_grad_norm = max_grad_norm
         self._nothing = torch.empty(0)
 
@@ -63,7 +65,7 @@ class TensorArithmetic:
     def new_buffer(self, like: Tensor) -> Tensor:
         """Return a new 1-D buffer with the size and dtype of `like`."""
         self.buffers_bytes += like.nbytes
-        return allocated(self._allocate, like.numel(), like.dtype)
+        return allocated(self._memory.empty, like.numel(), like.dtype)
 
     def kind(self, tensor: Tensor) -> tuple[int, torch.dtype]:
         """Return size and dtype. Buffers of one kind can replace each other."""
@@ -78,7 +80,7 @@ class TensorArithmetic:
 
     def copy(self, source: Tensor, out: Tensor) -> None:
         """Copy `source` to `out`."""
-        out.copy_(source)
+        self._memory.copy(source, out)
 
     def square_norm(self, shard: int, total: Tensor) -> float:
         """Return the squared norm of a shard's gradient, computed in float64."""
@@ -88,7 +90,7 @@ class TensorArithmetic:
 
     def checksum(self, tensor: Tensor) -> int:
         """Return a cheap checksum of the tensor's bits."""
-        return checksum(tensor)
+        return self._memory.checksum(tensor)
 
     def pack_checksums(self, checksums: Sequence[int]) -> Tensor:
         """Return checksums as a tensor of int64, shifted by 2**63 because they are unsigned."""
@@ -166,7 +168,7 @@ class TensorArithmetic:
 
     def take_parameters(self, shard: int, published: Tensor) -> None:
         """Copy published parameters into the model."""
-        self._model.take_parameters(shard, published)
+        self._model.take_parameters(shard, published, self._memory.copy)
 
     def hold(self, blocks: Collection[int] | None, unused: list[Tensor] | None = None) -> None:
         """Keep exactly the parameters that these blocks read; None: keep those that are here.
@@ -192,7 +194,9 @@ class TensorArithmetic:
         """Return the state, in new memory, and the checksum that `pack` computed."""
         meta, *tensors = payload
         told, text = bytes(meta[:8].tolist()), bytes(meta[8:].tolist())
-        return ShardState.unpack(text, [tensor.clone() for tensor in tensors]), int.from_bytes(told, "little")
+        return ShardState.unpack(text, [self._memory.taken_in(tensor) for tensor in tensors]), int.from_bytes(
+            told, "little"
+        )
 
 
 def _touched(layout: Layout, masks: Iterable[int]) -> frozenset[int]:

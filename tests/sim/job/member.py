@@ -20,14 +20,17 @@ from elastrain.job.checkpoint_plan import CheckpointPlan
 from elastrain.launcher.core import agent_events as ev
 from elastrain.protocol import agent_messages as am
 from elastrain.protocol.messages import Message, decode
+from elastrain.runtime.carrying.landed_results import Landing
+from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.engine.engine import Engine, EngineParts
 from elastrain.runtime.engine.pacing import LOOK_EVERY_S
 from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.io.agent_link import AgentLink
 from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.io.journal import Journal
-from elastrain.runtime.io.loop_channel import Assignment, InitialUnread, LoopOver, StepBegun
+from elastrain.runtime.io.loop_channel import Assignment, LoopFailed, LoopOver, StepBegun
 from elastrain.runtime.loop.exit_report import ExitReport
+from elastrain.runtime.model.flats import in_private_memory
 from tests.sim.job.clock import Process
 from tests.sim.job.local_writer import LocalWriter
 from tests.sim.job.network import Stream
@@ -201,6 +204,8 @@ class ComputeTimes(NoTools):
 class SimHandover:
     """`LoopChannel`, without waiting: what the engine gives goes to the training loop."""
 
+    landing = Landing()
+
     def __init__(self, process: MemberProcess) -> None:
         self._process = process
         self._told: deque[Any] = deque()
@@ -234,6 +239,7 @@ class SimExecutor:
     def __init__(self, process: MemberProcess, member: SimMember) -> None:
         self._process, self._member = process, member
         self.books = member.ledger
+        self.memory = TensorMemory(in_private_memory)  # the host's: symbols are not copied
         self.hyper: dict[int, Any] = {}
         disk = process.world.disk
         self._writer = LocalWriter(process, disk) if isinstance(disk, NodeDisks) else SimWriter(process, disk)
@@ -270,7 +276,7 @@ class SimExecutor:
                 return
             lost = disk.trouble(self._process, resume) if resume is not None else None
             if lost is not None:
-                self._process.handover.tell(InitialUnread(lost))
+                self._process.handover.tell(LoopFailed(lost))
                 return
             self._member.symbols.read(command.shards, left_alone=self._member.elsewhere)
             self._process.handover.tell(p.InitialRead(shards=command.shards))

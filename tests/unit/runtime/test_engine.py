@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from elastrain import protocol as p
 from elastrain.comm.errors import MemberLost
@@ -22,6 +23,7 @@ from elastrain.member.member_machine import MemberMachine
 from elastrain.memory.pipeline_memory import Load
 from elastrain.protocol import agent_messages as am
 from elastrain.protocol.messages import EndsBefore, LoopHandover, encode
+from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.engine.engine import Engine, EngineParts
 from elastrain.runtime.engine.pacing import (
     BETWEEN_STEPS_MOST_S,
@@ -95,6 +97,7 @@ class FakeExecutor:
 
     def __post_init__(self) -> None:
         self.books = self.slots = self
+        self.memory = TensorMemory(torch.empty)  # the host's
 
     @property
     def has_work_behind(self) -> bool:

@@ -16,6 +16,7 @@ from elastrain.job.scaling import Scaler
 from elastrain.job.values import Contribution, Record
 from elastrain.offload.drives.device import Device
 from elastrain.protocol.messages import Gradient, Partial
+from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.faults.flips import flip
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.optimizer import PieceOptimizer
@@ -56,7 +57,7 @@ def _executor(runs: int = 1, *, frozen: bool = False, apart: bool = False) -> Ex
         runs=runs,
         model=ModelState(model, layout, _allocate, apart=apart),
         optimizer=pieces,
-        allocate=_allocate,
+        memory=TensorMemory(_allocate),
         max_grad_norm=1.0,
     )
     made.hyper[0] = made.hyper[1] = pieces.hyperparameters()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from elastrain import protocol as p
 from elastrain.job.values import Contribution, Record
+from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.optimizer import PieceOptimizer
 from elastrain.runtime.model.partition import describe
@@ -43,7 +44,7 @@ def _executor(model: nn.Module, lr: float = 1e-5) -> Executor:
         runs=1,
         model=ModelState(model, layout, _zeros),
         optimizer=pieces,
-        allocate=_zeros,
+        memory=TensorMemory(_zeros),
         max_grad_norm=None,
     )
     made.hyper.update(dict.fromkeys(range(100), pieces.hyperparameters()))

@@ -17,7 +17,7 @@ from elastrain.base.resume import Resume
 from elastrain.errors import ConfigError
 from elastrain.runtime.durable.node_disks import Reader
 from elastrain.runtime.durable.stored_initial import StoredInitial
-from elastrain.runtime.io.loop_channel import InitialUnread
+from elastrain.runtime.io.loop_channel import LoopFailed
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.optimizer import PieceOptimizer
 from elastrain.runtime.model.partition import describe
@@ -60,7 +60,7 @@ def begin(folder: Path, given: State, *, accepts: bool = False) -> dict[str, Ten
         stored.check(model)
         stored.carry_out(p.ReadInitial(shards=tuple(range(len(state.layout.shards)))))
         came = told.get(timeout=60)
-        if isinstance(came, InitialUnread):
+        if isinstance(came, LoopFailed):
             raise came.error
     except ConfigError:
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

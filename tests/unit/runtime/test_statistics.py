@@ -16,6 +16,7 @@ from elastrain import protocol as p
 from elastrain.errors import ConfigError
 from elastrain.job.layout import STATISTICS
 from elastrain.job.values import Contribution, Record
+from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.loop_state.layers import Layers
 from elastrain.runtime.model import statistics
 from elastrain.runtime.model.flat_model import ModelState
@@ -303,7 +304,9 @@ def test_the_executor_folds_and_applies_them_unless_the_step_is_skipped(skipped:
     layout = describe(model, optimizer)
     state = ModelState(model, layout, _zeros)
     pieces = PieceOptimizer(optimizer, layout)
-    executor = Executor(layout=layout, runs=2, model=state, optimizer=pieces, allocate=_zeros, max_grad_norm=None)
+    executor = Executor(
+        layout=layout, runs=2, model=state, optimizer=pieces, memory=TensorMemory(_zeros), max_grad_norm=None
+    )
     executor.hyper[0] = pieces.hyperparameters()
     every = tuple(range(len(layout.shards)))
     executor.carry_out(p.Create(shards=every, bound=every))

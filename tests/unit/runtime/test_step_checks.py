@@ -22,6 +22,7 @@ from elastrain import protocol as p
 from elastrain.integrity.checks import difference
 from elastrain.job.values import Check
 from elastrain.offload.errors import SpillReadError
+from elastrain.runtime.carrying.landed_results import Landing
 from elastrain.runtime.io.loop_channel import Assignment, LoopOver
 from elastrain.runtime.loop.computed_run import READ_TRIES, StepParts
 from elastrain.runtime.loop.mutation_guard import MutationGuard
@@ -167,6 +168,8 @@ class DrawingData(Data):
 class FakeHandover:
     """Gives out what a member would have to do, and keeps what is told."""
 
+    landing = Landing()
+
     def __init__(self, commands: list[p.Compute | p.Recompute], new_slot: Callable[[], GradientSlot]) -> None:
         self._commands = deque(commands)
         self._new_slot = new_slot
@@ -183,6 +186,10 @@ class FakeHandover:
         slot = self._new_slot()
         self._given.append(weakref.ref(slot))
         return Assignment(self._commands.popleft(), slot)
+
+    def tell_landed(self, *made: Callable[[], Any], **_: Any) -> None:
+        for make in made:
+            self.tell(make())
 
     def tell(self, event: p.Checked | p.BlockDone) -> None:
         if isinstance(event, p.Checked):

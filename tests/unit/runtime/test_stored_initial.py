@@ -21,7 +21,7 @@ from elastrain.errors import ConfigError, StateLostError
 from elastrain.runtime.durable import stored_initial
 from elastrain.runtime.durable.node_disks import Reader
 from elastrain.runtime.durable.stored_initial import StoredInitial
-from elastrain.runtime.io.loop_channel import InitialUnread
+from elastrain.runtime.io.loop_channel import LoopFailed
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.optimizer import PieceOptimizer
 from elastrain.runtime.model.partition import describe
@@ -171,7 +171,7 @@ def test_a_damaged_shard_ends_the_life_with_a_sentence_whoever_holds_it(
     content[5] ^= 1
     file.write_bytes(bytes(content))
     failed = read(StoredInitial(resume, model, optimizer_of(model), READER, told.put, quiet), told, *shards)
-    assert isinstance(failed, InitialUnread) and isinstance(failed.error, StateLostError)
+    assert isinstance(failed, LoopFailed) and isinstance(failed.error, StateLostError)
     assert "is damaged" in str(failed.error) and "shard" in str(failed.error)
 
 
@@ -204,7 +204,7 @@ def test_a_checkpoint_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
     model, told = model_state(), queue.SimpleQueue[Any]()
     resume = Resume(place=str(tmp_path), name=name_of(1, 9), step=9)
     failed = read(StoredInitial(resume, model, optimizer_of(model), READER, told.put, quiet), told)
-    assert isinstance(failed, InitialUnread) and isinstance(failed.error, ConfigError)
+    assert isinstance(failed, LoopFailed) and isinstance(failed.error, ConfigError)
     assert "step-0000000009" in str(failed.error)
 
 

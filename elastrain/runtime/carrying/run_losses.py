@@ -1,0 +1,53 @@
+"""The losses of a run's micro-batches, as contributions to the step. On a device they travel with the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from elastrain.device.landing import DeviceEvent
+from elastrain.device.port import DevicePort
+from elastrain.job.values import Contribution
+
+Counted = Callable[[float], Contribution]
+"""A function from the value of a micro-batch's loss to its contribution."""
+
+
+class RunLosses:
+    """The contributions of a run's micro-batches so far. The loop's thread adds them and never waits for a device."""
+
+    def __init__(self, port: DevicePort) -> None:
+        self._port = port
+        self._sums = [Contribution()]
+        """Sums over the first micro-batches, as far as their losses were looked at."""
+        self._added: list[tuple[Tensor | float, DeviceEvent, Counted]] = []
+
+    def add(self, loss: Tensor, counted: Counted) -> None:
+        """Add the contribution of the next micro-batch."""
+        value = loss.detach().reshape(())
+        if self._port.is_host:
+            self._sums.append(self._sums[-1] + counted(float(value)))
+            return
+        if value.device.type == "cpu":  # a script may have moved the loss itself
+            copied, event = value, self._port.record()
+        else:
+            copied = self._port.empty_pinned((), value.dtype)
+            event = self._port.copy_out(value, copied)
+        self._added.append((copied, event, counted))
+
+    @property
+    def count(self) -> int:
+        """Number of micro-batches that were added."""
+        return len(self._added) or len(self._sums) - 1
+
+    def sum_of(self, count: int) -> Contribution:
+        """Return the sum over the first `count` micro-batches. On a device, the engine's thread calls it and may wait.
+
+        Numbers are added one after another, so the sum has the same bits on every member.
+        """
+        while len(self._sums) <= count:
+            copied, event, counted = self._added[len(self._sums) - 1]
+            event.synchronize()
+            self._sums.append(self._sums[-1] + counted(float(copied)))
+        return self._sums[count]

@@ -1,0 +1,80 @@
+"""The memory of a member's tensors: the device's, which computes, and shared host memory, which peers read.
+
+On the host both are the same, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from elastrain.device.port import DevicePort
+from elastrain.device.same_memory import HOST
+from elastrain.runtime.model.flats import Allocate, allocated, in_private_memory
+from elastrain.snapshot.digest import checksum, digest
+
+
+class TensorMemory:
+    """The two memories of a member, and the copies between them. The engine's thread calls it, and waits for copies.
+
+    Args:
+        shared: Allocates zeroed host memory that peers can read.
+        scratch: Allocates such memory with any content. It is not used again before all peers have read it.
+        port: Device that computes.
+    """
+
+    def __init__(self, shared: Allocate, scratch: Allocate | None = None, port: DevicePort = HOST) -> None:
+        self.port = port
+        self.shared = shared
+        self._scratch = scratch or shared
+
+    def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Allocate a zeroed tensor for computation; an `Allocate`. On the host, peers can read it."""
+        return self.shared(numel, dtype) if self.port.is_host else self.private(numel, dtype)
+
+    def private(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Allocate a zeroed tensor for computation that no peer reads; an `Allocate`."""
+        return in_private_memory(numel, dtype) if self.port.is_host else self.port.empty(numel, dtype).zero_()
+
+    def is_far(self, tensor: Tensor) -> bool:
+        """Return True if the tensor lies in host memory and has to be copied in before the device computes with it."""
+        return not self.port.is_host and tensor.device.type == "cpu"
+
+    def carried(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return tensors that peers can read: copies of those on a device, and all others themselves."""
+        if self.port.is_host:
+            return list(tensors)
+        carried, events = [], []
+        for tensor in tensors:
+            if tensor.device.type != "cpu":
+                source, tensor = tensor, allocated(self._scratch, tensor.numel(), tensor.dtype)
+                events.append(self.port.copy_out(source, tensor))
+            carried.append(tensor)
+        for event in events:
+            event.synchronize()
+        return carried
+
+    def taken_in(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a payload's tensor, in private memory to compute with."""
+        made = self.port.empty(tensor.shape, tensor.dtype)
+        self.copy(tensor, made)
+        return made
+
+    def copy(self, source: Tensor, out: Tensor) -> None:
+        """Copy between any two of a member's tensors. The source is free when it returns, even for a device."""
+        if self.is_far(source) and not self.is_far(out):
+            landed = self.port.copy_in(source, out)
+            landed.wait()
+            landed.synchronize()  # the source is a peer's memory, which the peer uses again once it is dropped here
+        else:
+            out.copy_(source)
+
+    @property
+    def checksum(self) -> Callable[[Tensor], int]:
+        """The function for checksums of what travels. All members of a job have the same one."""
+        return checksum if self.port.is_host else self._digest
+
+    def _digest(self, tensor: Tensor) -> int:
+        return digest(self.taken_in(tensor) if self.is_far(tensor) else tensor)
