@@ -17,7 +17,7 @@ import fcntl
 import os
 import platform
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from elastrain.comm.errors import OutOfMemory, ProtocolError
 
@@ -42,6 +42,10 @@ _wake.restype = ctypes.c_long
 _wake.argtypes = [ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
 
 
+Pin = Callable[[memoryview, bool], Callable[[], object] | None]
+"""A function that pins memory and returns a function that releases it; None if it is not pinned. True: read-only."""
+
+
 class Mapping:
     """`size_bytes` of shared memory at `address`, unmapped when this object is garbage-collected.
 
@@ -57,11 +61,19 @@ class Mapping:
             raise OSError(code, f"mapping {size_bytes} bytes of shared memory: {os.strerror(code)}")
         self.address: int = address
         self.size_bytes = size_bytes
+        self._unpin: Callable[[], object] | None = None
+        self._owner = os.getpid()
 
     def __del__(self, munmap: object = libc.munmap) -> None:
         # The default argument keeps the function reachable while the interpreter shuts down.
         if hasattr(self, "address"):
+            if self._unpin is not None and os.getpid() == self._owner:  # a fork has no device
+                self._unpin()
             munmap(self.address, self.size_bytes)  # type: ignore[operator]
+
+    def pin(self, pin: Pin, *, read_only: bool) -> None:
+        """Pin the memory until it is unmapped, so that a device copies faster. Its pages have to be allocated."""
+        self._unpin = pin(self.view(0, self.size_bytes), read_only)
 
     def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
         """Return bytes of this mapping. The view does not keep the mapping alive."""

@@ -15,6 +15,7 @@ from typing import Literal
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import SharedMemory
+from elastrain.comm.shm.shared_memory import Pin
 from elastrain.comm.wire.addresses import (
     Credentials,
     LossCause,
@@ -49,6 +50,8 @@ class MeshConnections:
         """Open the listeners. Raises what `Opener` raises."""
         self._links, self._memory, self._beacon = links, memory, beacon
         self.events = EventQueue(holds_newer=config.holds_newer)
+        self.pin: Pin | None = None
+        """Pins the mappings of peers' memory, from the next link on."""
         self._by_unix = config.transport == "unix"
         self._ring = Ring()
         self._reports = Reports()
@@ -115,7 +118,8 @@ class MeshConnections:
 
     def _add(self, peer: Peer) -> None:
         same_host = self._by_unix or peer.node == self._links.node
-        link = self._links.by_member[peer.id] = Link(peer, same_host=same_host, memory=self._memory)
+        link = Link(peer, same_host=same_host, memory=self._memory, pin=self.pin)
+        self._links.by_member[peer.id] = link
         self.opener.admit_early(link)
         reported = self._reports.take(peer.id)
         if reported is not None:

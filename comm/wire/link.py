@@ -20,6 +20,7 @@ from elastrain.comm.errors import ProtocolError
 from elastrain.comm.shm.imports import Imports, Reference
 from elastrain.comm.shm.liveness import Watcher, watch_beacon
 from elastrain.comm.shm.segments import Region, Segment, SharedMemory, TensorPlace
+from elastrain.comm.shm.shared_memory import Pin
 from elastrain.comm.wire.addresses import Frame, LossCause, Peer, PeerLost
 from elastrain.comm.wire.frames import FIRST_CONTROL_KIND, Inline, RawFrame, dtype_supported, encode, tensor_bytes
 from elastrain.comm.wire.secure import Connection
@@ -122,7 +123,7 @@ class Heard:
 class Link:
     """The link to one peer. `same_host`: both ends read each other's shared memory. `lost`: the loss, or None."""
 
-    def __init__(self, peer: Peer, *, same_host: bool, memory: SharedMemory) -> None:
+    def __init__(self, peer: Peer, *, same_host: bool, memory: SharedMemory, pin: Pin | None = None) -> None:
         self.peer = peer
         self.same_host = same_host
         self.opening = Opening()
@@ -133,7 +134,7 @@ class Link:
         self.outbox = Outbox()
         self.held: list[Frame] = []  # of generations that are not ours yet
         self.lending = Lending(memory)
-        self.imports = Imports()
+        self.imports = Imports(pin)
         self._watcher: Watcher | None = None
 
     def push(self, kind: int, generation: int, body: bytes = b"", tensors: Sequence[torch.Tensor] = ()) -> None:
@@ -278,7 +279,7 @@ class Link:
             self.stream.close()
             self.stream = None
         self.outbox.clear()
-        self.imports = Imports()
+        self.imports = Imports(self.imports.pin)
 
 
 def farewell(generation: int) -> bytes:

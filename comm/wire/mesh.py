@@ -22,6 +22,7 @@ from elastrain.base.event_loop import EventLoop
 from elastrain.comm.errors import CommError, MemberLost
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import Segment, SharedMemory
+from elastrain.comm.shm.shared_memory import Pin
 from elastrain.comm.wire.addresses import Credentials, Event, Frame, MeshConfig, Peer
 from elastrain.comm.wire.connections import LinkPlan, MeshConnections
 from elastrain.comm.wire.frames import FIRST_CONTROL_KIND
@@ -131,6 +132,14 @@ class Mesh:
         self._connections.traffic.send(link, kind, body, tensors)
         if link.outbox.size_bytes > self._config.max_send_queue_bytes:
             self._connections.lose(link, f"it does not read: {link.outbox.size_bytes} bytes wait to be sent")
+
+    def pin(self, pin: Pin) -> None:
+        """Pin shared memory where it lies, this process's and its peers', for a device. Call it before the first view.
+
+        Args:
+            pin: Function that pins one mapping as long as it exists.
+        """
+        self.memory.pin = self._connections.pin = pin
 
     def tamper(self, change: Callable[[memoryview], memoryview]) -> None:
         """Alter outgoing bytes, for injected faults. Call this before the first view.

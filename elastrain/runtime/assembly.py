@@ -1,6 +1,6 @@
 """The composition root of a worker: opens a member's connections and assembles the parts that `prepare` needs.
 
-No other module of the runtime makes a mesh, an executor, an engine or a protocol core.
+No other module of the runtime makes an executor, an engine or a protocol core.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from elastrain.base.environment import Environment
 from elastrain.base.resume import Resume
 from elastrain.comm.shm.heartbeat_page import Lane, Trail
 from elastrain.comm.shm.liveness import Beacon
-from elastrain.comm.wire.addresses import MeshConfig
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.device.finding import device_of
+from elastrain.device.port import DevicePort
 from elastrain.job.layout import Layout
 from elastrain.job.values import Shape
 from elastrain.member.member_machine import MemberMachine
 from elastrain.protocol import agent_messages as am
+from elastrain.runtime.carrying import refused
 from elastrain.runtime.carrying.landed_results import Landing
 from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.durable.manifests import Described
@@ -41,6 +42,7 @@ from elastrain.runtime.io.agent_link import AgentLink, connect
 from elastrain.runtime.io.heartbeat import LoopHeartbeat, show_stacks_on_request
 from elastrain.runtime.io.journal import Journal
 from elastrain.runtime.io.loop_channel import LoopChannel
+from elastrain.runtime.io.member_mesh import open_mesh
 from elastrain.runtime.loader.loader import DataLoader
 from elastrain.runtime.loop.computed_run import StepParts
 from elastrain.runtime.loop.mutation_guard import MutationGuard
@@ -54,10 +56,6 @@ from elastrain.runtime.model.kernels import compute_device
 from elastrain.runtime.model.optimizer import OptimizerProxy, PieceOptimizer
 from elastrain.runtime.settings import Settings
 from elastrain.runtime.tensors.executor import Executor
-
-APART_SEGMENT_BYTES = 8 << 20
-"""Segment size in jobs with stages, where blocks come and go. Only whole segments are returned to the kernel, so
-segments are small: a block of 4 MiB gets one of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,13 +147,13 @@ def assemble(
     request: Request, layout: Layout, chosen: Chosen, connections: Connections, report: Callable[[Exception], None]
 ) -> Prepared:
     """Make all parts of a worker and connect them. Raises ConfigError if something cannot be prepared."""
-    settings = chosen.settings
-    mesh = _mesh(chosen.environment, connections, are_blocks_apart=settings.stages > 1)
+    port = _port(request, chosen)
+    mesh = open_mesh(chosen.environment, connections, port, are_blocks_apart=chosen.settings.stages > 1)
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
-    memory = TensorMemory(mesh.memory.empty, mesh.memory.scratch, device_of(compute_device(request.model)))
-    state = ModelState(request.model, layout, memory.empty, apart=settings.stages > 1)
+    memory = TensorMemory(mesh.memory.empty, mesh.memory.scratch, port)
+    state = ModelState(request.model, layout, memory.empty, apart=chosen.settings.stages > 1)
     shape = _shape(request, layout, chosen, state)
-    handover = LoopChannel(mesh.wake, connections.whereabouts, Landing(memory.port))
+    handover = LoopChannel(mesh.wake, connections.whereabouts, Landing(port))
     executor = Executor(
         layout=layout,
         runs=shape.runs,
@@ -169,14 +167,14 @@ def assemble(
     parts = _engine_parts(chosen, connections, mesh, executor, report, handover)
     stored = _stored(request.model, chosen, executor, parts, connections.agent)
     executor.warm_up()
-    step_parts = _step_parts(request, layout, settings, state, parts, connections.whereabouts)
-    me, plan = chosen.environment.member, None if checkpoints is None else checkpoints.plan
-    core = MemberMachine(me=me, shape=shape, checkpoints=plan)
+    step_parts = _step_parts(request, layout, chosen.settings, parts, connections.whereabouts)
+    me = chosen.environment.member
+    core = MemberMachine(me=me, shape=shape, checkpoints=None if checkpoints is None else checkpoints.plan)
     connections.faults.tools.memory = MemberMemory(me=me, executor=executor, holders=lambda: core.holders)
     return Prepared(
         engine=Engine(core, parts),
         parts=step_parts,
-        pipelines=_pipelines(request, settings, step_parts, parts),
+        pipelines=_pipelines(request, chosen.settings, step_parts, parts),
         optimizer=pieces,
         facade=OptimizerProxy(request.optimizer),
         model=request.model,
@@ -186,6 +184,13 @@ def assemble(
         stored=stored,
         describe=_describing(request, layout, chosen, connections),
     )
+
+
+def _port(request: Request, chosen: Chosen) -> DevicePort:
+    """Return the port to the model's device. Raises ConfigError for what is not done there."""
+    port = device_of(compute_device(request.model))
+    refused.check(port, request.model, has_limit=chosen.limit is not None)
+    return port
 
 
 def _shape(request: Request, layout: Layout, chosen: Chosen, state: ModelState) -> Shape:
@@ -295,14 +300,10 @@ def _engine_parts(
 
 
 def _step_parts(
-    request: Request,
-    layout: Layout,
-    settings: Settings,
-    state: ModelState,
-    engine: EngineParts,
-    whereabouts: LoopHeartbeat,
+    request: Request, layout: Layout, settings: Settings, engine: EngineParts, whereabouts: LoopHeartbeat
 ) -> StepParts:
     model, memory, tools = request.model, engine.memory, engine.faults.tools
+    state = engine.executor.model
     frozen = [spec.name for spec in layout.parameters if not spec.trained]
     return StepParts(
         handover=engine.handover,
@@ -318,27 +319,3 @@ def _step_parts(
         computing=tools.slowness.around(nullcontext if memory is None else memory.computing),
         backward=tools.device.around(nullcontext if memory is None else memory.named_errors),
     )
-
-
-def _mesh(environment: Environment, connections: Connections, *, are_blocks_apart: bool) -> Mesh:
-    """Return a mesh that listens at once. Its links are made with the first view.
-
-    It uses no huge pages, because the memory limit counts every byte. It does not hold back messages of newer views.
-    The core keeps them, and learns from them which peers have gone on. Else it would wait for these peers.
-    """
-    config = MeshConfig(huge_pages=False, holds_newer=False)
-    if are_blocks_apart:
-        config = replace(config, segment_bytes=APART_SEGMENT_BYTES)
-    if environment.host:
-        config = replace(config, transport="tcp", bind_host=environment.host)
-    mesh = Mesh(
-        me=environment.member,
-        node=environment.node,
-        job=environment.scope,
-        secret=environment.secret,
-        beacon=connections.beacon,
-        config=config,
-    )
-    if environment.armed:
-        mesh.tamper(connections.faults.tools.frame.tamper)
-    return mesh

@@ -15,7 +15,7 @@ Landed = Callable[[DeviceEvent | None, Exception | None], None]
 
 
 class DeviceWatch(Protocol):
-    """What is told of work that a device has not finished."""
+    """A count of results that a device has not finished."""
 
     def submitted(self) -> None:
         """Note that results were submitted. The loop's thread calls it."""

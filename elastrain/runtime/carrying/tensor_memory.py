@@ -5,15 +5,39 @@ On the host both are the same, and nothing is copied.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from elastrain.device.port import DevicePort
+from elastrain.base.processes import say
+from elastrain.device.port import DevicePort, PinError
 from elastrain.device.same_memory import HOST
 from elastrain.runtime.model.flats import Allocate, allocated, in_private_memory
 from elastrain.snapshot.digest import checksum, digest
+
+
+class PinInPlace:
+    """A `Pin` by a device's port. A device that refuses copies more slowly, and the first refusal is said."""
+
+    def __init__(self, port: DevicePort, log: Callable[..., None]) -> None:
+        self._port = port
+        self._log = log
+        self._is_refused = False
+
+    def __call__(self, memory: memoryview, read_only: bool) -> Callable[[], object] | None:
+        """See `elastrain.comm.shm.shared_memory.Pin`."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            whole = torch.frombuffer(memory, dtype=torch.uint8)
+        try:
+            return None if self._is_refused else self._port.pin(whole, read_only=read_only)
+        except PinError as error:
+            self._is_refused = True
+            self._log("not_pinned", bytes=whole.nbytes, reason=str(error))
+            say(f"{error}: copies from and to {self._port.device} are slower; raise the limit of locked memory")
+            return None
 
 
 class TensorMemory:

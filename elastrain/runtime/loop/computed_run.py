@@ -21,6 +21,7 @@ from elastrain.base.thread_status import Station
 from elastrain.errors import ConfigError, DriveFailedError
 from elastrain.job.values import Check, Contribution
 from elastrain.offload.errors import SpillReadError
+from elastrain.runtime.carrying import refused
 from elastrain.runtime.carrying.run_losses import RunLosses
 from elastrain.runtime.io.heartbeat import LOADING_TIMEOUT_S, LoopHeartbeat
 
@@ -103,6 +104,7 @@ class Run:
     def backward(self, loss: Tensor, weight: float) -> None:
         """Compute the backward of the micro-batch that was yielded last; see `Step.backward`."""
         self._parts.untouched.check_gradients()
+        refused.check_not_captured(self._parts.handover.landing.port)
         self.backward_is_due = False
         self._losses.add(loss, partial(counted, self._parts.loader.order, self._step, self._at, weight=weight))
         try:

@@ -298,3 +298,38 @@ def test_a_member_that_is_left_out_sees_that_what_it_copied_may_be_torn() -> Non
         made.close()
         for beacon in beacons.values():
             beacon.close()
+
+
+def test_memory_is_pinned_at_both_ends_as_long_as_it_is_mapped() -> None:
+    pinned: dict[int, tuple[int, bool]] = {}
+
+    def pin(memory: memoryview, read_only: bool) -> Callable[[], object]:
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        assert memory[0] == 0 and memory.nbytes % mmap.PAGESIZE == 0  # its pages are there
+        pinned[address] = (memory.nbytes, read_only)
+        return lambda: pinned.pop(address)
+
+    with cast("unix", segment_bytes=1 << 20) as made:
+        for name in "ab":
+            made.add(name)
+            made.meshes[name].pin(pin)
+        made.together(1, "ab")
+        tensor = made.meshes["a"].memory.empty(1000, torch.float32)
+        assert list(pinned.values()) == [(1 << 20, False)] and min(pinned) <= tensor.data_ptr()
+        taken = _send_and_take(made, tensor)
+        assert sorted(pinned.values()) == [(1 << 20, False), (1 << 20, True)]
+        large = made.meshes["a"].memory.scratch(1 << 20, torch.float32)
+        assert (4 << 20, False) in pinned.values()
+        del taken, tensor, large
+        gc.collect()
+    made.meshes.clear()
+    made.events.clear()
+    gc.collect()
+    assert not pinned
+
+
+def test_memory_that_is_not_pinned_is_used_all_the_same() -> None:
+    memory = SharedMemory(1 << 20)
+    memory.pin = lambda *_: None
+    assert not memory.empty(1000, torch.float32).any()
+    memory.close()
