@@ -7,8 +7,8 @@ nothing executable: scalars travel as exact JSON text, and 1-D tensors travel be
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -66,6 +66,18 @@ class ShardState:
             ],
         )
 
+    def on(self, device: torch.device) -> ShardState:
+        """Return the state with its 1-D tensors on a device, which the caller's stream may use. Waits for the copies.
+
+        Tensors that lie there already are not copied. Scalars stay where they are.
+        """
+
+        def moved(value: Value) -> Value:
+            return value.to(device) if isinstance(value, Tensor) and value.dim() else value
+
+        pieces = [{name: moved(value) for name, value in piece.items()} for piece in self.pieces]
+        return replace(self, parameters=self.parameters.to(device), pieces=pieces)
+
     def digest(self) -> int:
         """Return a digest, in 0..2**64-1, of all fields and entry names. It is equal on every device."""
         meta, tensors = self.pack()
@@ -83,7 +95,11 @@ class ShardState:
     def pack(self) -> tuple[bytes, list[Tensor]]:
         """Return `(meta, tensors)` for `unpack`: JSON text, and the 1-D tensors themselves (not copies)."""
         tensors = [self.parameters]
-        pieces = [{name: _encoded(value, tensors) for name, value in sorted(piece.items())} for piece in self.pieces]
+        scalars = _on_host(value for piece in self.pieces for value in piece.values() if _is_scalar(value))
+        pieces = [
+            {name: _encoded(scalars.get(id(value), value), tensors) for name, value in sorted(piece.items())}
+            for piece in self.pieces
+        ]
         meta = {
             "format": _FORMAT,
             "shard": self.shard,
@@ -158,6 +174,23 @@ def _name(dtype: torch.dtype) -> str:
     return _NAMES[dtype]
 
 
+def _is_scalar(value: Value) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
+def _on_host(scalars: Iterable[Any]) -> dict[int, Tensor]:
+    """Return id -> copy on the host for scalars on a device. Waits once for each of their dtypes."""
+    far: dict[torch.dtype, list[Tensor]] = {}
+    for scalar in scalars:
+        if scalar.device.type != "cpu":
+            far.setdefault(scalar.dtype, []).append(scalar)
+    return {
+        id(scalar): copy
+        for same in far.values()
+        for scalar, copy in zip(same, torch.stack(same).cpu().unbind(), strict=True)
+    }
+
+
 def _encoded(value: Value, tensors: list[Tensor]) -> dict[str, Any]:
     """Return one entry as JSON, and append a 1-D tensor to `tensors`.
 
@@ -173,7 +206,7 @@ def _encoded(value: Value, tensors: list[Tensor]) -> dict[str, Any]:
         case float():
             return {"float": value.hex()}
         case Tensor() if value.dim() == 0:
-            bits = bytes(value.detach().cpu().view(1).view(torch.uint8).tolist())
+            bits = bytes(value.detach().view(1).view(torch.uint8).tolist())
             return {"scalar": bits.hex(), "dtype": _name(value.dtype)}
         case Tensor() if value.dim() == 1 and value.is_contiguous():
             tensors.append(value)
@@ -188,7 +221,6 @@ class _Taker:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._next = 0
-        self.device = tensors[0].device if tensors else torch.device("cpu")
 
     def take(self, entry: object) -> Tensor:
         fields = _dictionary(entry, "tensor entry")
@@ -221,7 +253,7 @@ def _decoded(entry: object, taker: _Taker) -> Value:
         case {"float": str() as text, **rest} if not rest:
             return _number(float.fromhex, text)
         case {"scalar": str() as text, "dtype": name, **rest} if not rest:
-            return _scalar(text, _dtype(name)).to(taker.device)
+            return _scalar(text, _dtype(name))
         case {"tensor": _}:
             return taker.take(entry)
     raise ValueError(f"shard state: unknown entry {str(entry)[:80]}")

@@ -1,12 +1,13 @@
 """The shard states of one member, by key. Chosen shards lie on disk, to save memory.
 
 A state on disk is read whole before it is used. A caller that changes a state must put it back, so that the change
-reaches the disk. This module does not decide which shards lie on disk.
+reaches the disk. This module does not decide which shards lie on disk. In a job on a device, host memory takes the
+place of a disk, and the states of a member's backups lie there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from elastrain.snapshot.shard_state import ShardState
+from elastrain.snapshot.states_on_host import HostState, StatesOnHost
 
 Key = TypeVar("Key", bound=Hashable)
 Other = TypeVar("Other", bound=Hashable)
@@ -55,6 +57,16 @@ class _OnDisk:
     """True if the parameters lie in the model's own memory, and are therefore not on disk."""
 
 
+@dataclass(frozen=True)
+class _AllBut:
+    """All shards but some, which may change."""
+
+    inside: Collection[int]
+
+    def __contains__(self, shard: object) -> bool:
+        return shard not in self.inside
+
+
 class SnapshotStore(MutableMapping[Key, ShardState]):
     """The states of a member by key. One thread uses it.
 
@@ -62,10 +74,13 @@ class SnapshotStore(MutableMapping[Key, ShardState]):
     """
 
     def __init__(self, home: Callable[[int], Tensor]) -> None:
-        self.outside: frozenset[int] = frozenset()
+        self.bound: set[int] = set()
+        """Shards whose primary is this member. The caller adds and removes them before it stores their states."""
+        self.outside: Container[int] = frozenset()
         """Shards whose states lie on disk."""
         self._home = home
         self._disk: Disk | None = None
+        self._memory: StatesOnHost | None = None
         self._states: dict[Key, ShardState | _OnDisk] = {}
 
     def use(self, disk: Disk, outside: frozenset[int]) -> None:
@@ -74,6 +89,11 @@ class SnapshotStore(MutableMapping[Key, ShardState]):
         for key, entry in list(self._states.items()):
             if isinstance(entry, _OnDisk) != (entry.shard in outside):
                 self[key] = self[key]
+
+    def keep_backups_in(self, memory: StatesOnHost) -> None:
+        """Keep the states of all shards that are not `bound` in host memory. Call it before any state is stored."""
+        self._disk = self._memory = memory
+        self.outside = _AllBut(self.bound)
 
     def __getitem__(self, key: Key) -> ShardState:
         """Return the state itself if it is in memory. Else read it from disk into new memory."""
@@ -104,6 +124,25 @@ class SnapshotStore(MutableMapping[Key, ShardState]):
         if isinstance(entry, ShardState) or entry.is_bound:
             return self[key].clone()
         return self._read(entry)
+
+    def copy_to_host(self, key: Key) -> ShardState:
+        """Return a copy of the state in host memory. It shares no memory with any tensor that changes."""
+        entry = self._states[key]
+        if self._memory is None:
+            return self.copy(key)
+        if isinstance(entry, ShardState):
+            meta, tensors = entry.pack()
+            return ShardState.unpack(meta, self._memory.write(entry.shard, tensors).tensors)
+        assert isinstance(entry.stored, HostState)
+        return ShardState.unpack(entry.meta, entry.stored.tensors)
+
+    def take_out(self, key: Key) -> ShardState:
+        """Remove a state, and return it in host memory."""
+        if self._memory is None:
+            return self.pop(key)
+        state = self.copy_to_host(key)
+        del self[key]
+        return state
 
     def adopt(self, key: Key, other: SnapshotStore[Other], theirs: Other) -> None:
         """Move a state from another store into this one, without reading or writing it."""

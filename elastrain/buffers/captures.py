@@ -44,18 +44,18 @@ class Captures:
         while size_bytes < COPY_BYTES and self.has_work:
             shard = next(iter(self._due))
             size_bytes += self._states.size_bytes(shard)
-            self._pass_on(shard, self._states.copy, is_awaited=False)
+            self._pass_on(shard, self._states.copy_to_host, is_awaited=False)
 
     def settle(self, shard: int) -> None:
         """Copy the state, if it is queued, because it or its memory is about to change."""
         if shard in self._due:
-            self._pass_on(shard, self._states.copy)
+            self._pass_on(shard, self._states.copy_to_host)
 
     def give_away(self, shard: int) -> None:
         """Pass the queued state on without a copy, because another state replaces it."""
         # Moved, because it would be freed next. Its successor has memory already, so both exist.
         if shard in self._due:
-            self._pass_on(shard, self._states.pop)
+            self._pass_on(shard, self._states.take_out)
 
     def _pass_on(self, shard: int, captured: Callable[[int], State], *, is_awaited: bool = True) -> None:
         # Only here a step may wait for the disk: when all room for copies is used, or a copy would never have room. In

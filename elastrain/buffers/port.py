@@ -5,7 +5,7 @@ A worker implements them with tensors (`runtime/tensors/`), the simulator with s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Container, Hashable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from elastrain.job.values import Record
@@ -36,6 +36,12 @@ class Arithmetic(Protocol):
     def new_buffer(self, like: Tensor) -> Tensor:
         """Return a new buffer like this tensor."""
         ...
+
+    def new_kept(self, like: Tensor) -> Tensor | None:
+        """Return a new place for a gradient that a backup keeps, or None if a buffer may be used.
+
+        On a device it is shared host memory: the gradient may be sent again, and rarely is.
+        """
 
     # For example size and dtype. Few kinds, so that a returned buffer is soon used again.
     def kind(self, tensor: Tensor) -> Hashable:
@@ -127,8 +133,13 @@ class StateStore(Protocol[Key]):
     # A state may lie on disk: a change of what was read from there is lost otherwise.
 
     @property
-    def outside(self) -> frozenset[int]:
+    def outside(self) -> Container[int]:
         """Shards whose states are read from disk before use, and written back after changes."""
+
+    # Pointers do not tell: the masters of a primary share no memory with a model of half precision.
+    @property
+    def bound(self) -> set[int]:
+        """Shards whose primary is this member. In a job on a device, all others lie outside, in host memory."""
 
     def __getitem__(self, key: Key) -> State: ...
 
@@ -140,12 +151,15 @@ class StateStore(Protocol[Key]):
 
     def __delitem__(self, key: Key) -> None: ...
 
-    def pop(self, key: Key, /) -> State:
-        """Remove and return a state."""
+    def take_out(self, key: Key) -> State:
+        """Remove a state, and return it in host memory."""
         ...
 
     def copy(self, key: Key) -> State:
         """Return a copy of the state that shares no memory with any other state."""
+
+    def copy_to_host(self, key: Key) -> State:
+        """Return a copy of the state in host memory, for a checkpoint."""
 
     # Without a copy: an optimizer's state is twice the size of its parameters.
     def adopt(self, key: Key, other: Any, theirs: Any) -> None:

@@ -40,7 +40,8 @@ class StateBooks:
             # It may come twice, from a primary before a change of view and from its successor after it: the same bits.
             kept = self._kept.get((shard, step))
             if kept is None:
-                kept = self._kept[shard, step] = self._buffers.take(source)
+                kept = self._arithmetic.new_kept(source)
+                kept = self._kept[shard, step] = self._buffers.take(source) if kept is None else kept
             self._arithmetic.copy(source, kept)
             self._checksums[shard, step] = checksum
         damaged = tuple(shard for shard in command.shards if not self.is_kept_intact(shard, step))
@@ -70,6 +71,7 @@ class StateBooks:
 
     def create(self, command: p.Create) -> None:
         """Make the initial states of these shards."""
+        self.states.bound.update(command.bound)
         for shard in command.shards:
             self.states[shard] = self._arithmetic.create(shard, bound=shard in command.bound)
 
@@ -80,11 +82,13 @@ class StateBooks:
             the kept
         gradient is used.
         """
-        # One after another, so that at most one state that does not fit into memory is there.
-        outside = [(shard,) for shard in command.shards if shard in self.states.outside]
-        inside = tuple(shard for shard in command.shards if shard not in self.states.outside)
-        for shards in (inside, *outside):
+        for shards in self._together(command.shards):
             self._apply_together(command, shards, gradients)
+
+    def _together(self, shards: Sequence[int]) -> list[tuple[int, ...]]:
+        """Divide shards into those in memory and, one after another, those outside, so that one of them is there."""
+        outside = [(shard,) for shard in shards if shard in self.states.outside]
+        return [tuple(shard for shard in shards if shard not in self.states.outside), *outside]
 
     def _apply_together(self, command: p.Apply, shards: tuple[int, ...], gradients: dict[int, Tensor | None]) -> None:
         step = command.record.step
@@ -96,7 +100,7 @@ class StateBooks:
         ]
         self._arithmetic.update(items, command.record)
         for shard in shards:
-            self._bind(fresh[shard] if shard in fresh else self._scratch.pop((shard, step)))
+            self._bind(fresh[shard] if shard in fresh else self._scratch[shard, step])
             self.let_go(shard, step)
 
     def bind(self, command: p.Bind) -> None:
@@ -106,18 +110,25 @@ class StateBooks:
 
     def _bind(self, state: State) -> None:
         """Copy the state's parameters into the model, and store the state again, since it may have changed."""
+        self.states.bound.add(state.shard)
         self._arithmetic.bind(state)
         self.states[state.shard] = state
 
     def unbind(self, shard: int) -> None:
         """Move a state out of the model's memory."""
         # A state in memory of its own stays as it is, and need not be written to a drive again.
-        state = self.states[shard]
-        if self._arithmetic.unbind(state):
+        state, was_outside = self.states[shard], shard in self.states.outside
+        self.states.bound.discard(shard)
+        if self._arithmetic.unbind(state) or was_outside != (shard in self.states.outside):
             self.states[shard] = state
 
     def update_behind(self, tasks: Sequence[p.ApplyBehind]) -> list[p.Event]:
-        """Make the updates of one step in scratch, together."""
+        """Make the updates of one step in scratch."""
+        by_shard = {task.shard: task for task in tasks}
+        together = [[by_shard[shard] for shard in shards] for shards in self._together(tuple(by_shard)) if shards]
+        return [event for some in together for event in self._update_behind(some)]
+
+    def _update_behind(self, tasks: Sequence[p.ApplyBehind]) -> list[p.Event]:
         record = tasks[0].record
         # Beside the state, because the update is made again from the old state if the digests differ.
         scratch = [self.states.copy(task.shard) for task in tasks]
@@ -167,6 +178,7 @@ class StateBooks:
         told = told if command.digest is None else command.digest
         # Kept gradients and scratch belong to another state than this one.
         self.let_go(command.shard, EVER)
+        self.states.bound.discard(command.shard)
         self.states[command.shard] = state
         intact = self._arithmetic.digest(state) == told and state.shard == command.shard
         return p.TookCopy(step=command.step, shard=command.shard, intact=intact, source=command.source, told=told)
@@ -175,6 +187,7 @@ class StateBooks:
         """Free a shard's state, scratch and kept gradients."""
         if shard in self.states:
             del self.states[shard]
+        self.states.bound.discard(shard)
         self.let_go(shard, EVER)
 
     def void_step(self, step: int) -> None:

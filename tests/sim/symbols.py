@@ -118,6 +118,7 @@ class Shelf(Generic[Key]):
 
     def __init__(self, model: Sequence[Cell]) -> None:
         self.outside: frozenset[int] = frozenset()
+        self.bound: set[int] = set()
         self._model = model
         self._states: dict[Key, State] = {}
 
@@ -125,6 +126,8 @@ class Shelf(Generic[Key]):
         return self._states[key]
 
     def __setitem__(self, key: Key, state: State) -> None:
+        if (state.shard in self.bound) != (state.cell is self._model[state.shard]):
+            raise Violation(f"the store takes the state of shard {state.shard} for that of another role")
         before = self._states.get(key)
         if before is not None and before is not state:
             self._release(before)
@@ -145,6 +148,8 @@ class Shelf(Generic[Key]):
     def copy(self, key: Key) -> State:
         state = self._states[key]
         return State(state.shard, Cell(state.cell.value))
+
+    copy_to_host, take_out = copy, pop
 
     def adopt(self, key: Key, other: Shelf[Any], theirs: Any) -> None:
         self[key] = other.pop(theirs)
@@ -193,6 +198,9 @@ class Symbols:
 
     def new_buffer(self, like: Place) -> Cell:
         return Cell(RELEASED)
+
+    def new_kept(self, like: Place) -> None:
+        return None
 
     def kind(self, tensor: Place) -> str:
         return "any"
