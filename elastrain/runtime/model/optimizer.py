@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from elastrain.errors import ConfigError
 from elastrain.job.layout import ALIGN, Layout, Piece, Shard, master_dtype
 from elastrain.job.values import Record
+from elastrain.runtime.model.device_updates import DeviceUpdates
 from elastrain.runtime.model.trial import of_all, try_out
 from elastrain.snapshot.shard_state import ShardState
 
@@ -51,9 +52,13 @@ class PieceOptimizer:
         self._layout = layout
         self._inner = self._same_class(optimizer, [_placeholder(optimizer.param_groups)])
         self._scratch: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._device: DeviceUpdates | None = None
         self.counted = frozenset[str]() if type(optimizer) in ELEMENTWISE else self._try_out()
         """Names of the counters that the optimizer itself keeps in its parameter groups."""
         optimizer.state.clear()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if any(parameter.device.type != "cpu" for parameter in parameters):
+            self._device = DeviceUpdates(layout, partial(self._same_class, optimizer), self._placeholders)
 
     @property
     def scratch_bytes(self) -> int:
@@ -77,11 +82,7 @@ class PieceOptimizer:
     def committed(self, record: Record) -> None:
         """Advance the counters in the user's parameter groups, as a step of the optimizer itself would."""
         if self.counted and not record.skipped:
-            groups = self._facade.param_groups
-            values = [_grouped(each) for each in self.hyperparameters()]
-            made = self._same_class(
-                self._facade, [{**v, **_placeholder([g, *groups])} for g, v in zip(groups, values, strict=True)]
-            )
+            groups, made = self._facade.param_groups, self._same_class(self._facade, self._placeholders())
             for parameter in (q for group in made.param_groups for q in group["params"]):
                 parameter.grad = torch.zeros_like(parameter)
             made.step()
@@ -89,8 +90,21 @@ class PieceOptimizer:
                 mine.update({name: its[name] for name in self.counted if name in its})
 
     def hyperparameters(self) -> Hyper:
-        """Return the current values of the groups, as schedulers left them. Raises ConfigError if one is not plain."""
-        return [_fused_if_possible(type(self._facade), _plain_group(group)) for group in self._facade.param_groups]
+        """Return the current values of the groups, as schedulers left them. Raises ConfigError if one is not plain.
+
+        Waits for the device once for each value that is a tensor there, such as a learning rate.
+        """
+        return self._hyper(self._device is None or self._device.is_fused)
+
+    def _hyper(self, may_be_fused: bool) -> Hyper:
+        groups = [_plain_group(group) for group in self._facade.param_groups]
+        return [_fused_if_possible(type(self._facade), group) for group in groups] if may_be_fused else groups
+
+    def _placeholders(self, may_be_fused: bool = True) -> list[dict[str, Any]]:
+        """Return the groups with their current values, and placeholders as parameters."""
+        groups = self._facade.param_groups
+        values = [_grouped(each) for each in self._hyper(may_be_fused)]
+        return [{**v, **_placeholder([g, *groups])} for g, v in zip(groups, values, strict=True)]
 
     def create(self, shard: Shard, parameters: Tensor) -> ShardState:
         """Return the state before the first step over `parameters` (1-D, `shard.numel`, master dtype; not copied)."""
@@ -119,9 +133,17 @@ class PieceOptimizer:
         """Take one optimizer step over all items: multiply gradients by each factor in turn, then update.
 
         Pieces of untouched parameters stay as they are. No reference to the gradients is kept. `version` of the states
-        does not change.
+        does not change. Gradients in host memory are copied to the device of their states.
         """
-        scaled = self._scaled([gradient for _, gradient, _ in items], factors)
+        if self._device is None:
+            self._apply(items, hyper, factors)
+            return
+        for part in self._device.parts([gradient.numel() for _, gradient, _ in items]):
+            self._apply(items[part], hyper, factors)
+        self.let_go_of_scratch()  # forward and backward need the memory
+
+    def _apply(self, items: Sequence[Item], hyper: Hyper, factors: tuple[float, ...]) -> None:
+        scaled = self._scaled(items, factors)
         groups: dict[tuple[int, bool], list[Tensor]] = {}
         stepped: list[tuple[ShardState, int, Tensor]] = []
         for (state, _, touched), gradient in zip(items, scaled, strict=True):
@@ -134,6 +156,8 @@ class PieceOptimizer:
                 # Fused SGD treats a call as the first step of all its tensors or of none: fresh pieces go separately.
                 groups.setdefault((piece.group, not state.pieces[index]), []).append(view)
                 stepped.append((state, index, view))
+        if self._device is not None:
+            self._device.copy_scalars_in(stepped)
         self._step(groups, hyper)
         for state, index, view in stepped:
             state.pieces[index] = self._inner.state[view]
@@ -148,24 +172,27 @@ class PieceOptimizer:
         ]
         self._inner.step()
 
-    def _scaled(self, gradients: Sequence[Tensor], factors: tuple[float, ...]) -> list[Tensor]:
-        """Return copies of the gradients, times the factors one after another, in memory that every step reuses."""
+    def _scaled(self, items: Sequence[Item], factors: tuple[float, ...]) -> list[Tensor]:
+        """Return copies of the gradients, times the factors one after another, in memory that is used again."""
         scaled = []
-        for gradient, scratch in zip(gradients, self._scratch_for(gradients), strict=True):
+        for (_, gradient, _), scratch in zip(items, self._scratch_for(items), strict=True):
+            if gradient.device != scratch.device:
+                scratch.copy_(gradient)
+                gradient = scratch
             if factors:
                 torch.mul(gradient, factors[0], out=scratch)
-            else:
+            elif gradient is not scratch:
                 scratch.copy_(gradient)
             for factor in factors[1:]:
                 scratch.mul_(factor)
             scaled.append(scratch)
         return scaled
 
-    def _scratch_for(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def _scratch_for(self, items: Sequence[Item]) -> list[Tensor]:
         needed: dict[tuple[torch.dtype, torch.device], int] = {}
         places = []
-        for gradient in gradients:
-            key = (gradient.dtype, gradient.device)
+        for state, gradient, _ in items:
+            key = (gradient.dtype, state.parameters.device)
             start = needed.get(key, 0)
             needed[key] = start + gradient.numel()
             places.append((key, start, needed[key]))
