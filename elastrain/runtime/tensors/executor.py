@@ -27,6 +27,7 @@ from elastrain.runtime.model.gradients import GradientMemory, GradientSlot
 from elastrain.runtime.model.optimizer import Hyper, PieceOptimizer
 from elastrain.runtime.tensors.spilled_states import StateSpill
 from elastrain.runtime.tensors.tensor_arithmetic import TensorArithmetic
+from elastrain.snapshot.states_on_host import StatesOnHost
 from elastrain.snapshot.store import SnapshotStore
 
 
@@ -51,6 +52,9 @@ class Executor:
         self.optimizer = optimizer
         self.states: SnapshotStore[int] = SnapshotStore(self._home)
         self._stores = (self.states, SnapshotStore[tuple[int, int]](self._home))
+        if not memory.port.is_host:
+            for store in self._stores:
+                store.keep_backups_in(StatesOnHost(memory.port))
         self._tensors = TensorArithmetic(
             layout=layout, model=model, optimizer=optimizer, memory=memory, max_grad_norm=max_grad_norm
         )

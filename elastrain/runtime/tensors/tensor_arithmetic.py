@@ -24,8 +24,21 @@ from elastrain.snapshot.digest import checksum
 from elastrain.snapshot.shard_state import ShardState
 
 
+def pack_checksums(checksums: Sequence[int]) -> Tensor:
+    """Return checksums as a tensor of int64, shifted by 2**63 because they are unsigned."""
+    return torch.tensor([value - (1 << 63) for value in checksums], dtype=torch.int64)
+
+
+def unpack_checksums(packed: Tensor) -> list[int]:
+    """Return the checksums from a tensor of `pack_checksums`."""
+    return [int(value) + (1 << 63) for value in packed.tolist()]
+
+
 class TensorArithmetic:
     """The arithmetic of a worker on its model and optimizer. `memory` has its buffers, and what peers read."""
+
+    pack_checksums = staticmethod(pack_checksums)
+    unpack_checksums = staticmethod(unpack_checksums)
 
     def __init__(
         self,
@@ -67,6 +80,10 @@ class TensorArithmetic:
         self.buffers_bytes += like.nbytes
         return allocated(self._memory.empty, like.numel(), like.dtype)
 
+    def new_kept(self, like: Tensor) -> Tensor | None:
+        """Return new shared host memory for a gradient that a backup keeps, or None on the host."""
+        return None if self._memory.port.is_host else allocated(self._memory.shared, like.numel(), like.dtype)
+
     def kind(self, tensor: Tensor) -> tuple[int, torch.dtype]:
         """Return size and dtype. Buffers of one kind can replace each other."""
         return tensor.numel(), tensor.dtype
@@ -92,19 +109,12 @@ class TensorArithmetic:
         """Return a cheap checksum of the tensor's bits."""
         return self._memory.checksum(tensor)
 
-    def pack_checksums(self, checksums: Sequence[int]) -> Tensor:
-        """Return checksums as a tensor of int64, shifted by 2**63 because they are unsigned."""
-        return torch.tensor([value - (1 << 63) for value in checksums], dtype=torch.int64)
-
-    def unpack_checksums(self, packed: Tensor) -> list[int]:
-        """Return the checksums from a tensor of `pack_checksums`."""
-        return [int(value) + (1 << 63) for value in packed.tolist()]
-
     def create(self, shard: int, *, bound: bool) -> ShardState:
         """Return the initial state of a shard. If `bound`, its parameters share memory with the model's if possible."""
         if self.stored is not None:
             state = self.stored.take(shard)
             if bound:
+                state = state.on(self._memory.port.device)
                 self.bind(state)
             return state
         master = getattr(torch, self._layout.shards[shard].master_dtype)
@@ -121,7 +131,7 @@ class TensorArithmetic:
             self._optimizer.apply(todo, hyper=self.hyper[record.step], factors=factors)
         for state, maps, _ in items:
             if statistics.is_statistics(self._layout, state.shard) and not record.skipped:
-                statistics.apply(maps, state.parameters)
+                statistics.apply(self._memory.taken_in(maps) if self.is_far(maps) else maps, state.parameters)
 
     def bind(self, state: ShardState) -> None:
         """Copy a state's parameters into the model. They share memory from then on if their dtypes are equal."""
@@ -141,8 +151,8 @@ class TensorArithmetic:
         return True
 
     def digest(self, state: ShardState) -> int:
-        """Return the checksum of a state."""
-        return state.checksum()
+        """Return the checksum of a state, or its digest in a job on a device."""
+        return state.checksum() if self._memory.port.is_host else state.digest()
 
     def has_master(self, shard: int) -> bool:
         """Return True if the shard's state has a higher precision than the model's parameters."""
@@ -187,7 +197,7 @@ class TensorArithmetic:
     def pack(self, state: ShardState) -> list[Tensor]:
         """Return a state as tensors for a message: a head (checksum and description), then its own tensors."""
         text, tensors = state.pack()
-        head = state.checksum().to_bytes(8, "little") + text
+        head = self.digest(state).to_bytes(8, "little") + text
         return [torch.frombuffer(bytearray(head), dtype=torch.uint8), *tensors]
 
     def unpack(self, payload: Sequence[Tensor]) -> tuple[ShardState, int]:
