@@ -6,7 +6,7 @@ hold one affine map per element, as adjacent pairs `(keep, add)` in float64: `ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from elastrain.errors import ConfigError
 from elastrain.job.layout import STATISTICS, Layout, Leaf
 from elastrain.offload.original_hooks import OriginalsHook
 
+Ask = Callable[[Tensor, Callable[[Tensor], None]], None]
+"""A function that takes values on a device, and a function that gets them later as bytes on the host."""
 _NAMES = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -150,8 +152,8 @@ class RunningStatistics:
             is_here = slot.keys() >= set(
                 each.layer.leaves.values()
             )  # if not, a stub stood in the layer's place and measured nothing
-            if is_here and (weight or all(bool(value.isfinite().all()) for value in each.values.values())):
-                _add(each, slot)
+            if is_here:
+                _add(each, slot, None if weight else [value.isfinite().all() for value in each.values.values()])
 
     def end(self) -> None:
         """Stop catching measurements, after the backward, or after the forward if the backward comes later."""
@@ -165,11 +167,26 @@ class RunningStatistics:
 
         self._left = [getattr(module, attribute).clone() for module, attribute, _ in self._homes]
 
-    def check_settled(self) -> None:
-        """Raise ConfigError if a running statistic was changed outside of the micro-batches since `refresh`."""
-        for (module, attribute, leaf), left in zip(self._homes, self._left, strict=False):
-            value = getattr(module, attribute)
-            if not torch.equal(value, left) and not bool(value.isnan().any()):
+    def check_settled(self, ask: Ask | None = None) -> None:
+        """Raise ConfigError if a running statistic was changed outside of the micro-batches since `refresh`.
+
+        Args:
+            ask: Takes the flags of statistics on a device, and what raises the error. None: this call waits for them.
+        """
+        flags = [
+            _is_changed(getattr(module, name), left)
+            for (module, name, _), left in zip(self._homes, self._left, strict=False)
+        ]
+        there = [flag for flag in flags if isinstance(flag, Tensor)]
+        if there and ask is not None:
+            ask(torch.stack(there), self._refuse_changed)
+        else:
+            self._refuse_changed(torch.stack(there).cpu() if there else flags)
+
+    def _refuse_changed(self, flags: Iterable[Tensor | bool]) -> None:
+        """Raise ConfigError if one of the flags, in the order of `_homes`, is set."""
+        for (_, _, leaf), is_changed in zip(self._homes, flags, strict=False):
+            if is_changed:
                 raise ConfigError(
                     f"running statistic {self._names[leaf.parameter]!r} was changed outside of the micro-batches, by a "
                     "forward in training mode or by reset_running_stats(), say, and the next step would undo that: "
@@ -210,9 +227,14 @@ class RunningStatistics:
 
 
 @torch.no_grad()
-def _add(measured: MeasuredLayer, slot: dict[int, Tensor]) -> None:
-    """Add the measurements of one more forward. Call it in the order of the forwards."""
+def _add(measured: MeasuredLayer, slot: dict[int, Tensor], conditions: Sequence[Tensor] | None) -> None:
+    """Add the measurements of one more forward. Call it in the order of the forwards.
+
+    `conditions`: flags, one for each measurement. Nothing is added unless all are true. No thread waits for a device.
+    """
+    counts = None if conditions is None else torch.stack(list(conditions)).all()
     for attribute, leaf in measured.layer.leaves.items():
+        before = None if counts is None else slot[leaf].clone()
         keep, add = slot[leaf][0::2], slot[leaf][1::2]
         value = measured.values[attribute].reshape(-1).double()
         if attribute == "num_batches_tracked":
@@ -221,6 +243,15 @@ def _add(measured: MeasuredLayer, slot: dict[int, Tensor]) -> None:
             keep.mul_(1.0 - measured.momentum)
             # Not in place, because in float64 `value` is the tensor that the layer saved for backward.
             add.mul_(1.0 - measured.momentum).add_(value * measured.momentum)
+        if counts is not None and before is not None:
+            slot[leaf].copy_(torch.where(counts, slot[leaf], before))
+
+
+def _is_changed(value: Tensor, left: Tensor) -> Tensor | bool:
+    """Return True, or a flag on the device, if the value is not what was left, and has no NaN."""
+    if value.device.type == "cpu":
+        return not torch.equal(value, left) and not bool(value.isnan().any())
+    return (value != left).any() & ~value.isnan().any()
 
 
 def is_statistics(layout: Layout, shard: int) -> bool:
