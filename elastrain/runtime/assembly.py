@@ -234,7 +234,12 @@ def _stored(
     source = chosen.checkpoints.source if chosen.checkpoints is not None else None
     reader = reader_of(chosen.environment, source or "")
     stored = StoredInitial(
-        chosen.resume, executor.model, executor.optimizer, reader, parts.handover.tell, agent.has_read
+        chosen.resume,
+        executor.model,
+        executor.optimizer,
+        reader,
+        lambda told: parts.handover.tell_landed(lambda: told),
+        agent.has_read,
     )
     stored.check(model)
     executor.start_from(stored)

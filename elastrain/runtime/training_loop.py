@@ -135,7 +135,7 @@ class TrainingLoop:
     def _take(self) -> LoopSnapshot:
         self._parts.layers.note()
         if self._prepared.checkpoints is not None:
-            self._prepared.checkpoints.at_step.buffers = self._parts.layers.state_dict()
+            self._prepared.checkpoints.at_step.use_buffers(self._parts.layers.state_dict())
         return self._carried.take(self._prepared.optimizer.hyperparameters())
 
     def _enter(self, number: int, taken: LoopSnapshot) -> None:

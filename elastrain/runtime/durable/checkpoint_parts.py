@@ -187,7 +187,8 @@ class PartInWriting:
     def write(self, state: ShardState, digest: int | None, then: Callable[[], None]) -> None:
         """Write one state. The last one completes the part.
 
-        `digest` is the state's checksum at its verification, or None. `then` is called in any case.
+        `digest` is the state's checksum at its verification, its digest in a job on a device, or None. `then` is called
+        in any case.
         """
         try:
             self._write(state, digest)
@@ -200,7 +201,7 @@ class PartInWriting:
         if not self.is_over:
             written = self._writer.write(state)
             # Compared after writing, so that every change before or during the write is found.
-            if not self.is_over and digest not in (None, state.checksum()):
+            if not self.is_over and digest not in (None, state.checksum()) and digest != state.digest():
                 raise CheckpointError(f"the state of shard {state.shard} has changed in memory since it was verified")
             self._told[state.shard] = msgspec.json.encode(written).decode()
             self._left.discard(state.shard)

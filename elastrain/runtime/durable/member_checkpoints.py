@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from elastrain.job.world import View
 from elastrain.protocol import agent_messages as am
 from elastrain.runtime.durable.checkpoint_parts import CLOSE_S, Captured, WriterThread
 from elastrain.runtime.durable.disk import CheckpointDisk, kept_text, told_by_keepers
+from elastrain.runtime.durable.kept_loop import AtStep, KeptLoop
 from elastrain.runtime.durable.manifests import Begin, Described, hyper_of
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import Manifest, Part, name_of
@@ -53,32 +54,6 @@ class Bearings:
     say: Callable[[am.FromWorker], None]
     has_agent: bool
     log: Callable[..., None]
-
-
-@dataclass
-class AtStep:
-    """The loop's tensors and the model's buffers at the present step of the loop."""
-
-    payload: Callable[[], list[Tensor]] = list
-    buffers: Mapping[str, Tensor | None] = field(default_factory=dict)
-
-
-@dataclass
-class KeptLoop:
-    """The loop's state for a checkpoint. Its tensors are copied before the script may change them."""
-
-    step: int
-    text: str
-    payload: Callable[[], list[Tensor]]
-    buffers: Mapping[str, Tensor | None]
-    """The model's buffers at that step. They do not change later."""
-    tensors: list[Tensor] | None = None
-
-    def copy(self) -> list[Tensor]:
-        """Return copies of the tensors. Raises ConfigError if the script has already changed them."""
-        if self.tensors is None:
-            self.tensors = self.payload()
-        return self.tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +181,8 @@ class Checkpoints:
     def _capture_loop(self, command: p.CaptureLoop) -> None:
         if self._newest.open_step is None:  # requested after the votes on the last step, so no record names it
             self._newest = Newest(began_s=time.monotonic(), open_step=command.step)
-        loop = self._loop = KeptLoop(command.step, command.state, self.at_step.payload, self.at_step.buffers)
+        now = self.at_step
+        loop = self._loop = KeptLoop(command.step, command.state, now.payload, now.buffers, now.made)
         if command.is_written:
             self._copy_loop()
             if self._loop is not None:
@@ -277,6 +253,8 @@ class Checkpoints:
 
     def _attach(self, loop: KeptLoop) -> dict[str, tuple[Part, ...]]:
         name = name_of(self._with.life, loop.step)
+        for event in loop.made:
+            event.wait()  # in the stream of this thread, which copies them to the host
         return self._disk.attach(name, self._with.me, (loop.text, loop.copy()), self._described.buffers(loop.buffers))
 
     def _stage(self, command: p.WriteManifest, loop: KeptLoop, time_s: float) -> None:

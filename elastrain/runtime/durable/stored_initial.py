@@ -13,10 +13,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from elastrain import protocol as p
 from elastrain.base.resume import Resume, changed
+from elastrain.device.finding import device_of
 from elastrain.errors import ConfigError, StateLostError
 from elastrain.job.scaling import Scaler
 from elastrain.job.values import Initial
@@ -71,7 +73,7 @@ class StoredInitial:
     """The reader of the initial state.
 
     The main thread calls `loop`, and the engine thread everything else. `tell` gets the outcome of a read, in any
-    thread.
+    thread. In a job on a device, who hears it must wait for the stream of that thread.
     """
 
     def __init__(
@@ -96,6 +98,9 @@ class StoredInitial:
         self._has_parameters = False
         self._writing = threading.Lock()
         """Lock of the thread that writes or moves the model's memory during a read."""
+        self._port = device_of(next((tensor.device for tensor in model.memory.values()), torch.device("cpu")))
+        self._written = self._port.record()
+        """The event behind the last such write, for which the stream of the next writer waits."""
         self._elsewhere: set[int] = set()
         """Shards that the engine has overwritten since, perhaps with parameters of a later step."""
 
@@ -129,9 +134,17 @@ class StoredInitial:
     def making_way(self, command: p.Command) -> Iterator[None]:
         """Keep the reading thread away from the model's memory that a command overwrites, during it and later."""
         shards = p.overwrites(command)
-        with self._writing if shards or isinstance(command, p.HoldBlocks) else nullcontext():
+        with self._alone() if shards or isinstance(command, p.HoldBlocks) else nullcontext():
             self._elsewhere.update(shards)
             yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads, and their streams, from the model's memory."""
+        with self._writing:
+            self._written.wait()
+            yield
+            self._written = self._port.record()
 
     def take(self, shard: int) -> ShardState:
         """Return a state that was read, and forget it here."""
@@ -229,7 +242,7 @@ class StoredInitial:
 
     def _write(self, shard: int, parameters: Tensor) -> None:
         place = self._model.layout.shards[shard]
-        with self._writing:  # a backup may become the last member, and train before all is read
+        with self._alone():  # a backup may become the last member, and train before all is read
             if shard not in self._elsewhere and self._model.has(place):
                 self._model.parameters_of(place).copy_(parameters)
 
