@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from elastrain.base import checkpoint_settings
 from elastrain.base.checkpoint_settings import CheckpointOptions, parse_every
 from elastrain.base.processes import started
 from elastrain.base.resume import Resume, from_text
+from elastrain.base.told_devices import ToldDevices
 
 NAME = "ELASTRAIN_STATE_MEMORY"
 
@@ -90,6 +91,8 @@ class Environment:
     """An injected fault: the property of this process that shall not fit the job (for example `secret`)."""
     life: int = 1
     """Number of the job's life that this process belongs to."""
+    devices: ToldDevices = field(default_factory=ToldDevices)
+    """What the agent knows of the accelerators that this process sees."""
 
     @property
     def scope(self) -> str:
@@ -149,6 +152,14 @@ def expected_place() -> tuple[int, int]:
     if _told("ELASTRAIN_AGENT") is None:
         return 0, 1
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def slot() -> int | None:
+    """Return the number of this worker on its node, from 0; None without a launcher.
+
+    Raises ValueError if LOCAL_RANK is not a number.
+    """
+    return None if _told("ELASTRAIN_AGENT") is None else int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def _node() -> str:
@@ -250,4 +261,5 @@ def read_environment() -> Environment:
         offload_dirs=tuple(filter(None, (_told("ELASTRAIN_OFFLOAD_DIRS") or "").split(os.pathsep))),
         armed=_told("ELASTRAIN_INJECT") == "1",
         wrong=_wrong(),
+        devices=ToldDevices.from_text(_told("ELASTRAIN_DEVICES") or ""),
     )

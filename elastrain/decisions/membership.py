@@ -1,4 +1,4 @@
-"""Decisions about membership: the next view, restarts, failures of the user's code, specs. Each has a reason.
+"""Decisions about membership: the next view, restarts, specs. Each has a reason.
 
 Pure: no clock, no store, no process. The agents call these functions. Several agents decide at the same time, and the
 store accepts the first answer.
@@ -7,7 +7,7 @@ store accepts the first answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from elastrain.base.resume import is_taken_over
@@ -48,23 +48,6 @@ class Ruling:
 
     yes: bool
     reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """An exception in the user's code. If two members have the same `place` and `signature`, the code is at fault."""
-
-    member: str
-    step: int
-    micro_batch: int | None
-    signature: str
-    # Tracebacks name folders, which differ between machines, so they are not compared.
-    traceback: str = field(default="", compare=False)
-
-    @property
-    def place(self) -> str:
-        """Step and micro-batch, in words."""
-        return f"step {self.step}" + ("" if self.micro_batch is None else f", micro-batch {self.micro_batch}")
 
 
 def first_view(members: Sequence[Member]) -> View:
@@ -155,8 +138,13 @@ def redundancy(holders: HoldersByShard, alive: Collection[str], backups: int) ->
     return words + (", copying" if spare < min(backups, len(alive) - 1) else "")
 
 
-def may_restart(*, exit_code: int, finishing: bool, refused: bool, used: int, allowed: int) -> Ruling:
-    """Decide whether a worker that ended is started again. `exit_code` < 0 is minus the signal that ended it."""
+def may_restart(
+    *, exit_code: int, finishing: bool, refused: bool, used: int, allowed: int, no_device: str = ""
+) -> Ruling:
+    """Decide whether a worker that ended is started again. `exit_code` < 0 is minus the signal that ended it.
+
+    `no_device`: why no device is left for it, or "".
+    """
     # In the order of importance of the reasons for an operator.
     if refused:
         return Ruling(yes=False, reason="it was refused; the same worker would be refused again")
@@ -164,29 +152,11 @@ def may_restart(*, exit_code: int, finishing: bool, refused: bool, used: int, al
         return Ruling(yes=False, reason="its script ended by itself")
     if finishing:
         return Ruling(yes=False, reason="the job is finishing")
+    if no_device:
+        return Ruling(yes=False, reason=no_device)
     if used >= allowed:
         return Ruling(yes=False, reason=f"all {allowed} restarts are used up (--max-restarts)")
     return Ruling(yes=True, reason=f"restart {used + 1} of {allowed}")
-
-
-def ends_job(failure: Failure, earlier: Sequence[Failure], *, committed: bool) -> Ruling:
-    """Decide whether an exception in the user's code ends the job: before the first commit, or the same on two members.
-
-    earlier: failures reported before, from all nodes.
-    """
-    # Before the first commit the script has never worked: a try on another member would only delay the traceback.
-    if not committed:
-        return Ruling(yes=True, reason=f"the script raised on {failure.member} before the first commit")
-    # One member may raise because its machine is broken. Two that raise alike at one place share only the script.
-    for other in earlier:
-        same = other.signature == failure.signature and other.place == failure.place
-        if same and other.member != failure.member:
-            return Ruling(
-                yes=True,
-                reason=f"{other.member} and {failure.member} raised the same exception at {failure.place}: "
-                "it is a fault in the script, not in a machine",
-            )
-    return Ruling(yes=False, reason=f"the script raised on {failure.member} at {failure.place}; another member tries")
 
 
 def spec_difference(expected: Mapping[str, object], came: Mapping[str, object]) -> str:

@@ -110,8 +110,19 @@ class Redone(Tagged, frozen=True, kw_only=True):
     """Number of (block, run) pairs."""
 
 
+class OnDevice(Tagged, frozen=True, kw_only=True):
+    """A notice of the accelerator that the worker computes on; sent before its `Hello`. A worker on the CPU sends none.
+
+    Devices are told by name and UUID.
+    """
+
+    device: str
+    seen: tuple[str, ...]
+    """The devices that the process sees, by index."""
+
+
 class Failed(Tagged, frozen=True, kw_only=True):
-    """A notice that the user's script has raised; the worker ends after it."""
+    """A notice that the user's script or a device has raised; the worker ends after it."""
 
     step: int
     # None if the script raised outside of any micro-batch.
@@ -119,6 +130,9 @@ class Failed(Tagged, frozen=True, kw_only=True):
     signature: str
     """Type and text of the exception. Two members with one signature at one place failed for one reason."""
     traceback: str
+    device: str = ""
+    """Name and UUID of the device that failed; "" for an exception that no device has raised."""
+    # A text that people can read is the identity, too: simulated nodes that share a device name it alike.
 
 
 class LostState(Tagged, frozen=True, kw_only=True):
@@ -202,6 +216,7 @@ FromWorker: TypeAlias = (
     | WaitReason
     | Window
     | Redone
+    | OnDevice
     | Failed
     | LostState
     | Diverged

@@ -19,6 +19,7 @@ from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.environment import scope
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.wire.acceptor import Acceptor
+from elastrain.decisions.failures import Failure
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent import worker_start
 from elastrain.launcher.agent.command_runner import CommandRunner, NodeParts
@@ -98,6 +99,11 @@ class Agent:
     def first_unused_member(self) -> int:
         """First number that no member of this life has, as far as this agent knows."""
         return self._core.cluster.first_unused_number()
+
+    @property
+    def device_failures(self) -> tuple[Failure, ...]:
+        """Failures of devices that this agent knows."""
+        return tuple(self._core.cluster.devices.known)
 
     def run(self) -> End:
         """Start the workers, serve them until the job has ended, and clean up. Raises ConfigError."""

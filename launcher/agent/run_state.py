@@ -49,6 +49,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "parked_s": now - parking.parked.since_s if parking.parked else None,
         "store_away_s": now - parking.store_away_since_s if parking.store_away_since_s is not None else None,
         "nodes": _nodes(cluster),
+        "devices": cluster.devices.described(),
         "members": members + [_worker(cluster, worker, None) for worker in waiting],
         "reasons": cluster.progress.reasons,
         "exit_code": core.shutdown.end.code if core.shutdown.end else None,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.processes import tied
 from elastrain.base.resume import as_text
+from elastrain.base.told_devices import CUBLAS_CONFIG, CUBLAS_CONFIG_DEFAULT
 from elastrain.launcher.agent import worker_limits
 from elastrain.launcher.shared.job_values import JobConfig, Start
 from elastrain.launcher.shared.process_environment import inherited, set_for_a_moment
@@ -226,6 +227,8 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "OMP_NUM_THREADS": inherited("OMP_NUM_THREADS", "1"),
         # Gives sets of strings the same order in all workers, nodes and runs, and so a vocabulary made of one.
         "PYTHONHASHSEED": inherited("PYTHONHASHSEED", "0"),
+        # cuBLAS reads it when it starts, and gives the same bits at each call only with one of two values.
+        CUBLAS_CONFIG: inherited(CUBLAS_CONFIG, CUBLAS_CONFIG_DEFAULT),
         "ELASTRAIN_AGENT": common.agent,
         "ELASTRAIN_JOB": common.job,
         "ELASTRAIN_LIFE": common.settings.life.number,
@@ -238,6 +241,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "ELASTRAIN_INJECT": int(common.settings.armed),
         "ELASTRAIN_WRONG": worker.wrong,
         "ELASTRAIN_HOST": common.host or "",
+        "ELASTRAIN_DEVICES": worker.devices.as_text(),
         **common.wish.environment(),
         **(common.checkpoints.environment() if common.checkpoints is not None else {}),
         **common.mark,

@@ -61,7 +61,8 @@ class Core(ev.AgentPart):
         self._peers = PeerChanges(
             cluster, deadlines, shutdown=shutdown, parking=parking, script=script, view_changes=views
         )
-        self.parts += (cluster.progress, cluster.window, cluster.checkpoints, shutdown, stopping, parking, self.faults)
+        self.parts += (cluster.progress, cluster.window, cluster.checkpoints, cluster.devices)
+        self.parts += (shutdown, stopping, parking, self.faults)
         # A report of progress makes a newcomer a member (`Joins`) before its speed is judged (`Stragglers`).
         self.parts += (
             script,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastrain.decisions.membership import Failure, ends_job, may_restart
+from elastrain.decisions.failures import Failure, ends_job
+from elastrain.decisions.membership import may_restart
 from elastrain.launcher.core.agent_events import AgentPart, ChannelClosed, MutexBroke, WorkerDied, WorkerExited
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, KilledDue, LeaveDue
@@ -28,20 +29,21 @@ class ScriptFailures(AgentPart):
     def __init__(self, cluster: Cluster, deadlines: Deadlines, shutdown: Shutdown) -> None:
         self._cluster, self._config = cluster, cluster.config
         self._deadlines, self._shutdown = deadlines, shutdown
-        self._known: list[Failure] = []
+        self._known: list[Failure] = [*cluster.devices.known]
 
-    @property
-    def blames_the_script(self) -> bool:
-        """True if a worker's error would happen again in a replacement, because nothing is committed yet.
+    def may_blame(self, failure: Failure | None) -> bool:
+        """Return True if a worker's error would happen again in a replacement, because nothing is committed yet.
 
         Always False on a node that came late. Such a node knows too little, and its own fault must not end a running
-        job.
+        job. A device may fail before the first commit of a job that goes on from a checkpoint: its script has worked.
         """
-        return not self._cluster.progress.begun and not self._cluster.late
+        roster = self._cluster.roster
+        has_worked = failure is not None and failure.device and roster is not None and roster.resume is not None
+        return not (self._cluster.progress.begun or self._cluster.late or has_worked)
 
-    def place_of(self, member: str) -> str:
-        """Return the place of the newest failure if it was this member's, else ""."""
-        return self._known[-1].place if self._known and self._known[-1].member == member else ""
+    def newest_of(self, member: str) -> Failure | None:
+        """Return the newest failure if it was this member's, else None."""
+        return self._known[-1] if self._known and self._known[-1].member == member else None
 
     @handles(Failed)
     def on_failed(self, worker: Worker, message: Failed, now: float) -> list[Command]:
@@ -56,6 +58,7 @@ class ScriptFailures(AgentPart):
             signature=message.signature,
             # Other agents get it in one line of limited length.
             traceback=message.traceback[-_TRACEBACK_CHARS_MAX:],
+            device=message.device,
         )
         self._begin_with(failure)
         commands: list[Command] = [] if self._config.alone else [TellNodes(message=_raised(failure))]
@@ -76,6 +79,7 @@ class ScriptFailures(AgentPart):
             micro_batch=None if notice.micro_batch < 0 else notice.micro_batch,
             signature=notice.signature,
             traceback=notice.traceback,
+            device=notice.device,
         )
         if self._shutdown.end is not None or failure in self._known:
             return []
@@ -95,10 +99,13 @@ class ScriptFailures(AgentPart):
         return [TellNodes(message=_raised(failure), node=node) for failure in mine]
 
     def _judge(self, failure: Failure) -> list[Command]:
-        verdict = ends_job(failure, self._known, committed=not self.blames_the_script)
+        verdict = ends_job(failure, self._known, committed=not self.may_blame(failure))
         self._known.append(failure)
+        if failure.device:
+            self._cluster.devices.note(failure)
         self._shutdown.note_exception(failure.member, failure.traceback)
         fields = {"member": failure.member, "place": failure.place, "signature": failure.signature}
+        fields |= {"device": failure.device} if failure.device else {}
         # Only the failing worker's node prints this; the job's end is printed on every node. Workers print tracebacks,
         # not sentences.
         sentence = f"\n{failure.traceback.rstrip()}" if failure.traceback.count("\n") == 1 else ""
@@ -118,6 +125,7 @@ def _raised(failure: Failure) -> Raised:
         micro_batch=-1 if failure.micro_batch is None else failure.micro_batch,
         signature=failure.signature,
         traceback=failure.traceback,
+        device=failure.device,
     )
 
 
@@ -204,16 +212,20 @@ class Failures(AgentPart):
         # But a member that was left out of the view, or came when the work was done, exits with an error because it was
         # told to.
         told_to = worker.stage is Stage.EVICTED or self._shutdown.finishing
-        if exit_code > 0 and self._script.blames_the_script and not told_to:
+        failure = self._script.newest_of(worker.id)
+        if exit_code > 0 and self._script.may_blame(failure) and not told_to:
             return self._shutdown.finish(1, f"{how} before the first commit", self._shutdown.last_traceback)
         cluster = self._cluster
         gone = cluster.view is not None and not cluster.alive_in_view() and not self._shutdown.finishing
         # Before the first commit the last member takes no state along: a replacement starts the job again.
         if gone and (self._cluster.progress.begun or exit_code == 0):
-            place = self._script.place_of(worker.id)
-            how = f"the script raised on {worker.id} at {place}" if place else how
+            no_device = cluster.devices.nothing_left(worker.slot)
+            if no_device and self._config.alone:
+                return self._shutdown.finish(1, no_device, self._shutdown.last_traceback)
+            how = no_device or (str(failure) if failure is not None else how)
             return self._shutdown.on_nobody_left(worker, how, now) + self._view_changes.settle(now)
-        return self._replace(worker, exit_code, how, now) + self._shutdown.end_if_all_left(now, how)
+        why = cluster.devices.nothing_left(worker.slot)
+        return self._replace(worker, exit_code, how, now) + self._shutdown.end_if_all_left(now, how, why)
 
     def _replace(self, worker: Worker, exit_code: int, how: str, now: float) -> list[Command]:
         workers, spared = self._cluster.workers, self._cluster.spared
@@ -225,6 +237,7 @@ class Failures(AgentPart):
             refused=worker.stage is Stage.TURNED_AWAY,
             used=workers.restarts_used - is_free,
             allowed=self._config.max_restarts,
+            no_device=self._cluster.devices.nothing_left(worker.slot),
         )
         fields = {"member": worker.id, "reason": verdict.reason}
         if verdict.yes:

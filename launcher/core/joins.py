@@ -137,6 +137,7 @@ class Joins(ev.AgentPart):
             group_world_size=max(len(names), len(cluster.peers.nodes) + 1),
             wrong=self._faults.take_wrong(replaces),
             resume=roster.resume,
+            devices=cluster.devices.told(slot),
         )
 
     @handles(ev.WorkerStarted)
@@ -236,6 +237,8 @@ class Joins(ev.AgentPart):
         difference = spec_difference(spec, hello.spec) or (refusal(resume, spec) if resume is not None else "")
         if difference:
             return self._refuse(worker, difference, now)
+        if objection := self._cluster.devices.objection(worker.id):
+            return self._refuse(worker, objection, now, for_device=len(self._cluster.workers.living) > 1)
         worker.fit(hello.address)
         commands: list[Command] = [Log(event="ready", fields={"member": worker.id, "address": hello.address})]
         commands += self._faults.hand_over(worker)
@@ -243,11 +246,12 @@ class Joins(ev.AgentPart):
             self._rendezvous.expect_the_others(now)
         return commands + self._view_changes.settle(now)
 
-    def _refuse(self, worker: Worker, difference: str, now: float) -> list[Command]:
+    def _refuse(self, worker: Worker, difference: str, now: float, *, for_device: bool = False) -> list[Command]:
         worker.follow(Course.UNFIT)
         sentence = f"{worker.id} is refused: {difference}"
-        # the job cannot begin without one of its first workers; a refused newcomer only fails to join
-        ends = worker.initial
+        # The job cannot begin without one of its first workers, unless only that one's device is bad. A refused
+        # newcomer only fails to join.
+        ends = worker.initial and not for_device
         commands: list[Command] = [
             Tell(member=worker.id, message=Refused(reason=sentence)),
             # If the refusal ends the job, the end prints it.

@@ -1,15 +1,18 @@
-"""Progress of the job as this agent has heard: steps and their pace, durable checkpoints, and missing redundancy.
+"""Progress of the job as this agent has heard: steps and their pace, checkpoints, missing redundancy, failed devices.
 
 `JobProgress` also keeps the newest reasons for what happened, which `status` shows.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from elastrain.base.thread_status import Station
+from elastrain.base.told_devices import ToldDevices
+from elastrain.decisions.failures import Failure, left_out, nothing_left, objection
 from elastrain.launcher.core.agent_events import AgentPart, CheckpointAnswered
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.shared.job_values import Command, Log, PutCheckpoint, Tell
@@ -172,6 +175,45 @@ _STEPS_MOST, _STEPS_LEAST = 32, 3
 _REMEMBERED_STEPS = 100
 """Number of steps for which a healthy standstill is remembered."""
 _WORTH_NOTING_S = 0.5
+
+
+class DeviceFailures(AgentPart):
+    """The accelerators that this node's workers see, and the failures of devices on all nodes."""
+
+    def __init__(self, known: Sequence[Failure]) -> None:
+        self.known = [*known]
+        """All failures of devices, the newest last."""
+        self._seen: dict[int, tuple[str, ...]] = {}
+        """Slot -> the devices that its newest worker sees."""
+        self._used: dict[str, str] = {}
+        """Member of this node -> the device that it computes on."""
+
+    @handles(am.OnDevice)
+    def on_device(self, worker: Worker, message: am.OnDevice) -> list[Command]:
+        """Note the device of a worker. Its hello is refused if no worker is to compute there."""
+        self._seen[worker.slot], self._used[worker.id] = message.seen, message.device
+        return [Log(event="device", fields={"member": worker.id, "device": message.device})]
+
+    def note(self, failure: Failure) -> None:
+        """Note the failure of a device."""
+        self.known.append(failure)
+
+    def objection(self, member: str) -> str:
+        """Return why this worker may not compute on its device, or ""."""
+        return objection(self._used.get(member, ""), self.known)
+
+    def told(self, slot: int) -> ToldDevices:
+        """Return what a worker that is started in this slot is told."""
+        return ToldDevices(seen=self._seen.get(slot, ()), left_out=left_out(self.known))
+
+    def nothing_left(self, slot: int) -> str:
+        """Return a sentence if a worker in this slot would see no device that is not left out, else ""."""
+        return nothing_left(self._seen.get(slot, ()), self.known)
+
+    def described(self) -> list[dict[str, Any]]:
+        """Return the devices that have failed, for `status`."""
+        times, out = Counter(failure.device for failure in self.known), left_out(self.known)
+        return [{"device": device, "failures": count, "left_out": device in out} for device, count in times.items()]
 
 
 class Pace:

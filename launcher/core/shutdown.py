@@ -194,8 +194,8 @@ class Shutdown(AgentPart):
                 commands.append(Kill(member=other.id, reason=f"{other.id} has nothing left to join"))
         return commands
 
-    def end_if_all_left(self, now: float, how: str = "") -> list[Command]:
-        """End this node if no worker is left. `how`: how the last one ended."""
+    def end_if_all_left(self, now: float, how: str = "", why: str = "") -> list[Command]:
+        """End this node if no worker is left. `how` the last one ended, `why` no other one is started, or ""."""
         workers, alive = self._cluster.workers, self._cluster.alive_in_view()
         if workers.living or workers.vacancies or self.end is not None:
             return []
@@ -203,13 +203,13 @@ class Shutdown(AgentPart):
             return self._end_with_all_digests(now)
         codes = [worker.exit_code for worker in workers.by_id.values()]
         if not self._cluster.progress.begun and codes[-1] and not alive:
-            return self.finish(
-                1, f"{how} before the first commit, and no worker is left on this node", everywhere=False
-            )
-        # Plain scripts report no steps and no end. Only their exit codes are known.
+            how = f"{how} before the first commit, and no worker is left on this node"
+            return self.finish(1, how, everywhere=False)
+        # Plain scripts report no steps and no end, only exit codes.
         if not any(codes) or not alive:
             return self.finish(0, "every worker's script has ended", everywhere=False)
-        return self.finish(1, f"no worker is left on this node; {len(alive)} elsewhere go on", everywhere=False)
+        why = why or "no worker is left on this node"
+        return self.finish(1, f"{why}; {len(alive)} elsewhere go on", everywhere=False)
 
     def end_if_nobody_is_left_to_join(self) -> list[Command]:
         """End a node that came late if the other nodes finished the job before its workers could join."""

@@ -12,6 +12,8 @@ from typing import Any
 from msgspec import Struct, field
 
 from elastrain.base.resume import Resume
+from elastrain.base.told_devices import ToldDevices
+from elastrain.decisions.failures import Failure
 from elastrain.job.world import Member, View
 from elastrain.launcher.faults.fault import Value
 from elastrain.launcher.shared.checkpoint_inventory import DiskOffer
@@ -39,6 +41,8 @@ class Life:
     """Checkpoints on this node's own disk, if disks are local. All nodes choose one of them together."""
     named: str = ""
     """Checkpoint that the user asked for by name, or "". The job does not begin without it."""
+    device_failures: tuple[Failure, ...] = ()
+    """Failures of devices that this node knows from earlier lives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +167,8 @@ class Start(Struct, frozen=True, kw_only=True):
     """Injected fault: the property in which the worker should not fit the job."""
     resume: Resume | None = None
     """Checkpoint that the job starts from."""
+    devices: ToldDevices = ToldDevices()
+    """What is known of the accelerators that it will see."""
 
 
 class PutSpec(Struct, frozen=True, kw_only=True):

@@ -71,6 +71,8 @@ class Raised(Tagged, frozen=True, kw_only=True):
     micro_batch: int
     signature: str
     traceback: str
+    device: str = ""
+    """The device that failed, or ""."""
 
 
 class Stands(Tagged, frozen=True, kw_only=True):

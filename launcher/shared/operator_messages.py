@@ -35,6 +35,12 @@ class _MemberState(TypedDict):
     step: int | None
 
 
+class _DeviceState(TypedDict):
+    device: str
+    failures: int
+    left_out: bool
+
+
 _SHOWN: Mapping[str, Any] = {
     "job": str,
     "node": str,
@@ -53,6 +59,7 @@ _SHOWN: Mapping[str, Any] = {
     "store_away_s": float | None,
     "nodes": list[_NodeState],
     "members": list[_MemberState],
+    "devices": list[_DeviceState],
     "reasons": list[str],
     "exit_code": int | None,
 }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import asdict
 
 from elastrain.base.checkpoint_settings import SHARED
+from elastrain.decisions.failures import Failure
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent.guardian import Guardian
 from elastrain.launcher.agent.worker_start import import_torch
@@ -60,12 +61,13 @@ def run_alone(options: RunOptions) -> End:
             config = options.config(life=started)
             agent = Agent(_agent_config(options, config, run), MemoryStore(), guardian, faults)
             ended = LifeEnd(life=life, end=agent.run(), first_member=agent.first_unused_member)
+            failures = agent.device_failures
             following = after_alone(ended, _newest_step(options, ended.end))
             end = _tell(options, run, following, ended)
             if following.life is None:
                 return end
             options, life = options.in_a_later_life(), following.life
-            started = _with_start(options, life)
+            started = replace(_with_start(options, life), device_failures=failures)
 
 
 def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) -> End:
@@ -78,8 +80,9 @@ def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) 
 
 
 def _run_lives(options: RunOptions, node: NodeOptions, run: RunDir | None) -> End:
+    failures: tuple[Failure, ...] = ()
     while True:
-        ended, run = _run_life(options, node, run)
+        ended, run, failures = _run_life(options, node, run, failures)
         if ended.end.code == 0 or ended.end.code > _SIGNALLED:
             return ended.end
         following = shared_lives(options, node.etcd, run).after(ended, _newest_step(options, ended.end))
@@ -89,8 +92,13 @@ def _run_lives(options: RunOptions, node: NodeOptions, run: RunDir | None) -> En
         options = options.in_a_later_life()
 
 
-def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tuple[LifeEnd, RunDir]:
-    """Run this node's part of the job's current life. The first life creates the run's folder."""
+def _run_life(
+    options: RunOptions, node: NodeOptions, run: RunDir | None, failures: tuple[Failure, ...]
+) -> tuple[LifeEnd, RunDir, tuple[Failure, ...]]:
+    """Run this node's part of the job's current life. The first life creates the run's folder.
+
+    `failures` of devices are known from earlier lives; those known at the end are returned.
+    """
     from elastrain.launcher.agent.agent import Agent
     from elastrain.launcher.start.registration import Terms, enter
 
@@ -112,6 +120,7 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
         # A node that joins in a later life was started with the same command as all others.
         options = options if place.life.number == 1 else options.in_a_later_life()
         life = place.life if has_begun else _with_start(options, place.life)
+        life = replace(life, device_failures=failures)
         config = options.config(node=node.name, incarnation=place.incarnation, life=life)
     except BaseException:
         plain.close()
@@ -123,7 +132,8 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
         agent_config = replace(_agent_config(options, config, run, node), settle_s=settle_s)
         agent = Agent(agent_config, place.store, guardian, faults)
         end, is_local = agent.run(), options.checkpoints is not None and options.checkpoints.is_local
-        return LifeEnd(life=place.life, end=end, first_member=agent.first_unused_member, is_local=is_local), run
+        ended = LifeEnd(life=place.life, end=end, first_member=agent.first_unused_member, is_local=is_local)
+        return ended, run, agent.device_failures
 
 
 def _with_start(options: RunOptions, life: Life) -> Life:

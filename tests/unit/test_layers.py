@@ -39,7 +39,7 @@ PURE_STANDARD = frozenset(
 PURE_LIBRARIES = frozenset({"msgspec"})
 # What every room may import, and of it what is plain arithmetic, which pure parts may import too.
 BASE = frozenset({"elastrain.base"})
-PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("arithmetic", "resume", "thread_status"))
+PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("arithmetic", "resume", "thread_status", "told_devices"))
 # What rooms with tensors may import besides: the port to devices.
 PORT = frozenset({"elastrain.device"})
 # Torch-free parts, and the port, to count devices: of comm, what finds peers and proves the secret; of offload, what
@@ -52,6 +52,7 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.device",
         "elastrain.errors",
         "elastrain.version",
+        "elastrain.decisions.failures",
         "elastrain.decisions.membership",
         "elastrain.job.world",
         "elastrain.protocol.agent_messages",

@@ -65,6 +65,9 @@ def _show(state: dict[str, Any]) -> None:
     if len(state["nodes"]) > 1:
         nodes = sorted(state["nodes"], key=lambda node: (len(node["node"]), node["node"]))
         print(f"nodes       {', '.join(_node(node) for node in nodes)}")
+    for device in state["devices"]:
+        out = "; no worker is started on it" if device["left_out"] else ""
+        print(f"device      {device['device']} has failed {_times(device['failures'])}{out}")
     if state["store_away_s"] is not None:
         print(f"store       has not answered for {state['store_away_s']:.0f} s; training goes on")
     if state["parked"]:
@@ -100,6 +103,10 @@ def _shards(shards: list[int]) -> str:
 def _node(node: dict[str, Any]) -> str:
     """Return the node's name, with its state in brackets unless it is well."""
     return str(node["node"]) + ("" if node["state"] in ("here", "linked") else f" ({node['state']})")
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _or_dash(value: object) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from elastrain.decisions.failures import Failure, ends_job
 from elastrain.decisions.membership import (
-    Failure,
     Outcome,
-    ends_job,
     first_view,
     may_restart,
     missing_state,
