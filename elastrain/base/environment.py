@@ -16,7 +16,7 @@ from elastrain.base import checkpoint_settings
 from elastrain.base.checkpoint_settings import CheckpointOptions, parse_every
 from elastrain.base.processes import started
 from elastrain.base.resume import Resume, from_text
-from elastrain.base.told_devices import ToldDevices
+from elastrain.base.told_devices import CUBLAS_CONFIG, ToldDevices
 
 NAME = "ELASTRAIN_STATE_MEMORY"
 
@@ -235,6 +235,16 @@ def stages() -> int | None:
     """
     told = _told("ELASTRAIN_STAGES")
     return int(told) if told else None
+
+
+def cublas_config() -> str | None:
+    """Return the setting by which cuBLAS computes deterministically, or None."""
+    return os.environ.get(CUBLAS_CONFIG)
+
+
+def set_cublas_config(value: str) -> None:
+    """Set that setting for this process, before CUDA starts in it."""
+    os.environ[CUBLAS_CONFIG] = value
 
 
 def master_address() -> str:

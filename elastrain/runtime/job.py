@@ -23,6 +23,7 @@ from elastrain.base.environment import (
     parent_worker,
     read_environment,
     resume,
+    slot,
     statement_wish,
 )
 from elastrain.base.environment import stages as told_stages
@@ -40,6 +41,7 @@ from elastrain.runtime.assembly import (
     seed_generators,
 )
 from elastrain.runtime.io.heartbeat import PHASE_TIMEOUT_S
+from elastrain.runtime.io.member_device import MemberDevice
 from elastrain.runtime.loader.loader import DataLoader
 from elastrain.runtime.loop.exit_report import ExitReport, wrong_input_shown
 from elastrain.runtime.loop.step import Step
@@ -144,6 +146,7 @@ class Job:
     def __init__(self, chosen: Chosen) -> None:
         self._chosen = chosen
         self._registered: dict[str, Any] = {}
+        self._device = MemberDevice(chosen.environment.devices, slot(), deterministic=chosen.settings.deterministic)
         self._open: tuple[Connections, ExitReport] | None = None
         self._prepared: Prepared | None = None
         self._has_loop = False
@@ -159,10 +162,11 @@ class Job:
         Job.has_entered = True
         if connections.agent.is_there:
             claim()
-        last_words = ExitReport(connections.agent, self._leave)
+        last_words = ExitReport(connections.agent, self._leave, self._device)
         self._open = connections, last_words
         last_words.take_hook()
         import_compiler_late()
+        self._device.choose()
         seed_generators(self._chosen.settings.seed)
         connections.journal.write("init")
 
@@ -209,6 +213,7 @@ class Job:
             self._statement.answer_at_once()
             return model, optimizer, loader
         connections, last_words = self._opened()
+        self._device.take(model, connections.agent.say)
         self._prepared = assemble(request, layout, self._chosen, connections, last_words.report)
         return model, optimizer, loader
 

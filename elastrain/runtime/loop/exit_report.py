@@ -17,6 +17,7 @@ from types import TracebackType
 import torch
 
 from elastrain.base.processes import say
+from elastrain.base.told_devices import ToldDevices
 from elastrain.errors import (
     ConfigError,
     CorruptedError,
@@ -32,6 +33,7 @@ from elastrain.errors import (
 from elastrain.offload.errors import SpillWriteError
 from elastrain.protocol import agent_messages as am
 from elastrain.runtime.io.agent_link import AgentLink, ChannelClosedError
+from elastrain.runtime.io.member_device import MemberDevice
 from elastrain.runtime.loop.step import Step
 
 NOT_THE_SCRIPTS_FAULT = (RefusedError, StoppedError, CorruptedError, DriveFailedError, SpillWriteError)
@@ -82,12 +84,20 @@ def wrong_input_shown() -> Iterator[None]:
 class ExitReport:
     """The reporter of a member's early end. `leave` closes the connections on which other members wait."""
 
-    def __init__(self, agent: AgentLink, leave: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        agent: AgentLink,
+        leave: Callable[[], None],
+        device: MemberDevice | None = None,
+        end_process: Callable[[int], object] = os._exit,
+    ) -> None:
         self.step: Step | None = None
         """The step that the script is in."""
         self.has_left = False
         self._agent = agent
         self._leave = leave
+        self._device = device or MemberDevice(ToldDevices(), None, deterministic=False)
+        self._end_process = end_process
         self._reported: BaseException | None = None
         self._previous_hook = sys.excepthook
 
@@ -105,6 +115,9 @@ class ExitReport:
         if error is self._reported:
             return
         self._reported = error
+        error = self._device.as_input_error(error)
+        if (cause := self._device.error_in(error)) is not None:
+            error.add_note(f"elastrain: {self._device.words(cause, self._agent.me)}")
         if isinstance(error, NOT_THE_SCRIPTS_FAULT):
             say(str(error))
             return
@@ -120,15 +133,25 @@ class ExitReport:
         """Report an uncaught exception, show it unless the launcher or `report` shows it as a sentence, and leave."""
         if not issubclass(kind, KeyboardInterrupt):
             self.report(error)
-        is_a_sentence = type(error) in ENDS_THE_JOB or isinstance(error, ConfigError)
+        shown = self._device.as_input_error(error)
+        is_a_sentence = type(shown) in ENDS_THE_JOB or isinstance(shown, ConfigError)
         if not (is_a_sentence and self._agent.is_there) and not isinstance(error, NOT_THE_SCRIPTS_FAULT):
-            _show(self._previous_hook, kind, error, trace)
-        self.go()
+            _show(self._previous_hook, type(shown), shown, trace)
+        cause = self._device.error_in(error)
+        if cause is None or isinstance(cause, torch.OutOfMemoryError):
+            self.go()
+            return
+        # Nothing may touch the device: neither the engine's thread nor the interpreter's end, which frees its memory.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.has_left = True
+        self._end_process(1)
 
     def _told_of(self, error: BaseException) -> am.FromWorker:
         if type(error) in ENDS_THE_JOB:
             return ENDS_THE_JOB[type(error)](sentence=str(error))
-        signature = f"{type(error).__name__}: {error}"
+        cause = self._device.error_in(error)
+        signature = f"{type(error).__name__}: {error}" if cause is None else self._device.signature(cause)
         sentence = _sentence(error) if isinstance(error, ConfigError) else signature
         whole = f"{sentence}\n" if isinstance(error, ElastrainError) else "".join(traceback.format_exception(error))
         return am.Failed(
@@ -136,4 +159,5 @@ class ExitReport:
             micro_batch=self.step.micro_batch if self.step else None,
             signature=signature[:_SIGNATURE_CHARS_MAX],
             traceback=whole[-_TRACEBACK_CHARS_MAX:],
+            device="" if cause is None else self._device.name_or_unknown(),
         )

@@ -5,6 +5,10 @@ Other code does not belong here.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 from elastrain.errors import ConfigError
 
 BACKEND = "etcd-v3"
@@ -69,11 +73,20 @@ def local_world_size(words: str) -> int:
 
 
 def _devices(kind: str) -> int:
-    import torch
-
-    from elastrain.device import device_count
-
-    gpus = device_count()
+    gpus = _accelerators() if kind != "cpu" else 0
     if kind == "gpu" and not gpus:
         raise ConfigError("--nproc-per-node gpu: there is no GPU here; write a number, or cpu")
-    return gpus if kind == "gpu" or (kind == "auto" and gpus) else torch._utils.cpu_count() or 1
+    return gpus if kind == "gpu" or (kind == "auto" and gpus) else len(os.sched_getaffinity(0))
+
+
+def _accelerators() -> int:
+    """Return the number of accelerators that a process sees. A child counts, because this process goes on to fork.
+
+    A driver that has started does not survive a fork.
+    """
+    program = "from elastrain.device import device_count; print(device_count())"
+    counted = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if counted.returncode:
+        words = counted.stderr.strip().rpartition("\n")[2] or f"exit code {counted.returncode}"
+        raise ConfigError(f"the GPUs cannot be counted ({words}): write a number in --nproc-per-node, or cpu")
+    return int(counted.stdout)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastrain.base.resume import Resume
 from elastrain.base.told_devices import ToldDevices
+from elastrain.errors import ConfigError
 from elastrain.launcher.agent.run_state import describe
+from elastrain.launcher.agent.worker_start import WorkerEnvironment, WorkerWish, environment
 from elastrain.launcher.cli.commands import status
+from elastrain.launcher.cli.options.torchrun import local_world_size
 from elastrain.launcher.shared.job_values import Command, End, Life, Start, TakeNumber
 from elastrain.protocol import agent_messages as am
+from tests.support.agents import job_config
 from tests.unit.launcher.test_core import NOW, Job, logged, of, running, told
 from tests.unit.launcher.test_nodes import running as running_nodes
 
@@ -188,3 +196,66 @@ def test_a_worker_moves_only_if_its_own_device_is_left_out() -> None:
     assert ToldDevices(seen=(A,), left_out=(A,)).choose(1, 0) is None
     assert ToldDevices.from_text(devices.as_text()) == devices
     assert ToldDevices.from_text("") == ToldDevices()
+
+
+# ---- how many there are
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, stdout: str, returncode: int = 0, stderr: str = "") -> list[list[str]]:
+    """Let a child process count devices as told. Returns the commands that start one."""
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, returncode, stdout, stderr)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return asked
+
+
+def test_devices_are_counted_in_a_child_because_the_launcher_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = counted(monkeypatch, "8\n")
+    assert [local_world_size("gpu"), local_world_size("auto"), len(asked)] == [8, 8, 2]
+    assert asked[0][0] == sys.executable
+    assert local_world_size("cpu") == len(os.sched_getaffinity(0))
+    assert len(asked) == 2
+
+
+def test_without_devices_auto_counts_cores_and_gpu_is_refused() -> None:
+    assert local_world_size("auto") == len(os.sched_getaffinity(0))
+    with pytest.raises(ConfigError, match="there is no GPU here"):
+        local_world_size("gpu")
+
+
+def test_devices_that_cannot_be_counted_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted(monkeypatch, "", 1, "Traceback\nRuntimeError: CUDA driver initialization failed\n")
+    with pytest.raises(ConfigError, match=r"cannot be counted \(RuntimeError: CUDA driver initialization failed\)"):
+        local_world_size("auto")
+
+
+def test_workers_are_told_how_cublas_is_deterministic_unless_the_user_has_said_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    assert told_environment()["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    assert told_environment()["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def told_environment() -> dict[str, str]:
+    common = WorkerEnvironment(
+        job="j",
+        settings=job_config(workers=1),
+        agent="a",
+        run_dir=Path("r"),
+        secret_file=Path("s"),
+        host=None,
+        master=lambda: ("h", 1),
+        mark={},
+        wish=WorkerWish(),
+    )
+    devices = ToldDevices(seen=(A, B), left_out=(B,))
+    start = Start(member="m0", slot=0, rank=0, restarts=0, warm_up=False, world_size=1, devices=devices)
+    found = environment(common, start)
+    assert ToldDevices.from_text(found["ELASTRAIN_DEVICES"]) == devices
+    return found
