@@ -69,7 +69,7 @@ def ends_job(failure: Failure, earlier: Sequence[Failure], *, committed: bool) -
         )
         return Ruling(yes=True, reason=reason)
     if device in left_out([*earlier, failure]):
-        times = sum(each.device == device for each in earlier) + 1
+        times = times_failed([*earlier, failure])[device]
         return Ruling(yes=False, reason=f"{failure}, for the {_nth(times)} time: {_NOT_AGAIN}")
     return Ruling(yes=False, reason=f"{failure}; another member tries")
 
@@ -79,8 +79,14 @@ _NOT_AGAIN = "no worker is started on it any more"
 
 def left_out(failures: Sequence[Failure]) -> tuple[str, ...]:
     """Return the devices that have failed so often that no worker is started on them."""
-    count = Counter(each.device for each in failures if each.device)
-    return tuple(device for device, times in count.items() if times >= DEVICE_FAILURES_MAX)
+    return tuple(device for device, times in times_failed(failures).items() if times >= DEVICE_FAILURES_MAX)
+
+
+def times_failed(failures: Sequence[Failure]) -> dict[str, int]:
+    """Return how often each device has failed. Several threads of one member may report the same failure."""
+    return dict(
+        Counter(device for device, _ in dict.fromkeys((each.device, each.member) for each in failures) if device)
+    )
 
 
 def objection(device: str, failures: Sequence[Failure]) -> str:

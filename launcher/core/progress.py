@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from elastrain.base.thread_status import Station
 from elastrain.base.told_devices import ToldDevices
-from elastrain.decisions.failures import Failure, left_out, nothing_left, objection
+from elastrain.decisions.failures import Failure, left_out, nothing_left, objection, times_failed
 from elastrain.launcher.core.agent_events import AgentPart, CheckpointAnswered
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.shared.job_values import Command, Log, PutCheckpoint, Tell
@@ -212,7 +212,7 @@ class DeviceFailures(AgentPart):
 
     def described(self) -> list[dict[str, Any]]:
         """Return the devices that have failed, for `status`."""
-        times, out = Counter(failure.device for failure in self.known), left_out(self.known)
+        times, out = times_failed(self.known), left_out(self.known)
         return [{"device": device, "failures": count, "left_out": device in out} for device, count in times.items()]
 
 

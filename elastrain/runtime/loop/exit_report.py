@@ -99,6 +99,7 @@ class ExitReport:
         self._device = device or MemberDevice(ToldDevices(), None, deterministic=False)
         self._end_process = end_process
         self._reported: BaseException | None = None
+        self._device_has_failed = False
         self._previous_hook = sys.excepthook
 
     def take_hook(self) -> None:
@@ -115,14 +116,16 @@ class ExitReport:
         if error is self._reported:
             return
         self._reported = error
-        error = self._device.as_input_error(error)
         if (cause := self._device.error_in(error)) is not None:
             error.add_note(f"elastrain: {self._device.words(cause, self._agent.me)}")
+            if self._device_has_failed:  # the loop and the engine both meet its error, each as one of its own
+                return
+            self._device_has_failed = True
         if isinstance(error, NOT_THE_SCRIPTS_FAULT):
             say(str(error))
             return
         with suppress(ChannelClosedError):  # the launcher has ended
-            self._agent.say(self._told_of(error))
+            self._agent.say(self._told_of(self._device.as_input_error(error)))
 
     def go(self) -> None:
         """Leave the job now, so that other members need not wait for the interpreter's end, which takes most of 1 s."""

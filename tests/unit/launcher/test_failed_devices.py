@@ -78,6 +78,15 @@ def test_other_errors_of_two_devices_end_no_job(other: dict[str, Any]) -> None:
     assert not of(End, fail(job, "m1", B, **other))
 
 
+def test_one_failure_that_two_threads_of_a_member_report_counts_once() -> None:
+    job = running()
+    on(job, {"m0": A})
+    job.say("m0", failed(A))
+    job.say("m0", failed(A, signature="AcceleratorError: other words"))
+    (start,) = of(Start, job.die("m0", exit_code=1))
+    assert start.devices.left_out == ()
+
+
 def test_after_two_failures_a_worker_is_told_to_leave_the_device_out() -> None:
     job = running()
     on(job, {"m0": A, "m1": B, "m2": B})

@@ -229,6 +229,21 @@ def test_an_error_of_the_device_names_it_and_the_process_ends_without_touching_i
     assert two.asked == []
 
 
+def test_the_engines_error_is_told_and_the_loops_own_is_only_shown(
+    two: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[am.Failed] = []
+    channel: Any = SimpleNamespace(send=lambda message, fd=None: told.append(message))
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    report = ExitReport(AgentLink("m1", channel), lambda: None, ready(), lambda _code: None)
+    report.take_hook()
+    report.report(torch.AcceleratorError(ILLEGAL))
+    own = torch.AcceleratorError(ILLEGAL)
+    sys.excepthook(type(own), own, None)
+    assert len(told) == 1
+    assert own.__notes__[0].startswith("elastrain: H200 (UUID GPU-0) has failed in m1")
+
+
 def test_an_exception_that_the_device_has_caused_is_the_devices(two: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         try:

@@ -1,0 +1,58 @@
+"""Trains on the test device whose failures DEVICE_FAULTS orders, such as "m1@3 error,*@4 oom"; without it on the CPU.
+
+Each worker has the device of its slot, or all have the one of DEVICE_SHARED.
+"""
+
+import argparse
+import os
+
+import torch
+from torch import nn
+
+import elastrain
+from tests.integration.scripts.small_training import Model, Samples
+
+ORDERS = os.environ.get("DEVICE_FAULTS")
+if ORDERS is not None:
+    from tests.support import late
+
+    late.install()
+    late.configure(uuid=os.environ.get("DEVICE_SHARED") or f"late-{os.environ['LOCAL_RANK']}")
+
+
+def strike(step: int, micro_batch: int | None) -> None:
+    """Break the device, or take its free memory away, if this member or all are to be struck here."""
+    me = os.environ.get("ELASTRAIN_MEMBER")
+    for order in filter(None, (ORDERS or "").split(",")):
+        place, kind = order.split()
+        member, _, number = place.partition("@")
+        if member in (me, "*") and number == str(step) and (member == me or micro_batch == 4):
+            if kind == "oom":
+                late.configure(capacity_bytes=torch.late.memory_allocated())  # type: ignore[attr-defined]
+            else:
+                late.fail_at(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--backups", default="1")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    job = elastrain.init(seed=7, run_length=2, backups=args.backups if args.backups == "all" else int(args.backups))
+    device = "cpu" if ORDERS is None else "late"
+    model = Model().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    loader = elastrain.DataLoader(Samples(), global_batch_size=40, micro_batch_size=4)
+    model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=0.5)
+    for step in job.steps(loader, until=args.steps):
+        for inputs, labels in step:
+            strike(step.number, step.micro_batch)
+            inputs, labels = inputs.to(device), labels.to(device)
+            loss = nn.functional.cross_entropy(model(inputs, labels), labels)
+            step.backward(loss, weight=float(len(labels)))
+
+
+if __name__ == "__main__":
+    main()
