@@ -21,7 +21,10 @@ from elastrain.protocol import agent_messages as am
 
 _CUBLAS_CONFIGS = (CUBLAS_CONFIG_DEFAULT, ":16:8")
 """Values with which cuBLAS computes deterministically."""
-_LIBRARIES = "CUDA|HIP|XPU|SYCL|NPU|MPS|cuDNN|MIOpen|hipBLAS|cuBLAS|CUBLAS|CUDNN|CUSOLVER|CUFFT|CUSPARSE|NCCL|Triton"
+_LIBRARIES = r"CUDA|HIP|XPU|NPU|cuDNN|MIOpen|hipBLAS|cuBLAS|cuSOLVER|cuFFT|cuSPARSE"
+_STATUS = r"\b(CUDNN|CUBLAS|CUSOLVER|CUFFT|CUSPARSE)_STATUS_\w+|\b(UR_RESULT|PI)_ERROR_\w+|\bTriton Error \["
+_GONE = re.compile(r"No \w+ GPUs are available|driver initialization failed|unknown error")
+"""Errors of a device that is no longer there, if there was one."""
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 _NO_FORM = re.compile(r"(\S+) does not have a deterministic implementation")
 
@@ -44,6 +47,9 @@ class MemberDevice:
         """
         count = device_count()
         if not count:
+            seen, slot = len(self._told.seen), self._slot or 0
+            if seen:  # they were there for an earlier worker: an error that follows is theirs
+                self.name = self._told.name_of(self._told.choose(seen, slot) or 0)
             return
         accelerator = torch.accelerator.current_accelerator()
         assert accelerator is not None
@@ -113,9 +119,11 @@ class MemberDevice:
     def _is_devices(self, error: BaseException) -> bool:
         if isinstance(error, torch.AcceleratorError | torch.OutOfMemoryError):
             return True
-        kinds = _LIBRARIES + (f"|{self._kind.upper()}" if self._kind else "")
-        told = rf"\b({kinds})( \w+)? (error|failure)\b|\b(CUDNN|CUBLAS|CUSOLVER|CUFFT|CUSPARSE)_STATUS_\w+"
-        return isinstance(error, RuntimeError) and re.search(told, str(error)) is not None
+        if not isinstance(error, RuntimeError):
+            return False
+        text, kinds = str(error), _LIBRARIES + (f"|{re.escape(self._kind)}" if self._kind else "")
+        told = re.search(rf"\b({kinds})( \w+)? (error|failure):|{_STATUS}", text, re.IGNORECASE)
+        return told is not None or (bool(self._told.seen) and _GONE.search(text) is not None)
 
     def name_or_unknown(self) -> str:
         """Return the device's name, also if the error came before the device was described."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from elastrain.launcher.shared.rundir import RunDir
 from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, run_job
 
 pytestmark = pytest.mark.slow
@@ -13,23 +14,28 @@ SCRIPT = SCRIPTS / "device_training.py"
 ARGUMENTS = ("--steps", "14", "--backups", "all")
 
 
-def run(folder: Path, workers: int, faults: str, shared: str = "") -> Run:
+def run(folder: Path, faults: str, *, shared: str = "", slow_until: str | None = None) -> Run:
     given = {"DEVICE_FAULTS": faults, "DEVICE_SHARED": shared}
-    return run_job(folder, workers=workers, script=SCRIPT, arguments=ARGUMENTS, **given)
+    return run_job(folder, workers=2, script=SCRIPT, arguments=ARGUMENTS, slow_until=slow_until, **given)
 
 
-def test_members_whose_devices_fail_are_replaced_until_one_device_has_failed_twice(tmp_path: Path) -> None:
-    done = run(tmp_path, 3, "m1@2 error,m0@4 oom,m3@9 error")
+def test_a_member_is_replaced_until_its_device_has_failed_twice_and_the_bits_are_the_cpus(tmp_path: Path) -> None:
+    done = run(tmp_path, "m1@2 oom,m2@any error", slow_until="m2")
     assert_equal_to_undisturbed(done, *ARGUMENTS, script=SCRIPT)
-    one = "Late Test Device (UUID late-1)"
-    assert f"{one} has failed in m1: this process does not use it any more, and ends" in done.output
-    assert "Late Test Device (UUID late-0) has no memory left for m0: of its limit of" in done.output
-    failed = [(e["member"], e["device"]) for e in done.events if e["event"] == "failed"]
-    assert failed[:2] == [("m1", one), ("m0", "Late Test Device (UUID late-0)")]
+    device = "Late Test Device (UUID late-1)"
+    assert f"{device} has no memory left for m1: of its limit of" in done.output
+    assert f"{device} has failed in m2: this process does not use it any more, and ends" in done.output
+    assert "for the second time: no worker is started on it any more" in done.output
+    assert [(e["member"], e["device"]) for e in done.events if e["event"] == "failed"] == [
+        ("m1", device),
+        ("m2", device),
+    ]
+    assert {e["member"] for e in done.events if e["event"] == "worker_start"} == {"m0", "m1", "m2"}
+    assert RunDir(path=done.folder).read_state()["devices"] == [{"device": device, "failures": 2, "left_out": True}]
 
 
 def test_the_same_error_at_the_same_place_on_two_devices_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
-    done = run(tmp_path, 3, "*@3 error")
+    done = run(tmp_path, "*@3 error")
     assert done.exit_code == 1
     assert "raised the same exception at step 3, micro-batch 4, on Late Test Device (UUID late-" in done.output
     assert "it is a fault in the script, not in a device" in done.output
@@ -37,7 +43,7 @@ def test_the_same_error_at_the_same_place_on_two_devices_ends_the_job_with_its_t
 
 
 def test_without_a_device_that_works_the_job_ends_and_names_both_causes(tmp_path: Path) -> None:
-    done = run(tmp_path, 2, "m0@2 error,m1@4 error", shared="late-x")
+    done = run(tmp_path, "m0@2 error,m1@4 error", shared="late-x")
     assert done.exit_code == 1
     assert "no device is left after failures of Late Test Device (UUID late-x)" in done.output
     assert "either the script makes it fail, or the device is broken" in done.output

@@ -1,16 +1,17 @@
-"""Trains on the test device whose failures DEVICE_FAULTS orders, such as "m1@3 error,*@4 oom"; without it on the CPU.
+"""Trains on the test device, whose failures DEVICE_FAULTS orders ("m1@3 error,m2@any oom"); without it on the CPU.
 
 Each worker has the device of its slot, or all have the one of DEVICE_SHARED.
 """
 
 import argparse
 import os
+from pathlib import Path
 
 import torch
 from torch import nn
 
 import elastrain
-from tests.integration.scripts.small_training import Model, Samples
+from tests.integration.scripts.small_training import Model, Samples, hold_up
 
 ORDERS = os.environ.get("DEVICE_FAULTS")
 if ORDERS is not None:
@@ -26,7 +27,7 @@ def strike(step: int, micro_batch: int | None) -> None:
     for order in filter(None, (ORDERS or "").split(",")):
         place, kind = order.split()
         member, _, number = place.partition("@")
-        if member in (me, "*") and number == str(step) and (member == me or micro_batch == 4):
+        if member in (me, "*") and number in (str(step), "any") and (member == me or micro_batch == 4):
             if kind == "oom":
                 late.configure(capacity_bytes=torch.late.memory_allocated())  # type: ignore[attr-defined]
             else:
@@ -37,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--backups", default="1")
+    parser.add_argument("--slow-while", type=Path, help="micro-batches wait a little while this file exists")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.__future__.set_swap_module_params_on_conversion(True)
@@ -48,6 +50,8 @@ def main() -> None:
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=0.5)
     for step in job.steps(loader, until=args.steps):
         for inputs, labels in step:
+            if args.slow_while is not None:
+                hold_up(args.slow_while, step.number)
             strike(step.number, step.micro_batch)
             inputs, labels = inputs.to(device), labels.to(device)
             loss = nn.functional.cross_entropy(model(inputs, labels), labels)

@@ -212,6 +212,8 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel err
         RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
         RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`"),
         RuntimeError("CUDA driver error: unknown error"),
+        RuntimeError("Triton Error [CUDA]: device-side assert triggered"),
+        RuntimeError("level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)"),
     ],
 )
 def test_an_error_of_the_device_names_it_and_the_process_ends_without_touching_it(
@@ -257,10 +259,29 @@ def test_an_exception_that_the_device_has_caused_is_the_devices(two: Machine, mo
     assert ended == [1]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("CUDA error")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"),
+        RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:94, remote process exited"),
+        RuntimeError("No CUDA GPUs are available"),
+        ValueError("CUDA error: of the script's own"),
+    ],
+)
 def test_other_exceptions_are_the_scripts(error: Exception, two: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     told, _, ended = end_with(error, ready(), monkeypatch)
     assert (told.device, ended) == ("", ["leaves"])
+
+
+def test_a_device_that_is_no_longer_there_is_named_as_an_earlier_worker_saw_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Machine(0, monkeypatch)
+    made = device(1, seen=("a", "b"))
+    made.choose()
+    told, _, _ = end_with(RuntimeError("No CUDA GPUs are available"), made, monkeypatch)
+    assert told.device == "b"
 
 
 def test_without_memory_the_error_names_device_limit_and_what_is_held(
