@@ -36,6 +36,9 @@ class Setting:
     until_s: float
     """Monotonic time at which the part has to have ended."""
     tell_line: Tell
+    name: str = ""
+    """The device's name."""
+    uuid: str = ""
     nodes: bool = True
     """Whether the libraries for simulated nodes are there."""
     told: set[tuple[str, str]] = field(default_factory=set)
@@ -72,12 +75,12 @@ class Setting:
         self.run(name, [TRAIN, *self.script(arguments)], limit_s=limit_s, ELASTRAIN_RUN_DIR=str(folder / "run"))
         return read_member(folder / "run")
 
-    def undisturbed(self) -> Member:
-        """Return the job of one that most cases are compared with; it runs once per part."""
+    def undisturbed(self, *arguments: str) -> Member:
+        """Return the job of one that most cases are compared with; it runs once per part, with the same arguments."""
         with self._once:
             if self._undisturbed is None:
                 try:
-                    self._undisturbed = self.alone("undisturbed")
+                    self._undisturbed = self.alone("undisturbed", *arguments)
                 except EndedError as error:
                     self._undisturbed = error
         if isinstance(self._undisturbed, EndedError):

@@ -53,8 +53,8 @@ def main() -> None:
             broken = broken or f"{name} cannot be imported: {error}"
     versions = {"elastrain": __version__, "torch": torch.__version__, "python": platform.python_version()}
     versions |= {name: value for name in ("runtime", "cudnn", "triton") if (value := getattr(about, name))}
-    found = {"kind": about.type, "name": about.name, "driver": driver(about.type), "versions": versions}
-    print(json.dumps({**found, "broken": broken}))
+    found = {"kind": about.type, "name": about.name, "uuid": about.uuid, "driver": driver(about.type)}
+    print(json.dumps({**found, "versions": versions, "broken": broken}))
 
 
 if __name__ == "__main__":

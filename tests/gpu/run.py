@@ -77,7 +77,7 @@ class Telling:
     """Prints lines, and appends them to a file as soon as they are there: a run may be cut off at any time."""
 
     def __init__(self, about: Mapping[str, Any], options: Options) -> None:
-        self.kind = about["kind"]
+        self.kind, self.name, self.uuid = about["kind"], about["name"], about["uuid"] or ""
         self.real = self.kind not in ("late", "cpu")
         self.path = options.lines or (shown.LINES if self.real else None)
         self.missed = 0
@@ -169,6 +169,8 @@ def _run(
             environment=environment,
             until_s=min(until_s, began_s + (PART_S if telling.real else REHEARSAL_S)),
             tell_line=partial(telling.line, part),
+            name=telling.name,
+            uuid=telling.uuid,
             nodes=not any(each.only_for == "simulated nodes" for each in missing),
         )
         run_part(part, setting, options.keys)

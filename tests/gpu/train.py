@@ -96,13 +96,13 @@ def strike(what: str, device: str) -> None:
         illegal_access(device)
 
 
-def hold(file: Path | None, step: int, *, newcomer: bool) -> None:
-    """Wait a little while the file exists, so that a newcomer finds steps left; the newcomer removes the file."""
+def hold(file: Path | None, *, newcomer: bool) -> None:
+    """Wait for at most 1.5 s while the file exists, so that a newcomer finds steps left; the newcomer removes it."""
     if file is None:
         return
     if newcomer:
         file.unlink(missing_ok=True)
-    until_s = time.monotonic() + (0.1 if step < 4 else 1.5)
+    until_s = time.monotonic() + 1.5
     while file.exists() and time.monotonic() < until_s:
         time.sleep(0.02)
 
@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--at", type=int, default=6, help="step of --do")
     parser.add_argument("--member", default="m1", help="member of --do")
     parser.add_argument("--hold", type=Path, help="while this file exists, micro-batches wait for a newcomer")
+    parser.add_argument("--hold-from", type=int, default=4, help="step from which they wait for long")
     parser.add_argument("--members", type=int, default=1, help="with --hold: members of a higher number are newcomers")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -137,7 +138,8 @@ def main() -> None:
         for batch in step:
             if args.do and member == args.member and step.number == args.at:
                 strike(args.do, args.device)
-            hold(args.hold, step.number, newcomer=int(member.removeprefix("m") or 0) >= args.members)
+            if step.number >= args.hold_from:
+                hold(args.hold, newcomer=int(member.removeprefix("m") or 0) >= args.members)
             with torch.autocast(args.device, torch.bfloat16) if args.autocast else nullcontext():
                 loss = loss_of(model, batch.to(args.device))
             step.backward(loss)
