@@ -49,7 +49,11 @@ SHORT_TO_LONG = ("2k", "8k", "32k")
 MODELS = ("124m", "1b")
 
 CLAIMS = (
-    Claim(part=1, key="runs_equal", text="Two runs of the README's script, with the model on a device, have the same digest."),
+    Claim(
+        part=1,
+        key="runs_equal",
+        text="Two runs of the README's script, with the model on a device, have the same digest.",
+    ),
     Claim(
         part=1,
         key="members_equal",
@@ -169,7 +173,13 @@ CLAIMS = (
         bound="≤ 1.05",
         text="The allocator's peak in a job of one member over that of the plain loop; 32k tokens per step.",
     ),
-    Claim(part=3, key="host_bytes", cases=MODELS, bound="report", text="Peak of that member's resident host memory, in bytes."),
+    Claim(
+        part=3,
+        key="host_bytes",
+        cases=MODELS,
+        bound="report",
+        text="Peak of that member's resident host memory, in bytes.",
+    ),
     Claim(
         part=3,
         key="deterministic_price",
@@ -190,7 +200,9 @@ CLAIMS = (
         text="So have pipelines of three that lose the member at one of their places, and a job of two pipelines that "
         "loses a member.",
     ),
-    Claim(key="memory_limit", text="Jobs on a device keep within `--memory-limit`, with drives and without (test part 5)."),
+    Claim(
+        key="memory_limit", text="Jobs on a device keep within `--memory-limit`, with drives and without (test part 5)."
+    ),
     Claim(key="compiled", text="Compiled models and captured graphs train with equal bits (test part 6)."),
     Claim(key="in_place", text="Peers read device memory in place, also that of a killed process (test part 7)."),
     Claim(key="nvlink", text="Anything on two GPUs or more: peers' access, NVLink, eight buses at the same time."),

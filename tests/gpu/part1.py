@@ -12,7 +12,7 @@ KILL = "kill --target member:m1 --at step=3,phase=backward"
 @tells("runs_equal")
 def two_runs(setting: Setting) -> None:
     """Run the script twice."""
-    first, second = setting.together(setting.undisturbed, partial(setting.alone, "again"))
+    first, second = (each.result() for each in setting.together(setting.undisturbed, partial(setting.alone, "again")))
     setting.tell("runs_equal", first.digest == second.digest is not None, note=f"{first.digest}, {second.digest}")
 
 
@@ -22,8 +22,7 @@ def members(setting: Setting) -> None:
     alone = setting.undisturbed()
     jobs = setting.together(*(partial(setting.job, f"members{count}", count) for count in (2, 4)))
     for count, job in zip((2, 4), jobs, strict=True):
-        equal, note = job.equals(alone)
-        setting.tell("members_equal", equal, f"{count} members", note)
+        setting.compare("members_equal", f"{count} members", lambda job=job: job.result().equals(alone))
 
 
 @tells(("digest_equal", "killed and joined"), ("digest_equal", "2 stages"))
@@ -34,10 +33,8 @@ def killed_and_stages(setting: Setting) -> None:
         partial(setting.job, "killed", 3, faults=[KILL], hold=True),
         partial(setting.job, "stages", 2, options=["--stages", "2"]),
     )
-    equal, note = killed.joined(alone, 3)
-    setting.tell("digest_equal", equal, "killed and joined", note)
-    equal, note = staged.equals(alone)
-    setting.tell("digest_equal", equal, "2 stages", note)
+    setting.compare("digest_equal", "killed and joined", lambda: killed.result().joined(alone, 3))
+    setting.compare("digest_equal", "2 stages", lambda: staged.result().equals(alone))
 
 
 @tells(("digest_equal", "bf16, killed and joined"), ("digest_equal", "autocast, killed and joined"))
@@ -49,5 +46,6 @@ def precisions(setting: Setting) -> None:
         *(partial(setting.job, f"{name}-killed", 2, f"--{name}", faults=[KILL], hold=True) for name in names)
     )
     for name, one, job in zip(names, alone, jobs, strict=True):
-        equal, note = job.joined(one, 2)
-        setting.tell("digest_equal", equal, f"{name}, killed and joined", note)
+        setting.compare(
+            "digest_equal", f"{name}, killed and joined", lambda one=one, job=job: job.result().joined(one.result(), 2)
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from functools import partial
 
 from experiments.journals import Member
 from experiments.recovery.figures import loss_of, rejoin_of, standstill_s
@@ -47,17 +46,22 @@ def recovery(setting: Setting) -> None:
     setting.tell("join_s", rejoins[0].warm_up_s, note=f"standstill at its entry: {stalls} s")
 
 
-@tells("error_contained", "error_continued_s", "error_named", "oom_named")
-def errors(setting: Setting) -> None:
-    """Let one of two members read where it may not, and one ask for more memory than there is."""
+@tells("error_contained", "error_continued_s", "error_named")
+def illegal_access(setting: Setting) -> None:
+    """Let one of two members read where it may not."""
     alone = undisturbed(setting)
-    illegal, oom = setting.together(*(partial(struck, setting, what) for what in ("illegal", "oom")))
-    equal, note = illegal.equals(alone)
-    setting.tell("error_contained", equal, note=note)
-    setting.tell("error_continued_s", standstill_s([illegal.run.members["m0"]], STRUCK, moment(illegal)))
-    setting.tell("error_named", named(setting, illegal.output), note=said(illegal.output))
-    equal, note = oom.equals(alone)
-    setting.tell("oom_named", equal and named(setting, oom.output), note=note or said(oom.output))
+    job = struck(setting, "illegal")
+    setting.compare("error_contained", "", lambda: job.equals(alone))
+    setting.tell("error_continued_s", standstill_s([job.run.members["m0"]], STRUCK, moment(job)))
+    setting.tell("error_named", named(setting, job.output), note=said(job.output))
+
+
+@tells("oom_named")
+def no_memory(setting: Setting) -> None:
+    """Let one of two members ask for more memory than there is."""
+    job = struck(setting, "oom")
+    equal, note = job.equals(undisturbed(setting))
+    setting.tell("oom_named", equal and named(setting, job.output), note=note or said(job.output))
 
 
 def struck(setting: Setting, what: str) -> Job:

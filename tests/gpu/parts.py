@@ -7,7 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -119,11 +119,19 @@ class Setting:
         """Return the arguments of the training script."""
         return ["--device", self.device, *(["--small"] if self.small else []), *arguments]
 
-    def together(self, *calls: Callable[[], T]) -> list[T]:
-        """Make calls at the same time, as many as there are cores for. Raises the first one's error."""
-        beside = 1 if self.small else max(1, min(4, (os.cpu_count() or 1) // 4))
+    def together(self, *calls: Callable[[], T], beside: int = 0) -> list[Future[T]]:
+        """Make calls at the same time, `beside` of them or as many as there are cores for, and wait for all."""
+        beside = beside or (1 if self.small else max(1, min(4, (os.cpu_count() or 1) // 4)))
         with ThreadPoolExecutor(beside) as pool:
-            return [each.result() for each in [pool.submit(call) for call in calls]]
+            return [pool.submit(call) for call in calls]
+
+    def compare(self, key: str, case: str, make: Callable[[], tuple[object, str]]) -> None:
+        """Tell the value and the note that a function makes, or what kept a process of it from its end."""
+        try:
+            value, note = make()
+        except EndedError as error:
+            value, note = None, str(error)
+        self.tell(key, value, case, note)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,5 +207,3 @@ def run_part(part: int, setting: Setting, keys: Sequence[str] = ()) -> None:
         for key, name in pairs:
             if (key, name) not in setting.told:
                 setting.tell_line(key, name, None, why, not_run)
-
-

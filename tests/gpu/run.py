@@ -64,7 +64,18 @@ class Options:
 def _commit() -> str:
     """Return the commit of the checkout, with `+` if tracked files but the lines and their pages differ from it."""
     named = ["git", "-C", str(wheels.ROOT), "rev-parse", "--short=12", "HEAD"]
-    differs = ["git", "-C", str(wheels.ROOT), "diff", "--quiet", "HEAD", "--", ".", ":!docs/shown-on.md", ":!tests/gpu/*.md"]
+    differs = [
+        "git",
+        "-C",
+        str(wheels.ROOT),
+        "diff",
+        "--quiet",
+        "HEAD",
+        "--",
+        ".",
+        ":!docs/shown-on.md",
+        ":!tests/gpu/*.md",
+    ]
     try:
         found = subprocess.run(named, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
         dirty = subprocess.run([*differs, ":!tests/gpu/*.jsonl"], capture_output=True, timeout=20).returncode
@@ -133,7 +144,9 @@ def main() -> int:
         unpacked = folder / "wheels"
         unpacked.mkdir()
         if options.wheels is not None:
-            print(f"From {options.wheels}: {', '.join(wheels.unpack(options.wheels, unpacked)) or 'nothing is needed'}.")
+            print(
+                f"From {options.wheels}: {', '.join(wheels.unpack(options.wheels, unpacked)) or 'nothing is needed'}."
+            )
         environment = environment_of(unpacked)
         missing = wheels.lacking(wheels.requirements(), [str(unpacked), *sys.path])
         print(wheels.sentence(missing), flush=True)
