@@ -15,12 +15,14 @@ export PYTHONHASHSEED := 0
 # What is compiled once need not be compiled by every process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install lint check check-tests format test test-all run-chosen run-all network docs house demo clean wheel
+.PHONY: help install lint check check-tests format test test-all test-gpu test-floor run-chosen run-all network docs house demo clean wheel
 help:
 	@echo "make demo    three nodes train, a worker and a node are killed, nothing is lost (some two minutes)"
 	@echo "make check   format, lint, types, layers, unit and property tests but the slow, transcripts (about a minute)"
 	@echo "make test    lint, and the tests that a change can reach: since BASE, of the working tree, or of the last commit"
 	@echo "make test-all  lint and all tests that run without a GPU (some fourteen minutes on two quiet cores)"
+	@echo "make test-gpu  test parts on the GPU of this machine, with PYTHON as it is; tests/gpu/README.md has its variables"
+	@echo "make test-floor  the same parts on the test device under torch 2.11, in an environment of its own (3 GB)"
 	@echo "make wheel   the wheel in an environment of its own, and one job with it (a minute or two)"
 	@echo "make sim     whole jobs in virtual time, from SEED=0 on SCHEDULES=2000 of them, and the planted bugs"
 	@echo "make docs    pages and API reference, in site/ (a quarter of a minute)"
@@ -66,6 +68,17 @@ run-chosen: $(STAMP)
 
 run-all: $(STAMP)
 	$(PYTEST) -m "not on_demand" tests
+
+# No environment is made: the machine's own torch is what is tested.
+test-gpu:
+	@$(PYTHON) -m tests.gpu.run
+
+# The lowest version of torch that is allowed.
+test-floor:
+	$(PYTHON) -m venv build/floor
+	grep -v '^torch==' constraints.txt > build/floor/constraints.txt
+	build/floor/bin/pip install --quiet --constraint build/floor/constraints.txt 'torch==2.11.*' --editable '.[dev,embedded]'
+	build/floor/bin/python -m tests.gpu.floor
 
 # Nodes in network namespaces need nft, tc and ip: without them, and without root to install them, their tests are skipped.
 network:

@@ -1,10 +1,9 @@
-"""Copies between a device and the host: those of a running member, and their rates alone (`python -m tests.gpu.copies`)."""
+"""Copies between a device and the host: those of a running member, and the rates of large ones alone."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elastrain.comm.shm.segments import SharedMemory
 from elastrain.device import DeviceEvent, DevicePort, device_of
 from elastrain.device.accelerators import Accelerator
+from elastrain.runtime.carrying.tensor_memory import PinInPlace
 
 Span = tuple[float, float]
 LEAST_BYTES = 64
@@ -64,7 +65,8 @@ class Copies:
 
     def figures(self, steps: int) -> dict[str, Any]:
         """Return seconds per step of copies, and of those during which the member computed nothing; bytes per step."""
-        torch.get_device_module(self._port.device).synchronize() if not self._port.is_host else None
+        if not self._port.is_host:
+            torch.get_device_module(self._port.device).synchronize()
         base = self._begun
         assert base is not None
         copied = [(base.elapsed_s(begun), base.elapsed_s(ended)) for _, begun, ended in list(self._noted)]
@@ -88,10 +90,11 @@ def length(spans: Sequence[Span]) -> float:
 
 
 def rates(port: DevicePort, size_bytes: int) -> dict[str, float]:
-    """Return bytes per second of copies out and in: of shared memory pinned in place, torch's pinned, and unpinned."""
+    """Return bytes per second of copies out and in: of memory that members share, pinned by torch, and not pinned."""
     device = port.empty(size_bytes, torch.uint8).zero_()
-    shared = torch.frombuffer(mmap.mmap(-1, size_bytes), dtype=torch.uint8)
-    release = port.pin(shared)
+    memory = SharedMemory(size_bytes, huge_pages=False)
+    memory.pin = PinInPlace(port, lambda *_, **fields: print(fields))
+    shared = memory.scratch(size_bytes, torch.uint8)
     pinned, unpinned = port.empty_pinned(size_bytes, torch.uint8), torch.empty(size_bytes, dtype=torch.uint8)
     ways: dict[str, Callable[[], object]] = {
         "shared out": lambda: port.copy_out(device, shared).wait(),
@@ -101,10 +104,7 @@ def rates(port: DevicePort, size_bytes: int) -> dict[str, float]:
         "unpinned out": lambda: unpinned.copy_(device),
         "unpinned in": lambda: device.copy_(unpinned),
     }
-    found = {name: max(_rate(port, copy, size_bytes) for _ in range(3)) for name, copy in ways.items()}
-    if release is not None:
-        release()
-    return found
+    return {name: max(_rate(port, copy, size_bytes) for _ in range(3)) for name, copy in ways.items()}
 
 
 def _rate(port: DevicePort, copy: Callable[[], object], size_bytes: int) -> float:

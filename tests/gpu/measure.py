@@ -6,6 +6,7 @@ Writes what it has measured as JSON to `--out`, one object per kind and number o
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -202,6 +203,7 @@ def measured(args: argparse.Namespace, work: Work) -> list[dict[str, Any]]:
         else:
             one = plain(work, ready, ddp=kind == "ddp")
         found.append({"kind": kind, "tokens": work.tokens, **one})
+        gc.collect()  # DDP is a cycle
         if work.device == "cuda":
             torch.cuda.empty_cache()
     return found

@@ -8,13 +8,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.claims import MODELS, PRICED, SHORT_TO_LONG
 from tests.gpu.parts import HERE, Setting, tells
 from tests.gpu.processes import EndedError
 
 MEASURE = str(HERE / "measure.py")
+MODELS = ("124m", "1b")
 TOKENS = {"2k": 2048, "8k": 8192, "32k": 32768}
-SMALL_TOKENS = {"2k": 32, "8k": 64, "32k": 128}
+SMALL_MODELS = ("124m", "1b")
+TOKENS = {"2k": 32, "8k": 64, "32k": 128}
 Found = dict[str, Any]
 
 
@@ -106,7 +107,6 @@ def step_times(setting: Setting) -> None:
             continue
         for tokens, (before, ddp, member, after) in zip(("8k", "32k"), (found[:4], found[4:]), strict=True):
             case = f"{model}, {tokens}, {kind}"
-            assert case in PRICED
             plain_s[model, tokens, kind] = step_s = mean([before, after], "step_s")
             note = f"plain {before['step_s']:.4f} and {after['step_s']:.4f}, DDP {ddp['step_s']:.4f}, member "
             note += f"{member['step_s']:.4f} s; {member['steps']} steps"
@@ -126,32 +126,27 @@ def step_times(setting: Setting) -> None:
 def sharing(setting: Setting) -> None:
     """Let 2 and 4 members share the device, and as many plain processes."""
     for count in (2, 4):
-        given = ("124m", "plain", "32k", "8k")
+        setting.compare("sharing_ratio", f"{count} members", partial(sharing_ratio, setting, count))
 
-        def ratio(count: int = count) -> tuple[object, str]:
-            plain = side_by_side(setting, f"plain{count}", count, *given)
-            steps = str(max(each["steps"] for each in plain))
-            members = job(setting, f"sharing{count}", count, "124m", "job", *given[2:], "--steps", steps)
-            plain_s, member_s = mean(plain, "step_s"), mean(members, "step_s")
-            return plain_s / member_s, f"plain {plain_s:.4f}, member {member_s:.4f} s"
 
-        setting.compare("sharing_ratio", f"{count} members", ratio)
+def sharing_ratio(setting: Setting, count: int) -> tuple[object, str]:
+    """Return the throughput of members over that of plain processes, and a note."""
+    plain = side_by_side(setting, f"plain{count}", count, "124m", "plain", "32k", "8k")
+    steps = str(max(each["steps"] for each in plain))
+    members = job(setting, f"sharing{count}", count, "124m", "job", "32k", "8k", "--steps", steps)
+    plain_s, member_s = mean(plain, "step_s"), mean(members, "step_s")
+    return plain_s / member_s, f"plain {plain_s:.4f}, member {member_s:.4f} s"
 
 
 @tells("carried_share", "carried_share_calculated", "hidden")
 def carrying(setting: Setting) -> None:
     """Follow the copies of two members, and calculate what they would take."""
     rate = rates_of(setting)
-    plain = alone(setting, "compute", "124m", "plain", " ".join(SHORT_TO_LONG), "2k")
-    for tokens, compute in zip(SHORT_TO_LONG, plain, strict=True):
-        steps = str(compute["steps"])
-
-        def measured(tokens: str = tokens, steps: str = steps) -> list[Found]:
-            more = ["--steps", steps, "--copies", "--backups", "0"]
-            return job(setting, f"carrying-{tokens}", 2, "124m", "job", tokens, "2k", *more)
-
+    plain = alone(setting, "compute", "124m", "plain", " ".join(TOKENS), "2k")
+    for tokens, compute in zip(TOKENS, plain, strict=True):
+        more = ["--steps", str(compute["steps"]), "--copies", "--backups", "0"]
         try:
-            found = measured()
+            found = job(setting, f"carrying-{tokens}", 2, "124m", "job", tokens, "2k", *more)
         except EndedError as error:
             setting.tell("carried_share", None, tokens, str(error))
             continue

@@ -72,7 +72,11 @@ class Setting:
         """Run the training script as a job of one."""
         folder = self.folder / name
         (folder / "run").mkdir(parents=True)
-        self.run(name, [TRAIN, *self.script(arguments)], limit_s=limit_s, ELASTRAIN_RUN_DIR=str(folder / "run"))
+        variables = {
+            "ELASTRAIN_RUN_DIR": str(folder / "run"),
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        }  # as workers have it
+        self.run(name, [TRAIN, *self.script(arguments)], limit_s=limit_s, **variables)
         return read_member(folder / "run")
 
     def undisturbed(self, *arguments: str) -> Member:
@@ -153,7 +157,7 @@ class Job:
         return [each for each in members if int(each.id.removeprefix("m")) >= first and each.micro_batches]
 
     def joined(self, alone: Member, first: int) -> tuple[bool, str]:
-        """Return whether a newcomer has computed and all members ended with the digest of the job of one, and why not."""
+        """Return whether a newcomer has computed and all ended with the digest of the job of one, and why not."""
         equal, note = self.equals(alone)
         return equal and bool(self.newcomers(first)), note or ("" if self.newcomers(first) else "nobody joined")
 
@@ -168,17 +172,14 @@ Case = Callable[[Setting], None]
 
 def tells(*claims: str | tuple[str, str]) -> Callable[[Case], Case]:
     """Mark a function of a part with the keys, or keys and cases, that it tells."""
-    pairs = [(each, case) if isinstance(each, str) else each for each in claims for case in _cases(each)]
+    pairs = [each for each in claims if isinstance(each, tuple)]
+    pairs += [(each, case) for each in claims if isinstance(each, str) for case in CLAIMS[each].cases]
 
     def mark(function: Case) -> Case:
-        function.tells = tuple(dict.fromkeys(pairs))  # type: ignore[attr-defined]
+        function.tells = tuple(pairs)  # type: ignore[attr-defined]
         return function
 
     return mark
-
-
-def _cases(claim: str | tuple[str, str]) -> tuple[str, ...]:
-    return next(c.cases for c in CLAIMS if c.key == claim) if isinstance(claim, str) else ("",)
 
 
 def cases_of(part: int) -> list[Case]:

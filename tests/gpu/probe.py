@@ -1,4 +1,4 @@
-"""Print what this interpreter's device is, as JSON: `python -m tests.gpu.probe DEVICE`. A process of its own may hang."""
+"""Print what this interpreter's device is, as JSON, in a process of its own, which may hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's script on a device: `model.to(device)`, `batch.to(device)`. Alone a job of one; under `elastrain run` a member.
+"""The README's script on a device: `model.to(device)`, `batch.to(device)`. Alone it is a job of one.
 
 `--do` strikes one member at one step: what a test part needs, and what no injected fault can do to a device.
 """
@@ -20,7 +20,7 @@ if __name__ == "__main__":  # as a script: make `tests` importable from any fold
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import elastrain
-from experiments.train_gpt.model import SIZES, GPT, GPTConfig
+from experiments.train_gpt.model import GPT, SIZES, GPTConfig
 
 MODELS = {
     "small": GPTConfig(layers=3, heads=2, width=32, context=16, vocabulary=64),

@@ -86,7 +86,7 @@ def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, into: Path) -> N
     """Extract one file with its mode: what a wheel keeps aside as `data` goes where an installer puts it."""
     target = Path(archive.extract(member, into))
     mode = member.external_attr >> 16 & 0o777
-    first, kind, *rest = Path(member.filename).parts + ("", "")
+    first, kind, *rest = (*Path(member.filename).parts, "", "")
     if first.endswith(".data") and not member.is_dir() and rest[0]:
         place = into if kind in ("purelib", "platlib") else into / ("bin" if kind == "scripts" else kind)
         target = target.rename(_parent_made(place.joinpath(*rest)))
