@@ -14,14 +14,14 @@ from tests.gpu.processes import EndedError
 MEASURE = str(HERE / "measure.py")
 MODELS = ("124m", "1b")
 TOKENS = {"2k": 2048, "8k": 8192, "32k": 32768}
-SMALL_MODELS = ("124m", "1b")
-TOKENS = {"2k": 32, "8k": 64, "32k": 128}
+SMALL = {"2k": 32, "8k": 64, "32k": 128}
+"""Tokens of a rehearsal."""
 Found = dict[str, Any]
 
 
 def tokens_of(setting: Setting, name: str) -> int:
     """Return the tokens per member and step."""
-    return (SMALL_TOKENS if setting.small else TOKENS)[name]
+    return (SMALL if setting.small else TOKENS)[name]
 
 
 def arguments(setting: Setting, out: Path, model: str, kinds: str, tokens: str, micro: str, *more: str) -> list[str]:

@@ -50,8 +50,8 @@ by `python -m tests.gpu.shown --add FILE`.
 
 `DEVICE=late` runs the same parts, in small, on the [test device](../support/late/README.md), so that nothing is
 misspelt on the day. Its lines show nothing, its prices mean nothing, and none is kept. `make test-floor` does this
-under torch 2.11, in an environment of its own (a download of some 3 GB). The `test_*.py` files of this folder are tests of
-collectives and offloading for a machine with CUDA: `pytest tests/gpu`.
+under torch 2.11, in an environment of its own (a download of some 3 GB). The `test_*.py` files of this folder are tests
+of collectives and offloading for a machine with CUDA: `pytest tests/gpu`.
 
 ## Claims
 
@@ -75,8 +75,9 @@ def append(lines: Iterable[Line], path: Path | None = None) -> None:
 
 
 def newest(lines: Iterable[Line]) -> Newest:
-    """Return the newest line of each key and case. Lines without a value, because a case was not run, do not count."""
-    return {(line["key"], line["case"]): line for line in lines if not line.get("not_run")}
+    """Return the newest line of each key and case. Lines of cases that were not run, and of rehearsals, do not count."""
+    counted = [line for line in lines if not line.get("not_run") and not line.get("rehearsal")]
+    return {(line["key"], line["case"]): line for line in counted}
 
 
 def is_shown(claim: Claim, found: Newest) -> bool:
@@ -132,7 +133,7 @@ def section(lines: Iterable[Line]) -> str:
     """Return the generated section of `docs/shown-on.md`."""
     lines = list(lines)
     found = newest(lines)
-    runs = list(dict.fromkeys(f"{line['device']} ({str(line['date'])[:10]})" for line in lines if line["part"]))
+    runs = list(dict.fromkeys(f"{line['device']} ({str(line['date'])[:10]})" for line in found.values() if line["part"]))
     seen = f"Lines are there from: {', '.join(runs)}." if runs else "So far no device has run them: all are open."
     text = (
         f"{BEGIN}\n\n## Jobs on a device\n\nClaims that only a device can show, by `make test-gpu`. {seen}\n"
@@ -140,7 +141,7 @@ def section(lines: Iterable[Line]) -> str:
         "the test device `late`, by the tests that every machine runs.\n\n"
         "| claim | state |\n|---|---|\n"
     )
-    text += "".join(f"| {claim.text} | {_state(claim, found)} |\n" for claim in CLAIMS.values())
+    text += "".join(f"| {each.text} (`{each.key}`) | {_state(each, found)} |\n" for each in CLAIMS.values())
     floor = [line for line in lines if line["key"] == "floor"]
     if floor:
         said = "passed" if floor[-1]["value"] is True else "failed"
