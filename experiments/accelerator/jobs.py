@@ -1,0 +1,204 @@
+"""Runs one job of the training script on real processes, and says everything that is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from experiments.accelerator.models import Training
+from experiments.jobs import Script, alone, elastic
+from experiments.journals import Member, Run, read_member, read_run
+from experiments.recovery.figures import samples_amiss, steps_lost
+from experiments.storm.oracle import difference, read_steps, unfinished
+from experiments.storm.processes import MARK, Processes, leftovers
+from tests.support import warm
+
+TRAIN = Path(__file__).with_name("train.py")
+DEADLINE_S = 90.0
+SETTLE_S = 5.0
+DESCRIPTORS_MORE = 4
+"""So many more descriptors than in an earlier step of the whole job are no leftovers: loaders and links come and go."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job: its training, how it is started, and what strikes it from outside."""
+
+    training: Training
+    stages: int = 1
+    nodes: int | None = None
+    faults: Sequence[str] = ()
+    """Lines of a faults file."""
+    options: Sequence[str] = ()
+    under_launcher: bool = True
+
+    @property
+    def is_alone(self) -> bool:
+        return self.training.members == 1 and not self.options and not self.faults
+
+
+@dataclass(kw_only=True)
+class Ran:
+    """What a job has left."""
+
+    folder: Path
+    job: Job
+    code: int | None
+    """None if it was still running at its deadline, or was killed by the experiment."""
+    left: Sequence[str] = ()
+    steps: dict[str, list[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = read_steps(self.folder)
+
+    @cached_property
+    def output(self) -> str:
+        return (self.folder / "output.log").read_text(errors="replace")
+
+    @cached_property
+    def run(self) -> Run:
+        if self.job.is_alone:
+            return Run(members={"alone": read_member(self.folder)})
+        return read_run(self.folder)
+
+    @cached_property
+    def facts(self) -> dict[str, list[dict[str, Any]]]:
+        """Member -> its lines."""
+        found = {}
+        for path in sorted((self.folder / "facts").glob("*.jsonl")):
+            text = path.read_text()
+            found[path.stem] = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return found
+
+    @property
+    def races(self) -> list[str]:
+        """Return races that were listed, and those that only the traceback of a member shows."""
+        listed = {race for lines in self.facts.values() for line in lines for race in line["races"]}
+        return sorted(listed | set(re.findall(r"RaceError: (.*)", self.output)))
+
+    @property
+    def touches(self) -> int:
+        """Return the number of members that touched an address of the device."""
+        return len(re.findall(r"ended .*(?:SIGSEGV|signal 11)", self.output))
+
+    def has_planted(self) -> bool:
+        return (self.folder / "planted").exists()
+
+    def amiss(self, reference: Ran) -> dict[str, Any]:
+        """Return the faults by the key of the table that they count for; figures of 0 are left out."""
+        training, members = self.job.training, list[Member](self.run.members.values())
+        lost, repeated = samples_amiss(members, training.order, training.steps)
+        found = {
+            "digest": self._end() or difference(self._comparable(), reference.steps["alone"]) or self._unfinished(reference),
+            "steps_lost": steps_lost(members),
+            "samples_lost": lost,
+            "samples_repeated": repeated,
+            "leftovers": [*self.left, *self._descriptors()],
+            "races": self.races,
+            "host_touches": self.touches,
+        }
+        return {key: value for key, value in found.items() if value}
+
+    def _unfinished(self, reference: Ran) -> str:
+        return unfinished(self.steps, reference.steps["alone"])
+
+    def _end(self) -> str:
+        if self.code == 0:
+            return ""
+        told = [line for line in self.output.splitlines() if re.match(r"elastrain:|\w*Error", line)] or [self.output]
+        return f"{'stuck' if self.code is None else f'exit code {self.code}'}: {' / '.join(told[-3:])[-700:]}"
+
+    def _comparable(self) -> dict[str, list[str]]:
+        """Return the lines with the CPU's digests where a member of a pipeline has none of its own."""
+        return {name: [line for line in lines if " - " not in line] for name, lines in self.steps.items()}
+
+    def _descriptors(self) -> list[str]:
+        found = []
+        for member, lines in self.facts.items():
+            counts = [line["descriptors"] for line in lines]
+            if len(counts) == self.job.training.steps + 1 and counts[-2] > counts[2] + DESCRIPTORS_MORE:
+                found.append(f"{counts[-2] - counts[2]} descriptors of {member}")
+        return found
+
+
+def run_job(
+    job: Job,
+    folder: Path,
+    *,
+    deadline_s: float = DEADLINE_S,
+    start: Callable[..., Any] = warm.Popen,
+    kill_when: Callable[[], bool] = lambda: False,
+) -> Ran:
+    """Run a job in a folder of its own, until its end, or until `kill_when`: then all its processes are killed."""
+    mark, run, temporary = uuid.uuid4().hex, folder / "run", folder / "tmp"
+    temporary.mkdir(parents=True)
+    run.mkdir()
+    processes, script = Processes(mark), Script(path=TRAIN, args=(job.training.to_json(),))
+    options = [*job.options, *(("--stages", str(job.stages)) if job.stages > 1 else ())]
+    if job.faults:
+        (folder / "faults.txt").write_text("".join(f"{fault}\n" for fault in job.faults))
+        options += ["--faults", str(folder / "faults.txt")]
+    environment = {MARK: mark, "PYTHONHASHSEED": "0", "ACCELERATOR_STAGES": str(job.stages)}
+    members = job.training.members
+    extra = {"temporary": temporary, "environment": environment, "options": options, "nodes": job.nodes}
+    started = (
+        alone(run, script, start=_with(start, environment))
+        if job.is_alone
+        else elastic(run, script, members=members, start=start, **extra)
+    )
+    try:
+        with started as process:
+            code = _followed(process, processes, run, deadline_s, kill_when)
+        left = () if code is None else leftovers(processes, run, temporary, _name_of(run), settle_s=SETTLE_S)
+    finally:
+        processes.end()
+    return Ran(folder=run, job=job, code=code, left=left)
+
+
+def _followed(
+    process: subprocess.Popen[bytes], processes: Processes, run: Path, deadline_s: float, kill_when: Callable[[], bool]
+) -> int | None:
+    until_s = time.monotonic() + deadline_s
+    while process.poll() is None:
+        if kill_when():
+            processes.end()
+            process.wait()
+            return None
+        if time.monotonic() > until_s:
+            workers = read_run(run).pids.values() if (run / "events.jsonl").exists() else processes.all()
+            processes.dump_stacks([pid for pid in workers if processes.owns(pid)])
+            processes.end()
+            return None
+        processes.note_segments()
+        time.sleep(0.1)
+    return process.returncode
+
+
+def _with(start: Callable[..., Any], environment: dict[str, str]) -> Callable[..., Any]:
+    """`alone` takes no environment."""
+    return lambda command, env, **rest: start(command, env={**env, **environment}, **rest)
+
+
+def _name_of(run: Path) -> str:
+    if not (run / "events.jsonl").exists():
+        return ""
+    with (run / "events.jsonl").open() as lines:
+        return str(json.loads(lines.readline()).get("job", ""))
+
+
+def total(found: Sequence[dict[str, Any]]) -> Counter[str]:
+    """Add up what jobs have amiss: numbers, and lengths of lists."""
+    counts: Counter[str] = Counter()
+    for each in found:
+        for key, value in each.items():
+            counts[key] += value if isinstance(value, int) else 1 if isinstance(value, str) else len(value)
+    return counts

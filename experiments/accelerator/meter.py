@@ -1,0 +1,169 @@
+"""Counts what a worker asks of `late`, and writes a line of facts for each step."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastrain import protocol as p
+from elastrain.buffers.buffer_book import BufferBook
+from elastrain.protocol.messages import Partial, Publish
+from elastrain.runtime.tensors.tensor_arithmetic import TensorArithmetic
+from experiments.accelerator.models import Training
+
+SINGLE_BYTES = 64
+"""Copies of so few bytes are single numbers, such as a loss, a norm or checksums: they do not count as carried."""
+LOOP = "MainThread"
+
+
+class NoMeter:
+    """A meter where there is no device."""
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_: None
+
+
+class Counts(Counter[str]):
+    """A thread's counts, whose changes the meter is told."""
+
+    def __init__(self, thread: str, meter: Meter) -> None:
+        super().__init__()
+        self._thread, self._meter = thread, meter
+
+    def __setitem__(self, name: str, value: int) -> None:
+        added = value - self.get(name, 0)
+        super().__setitem__(name, value)
+        if name in ("waits", "bytes_out", "bytes_in"):
+            self._meter.note(name, added, self._thread)
+
+
+class Meter:
+    """Facts of this process: races, descriptors, waits of the loop's thread, bytes that travel, and peaks."""
+
+    def __init__(self, path: Path, training: Training) -> None:
+        from tests.support import late
+        from tests.support.late import order
+
+        self._late, self._file, self._training = late, path.open("a", buffering=1), training
+        self._facts: dict[str, Any] = {}
+        self._doing = threading.local()
+        """What the thread carries out: `Publish` while a shard is published."""
+        self._seen: set[Any] = set()
+        self._is_batch = False
+        self._late_bytes: list[tuple[int, int]] = []
+        """Kernels of the loop's thread, and bytes of a copy of gradients that was submitted then."""
+        self._backward = [0, 0]
+        self.buffer_bytes = 0
+        made = order.Host
+        order.Host = lambda name, stream: made(name, stream, counts=Counts(name, self))  # type: ignore[assignment,misc]
+        self._watch_the_books()
+
+    # ---------------------------------------------------------------------------------------------- told by the loop
+
+    def begin_step(self, number: int) -> None:
+        keys = ("micro_batches", "waits_batch", "waits_after", "bytes_out", "bytes_in", "wanted_out", "wanted_in")
+        self._facts = {"step": number, **dict.fromkeys(keys, 0), "where": {}}
+        self._waits, self._late_bytes = 0, []
+
+    def begin(self) -> None:
+        self._facts["micro_batches"] += 1
+        self._is_batch = True  # what is copied in now is the batch
+
+    def backward_begins(self) -> None:
+        self._is_batch = False
+        self._backward[0] = self._kernels()
+
+    def end(self) -> None:
+        self._backward[1] = self._kernels()
+        self._facts["waits_batch"] = self._waits  # up to the last backward
+
+    def end_step(self) -> None:
+        begun, ended = self._backward
+        late_from = begun + 0.98 * (ended - begun)
+        self._facts["waits_after"] = self._waits - self._facts["waits_batch"]
+        self._facts["gradient_bytes"] = sum(size for _, size in self._late_bytes)
+        self._facts["tail_bytes"] = sum(size for kernels, size in self._late_bytes if kernels > late_from)
+        self._write(self._facts)
+
+    def close(self) -> None:
+        module = torch.get_device_module("late")
+        peak = {"peak_bytes": module.max_memory_allocated(), "buffer_bytes": self.buffer_bytes}
+        self._write({"step": self._training.steps, **peak})
+
+    def _write(self, facts: dict[str, Any]) -> None:
+        descriptors = len(os.listdir("/proc/self/fd"))
+        self._file.write(json.dumps({**facts, "races": self._late.races(), "descriptors": descriptors}) + "\n")
+
+    # ----------------------------------------------------------------------------------------- told by the device
+
+    def note(self, name: str, added: int, thread: str) -> None:
+        """Take note of a wait or a copy, in the thread that asks for it."""
+        if not self._facts or (name != "waits" and added <= SINGLE_BYTES):
+            return
+        if name == "waits":
+            if thread == LOOP:
+                self._waits += added
+                self._facts["where"][_place()] = self._facts["where"].get(_place(), 0) + added
+        elif not (thread == LOOP and self._is_batch):
+            self._facts[name] += added
+            if name == "bytes_out" and getattr(self._doing, "what", "") != "Publish":
+                self._late_bytes.append((self._kernels(), added))
+
+    def _kernels(self) -> int:
+        return int(self._late.stats(LOOP)["kernels"])
+
+    def _watch_the_books(self) -> None:
+        """Count the bytes that have to travel: offered partials, published shards, and those of others."""
+        payload, carry_out, new_buffer = BufferBook.payload, BufferBook.carry_out, TensorArithmetic.new_buffer
+
+        def watched_payload(books: BufferBook, message: Any) -> Any:
+            self._doing.what = type(message).__name__
+            try:
+                tensors = payload(books, message)
+            finally:
+                self._doing.what = ""
+            if isinstance(message, Partial):
+                names = [("out", message.step, message.block, message.node, *lane) for lane in message.lanes]
+                self._want("wanted_out", names, tensors[1:])
+            elif isinstance(message, Publish):
+                self._want("wanted_out", [("out", message.step, shard) for shard in message.shards], tensors)
+            return tensors
+
+        def watched_carry_out(books: BufferBook, command: Any) -> Any:
+            if isinstance(command, p.Keep) and command.payload is not None:
+                name = ("in", command.step, command.block, command.node, command.shard, command.lane)
+                self._want("wanted_in", [name], [command.payload[1 + command.index]])
+            elif isinstance(command, p.TakeParameters):
+                self._want("wanted_in", [object()], [command.payload[command.index]])
+            return carry_out(books, command)
+
+        def watched_new_buffer(arithmetic: TensorArithmetic, like: Any) -> Any:
+            self.buffer_bytes += like.nbytes
+            return new_buffer(arithmetic, like)
+
+        BufferBook.payload, BufferBook.carry_out = watched_payload, watched_carry_out  # type: ignore[method-assign]
+        TensorArithmetic.new_buffer = watched_new_buffer  # type: ignore[method-assign]
+
+    def _want(self, key: str, names: list[Any], tensors: list[torch.Tensor]) -> None:
+        for name, tensor in zip(names, tensors, strict=True):
+            if name not in self._seen:
+                self._seen.add(name)
+                self._facts[key] = self._facts.get(key, 0) + tensor.nbytes
+
+
+def _place() -> str:
+    """Return the innermost lines of elastrain and of the script that lead to the caller."""
+    frame, found = sys._getframe(2), []
+    while frame is not None and len(found) < 3:
+        file = frame.f_code.co_filename
+        if "/elastrain/" in file or "/experiments/accelerator/train" in file:
+            found.append(f"{Path(file).name}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return " < ".join(found)

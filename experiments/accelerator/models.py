@@ -1,0 +1,177 @@
+"""Models, data and optimizers of the experiment, by name, and the description of one training."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from elastrain.job.batch import DataOrder
+from tests.contract.late.models import GPT, Convolutions
+
+SEED, SAMPLES, MICRO_BATCH_SIZE = 5, 200, 2
+WIDE, LAYERS = 160, 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Everything in which two models of the table differ."""
+
+    shape: str = "text"
+    recomputes: bool = False
+    dtype: torch.dtype = torch.float32
+    autocast: torch.dtype | None = None
+    loss_scale: str | None = None
+    frozen: Sequence[str] = ()
+    """Names of submodules that are not trained."""
+    optimizer: str = "fused AdamW"
+    weighted: bool = False
+    """Each micro-batch counts by its number of tokens."""
+    teacher: str = ""
+    """A registered teacher takes part in the loss: `fixed`, or `mean` of earlier parameters."""
+
+
+SETUPS = {
+    "gpt": Setup(),
+    "gpt_sgd": Setup(optimizer="SGD"),
+    "convolutions": Setup(shape="images", optimizer="SGD"),
+    "bf16": Setup(dtype=torch.bfloat16),
+    "fp16_scaled": Setup(autocast=torch.float16, loss_scale="dynamic"),
+    "autocast": Setup(autocast=torch.bfloat16),
+    "checkpointing": Setup(recomputes=True),
+    "frozen": Setup(frozen=("places", "blocks.0")),
+    "token_weights": Setup(weighted=True),
+    "teacher": Setup(teacher="fixed"),
+    "mean_teacher": Setup(teacher="mean"),
+    "wide": Setup(shape="wide"),
+}
+WITHOUT_STAGES = ("mean_teacher", "wide")
+"""A loop that reads all parameters is refused in a pipeline. In `wide`, activations are small beside parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One training: the only argument of `train.py`, as JSON."""
+
+    model: str = "gpt"
+    device: str = "late"
+    steps: int = 6
+    micro_batches: int = 4
+    members: int = 1
+    backups: int | str = 1
+    troubles: Sequence[tuple[str, int, str]] = ()
+    """Member, step and what happens to it then; see `train.TROUBLES`."""
+    plant: str = ""
+    """Name of a bug in `plants.PLANTS`."""
+    meters: bool = False
+    """Count what the device is asked for, and compute no digest before the end."""
+    plain: bool = False
+    """A plain loop of torch without a job, for its peak of memory."""
+    pause_s: float = 0.0
+    """In each micro-batch."""
+
+    @property
+    def setup(self) -> Setup:
+        return SETUPS[self.model]
+
+    @property
+    def order(self) -> DataOrder:
+        """Return the order of the samples, for the judge."""
+        size = self.micro_batches * MICRO_BATCH_SIZE
+        return DataOrder(dataset_size=SAMPLES, global_batch_size=size, micro_batch_size=MICRO_BATCH_SIZE, seed=SEED)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Samples(Dataset[tuple[Tensor, Tensor]]):
+    """Words or images, drawn by their index."""
+
+    def __init__(self, shape: str) -> None:
+        self._shape = shape
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        drawn = torch.Generator().manual_seed(index)
+        if self._shape == "images":
+            return torch.randn(3, 8, 8, generator=drawn), torch.randint(5, (), generator=drawn)
+        if self._shape == "wide":
+            return torch.randn(WIDE, generator=drawn), torch.randn(WIDE, generator=drawn)
+        return torch.randint(37, (8,), generator=drawn), torch.randint(37, (8,), generator=drawn)
+
+
+class Wide(nn.Module):
+    """Many linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(LAYERS))
+
+    def forward(self, given: Tensor, targets: Tensor) -> Tensor:
+        for layer in self.layers:
+            given = given + 0.1 * layer(given)
+        return (given - targets).square().mean()
+
+
+class Taught(nn.Module):
+    """A model and its teacher, whose loss pulls at the model's."""
+
+    def __init__(self, teacher: nn.Module) -> None:
+        super().__init__()
+        self.teacher = teacher
+
+    def pulled(self, loss: Tensor, given: Tensor, targets: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = self.teacher(given, targets)
+        return loss + 0.1 * (loss - wanted).square()
+
+    @torch.no_grad()
+    def follow(self, model: nn.Module) -> None:
+        for mine, now in zip(self.teacher.parameters(), model.parameters(), strict=True):
+            mine.lerp_(now, 0.1)
+
+
+def build(training: Training) -> nn.Module:
+    """Make the model on the training's device. Ties stay."""
+    setup = training.setup
+    made: nn.Module = {"text": lambda: GPT(recomputes=setup.recomputes), "images": Convolutions, "wide": Wide}[
+        setup.shape
+    ]()
+    for name in setup.frozen:
+        made.get_submodule(name).requires_grad_(False)
+    return made.to(setup.dtype).to(training.device)
+
+
+def teacher_of(model: nn.Module, training: Training) -> Taught | None:
+    """Make the teacher, before `prepare`."""
+    return Taught(copy.deepcopy(model).requires_grad_(False)) if training.setup.teacher else None
+
+
+def optimizer_of(model: nn.Module, training: Training) -> torch.optim.Optimizer:
+    """Make the optimizer over all parameters that are trained."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if training.setup.optimizer == "SGD":
+        return torch.optim.SGD(trained, lr=0.01, momentum=0.9)
+    return torch.optim.AdamW(trained, lr=1e-3, fused=True)
+
+
+def autocast(training: Training) -> Any:
+    """Return the context of each forward."""
+    dtype = training.setup.autocast
+    return torch.autocast(training.device, dtype=dtype) if dtype is not None else contextlib.nullcontext()
+
+
+def moved(batch: Sequence[Tensor], training: Training) -> list[Tensor]:
+    """Return the batch on the device, floating-point inputs in the model's precision. The host does not wait."""
+    dtype = training.setup.dtype
+    batch = [each.to(dtype) if each.is_floating_point() else each for each in batch]
+    return [each.to(training.device, non_blocking=True) for each in batch]
