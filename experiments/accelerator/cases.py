@@ -43,7 +43,9 @@ def all_cases(device: str) -> list[Case]:
         for stages, members in ((1, 1), (1, 2), (2, 2)):
             training = Training(device=first, members=members, steps=8, pause_s=0.05)
             what = f"{name}: {members} members, {stages} stages"
-            found.append(Case(key="resumed_equal", name=what, job=Job(training=training, stages=stages), resumed_on=second))
+            found.append(
+                Case(key="resumed_equal", name=what, job=Job(training=training, stages=stages), resumed_on=second)
+            )
     return found
 
 
@@ -77,7 +79,9 @@ def _of_losses(plain: Training, stage: int | None = None) -> list[Case]:
     if stage is None:
         training = replace(training, members=2, backups=1, steps=14)
         first = (("m0", STEP, "killed"), ("m1", -1, "killed after the other"))
-        found.append(make("two losses and two joins, until none of the first members is left", replace(training, troubles=first)))
+        found.append(
+            make("two losses and two joins, until none of the first members is left", replace(training, troubles=first))
+        )
     else:
         last = (other, -1, "killed after the other")
         found.append(make("two losses and two joins", replace(training, steps=14, troubles=(*first, last))))
@@ -87,7 +91,7 @@ def _of_losses(plain: Training, stage: int | None = None) -> list[Case]:
 def _case(
     name: str, training: Training, faults: tuple[str, ...] = (), *, stages: int, where: str, nodes: int | None = None
 ) -> Case:
-    job = Job(training=training, stages=stages, faults=faults, nodes=nodes)
+    job = Job(training=training, stages=stages, faults=faults, nodes=nodes, losses=len(faults or training.troubles))
     return Case(key="digest_equal", name=where + name, job=job)
 
 
@@ -98,7 +102,10 @@ def _faults(phase: str, victim: str, other: str, training: Training) -> tuple[st
     if phase == "shutdown":
         return (f"kill --target member:{victim} --at step={training.steps},phase=shutdown",)
     if phase == "join":  # the member that takes the place of the victim
-        return (f"kill --target member:{victim} --at step={STEP},phase=backward", "kill --target member:m3 --at phase=join")
+        return (
+            f"kill --target member:{victim} --at step={STEP},phase=backward",
+            "kill --target member:m3 --at phase=join",
+        )
     # Phases of a recovery, which the loss of another member brings about.
     return (
         f"kill --target member:{other} --at step={STEP},phase=backward",
@@ -123,8 +130,7 @@ def run_case(case: Case, folder: Path, **how: Any) -> list[Ran]:
     training = replace(case.job.training, device=case.resumed_on, pause_s=0)
     second = replace(first, training=training, options=(*written, "--accept-changes"))
     resumed = run_job(second, folder / "second", **how)
-    for name, lines in killed.steps.items():
-        resumed.steps[f"{name} before"] = lines  # its steps have to be right, too
+    resumed.before = killed
     return [killed, resumed]
 
 

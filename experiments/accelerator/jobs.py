@@ -8,7 +8,7 @@ import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +39,8 @@ class Job:
     faults: Sequence[str] = ()
     """Lines of a faults file."""
     options: Sequence[str] = ()
-    under_launcher: bool = True
+    losses: int = 0
+    """Number of members that have to be lost; otherwise nothing was tried."""
 
     @property
     def is_alone(self) -> bool:
@@ -55,6 +56,8 @@ class Ran:
     code: int | None
     """None if it was still running at its deadline, or was killed by the experiment."""
     left: Sequence[str] = ()
+    before: Ran | None = None
+    """The job that wrote the checkpoint from which this one was resumed."""
     steps: dict[str, list[str]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,10 +98,11 @@ class Ran:
 
     def amiss(self, reference: Ran) -> dict[str, Any]:
         """Return the faults by the key of the table that they count for; figures of 0 are left out."""
-        training, members = self.job.training, list[Member](self.run.members.values())
+        training, lives = self.job.training, [each for each in (self.before, self) if each is not None]
+        members: list[Member] = [member for life in lives for member in life.run.members.values()]
         lost, repeated = samples_amiss(members, training.order, training.steps)
         found = {
-            "digest": self._end() or difference(self._comparable(), reference.steps["alone"]) or self._unfinished(reference),
+            "digest": next(filter(None, self._wrong(lives, reference.steps["alone"])), ""),
             "steps_lost": steps_lost(members),
             "samples_lost": lost,
             "samples_repeated": repeated,
@@ -108,8 +112,13 @@ class Ran:
         }
         return {key: value for key, value in found.items() if value}
 
-    def _unfinished(self, reference: Ran) -> str:
-        return unfinished(self.steps, reference.steps["alone"])
+    def _wrong(self, lives: Sequence[Ran], alone: Sequence[str]) -> Iterator[str]:
+        """Yield what is wrong with the end of the job, and with the steps of all its lives."""
+        yield self._end()
+        yield from (difference(life._comparable(), alone) for life in lives)
+        yield unfinished(self.steps, alone)
+        if len(self.run.deaths_s) < self.job.losses:
+            yield f"{len(self.run.deaths_s)} members were lost for {self.job.losses}: nothing was tried"
 
     def _end(self) -> str:
         if self.code == 0:

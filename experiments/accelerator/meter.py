@@ -15,6 +15,7 @@ import torch
 from elastrain import protocol as p
 from elastrain.buffers.buffer_book import BufferBook
 from elastrain.protocol.messages import Partial, Publish
+from elastrain.runtime.engine.sender import Sender
 from elastrain.runtime.tensors.tensor_arithmetic import TensorArithmetic
 from experiments.accelerator.models import Training
 
@@ -53,8 +54,10 @@ class Meter:
 
         self._late, self._file, self._training = late, path.open("a", buffering=1), training
         self._facts: dict[str, Any] = {}
+        """Of the present step."""
+        self._totals: Counter[str] = Counter()
         self._doing = threading.local()
-        """What the thread carries out: `Publish` while a shard is published."""
+        """The kind of message that the thread sends."""
         self._seen: set[Any] = set()
         self._is_batch = False
         self._late_bytes: list[tuple[int, int]] = []
@@ -68,8 +71,7 @@ class Meter:
     # ---------------------------------------------------------------------------------------------- told by the loop
 
     def begin_step(self, number: int) -> None:
-        keys = ("micro_batches", "waits_batch", "waits_after", "bytes_out", "bytes_in", "wanted_out", "wanted_in")
-        self._facts = {"step": number, **dict.fromkeys(keys, 0), "where": {}}
+        self._facts = {"step": number, "micro_batches": 0, "waits_batch": 0, "where": {}}
         self._waits, self._late_bytes = 0, []
 
     def begin(self) -> None:
@@ -88,14 +90,14 @@ class Meter:
         begun, ended = self._backward
         late_from = begun + 0.98 * (ended - begun)
         self._facts["waits_after"] = self._waits - self._facts["waits_batch"]
-        self._facts["gradient_bytes"] = sum(size for _, size in self._late_bytes)
-        self._facts["tail_bytes"] = sum(size for kernels, size in self._late_bytes if kernels > late_from)
+        self._totals["gradient_bytes"] += sum(size for _, size in self._late_bytes)
+        self._totals["tail_bytes"] += sum(size for kernels, size in self._late_bytes if kernels > late_from)
         self._write(self._facts)
 
     def close(self) -> None:
         module = torch.get_device_module("late")
         peak = {"peak_bytes": module.max_memory_allocated(), "buffer_bytes": self.buffer_bytes}
-        self._write({"step": self._training.steps, **peak})
+        self._write({"step": self._training.steps, **peak, **self._totals})
 
     def _write(self, facts: dict[str, Any]) -> None:
         descriptors = len(os.listdir("/proc/self/fd"))
@@ -112,8 +114,8 @@ class Meter:
                 self._waits += added
                 self._facts["where"][_place()] = self._facts["where"].get(_place(), 0) + added
         elif not (thread == LOOP and self._is_batch):
-            self._facts[name] += added
-            if name == "bytes_out" and getattr(self._doing, "what", "") != "Publish":
+            self._totals[name] += added
+            if name == "bytes_out" and getattr(self._doing, "what", "") == "Partial":
                 self._late_bytes.append((self._kernels(), added))
 
     def _kernels(self) -> int:
@@ -121,14 +123,18 @@ class Meter:
 
     def _watch_the_books(self) -> None:
         """Count the bytes that have to travel: offered partials, published shards, and those of others."""
-        payload, carry_out, new_buffer = BufferBook.payload, BufferBook.carry_out, TensorArithmetic.new_buffer
+        send, payload, carry_out = Sender.send, BufferBook.payload, BufferBook.carry_out
+        new_buffer = TensorArithmetic.new_buffer
 
-        def watched_payload(books: BufferBook, message: Any) -> Any:
-            self._doing.what = type(message).__name__
+        def watched_send(sender: Sender, command: Any) -> None:
+            self._doing.what = type(command.message).__name__
             try:
-                tensors = payload(books, message)
+                send(sender, command)
             finally:
                 self._doing.what = ""
+
+        def watched_payload(books: BufferBook, message: Any) -> Any:
+            tensors = payload(books, message)
             if isinstance(message, Partial):
                 names = [("out", message.step, message.block, message.node, *lane) for lane in message.lanes]
                 self._want("wanted_out", names, tensors[1:])
@@ -148,14 +154,14 @@ class Meter:
             self.buffer_bytes += like.nbytes
             return new_buffer(arithmetic, like)
 
+        Sender.send, TensorArithmetic.new_buffer = watched_send, watched_new_buffer  # type: ignore[method-assign]
         BufferBook.payload, BufferBook.carry_out = watched_payload, watched_carry_out  # type: ignore[method-assign]
-        TensorArithmetic.new_buffer = watched_new_buffer  # type: ignore[method-assign]
 
     def _want(self, key: str, names: list[Any], tensors: list[torch.Tensor]) -> None:
         for name, tensor in zip(names, tensors, strict=True):
             if name not in self._seen:
                 self._seen.add(name)
-                self._facts[key] = self._facts.get(key, 0) + tensor.nbytes
+                self._totals[key] += tensor.nbytes
 
 
 def _place() -> str:

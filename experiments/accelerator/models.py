@@ -32,6 +32,7 @@ class Setup:
     frozen: Sequence[str] = ()
     """Names of submodules that are not trained."""
     optimizer: str = "fused AdamW"
+    run_length: int = 1
     weighted: bool = False
     """Each micro-batch counts by its number of tokens."""
     teacher: str = ""
@@ -47,7 +48,7 @@ SETUPS = {
     "autocast": Setup(autocast=torch.bfloat16),
     "checkpointing": Setup(recomputes=True),
     "frozen": Setup(frozen=("places", "blocks.0")),
-    "token_weights": Setup(weighted=True),
+    "token_weights": Setup(weighted=True, run_length=2),
     "teacher": Setup(teacher="fixed"),
     "mean_teacher": Setup(teacher="mean"),
     "wide": Setup(shape="wide"),

@@ -1,4 +1,4 @@
-"""Bugs that are planted in the product's code: a part of a function's source is replaced in the worker that has them."""
+"""Bugs that are planted in the product's code: in workers, a part of a function's source is replaced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import inspect
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,30 +22,118 @@ class Plant:
     model: str = "gpt"
     members: int = 3
     stages: int = 1
+    steps: int = 6
     trouble: str = ""
     """What happens to a member besides; see `train._Troubles`."""
 
 
-PLANTS: dict[str, Plant] = {}
+_PORT = "elastrain.device.accelerators:Accelerator."
+_CARRYING = "elastrain.runtime.carrying."
+_MEMORY, _LANDING, _LOSSES = (
+    _CARRYING + each for each in ("tensor_memory:TensorMemory.", "landed_results:Landing.", "run_losses:RunLosses.")
+)
+_CHANNEL = "elastrain.runtime.io.loop_channel:LoopChannel."
+_WAITS = "after.wait()"
+PLANTS = {
+    # Waits that are removed.
+    "copies out do not wait for what they copy": Plant(where=_PORT + "copy_out", old=_WAITS, new="pass"),
+    "copies in do not wait for those who read": Plant(where=_PORT + "copy_in", old=_WAITS, new="pass"),
+    "the engine does not wait for results": Plant(where=_CHANNEL + "take", old="told.event.wait()", new="pass"),
+    "the loop does not wait for parameters": Plant(where=_CHANNEL + "wait", old="submitted.wait()", new="pass"),
+    # Reports that come too early.
+    "a partial is sent before its copy has landed": Plant(
+        where=_MEMORY + "carried", old="event.synchronize()", new="pass"
+    ),
+    "a loss is read before it has landed": Plant(where=_LOSSES + "sum_of", old="event.synchronize()", new="pass"),
+    "results are told before they have landed": Plant(
+        where=_LANDING + "then",
+        old="event.then(lambda error: self._landed(call, event, error))",
+        new="self._landed(call, self._begun, None)",
+    ),
+    "parameters are told with an earlier mark": Plant(
+        where=_CHANNEL + "give", old="self.landing.port.record()", new="self.landing._begun"
+    ),
+    # Sources and memory that are used again.
+    "copies for peers share one buffer": Plant(
+        where=_MEMORY + "carried",
+        old="source, tensor = tensor, allocated(self._scratch, tensor.numel(), tensor.dtype)",
+        new="source, key = tensor, f'{tensor.numel()} {tensor.dtype}'; tensor = self.__dict__.get(key); "
+        "tensor = self.__dict__.setdefault(key, allocated(self._scratch, source.numel(), source.dtype)) "
+        "if tensor is None else tensor",
+    ),
+    # Uploads that are forgotten.
+    "published parameters are not copied in": Plant(
+        where="elastrain.runtime.model.flat_model:ModelState.take_parameters",
+        old="copy(parameters, self.parameters_of(self.layout.shards[shard]))",
+        new="self.parameters_of(self.layout.shards[shard])",
+    ),
+    "a received state is not copied in": Plant(
+        where=_MEMORY + "taken_in", old="self.copy(tensor, made)", new="pass", trouble="killed"
+    ),
+    "other members' partials are not copied in": Plant(
+        where="elastrain.buffers.folds:Folds.keep", old="self._arithmetic.copy(incoming, tensor)", new="pass"
+    ),
+    # Streams and random numbers.
+    "gradients are added up on another stream": Plant(
+        where="elastrain.runtime.model.gradients:GradientSlot.land",
+        old="torch.add(gradient, 0.0, out=view)",
+        new="late = torch.get_device_module(view.device)\n"
+        "        with late.stream(late.Stream()):\n            torch.add(gradient, 0.0, out=view)",
+    ),
+    "events are recorded in the default stream": Plant(
+        where=_PORT + "_record",
+        old="event.record(self.current_stream())",
+        new="event.record(self._module.default_stream())",
+    ),
+    "the device's work does not wait for a copy in": Plant(
+        where=_MEMORY + "copy",
+        old="landed = self.port.copy_in(source, out)",
+        new="self.port.copy_in(source, out); return",
+    ),
+    "the device's generator is not seeded": Plant(
+        where=_PORT + "manual_seed", old="generators[self.device.index].manual_seed(seed)", new="pass"
+    ),
+    "memory is freed while it is copied out": Plant(
+        where=_PORT + "copy_out",
+        old="after = after or self.record()\n",
+        new="source = source.clone(); after = self.record()\n"
+        "    self = __import__('copy').copy(self); self.record_stream = id\n",
+    ),
+    "losses share one place": Plant(
+        where=_LOSSES + "add",
+        old="self._port.empty_pinned((), value.dtype)",
+        new="self.__dict__.setdefault('place', self._port.empty_pinned((), value.dtype))",
+        model="token_weights",
+    ),
+    "an earlier step's copy is sent again": Plant(
+        where="elastrain.runtime.engine.sender:Sender._payload_of",
+        old="if key not in self._carried:",
+        new="key = next((at for at in self._carried if type(at[1]) is type(message)), key)\n"
+        "    if key not in self._carried:",
+    ),
+}
 
 
 def plant(name: str, folder: Path) -> None:
-    """Put a bug into this process. Raises ValueError if the product's source has no such place."""
-    if not name:
-        return
-    bug = PLANTS[name]
+    """Put a bug into this process."""
+    if name:
+        function, code = changed_code(PLANTS[name])
+        function.__code__ = code
+        (folder / "planted").touch()
+
+
+def changed_code(bug: Plant) -> tuple[FunctionType, CodeType]:
+    """Return the function, and its code with the bug. Raises ValueError if its source has no such place."""
     module_name, _, path = bug.where.partition(":")
     module = importlib.import_module(module_name)
-    found = module
+    found: Any = module
     for part in path.split("."):
         found = inspect.getattr_static(found, part)
     function = inspect.unwrap(getattr(found, "fget", None) or getattr(found, "__func__", found))
-    assert isinstance(function, FunctionType)
     source = textwrap.dedent(inspect.getsource(function))
     if source.count(bug.old) != 1:
-        raise ValueError(f"{bug.where} has {source.count(bug.old)} places with {bug.old!r}; the plant {name!r} needs one")
-    changed: dict[str, FunctionType] = {}
+        raise ValueError(f"{bug.where} has {source.count(bug.old)} places with {bug.old!r}; a planted bug needs one")
     definition = source[source.index("def ") :].replace(bug.old, bug.new)  # without decorators
-    exec(f"from __future__ import annotations\n{definition}", vars(module), changed)
-    function.__code__ = changed[function.__name__].__code__
-    (folder / "planted").touch()
+    namespace = dict(vars(module))
+    exec(f"from __future__ import annotations\n{definition}", namespace)
+    return function, namespace[function.__name__].__code__

@@ -54,7 +54,8 @@ def main() -> None:
 
 def _train(training: Training, folder: Path, meter: Any) -> None:
     """Train as README shows."""
-    job = elastrain.init(seed=SEED, backups=training.backups, loss_scale=training.setup.loss_scale)
+    setup = training.setup
+    job = elastrain.init(seed=SEED, backups=training.backups, loss_scale=setup.loss_scale, run_length=setup.run_length)
     model = models.build(training)
     teacher = models.teacher_of(model, training)
     if teacher is not None:
@@ -62,13 +63,16 @@ def _train(training: Training, folder: Path, meter: Any) -> None:
     optimizer = models.optimizer_of(model, training)
     order = training.order
     loader = elastrain.DataLoader(
-        models.Samples(training.setup.shape),
+        models.Samples(setup.shape),
         global_batch_size=order.global_batch_size,
         micro_batch_size=order.micro_batch_size,
     )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
-    troubles, lines = _Troubles(training, folder), (folder / "steps" / f"{MEMBER or 'alone'}.txt").open("a", buffering=1)
+    troubles, lines = (
+        _Troubles(training, folder),
+        (folder / "steps" / f"{MEMBER or 'alone'}.txt").open("a", buffering=1),
+    )
     watched = not training.meters and int(os.environ.get("ACCELERATOR_STAGES", "1")) == 1
     for step in job.steps(loader, until=training.steps):
         meter.begin_step(step.number)
@@ -76,7 +80,7 @@ def _train(training: Training, folder: Path, meter: Any) -> None:
         for given, targets in step:
             meter.begin()
             time.sleep(training.pause_s)
-            weight = 1.0 if not training.setup.weighted else float(targets.ne(0).sum())
+            weight = 1.0 if not setup.weighted else float(targets.ne(0).sum())
             given, targets = models.moved((given, targets), training)
             with models.autocast(training):
                 loss = model(given, targets)
@@ -88,7 +92,7 @@ def _train(training: Training, folder: Path, meter: Any) -> None:
         rate = optimizer.param_groups[0]["lr"]
         lines.write(f"{step.number} {digest} {step.loss!r} {step.grad_norm!r} {step.skipped} {rate!r}\n")
         scheduler.step()
-        if teacher is not None and training.setup.teacher == "mean":
+        if teacher is not None and setup.teacher == "mean":
             teacher.follow(model)
         meter.end_step()
         _wait_for_newcomers(folder, job.world_size, training)

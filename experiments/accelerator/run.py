@@ -1,0 +1,233 @@
+"""Does a job on a device keep the guarantees of one on the CPU? See README.md.
+
+`python -m experiments.accelerator.run [--quick] [--seed S] [--only KEY …] [--before FOLDER] [--floor PYTHON]
+[--record]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.accelerator import measures
+from experiments.accelerator.cases import Case, all_cases, reference_of, run_case
+from experiments.accelerator.jobs import DEADLINE_S, Job, Ran, run_job, total
+from experiments.accelerator.measures import PARTS, Bench
+from experiments.accelerator.models import Training
+from experiments.accelerator.plants import PLANTS
+from experiments.harness import Reach, add_record_flag, record, report
+from experiments.jobs import unwind_on_sigterm
+from tests.support import warm
+
+_ALL, _NONE = Reach(limit=1, at_least=True), Reach(limit=0)
+COUNTED = ("steps_lost", "samples_lost", "samples_repeated", "leftovers", "races", "host_touches")
+"""Over all jobs that run."""
+REACHES = {
+    "digest_equal_cpu": _ALL,
+    "digest_equal": _ALL,
+    "resumed_equal": _ALL,
+    **dict.fromkeys(COUNTED, _NONE),
+    "planted": Reach(limit=20, at_least=True),
+    "planted_found": _ALL,
+    "waits_per_micro_batch": _NONE,
+    "waits_per_step": Reach(limit=2),
+    "boundary_waits": _NONE,
+    "bytes_alone": _NONE,
+    "bytes_out": Reach(limit=1.01),
+    "bytes_in": Reach(limit=1.01),
+    "tail_bytes": Reach(limit=0.10),
+    "device_bytes": Reach(limit=1.02),
+    "device_bytes_alone": Reach(limit=1.05),
+    "hang_found_s": Reach(limit=0.5),
+    "floor": _ALL,
+    "cpu_price": Reach(limit=1.01),
+}
+ON_DEMAND = ("floor", "cpu_price")
+CASES, PLANTED = ("digest_equal_cpu", "digest_equal", "resumed_equal"), "planted_found"
+QUICK_S = 190.0
+"""`--quick` begins nothing after so many seconds: what runs then takes up to 40 more."""
+PLANT_DEADLINE_S = 60.0
+SHOWN = 900
+
+
+class Experiment:
+    """What ran so far, and what became of it. Each case and each plant is a trial, run by one of several threads."""
+
+    def __init__(self, folder: Path, device: str, start: Callable[..., Any]) -> None:
+        self.folder, self.device, self.start = folder, device, start
+        self.passed: dict[str, list[bool]] = {}
+        """Key -> what became of its trials."""
+        self.amiss: list[dict[str, Any]] = []
+        self.failed: list[str] = []
+        self._references: dict[str, Ran] = {}
+        self._clean: dict[str, bool] = {}
+        self._lock = threading.RLock()
+
+    def try_case(self, case: Case, number: int) -> None:
+        """Run a case and judge it."""
+        ran = run_case(case, self.folder / f"case-{number}", start=self.start)
+        found = ran[-1].amiss(self._reference(case.job.training))
+        with self._lock:
+            self.amiss.append(found)
+        self._tell(case.key, case.name, not found.get("digest"), found, ran[-1])
+
+    def try_plant(self, name: str, number: int) -> None:
+        """Plant a bug. It is found if the same job without it has nothing amiss, and the job with it has."""
+        bug = PLANTS[name]
+        troubles = (("m1", 2, bug.trouble),) if bug.trouble else ()
+        training = Training(
+            device=self.device, model=bug.model, members=bug.members, troubles=troubles, steps=bug.steps
+        )
+        job = Job(training=training, stages=bug.stages)
+        clean = self._is_clean(job)
+        ran = self._run(replace(job, training=replace(training, plant=name)), f"plant-{number}", PLANT_DEADLINE_S)
+        found = ran.amiss(self._reference(training)) if ran.has_planted() else {}
+        found.pop("leftovers", None)
+        how = "the job without it has something amiss" if not clean else found or "nothing found"
+        self._tell(PLANTED, name, clean and bool(found), how, ran)
+
+    def measure(self, part: str, rounds: int) -> dict[str, Any]:
+        """Run a part of `measures`. Its figures are missing if its jobs do not end well."""
+        bench = Bench(folder=self.folder / part, device=self.device, start=self.start, rounds=rounds)
+        try:
+            found = dict(PARTS[part][0](bench))
+        except Exception:  # noqa: BLE001 - other parts are still measured
+            print(f"FAILED {part}\n{traceback.format_exc()}", flush=True)
+            found = {}
+        for name, ran in bench.ran:
+            self.amiss.append(
+                {key: value for key, value in (("races", ran.races), ("host_touches", ran.touches)) if value}
+            )
+            if ran.races:
+                print(f"RACES in {name}: {ran.races[:2]}", flush=True)
+        print(f"{part}: {found}", flush=True)
+        return found
+
+    def figures(self) -> dict[str, Any]:
+        """Return the keys of the table that trials give."""
+        found: dict[str, Any] = {key: sum(passed) / len(passed) for key, passed in self.passed.items()}
+        if self.amiss:
+            counts = total(self.amiss)
+            found |= {key: counts[key] for key in COUNTED}
+        return found
+
+    def _tell(self, key: str, name: str, is_well: bool, found: Any, ran: Ran) -> None:
+        with self._lock:
+            self.passed.setdefault(key, []).append(is_well)
+            amiss = not is_well or (key != PLANTED and found)
+            if amiss:
+                self.failed.append(f"{key}: {name}")
+            where = f"\n    {ran.folder}" if amiss else ""
+            print(f"{'FAILED' if amiss else 'ok    '} {key}: {name}: {str(found or '')[:SHOWN]}{where}", flush=True)
+        if not amiss:
+            shutil.rmtree(ran.folder.parent, ignore_errors=True)
+
+    def _reference(self, training: Training) -> Ran:
+        wanted = reference_of(training)
+        with self._lock:
+            if (key := wanted.to_json()) not in self._references:
+                self._references[key] = self._run(Job(training=wanted), f"reference-{len(self._references)}")
+            return self._references[key]
+
+    def _is_clean(self, job: Job) -> bool:
+        with self._lock:
+            if (key := repr(job)) not in self._clean:
+                ran = self._run(job, f"clean-{len(self._clean)}")
+                self._clean[key] = not ran.amiss(self._reference(job.training))
+            return self._clean[key]
+
+    def _run(self, job: Job, name: str, deadline_s: float = DEADLINE_S) -> Ran:
+        return run_job(job, self.folder / name, deadline_s=deadline_s, start=self.start)
+
+
+def main() -> int:
+    args = _arguments()
+    unwind_on_sigterm()
+    begun_s, seed = time.monotonic(), args.seed if args.seed is not None else random.randrange(1 << 16)
+    keys = args.only or [key for key in REACHES if key not in ON_DEMAND]
+    folder = args.keep or Path(tempfile.mkdtemp(prefix="elastrain-accelerator-"))
+    experiment = Experiment(folder, args.device, subprocess.Popen if args.cold else warm.Popen)
+    print(f"seed {seed}; folders in {folder}", flush=True)
+    values: dict[str, Any] = {"seed": seed, "planted": len(PLANTS)}
+    for part, (_, its) in PARTS.items():
+        if set(its) & set(keys):
+            values |= experiment.measure(part, 1 if args.quick else 3)
+    trials = _trials(experiment, keys)
+    if args.quick:
+        random.Random(seed).shuffle(trials)
+    until_s = begun_s + QUICK_S if args.quick else float("inf")
+    ran = _run_all(trials, args.jobs, until_s)
+    values |= experiment.figures() | {"trials": len(trials), "trials_run": ran, "failed": experiment.failed}
+    print(f"{ran} of {len(trials)} cases and planted bugs were run (seed {seed})", flush=True)
+    if args.before is not None:
+        values |= measures.cpu_price(args.before, folder, 3 if args.quick else 9)
+    if args.floor is not None:
+        values |= measures.floor(args.floor, ["--quick", "--seed", str(seed)] if args.quick else [])
+    values["seconds"] = round(time.monotonic() - begun_s)
+    if args.record:
+        record("accelerator", values, quick=args.quick, settings={"device": args.device, "jobs": args.jobs})
+    if not experiment.failed and args.keep is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0 if report(values, {key: REACHES[key] for key in REACHES if key in keys or key in values}) else 1
+
+
+def _trials(experiment: Experiment, keys: Sequence[str]) -> list[Callable[[], None]]:
+    """Return everything that can be drawn. Rows that count over all jobs take all cases."""
+    wanted = set(CASES) if set(COUNTED) & set(keys) else set(CASES) & set(keys)
+    cases = [case for case in all_cases(experiment.device) if case.key in wanted]
+    trials: list[Callable[[], None]] = [
+        lambda case=case, number=number: experiment.try_case(case, number)  # type: ignore[misc]
+        for number, case in enumerate(cases)
+    ]
+    if PLANTED in keys and experiment.device == "late":
+        trials += [
+            lambda name=name, number=number: experiment.try_plant(name, number)  # type: ignore[misc]
+            for number, name in enumerate(PLANTS)
+        ]
+    return trials
+
+
+def _run_all(trials: Sequence[Callable[[], None]], jobs: int, until_s: float) -> int:
+    """Run trials, `jobs` at a time, and begin none after `until_s`. Returns how many ran."""
+    ran = []
+
+    def one(trial: Callable[[], None]) -> None:
+        if time.monotonic() < until_s:
+            ran.append(trial)
+            trial()
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, trials))
+    return len(ran)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m experiments.accelerator.run", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="draw cases and planted bugs, for at most 240 s")
+    parser.add_argument("--seed", type=int, help="of what is drawn")
+    parser.add_argument("--only", nargs="+", choices=sorted(REACHES), metavar="KEY", help="these rows of the table")
+    parser.add_argument("--device", choices=("late", "cpu"), default="late", help="cpu: to try the experiment itself")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="jobs at a time")
+    parser.add_argument("--cold", action="store_true", help="start every process cold")
+    parser.add_argument("--keep", type=Path, help="where the folders of all jobs stay")
+    parser.add_argument("--before", type=Path, help="another checkout, for cpu_price")
+    parser.add_argument("--floor", metavar="PYTHON", help="an interpreter with the oldest torch, for floor")
+    add_record_flag(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
