@@ -109,6 +109,7 @@ class Ran:
             "leftovers": [*self.left, *self._descriptors()],
             "races": self.races,
             "host_touches": self.touches,
+            "times": self._times(),
         }
         return {key: value for key, value in found.items() if value}
 
@@ -129,6 +130,12 @@ class Ran:
     def _comparable(self) -> dict[str, list[str]]:
         """Return the lines with the CPU's digests where a member of a pipeline has none of its own."""
         return {name: [line for line in lines if " - " not in line] for name, lines in self.steps.items()}
+
+    def _times(self) -> str:
+        """Return how the times of micro-batches that the product goes by differ from the device's; empty if alike."""
+        lasts = [lines[-1] for lines in self.facts.values() if lines and lines[-1].get("told_s")]
+        wrong = [f"{line['told_s']:.2f} s for {line['device_s']:.2f} s" for line in lasts if not _is_alike(line)]
+        return "; ".join(wrong) if self.job.training.slowness > 1 else ""
 
     def _descriptors(self) -> list[str]:
         found = []
@@ -195,6 +202,10 @@ def _followed(
 def _with(start: Callable[..., Any], environment: dict[str, str]) -> Callable[..., Any]:
     """`alone` takes no environment."""
     return lambda command, env, **rest: start(command, env={**env, **environment}, **rest)
+
+
+def _is_alike(line: dict[str, Any]) -> bool:
+    return bool(0.5 * line["device_s"] < line["told_s"] < 2 * line["device_s"])
 
 
 def _name_of(run: Path) -> str:

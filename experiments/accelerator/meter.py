@@ -16,6 +16,7 @@ from elastrain import protocol as p
 from elastrain.buffers.buffer_book import BufferBook
 from elastrain.protocol.messages import Partial, Publish
 from elastrain.runtime.engine.sender import Sender
+from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.tensors.tensor_arithmetic import TensorArithmetic
 from experiments.accelerator.models import Training
 
@@ -53,6 +54,7 @@ class Meter:
         from tests.support.late import order
 
         self._late, self._file, self._training = late, path.open("a", buffering=1), training
+        self._order = order
         self._facts: dict[str, Any] = {}
         """Of the present step."""
         self._totals: Counter[str] = Counter()
@@ -63,7 +65,7 @@ class Meter:
         self._late_bytes: list[tuple[int, int]] = []
         """Kernels of the loop's thread, and bytes of a copy of gradients that was submitted then."""
         self._backward = [0, 0]
-        self.buffer_bytes = 0
+        self.buffer_bytes, self._told_s, self._device_s = 0, 0.0, 0.0
         made = order.Host
         order.Host = lambda name, stream: made(name, stream, counts=Counts(name, self))  # type: ignore[assignment,misc]
         self._watch_the_books()
@@ -76,6 +78,7 @@ class Meter:
 
     def begin(self) -> None:
         self._facts["micro_batches"] += 1
+        self._begun_s = self._order.DEFAULT.busy_s
         self._is_batch = True  # what is copied in now is the batch
 
     def backward_begins(self) -> None:
@@ -83,6 +86,7 @@ class Meter:
         self._backward[0] = self._kernels()
 
     def end(self) -> None:
+        self._device_s += self._order.DEFAULT.busy_s - self._begun_s
         self._backward[1] = self._kernels()
         self._facts["waits_batch"] = self._waits  # up to the last backward
 
@@ -97,7 +101,8 @@ class Meter:
     def close(self) -> None:
         module = torch.get_device_module("late")
         peak = {"peak_bytes": module.max_memory_allocated(), "buffer_bytes": self.buffer_bytes}
-        self._write({"step": self._training.steps, **peak, **self._totals})
+        times = {"told_s": self._told_s, "device_s": self._device_s}
+        self._write({"step": self._training.steps, **peak, **times, **self._totals})
 
     def _write(self, facts: dict[str, Any]) -> None:
         descriptors = len(os.listdir("/proc/self/fd"))
@@ -124,7 +129,11 @@ class Meter:
     def _watch_the_books(self) -> None:
         """Count the bytes that have to travel: offered partials, published shards, and those of others."""
         send, payload, carry_out = Sender.send, BufferBook.payload, BufferBook.carry_out
-        new_buffer = TensorArithmetic.new_buffer
+        new_buffer, computed = TensorArithmetic.new_buffer, LoopHeartbeat.computed
+
+        def watched_computed(heartbeat: LoopHeartbeat, took_s: float) -> None:
+            self._told_s += took_s
+            computed(heartbeat, took_s)
 
         def watched_send(sender: Sender, command: Any) -> None:
             self._doing.what = type(command.message).__name__
@@ -154,6 +163,7 @@ class Meter:
             self.buffer_bytes += like.nbytes
             return new_buffer(arithmetic, like)
 
+        LoopHeartbeat.computed = watched_computed  # type: ignore[method-assign]
         Sender.send, TensorArithmetic.new_buffer = watched_send, watched_new_buffer  # type: ignore[method-assign]
         BufferBook.payload, BufferBook.carry_out = watched_payload, watched_carry_out  # type: ignore[method-assign]
 

@@ -52,9 +52,11 @@ SETUPS = {
     "teacher": Setup(teacher="fixed"),
     "mean_teacher": Setup(teacher="mean"),
     "wide": Setup(shape="wide"),
+    "noisy": Setup(shape="noisy"),
 }
-WITHOUT_STAGES = ("mean_teacher", "wide")
-"""A loop that reads all parameters is refused in a pipeline. In `wide`, activations are small beside parameters."""
+WITHOUT_STAGES = ("mean_teacher", "wide", "noisy")
+"""A loop that reads all parameters, and draws in a backward, are refused in a pipeline. In `wide`, activations are small
+beside parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,8 @@ class Training:
     """A plain loop of torch without a job, for its peak of memory."""
     pause_s: float = 0.0
     """In each micro-batch."""
+    slowness: float = 1.0
+    """Seconds of the device's clock for each processor second."""
 
     @property
     def setup(self) -> Setup:
@@ -123,6 +127,18 @@ class Wide(nn.Module):
         return (given - targets).square().mean()
 
 
+class Noisy(GPT):
+    """A model that draws on its device in the backward of a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].register_forward_hook(self._with_noise)
+
+    @staticmethod
+    def _with_noise(block: nn.Module, given: object, made: Tensor) -> None:
+        made.register_hook(lambda gradient: gradient + 0.1 * torch.randn_like(gradient))
+
+
 class Taught(nn.Module):
     """A model and its teacher, whose loss pulls at the model's."""
 
@@ -144,9 +160,8 @@ class Taught(nn.Module):
 def build(training: Training) -> nn.Module:
     """Make the model on the training's device. Ties stay."""
     setup = training.setup
-    made: nn.Module = {"text": lambda: GPT(recomputes=setup.recomputes), "images": Convolutions, "wide": Wide}[
-        setup.shape
-    ]()
+    kinds = {"text": lambda: GPT(recomputes=setup.recomputes), "images": Convolutions, "wide": Wide, "noisy": Noisy}
+    made: nn.Module = kinds[setup.shape]()
     for name in setup.frozen:
         made.get_submodule(name).requires_grad_(False)
     return made.to(setup.dtype).to(training.device)

@@ -25,6 +25,9 @@ class Plant:
     steps: int = 6
     trouble: str = ""
     """What happens to a member besides; see `train._Troubles`."""
+    slowness: float = 1.0
+    refused: str = ""
+    """Words with which the job without the bug is refused."""
 
 
 _PORT = "elastrain.device.accelerators:Accelerator."

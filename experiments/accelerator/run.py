@@ -96,6 +96,8 @@ class Experiment:
         ran = self._run(replace(job, training=replace(training, plant=name)), f"plant-{number}", PLANT_DEADLINE_S)
         found = ran.amiss(self._reference(training)) if ran.has_planted() else {}
         found.pop("leftovers", None)
+        if bug.refused and bug.refused in ran.output:
+            found = {}
         how = "the job without it has something amiss" if not clean else found or "nothing found"
         self._tell(PLANTED, name, clean and bool(found), how, ran)
 
@@ -142,11 +144,14 @@ class Experiment:
                 self._references[key] = self._run(Job(training=wanted), f"reference-{len(self._references)}")
             return self._references[key]
 
-    def _is_clean(self, job: Job) -> bool:
+    def _is_clean(self, job: Job, refused: str) -> bool:
         with self._lock:
-            if (key := repr(job)) not in self._clean:
+            if (key := f"{job} {refused}") not in self._clean:
                 ran = self._run(job, f"clean-{len(self._clean)}")
-                self._clean[key] = not ran.amiss(self._reference(job.training))
+                amiss = ran.amiss(self._reference(job.training))
+                self._clean[key] = refused in ran.output if refused else not amiss
+                if not self._clean[key]:
+                    print(f"AMISS without a planted bug: {job}: {str(amiss)[:SHOWN]}\n    {ran.folder}", flush=True)
             return self._clean[key]
 
     def _run(self, job: Job, name: str, deadline_s: float = DEADLINE_S) -> Ran:

@@ -42,7 +42,8 @@ def main() -> None:
         from tests.support import late
 
         late.install()
-        late.configure(uuid=f"late-{os.environ.get('GROUP_RANK', '0')}-{os.environ.get('LOCAL_RANK', '0')}")
+        place = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0")
+        late.configure(uuid=f"late-{'-'.join(place)}", slowness=training.slowness)
         torch.__future__.set_swap_module_params_on_conversion(True)
     plants.plant(training.plant, folder)
     meter = Meter(folder / "facts" / f"{MEMBER or 'alone'}.jsonl", training) if training.device == "late" else NoMeter()
