@@ -11,7 +11,7 @@ they have just computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -53,6 +53,15 @@ def digest_later(tensor: Tensor) -> Callable[[], int]:
         return lambda: found
     total, size_bytes = _submitted(tensor)
     return lambda: _finished(int(total.item()), size_bytes)
+
+
+def digests(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the digest of each tensor, as `digest` does. Waits once, if all tensors lie on one device."""
+    submitted = [_submitted(tensor) for tensor in tensors]
+    totals = [total for total, _ in submitted]
+    if len({total.device for total in totals}) == 1:
+        totals = list(torch.stack(totals).cpu())
+    return [_finished(int(total), size) for total, (_, size) in zip(totals, submitted, strict=True)]
 
 
 def checksum(tensor: Tensor) -> int:

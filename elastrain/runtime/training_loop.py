@@ -27,6 +27,7 @@ from elastrain.runtime.io.agent_link import ChannelClosedError
 from elastrain.runtime.io.loop_channel import LoopOver, StepBegun
 from elastrain.runtime.loop.exit_report import NOT_THE_SCRIPTS_FAULT, ExitReport
 from elastrain.runtime.loop.step import Step
+from elastrain.runtime.loop_state.device_reads import DeviceReads
 from elastrain.runtime.loop_state.loop_state import LoopSnapshot, LoopState
 from elastrain.runtime.loop_state.randomness import BEFORE
 from elastrain.runtime.model.kernels import warm_up
@@ -53,6 +54,7 @@ class TrainingLoop:
         prepared.parts.layers.begin()
         self._carried = LoopState(prepared.facade.optimizer, dict(registered), prepared.model, prepared.parts.layers)
         self._carried.counted = prepared.optimizer.counted
+        self._reads = DeviceReads()
 
     def steps(self, until: int) -> Iterator[Step]:
         """Join the job, and yield the steps up to `until` (exclusive) from the one that the other members are in."""
@@ -124,7 +126,7 @@ class TrainingLoop:
 
     def _begin(self, number: int) -> LoopSnapshot:
         """Return the loop state for newcomers, taken at the start of the step before the loop's body changes it."""
-        self._parts.untouched.check_settled()
+        self._parts.untouched.check_settled(self._reads)
         self._parts.model.statistics.check_settled()
         self._connections.whereabouts.hear_compiler()
         self._prepared.facade.check()
@@ -140,12 +142,12 @@ class TrainingLoop:
 
     def _enter(self, number: int, taken: LoopSnapshot) -> None:
         """Tell the engine that the loop's body has reached its micro-batches. Settings made before that count."""
-        self._parts.untouched.check_settled()
+        self._parts.untouched.check_settled(self._reads)
         self._parts.model.statistics.check_settled()
         self._parts.layers.enter()
         hyper = self._prepared.optimizer.hyperparameters()
         self._carried.course.enter(hyper, self._carried.counted)
-        settings = taken.settings(number, hyper, self._parts.layers)
+        settings = taken.settings(number, hyper, self._parts.layers, self._reads)
         began = p.Began(step=number, settings=settings, state=taken.text)
         self._parts.handover.tell(StepBegun(event=began, hyper=hyper, payload=taken.payload))
 

@@ -1,7 +1,8 @@
 """A guard that finds changes of a script to the model's parameters, and refuses them by name. It changes nothing.
 
 The runtime writes parameters through its own memory, which does not change the version counters of the nn.Parameters.
-So a changed counter is the script's doing. Writes through `.data` change no counter; sampled values show these.
+So a changed counter is the script's doing. Writes through `.data` change no counter; sampled values show these. Samples
+are taken and compared where the parameters lie: only the results of the comparisons are read.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
+from elastrain.runtime.loop_state.device_reads import DeviceReads
 
 _SAMPLED = 4
 """Number of sampled values per parameter."""
@@ -70,10 +73,13 @@ class MutationGuard:
         """Sample the parameters as the runtime left them, after a step or at the start of the loop."""
         self._samples = {key: self._sample(self._samples.get(key), whole) for key, whole in self._memory().items()}
 
-    def check_settled(self) -> None:
+    def check_settled(self, reads: DeviceReads | None = None) -> None:
         """Raise ConfigError if a parameter was written since `settle` or replaced, or if a frozen one was unfrozen.
 
         May be called until the loop asks for the next run.
+
+        Args:
+            reads: Reads whose `fetch` raises instead, if a parameter on a device was written. None: fetch here.
         """
         self.check()
         for name, module, attribute, parameter in self._places:
@@ -86,14 +92,13 @@ class MutationGuard:
                     "cannot be trained later: let it require a gradient and give it to the optimizer before prepare, "
                     "and freeze it in the loop until its step comes"
                 )
+        wanted = reads or DeviceReads()
         for key, whole in self._memory().items():
             sample = self._samples.get(key)
-            if sample is None or not sample.is_of(whole):
-                continue  # the runtime brought new blocks meanwhile
-            now = _look(whole, sample.positions)
-            if not torch.equal(sample.values, now):
-                where = int((sample.values != now).nonzero()[0])
-                self._refuse(sample.names[where // _SAMPLED], "through .data or a view")
+            if sample is not None and sample.is_of(whole):  # else the runtime brought new blocks meanwhile
+                wanted.ask(sample.values != _look(whole, sample.positions), partial(self._judge, sample.names))
+        if reads is None:
+            wanted.fetch()
 
     def check(self) -> None:
         """Raise ConfigError if the script changed a parameter in place or left a gradient.
@@ -137,7 +142,12 @@ class MutationGuard:
                 start, last = offset_bytes // whole.element_size(), parameter.numel() - 1
                 positions += [start + last * part // (_SAMPLED - 1) for part in range(_SAMPLED)]
                 names.append(name)
-        return torch.tensor(positions, dtype=torch.int64), names
+        return torch.tensor(positions, dtype=torch.int64).to(whole.device, non_blocking=True), names
+
+    def _judge(self, names: Sequence[str], changed: Tensor) -> None:
+        """Raise ConfigError if a sampled value has changed. `changed`: one byte for each."""
+        if bool(changed.any()):
+            self._refuse(names[int(changed.nonzero()[0]) // _SAMPLED], "through .data or a view")
 
     @staticmethod
     def _refuse(name: str, how: str) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from elastrain.errors import ConfigError
 from elastrain.offload.original_hooks import OriginalsHook
 from elastrain.runtime.loop_state.loop_state_codec import Packer, Tree, unpack
-from elastrain.runtime.model.watched import MISSING, PlainAttributes, sum_of
+from elastrain.runtime.model.watched import MISSING, PlainAttributes, sums_of
 
 Changes = dict[str, Tree]
 """`path.attribute` -> the value that the loop gave it, as a JSON tree (see `loop_state_codec`)."""
@@ -153,7 +153,7 @@ class Layers:
 
     def _set(self, name: str, value: Tensor | None) -> None:
         self.tensors[name] = None if value is None else value.detach().clone()
-        self._sums[name] = sum_of(value)
+        self._sums[name] = sums_of([value])[0]
 
     def told(self) -> dict[str, str]:
         """Return the digests that members compare in each vote, by name. All unchanged buffers share one digest."""
@@ -171,8 +171,7 @@ class Layers:
     def load_state_dict(self, state: Mapping[str, Tensor | None]) -> None:
         """Put the tensors of `state_dict` into the model, on a newcomer or in a resumed job."""
         for name, value in state.items():
-            self._watched.put(name, value)
-            self._set(name, value)
+            self._set(name, self._watched.put(name, value))  # on its device: checksums differ between kinds of devices
         self._watched.rebase()
 
     def load(self, changes: Mapping[str, Tree], untold: Collection[str] = ()) -> None:

@@ -17,10 +17,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from elastrain.device import device_of
 from elastrain.errors import ConfigError
+from elastrain.runtime.loop_state.device_reads import DeviceReads
 from elastrain.runtime.loop_state.layers import Layers, short
 from elastrain.runtime.loop_state.loop_state_codec import Packer, Tree, unpack
 from elastrain.runtime.loop_state.schedulers import FirstSettings, check_no_more, schedulers_of
+from elastrain.runtime.model.kernels import compute_device
 
 
 class Stateful(Protocol):
@@ -142,6 +145,9 @@ class LoopSnapshot:
         """The state for newcomers as JSON text, without the bytes of tensors."""
         self._parts = parts
         self._packers = packers
+        devices = {device for packer in packers.values() for device in packer.devices}
+        self._made = [device_of(device).record() for device in devices]
+        """Events behind the work that made the tensors of the state."""
 
     def check(self) -> None:
         """Raise ConfigError, naming the object, if a registered object was changed in place since."""
@@ -149,16 +155,31 @@ class LoopSnapshot:
             packer.check()
 
     def payload(self) -> list[Tensor]:
-        """Return the bytes of the tensors, for `LoopState.load`. Raises ConfigError as `check` does."""
+        """Return the bytes of the tensors, for `LoopState.load`. Waits for devices. Raises ConfigError as `check` does.
+
+        A change that a script makes later comes after the copies: the thread that calls this waits for them.
+        """
         self.check()
+        for event in self._made:
+            event.wait()
         return [tensor for _, packer in sorted(self._packers.items()) for tensor in packer.payload()]
 
-    def settings(self, step: int, hyper: list[dict[str, Any]], layers: Layers) -> str:
-        """Return the JSON text that members compare in every vote: digests, by name, of all that must be equal."""
+    def settings(self, step: int, hyper: list[dict[str, Any]], layers: Layers, reads: DeviceReads | None = None) -> str:
+        """Return the JSON text that members compare in every vote: digests, by name, of all that must be equal.
+
+        Args:
+            step: Number of the step. It decides which values of registered tensors enter the digests.
+            hyper: Hyperparameters by parameter group.
+            layers: Changes in the model's layers.
+            reads: Other reads of the step, which are fetched, too, so that a device is waited for once.
+        """
+        reads = reads or DeviceReads()
         names = dict.fromkeys(name for group in hyper for name in group)
         told = {f"{n} of the optimizer": settings_digest([{n: group.get(n)} for group in hyper]) for n in names}
         registered = {name: packer for name, packer in self._packers.items() if name != TENSORS}
-        looked = {name: self._parts[name] + packer.look(step) for name, packer in registered.items()}
+        looks = {name: packer.look(step, reads) for name, packer in registered.items()}
+        reads.fetch()
+        looked = {name: self._parts[name] + look() for name, look in looks.items()}
         self.text = f'{self.text[:-1]},"entered":{json.dumps(hyper)}}}'
         return json.dumps({**told, **layers.told(), **looked})
 
@@ -174,6 +195,7 @@ class LoopState:
         self.course = FirstSettings()
         self._optimizer = optimizer
         self._layers = layers
+        self._device = compute_device(model)
         self._parts: dict[str, Stateful] = {name: stateful(name, thing) for name, thing in registered.items()}
         self._parts[TENSORS] = layers
         schedulers = schedulers_of(optimizer)
@@ -234,7 +256,10 @@ class LoopState:
         for name, part in mine.items():
             own = dict(part.state_dict())
             stays = {key: value for key, value in own.items() if f"{key} of {name}" in changed}
-            part.load_state_dict({**own, **_unpacked(name, state["parts"][name], bulk.get(name), own), **stays})
+            # The tensors of a module are overwritten in place: it would need twice their memory to place them first.
+            device = None if isinstance(part, OfModule) else self._device
+            came = _unpacked(name, state["parts"][name], bulk.get(name), own, device)
+            part.load_state_dict({**own, **came, **stays})
             if isinstance(part, LRScheduler) and any("initial_lr" in each for each in changed):
                 part.base_lrs = [lr for lr in first if lr is not None]
 
@@ -258,9 +283,11 @@ def _settings(state: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _unpacked(name: str, tree: Tree, bulk: Tensor | None, own: dict[str, Any]) -> dict[str, Any]:
+def _unpacked(
+    name: str, tree: Tree, bulk: Tensor | None, own: dict[str, Any], device: torch.device | None
+) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = unpack(tree, bulk, own)
+        found: dict[str, Any] = unpack(tree, bulk, own, device)
     except ConfigError as error:
         raise ConfigError(f"{name!r}: {error}") from None
     return found

@@ -1,13 +1,13 @@
 """The codec of state for newcomers: plain data becomes a JSON tree, tensors and arrays become bytes; no code is sent.
 
-The training loop's thread makes the tree in every step. Bytes of tensors are copied only for a newcomer. ConfigError is
-raised if a tensor was changed between these two moments.
+The training loop's thread makes the tree in every step. Bytes of tensors are copied to host memory only for a newcomer.
+ConfigError is raised if a tensor was changed between these two moments.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -18,7 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from elastrain.device import device_of, is_accelerator
 from elastrain.errors import ConfigError
+from elastrain.runtime.loop_state.device_reads import DeviceReads
 
 Tree = Any
 """A value that JSON can represent."""
@@ -50,6 +52,8 @@ class Packer:
     def __init__(self) -> None:
         self._bulk: list[_Bulk] = []
         self.size_bytes = 0
+        self.devices: set[torch.device] = set()
+        """The accelerators on which packed tensors lie."""
 
     def pack(self, name: str, value: Any) -> Tree:
         """Return the tree of `value`. Raises ConfigError, with `name` and the place in it, for values not data."""
@@ -91,7 +95,10 @@ class Packer:
             raise ConfigError(
                 f"{name} is {problem}, which cannot be carried to members that join later: use dense ones"
             )
-        what = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        what: Tree = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        if is_accelerator(value.device):
+            what["far"] = True  # not the device's name: another member has another, and a resumed job perhaps none
+            self.devices.add(value.device)
         return {"tensor": self._beside(name, value.detach()), **what}
 
     def _array(self, name: str, value: np.ndarray[Any, Any] | np.generic) -> Tree:
@@ -122,37 +129,62 @@ class Packer:
 
     @torch.no_grad()
     def payload(self) -> list[Tensor]:
-        """Return all bytes in one tensor, for `unpack` on another member. Raises ConfigError as `check` does."""
+        """Return all bytes in one host tensor, for `unpack` on another member. Waits for devices.
+
+        The calling thread's stream has to come after the work that made the tensors.
+
+        Raises:
+            ConfigError: As `check` does.
+        """
         self.check()
         whole = torch.zeros(self.size_bytes, dtype=torch.uint8)
         for bulk in self._bulk:
             if bulk.tensor.nbytes:
-                whole[bulk.start : bulk.start + bulk.tensor.nbytes] = _bytes_of(bulk.tensor)
+                target = whole[bulk.start : bulk.start + bulk.tensor.nbytes]
+                target.copy_(_bytes_of(bulk.tensor), non_blocking=True)
+        for device in self.devices:
+            device_of(device).synchronize()
         return [whole] if self.size_bytes else []
 
     @torch.no_grad()
-    def look(self, step: int) -> str:
-        """Return a short digest of some values of some tensors. The choice changes with each step.
+    def look(self, step: int, reads: DeviceReads) -> Callable[[], str]:
+        """Return a function that returns a short digest of some values of some tensors, after `reads.fetch`.
 
-        Members that differ in any tensor find out after a few steps.
+        The choice changes with each step. Members that differ in any tensor find out after a few steps.
         """
         rounds = max(1, -(-len(self._bulk) // _LOOKED_AT))
         hasher = blake2b(digest_size=4)
         for bulk in self._bulk[step % rounds :: rounds]:
             flat = bulk.tensor.reshape(-1)
             if flat.numel():
-                hasher.update(_bytes_of(flat[:: max(1, flat.numel() // 7)]).numpy().tobytes())
-        return hasher.hexdigest()
+                looked_at = _bytes_of(flat[:: max(1, flat.numel() // 7)])
+                reads.ask(looked_at, lambda raw: hasher.update(raw.numpy().tobytes()))
+        return hasher.hexdigest
 
 
-def unpack(tree: Tree, whole: Tensor | None, own: Any = None) -> Any:
-    """Return the packed value with its original bits and types. `own`: this member's value, which provides functions.
+@dataclass(frozen=True)
+class _Came:
+    """The bytes that came, and the device for tensors that were on an accelerator; None: all stay in host memory."""
 
-    Raises ConfigError if the two do not fit, or if `Packer` did not make the tree.
+    whole: Tensor | None
+    device: torch.device | None
+
+
+def unpack(tree: Tree, whole: Tensor | None, own: Any = None, device: torch.device | None = None) -> Any:
+    """Return the packed value with its original bits and types.
+
+    Args:
+        tree: Result of `Packer.pack`.
+        whole: The bytes of the tensors.
+        own: This member's value. It provides functions, and the devices of its tensors.
+        device: Device of tensors that were on an accelerator and that `own` lacks. None: leave all in host memory.
+
+    Raises:
+        ConfigError: If `tree` and `own` do not fit, or if `Packer` did not make the tree.
     """
     try:
-        return _unpack(tree, whole, own)
-    except ConfigError:
+        return _unpack(tree, _Came(whole, device), own)
+    except (ConfigError, torch.AcceleratorError, torch.OutOfMemoryError):
         raise
     except (ValueError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise ConfigError(
@@ -160,23 +192,23 @@ def unpack(tree: Tree, whole: Tensor | None, own: Any = None) -> Any:
         ) from None
 
 
-def _unpack(tree: Tree, whole: Tensor | None, own: Any = None) -> Any:
+def _unpack(tree: Tree, came: _Came, own: Any = None) -> Any:
     if isinstance(tree, list):
-        return [_unpack(item, whole, _at(own, i)) for i, item in enumerate(tree)]
+        return [_unpack(item, came, _at(own, i)) for i, item in enumerate(tree)]
     if not isinstance(tree, dict):
         return tree
     match tree:
         case {"dict": pairs}:
-            keys = [_unpack(key, whole) for key, _ in pairs]
-            return {key: _unpack(item, whole, _of(own, key)) for key, (_, item) in zip(keys, pairs, strict=True)}
+            keys = [_unpack(key, came) for key, _ in pairs]
+            return {key: _unpack(item, came, _of(own, key)) for key, (_, item) in zip(keys, pairs, strict=True)}
         case {"tuple": items}:
-            return tuple(_unpack(item, whole, _at(own, i)) for i, item in enumerate(items))
+            return tuple(_unpack(item, came, _at(own, i)) for i, item in enumerate(items))
         case {"deque": items, "maxlen": maxlen}:
-            return deque((_unpack(item, whole, _at(own, i)) for i, item in enumerate(items)), maxlen)
+            return deque((_unpack(item, came, _at(own, i)) for i, item in enumerate(items)), maxlen)
         case {"set": items}:
-            return {_unpack(item, whole) for item in items}
+            return {_unpack(item, came) for item in items}
         case {"frozenset": items}:
-            return frozenset(_unpack(item, whole) for item in items)
+            return frozenset(_unpack(item, came) for item in items)
         case {"bytes": text}:
             return bytes.fromhex(text)
         case {"complex": [real, imaginary]}:
@@ -185,11 +217,12 @@ def _unpack(tree: Tree, whole: Tensor | None, own: Any = None) -> Any:
             kind = getattr(torch, dtype)
             if not isinstance(kind, torch.dtype):
                 raise TypeError(f"torch.{dtype} is no dtype")
-            return _cut(whole, start, torch.Size(shape).numel() * kind.itemsize).view(kind).reshape(shape)
+            made = _cut(came.whole, start, torch.Size(shape).numel() * kind.itemsize).view(kind).reshape(shape)
+            return _placed(made, own, came.device if tree.get("far") else None) if came.device else made
         case {"array": start, "dtype": dtype, "shape": shape, "scalar": scalar}:
             _check_kind(np.dtype(dtype))
             size_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-            array = _cut(whole, start, size_bytes).numpy().view(dtype).reshape(shape)
+            array = _cut(came.whole, start, size_bytes).numpy().view(dtype).reshape(shape)
             return array[()] if scalar else array
         case {"code": None} if isinstance(own, _CODE):
             return own
@@ -203,8 +236,14 @@ def _check_kind(dtype: np.dtype[Any]) -> None:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    """Return the bytes of a tensor, on its device."""
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8)
+
+
+def _placed(made: Tensor, own: Any, far: torch.device | None) -> Tensor:
+    """Move a tensor to the device of this member's own one, or else to `far`, or leave it in host memory."""
+    return made.to(own.device if isinstance(own, Tensor) else far or made.device)
 
 
 def _cut(whole: Tensor | None, start: int, size_bytes: int) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from hashlib import blake2b
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.runtime.model.statistics import buffers_of, tracking
-from elastrain.snapshot.digest import checksum
+from elastrain.snapshot.digest import checksum, digests
 
 _KINDS = (
     "_forward_pre_hooks",
@@ -46,6 +46,7 @@ class PlainAttributes:
     def __init__(self, model: nn.Module) -> None:
         self._statistics = {name for path, module in tracking(model) for name, _ in buffers_of(path, module)}
         self._sums: dict[str, tuple[Any, int]] = {}
+        self._model = model
         self.modules = dict(model.named_modules())
         self.parameters = {f"{name}.requires_grad": q for name, q in model.named_parameters()}
         self._hooked: dict[str, object] = {f"hooks of {p or 'the model'!r}": each for p, each in self.modules.items()}
@@ -71,8 +72,8 @@ class PlainAttributes:
         of, attribute = self._places[name]
         return of.get(attribute, MISSING)
 
-    def put(self, name: str, value: Any) -> None:
-        """Set an attribute, also one that this member's script has not set yet."""
+    def put(self, name: str, value: Any) -> Any:
+        """Set an attribute, also one that this member's script has not set yet. Returns the value that is there now."""
         path, _, attribute = name.rpartition(".")
         mine = self.get(name) if name in self._places else MISSING
         if name in self.parameters:
@@ -84,9 +85,15 @@ class PlainAttributes:
             and mine.shape == value.shape
         ):
             mine.data.copy_(value)
+            return mine
         else:
             place: tuple[Any, str] = self._places.get(name) or (vars(self.modules[path]), attribute)
-            place[0][place[1]] = value.clone() if isinstance(value, Tensor) else value
+            if isinstance(value, Tensor):  # a checkpoint gives it in host memory
+                like = mine if isinstance(mine, Tensor) else next(self._model.parameters(), value)
+                is_buffer = place[0] is not vars(self.modules[path])
+                value = value.to(like.device if is_buffer or like is mine else value.device, copy=True)
+            place[0][place[1]] = value
+        return value
 
     def hooks(self) -> Iterator[tuple[str, int]]:
         """Yield the name of each object that may have hooks, and its number of hooks."""
@@ -127,14 +134,17 @@ class PlainAttributes:
             name: value if type(value := of.get(attribute, MISSING)) in _PLAIN else token_of(value)
             for name, (of, attribute) in self._places.items()
         }
-        found.update((name, self._sum(name, found[name], is_thorough)) for name in self.persistent())
+        found.update(self._sums_of_persistent(found, is_thorough=is_thorough))
         found.update((name, q.requires_grad) for name, q in self.parameters.items())
         return found
 
-    def _sum(self, name: str, token: Any, is_thorough: bool) -> int:
-        if is_thorough or self._sums.get(name, (None, 0))[0] != token:
-            self._sums[name] = token, sum_of(self.get(name))
-        return self._sums[name][1]
+    def _sums_of_persistent(self, tokens: Mapping[str, Any], *, is_thorough: bool) -> dict[str, int]:
+        """Return the checksum of each persistent buffer. Without `is_thorough`, only new tokens show changes."""
+        names = list(self.persistent())
+        due = [name for name in names if is_thorough or self._sums.get(name, (None, 0))[0] != tokens[name]]
+        sums = sums_of([self.get(name) for name in due])
+        self._sums.update((name, (tokens[name], total)) for name, total in zip(due, sums, strict=True))
+        return {name: self._sums[name][1] for name in names}
 
 
 def _attributes(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
@@ -157,12 +167,27 @@ def _is_configuration(value: object) -> bool:
     return is_one and hasattr(value, "__dict__") and not isinstance(value, nn.Module | type)
 
 
-def sum_of(value: Tensor | None) -> int:
-    """Return a checksum of a tensor's bits, dtype and shape, or 0 for a tensor that is not dense."""
-    if value is None or value.layout is not torch.strided or value.is_quantized or value.is_meta:
-        return 0
-    plain = value.detach().resolve_conj().resolve_neg().contiguous()
-    return checksum(plain) ^ crc32(f"{plain.dtype}{tuple(plain.shape)}".encode())
+def sums_of(values: Sequence[Tensor | None]) -> list[int]:
+    """Return checksums of bits, dtype and shape, 0 for tensors that are not dense. Waits for a device at most once."""
+    plain = [None if value is None or not _is_dense(value) else _contiguous(value) for value in values]
+    far = [each for each in plain if each is not None and each.device.type != "cpu"]
+    of_far = iter(digests(far))
+    return [
+        0 if each is None else (checksum(each) if each.device.type == "cpu" else next(of_far)) ^ _kind_of(each)
+        for each in plain
+    ]
+
+
+def _is_dense(value: Tensor) -> bool:
+    return value.layout is torch.strided and not value.is_quantized and not value.is_meta
+
+
+def _contiguous(value: Tensor) -> Tensor:
+    return value.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _kind_of(value: Tensor) -> int:
+    return crc32(f"{value.dtype}{tuple(value.shape)}".encode())
 
 
 def token_of(value: Any, depth: int = 3) -> Any:

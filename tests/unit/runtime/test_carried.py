@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from elastrain.errors import ConfigError
+from elastrain.runtime.loop_state.device_reads import DeviceReads
 from elastrain.runtime.loop_state.loop_state_codec import Packer, unpack
 
 
@@ -142,5 +143,5 @@ def test_in_turn_every_tensor_is_looked_at() -> None:
             changed.fill_(value)
             packer = Packer()
             packer.pack("x", tensors)
-            looks.append([packer.look(step) for step in range(4)])
+            looks.append([packer.look(step, DeviceReads())() for step in range(4)])
         assert looks[0] != looks[1]
