@@ -1,4 +1,4 @@
-"""Status of a worker's thread: the values that a worker writes to shared memory, and that its agent judges."""
+"""Status of a worker's thread or device: values that a worker writes to shared memory, and that its agent judges."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ class ThreadStatus:
     allowed_s: float = 0.0
     """Time that the thread may stay there; 0: the usual bound of this place."""
     name: str = ""
-    """Name of the declared phase, or of the engine's last action."""
+    """Name of the declared phase, of the engine's last action, or of the device."""

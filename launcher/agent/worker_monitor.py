@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastrain.base.processes import scheduled, state_of
+from elastrain.base.thread_status import Station
 from elastrain.comm.shm import group_trails
 from elastrain.comm.shm.heartbeat_page import STACKS_SIGNAL, Lane, read
 from elastrain.comm.shm.liveness import Watcher
@@ -76,13 +77,14 @@ class WorkerMonitor:
 
 
 def _look(member: str, worker: WatchedWorker) -> ev.Seen:
-    loop, engine = read(worker.watcher.page, Lane.LOOP), read(worker.watcher.page, Lane.ENGINE)
-    return ev.Seen(
-        member=member,
-        loop=ev.SeenThread(spot=loop, starved_s=scheduled(worker.pid, loop.thread).waited_s),
-        engine=ev.SeenThread(spot=engine, starved_s=scheduled(worker.pid, engine.thread).waited_s),
-        stopped=state_of(worker.pid) in ("T", "t"),
-    )
+    loop, engine, device = (_seen(worker, lane) for lane in (Lane.LOOP, Lane.ENGINE, Lane.DEVICE))
+    stopped = state_of(worker.pid) in ("T", "t")
+    return ev.Seen(member=member, loop=loop, engine=engine, device=device, stopped=stopped)
+
+
+def _seen(worker: WatchedWorker, lane: Lane) -> ev.SeenThread:
+    spot = read(worker.watcher.page, lane)
+    return ev.SeenThread(spot=spot, starved_s=scheduled(worker.pid, spot.thread).waited_s if spot.thread else 0.0)
 
 
 def _kernel_says(pid: int) -> str:
@@ -100,4 +102,11 @@ def _said(seen: ev.Seen) -> str:
     name = f" ({loop.name})" if loop.name else ""
     engine = seen.engine.spot
     last = engine.name + (f" of step {engine.step}" if engine.step >= 0 else "")
-    return f"its loop is {loop.place.name.lower()}{name} in step {loop.step}, its engine's last operation {last}"
+    said = f"its loop is {loop.place.name.lower()}{name} in step {loop.step}, its engine's last operation {last}"
+    device = seen.device.spot
+    if not device.name:
+        return said
+    busy = (
+        f"has work of step {device.step} to finish" if device.place is not Station.WAITING else "has finished its work"
+    )
+    return f"{said}, its device {device.name} {busy}"

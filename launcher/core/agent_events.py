@@ -75,8 +75,8 @@ class WorkerDied(Struct, frozen=True, kw_only=True):
 class SeenThread(Struct, frozen=True, kw_only=True):
     """The reported status of one thread of a worker, and its total time spent waiting for a processor so far."""
 
-    spot: ThreadStatus
-    starved_s: float
+    spot: ThreadStatus = ThreadStatus()
+    starved_s: float = 0.0
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -85,6 +85,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     member: str
     loop: SeenThread
     engine: SeenThread
+    device: SeenThread = SeenThread()
+    """The device's work. `starved_s` is of the thread that waits for it."""
     stopped: bool
 
 

@@ -1,4 +1,4 @@
-"""Detection of hanging members: the standstill of each thread, and the judgement.
+"""Detection of hanging members: the standstill of each thread and device, and the judgement.
 
 Each agent judges its own workers from outside of their processes. A member is judged only while another one waits for
 it and for nothing else. Where all stand still alike (an evaluation, a slow shared disk), no member is at fault. A
@@ -7,7 +7,7 @@ hanging member is killed after the stacks of all members are taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elastrain.base.thread_status import Station, ThreadStatus
 from elastrain.launcher.core.agent_events import AgentPart, Looked, Seen, SeenThread
@@ -55,33 +55,43 @@ class Standstill:
 
 @dataclass(kw_only=True)
 class Stand:
-    """Standstills of one worker's two threads: the training loop and the engine."""
+    """Standstills of one worker: of the training loop, of the engine, and of the device's work."""
 
     loop: Standstill = field(default_factory=Standstill)
     engine: Standstill = field(default_factory=Standstill)
+    device: Standstill = field(default_factory=Standstill)
     stopped: bool = False
     """True if the kernel reports that the process is stopped."""
 
     def see(self, seen: Seen, passed_s: float, pace: Pace) -> None:
-        """Update both threads from a new observation, and record ended standstills in `pace`."""
+        """Update from a new observation, and record ended standstills in `pace`."""
         loop, engine = self.loop.spot, self.engine.spot
         self.stopped = seen.stopped
-        stood_s = self.loop.see(seen.loop, passed_s, stopped=seen.stopped)
-        if loop.place in (Station.COMPUTING, Station.BETWEEN):
-            pace.note(loop.place, stood_s)
+        for lane, thread in ((self.loop, seen.loop), (self.device, seen.device)):
+            place, stood_s = lane.spot.place, lane.see(thread, passed_s, stopped=seen.stopped)
+            if place in (Station.COMPUTING, Station.BETWEEN):
+                pace.note(place, stood_s)
         stood_s = self.engine.see(seen.engine, passed_s, stopped=seen.stopped)
         if engine.place is Station.TURNING and loop.place in (Station.COMPUTING, Station.WAITING):
             pace.note(engine.place, stood_s)
+        if self.is_device_busy and self.engine.spot.place is Station.TURNING and self.engine.for_s >= _ENGINE_ROUND_S:
+            self.device.for_s = 0.0  # a held interpreter lock stops the thread that tells of landings, too
 
     @property
-    def waits(self) -> bool:
-        """True if the member has nothing left to do and its engine thread runs."""
-        return self.loop.spot.place is Station.WAITING and not self.stopped and self.engine.for_s < _ENGINE_ROUND_S
+    def is_device_busy(self) -> bool:
+        """True if the device has not finished all work of the job's steps."""
+        return self.device.spot.place not in (Station.OUTSIDE, Station.WAITING)
+
+    @property
+    def waits_s(self) -> float:
+        """Seconds for which the member had nothing left to do, while its engine thread ran; else 0."""
+        is_idle = self.loop.spot.place is Station.WAITING and not self.is_device_busy and not self.stopped
+        return min(self.loop.for_s, self.device.for_s) if is_idle and self.engine.for_s < _ENGINE_ROUND_S else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overdue:
-    """A thread that stands still longer than its limit. `where`: the place in words, for people."""
+    """A thread or device that stands still longer than its limit. `where`: the place in words, for people."""
 
     where: str
     for_s: float
@@ -90,31 +100,38 @@ class Overdue:
 
 
 def overdue(stand: Stand, *, pace: Pace, times: HangTimes, is_new: bool) -> Overdue | None:
-    """Return the thread of a worker that stands still for too long, or None. `is_new`: no step is committed yet.
+    """Return the thread or device of a worker that stands still for too long, or None. `is_new`: no step is committed.
 
     The caller checks that other members wait for this worker.
     """
     short_s = max(times.hang_timeout_s, _STEPS * (pace.step_s or 0.0))
-    loop, engine = stand.loop, stand.engine
+    loop, engine, device = stand.loop, stand.engine, stand.device
     if stand.stopped:
         return _over("stopped by a signal or a debugger, in the middle", engine, short_s)
     usual_s = _early_s(pace, times, is_new=is_new) if is_new or pace.step_s is None else short_s
-    learned_s = max(usual_s, _BEYOND_THE_LONGEST * pace.longest_s(loop.spot.place))
+    where, limit_s = _place(loop.spot, usual_s, pace, times)
+    works, device_s = _place(replace(device.spot, name="a declared phase"), usual_s, pace, times)
+    # Code that holds the interpreter lock in a declared phase, or between steps, also stops the engine thread.
+    turning_s = max(usual_s, limit_s, device_s, _BEYOND_THE_LONGEST * pace.longest_s(Station.TURNING))
+    if engine.spot.place is Station.TURNING and engine.for_s > turning_s:
+        blamed = f"a drive, or its device {device.spot.name}" if device.spot.name else "or a drive"
+        where = f"its engine too (a held interpreter lock, {blamed}), {where or 'waiting for others'}"
+        return _over(where, engine, turning_s)
+    if stand.is_device_busy:  # the loop may wait for the device, and each landing is progress
+        where = f"while its device {device.spot.name} does not finish the work that was submitted {works}"
+        return _over(where, device, max(limit_s, device_s))
+    return _over(where, loop, limit_s) if limit_s else None
+
+
+def _place(spot: ThreadStatus, usual_s: float, pace: Pace, times: HangTimes) -> tuple[str, float]:
+    """Return the place in words, and the limit for standing still there. 0: there is none."""
+    learned_s = max(usual_s, _BEYOND_THE_LONGEST * pace.longest_s(spot.place))
     by_place = {
         Station.COMPUTING: ("in a micro-batch", learned_s),
         Station.BETWEEN: ("in the script's code between two steps", max(learned_s, times.between_steps_s)),
-        Station.DECLARED: (f"in {loop.spot.name}", loop.spot.allowed_s),
+        Station.DECLARED: (f"in {spot.name}", spot.allowed_s),
     }
-    where, limit_s = by_place.get(loop.spot.place, ("", 0.0))
-    # Code that holds the interpreter lock in a declared phase, or between steps, also stops the engine thread.
-    turning_s = max(usual_s, limit_s, _BEYOND_THE_LONGEST * pace.longest_s(Station.TURNING))
-    if engine.spot.place is Station.TURNING:
-        held = _over(
-            f"its engine too (a held interpreter lock, or a drive), {where or 'waiting for others'}", engine, turning_s
-        )
-        if held is not None:
-            return held
-    return _over(where, loop, limit_s) if limit_s else None
+    return by_place.get(spot.place, ("", 0.0))
 
 
 def _over(where: str, thread: Standstill, limit_s: float) -> Overdue | None:
@@ -139,7 +156,7 @@ _WAITS_COUNT_S = 2.5
 
 
 class HangDetector(AgentPart):
-    """The standstills of this node's threads, and the members that were judged to hang."""
+    """The standstills of this node's workers, and the members that were judged to hang."""
 
     def __init__(
         self, cluster: Cluster, deadlines: Deadlines, *, shutdown: Shutdown, view_changes: ViewChanges
@@ -262,7 +279,7 @@ class HangDetector(AgentPart):
         here = [stand for other, stand in self._stands.items() if other != member and self._is_member(other)]
         return (
             self._shutdown.finishing
-            or any(stand.waits and stand.loop.for_s >= _WAITS_S for stand in here)
+            or any(stand.waits_s >= _WAITS_S for stand in here)
             or any(until_s > now for until_s in self._waits_until_s.values())
         )
 
@@ -281,6 +298,8 @@ class HangDetector(AgentPart):
                 self._deadlines.set(HangDue(member), now + self._times.stacks_s)
         its = {"member": worker.id, "where": found.where, "for_s": found.for_s, "limit_s": found.limit_s}
         told = {"reason": reason, "step_s": self._pace.step_s, "waits_for": self._waits_for()}
+        if (stand := self._stands[worker.id]).is_device_busy:
+            told["device"] = stand.device.spot.name
         log = Log(event="hang", fields=its | told)
         return [log, TellNodes(message=Hangs(reason=reason)), TakeStacks(reason=reason, tell=True)]
 
@@ -311,7 +330,8 @@ class HangDetector(AgentPart):
         ]
 
     def _sentence(self, worker: Worker, found: Overdue) -> str:
-        step = self._stands[worker.id].loop.spot.step
+        stand = self._stands[worker.id]
+        step = stand.device.spot.step if found.thread is stand.device else stand.loop.spot.step
         usual = f" (a step takes {self._pace.step_s:.2g} s)" if self._pace.step_s is not None else ""
         at = f" of step {step}" if step >= 0 else ""
         return f"{worker.id} hangs: no sign of life for {found.for_s:.1f} s{usual}, {found.where}{at}"
@@ -320,7 +340,7 @@ class HangDetector(AgentPart):
         if self._cluster.config.alone or now - self._told_s < _WAITS_S:
             return []
         words: list[Notice] = []
-        if any(s.waits and s.loop.for_s >= _WAITS_S and self._is_member(m) for m, s in self._stands.items()):
+        if any(stand.waits_s >= _WAITS_S and self._is_member(member) for member, stand in self._stands.items()):
             words.append(SomebodyWaits())
         if self._spared:
             words.append(Spared(members=tuple(sorted(self._spared))))

@@ -21,6 +21,7 @@ from typing import TextIO
 from elastrain.base.thread_status import Station
 from elastrain.comm.shm.heartbeat_page import STACKS_SIGNAL, Trail
 from elastrain.errors import ConfigError
+from elastrain.runtime.io.device_heartbeat import DeviceHeartbeat, DeviceWork
 
 PHASE_TIMEOUT_S = 600.0
 """Timeout of a phase that names none."""
@@ -38,10 +39,13 @@ class LoopHeartbeat:
     """The heartbeat of the training loop. `trail` is None if no agent watches."""
 
     def __init__(self, trail: Trail | None = None) -> None:
+        self.device = DeviceHeartbeat(self._work)
         self._trail = trail
         self._owner = threading.get_ident()
         self._place, self._step = Station.OUTSIDE, -1
         self._declared: list[tuple[str, float]] = []
+        self._phase_s = 0.0
+        """Longest timeout of the script's phases since the loop last submitted work to its device."""
         self._hears_compiler = False
         self._computed_s: deque[float] = deque(maxlen=_MEASURED)
         self._compiling = ExitStack()
@@ -58,12 +62,21 @@ class LoopHeartbeat:
 
     @contextmanager
     def stretch(self, name: str, timeout_s: float) -> Iterator[None]:
-        """Allow the body `timeout_s` seconds without a heartbeat. Has no effect in other threads than the main one."""
+        """Allow the body `timeout_s` seconds without a heartbeat. Has no effect in other threads than the main one.
+
+        The device may take as long for the work that the loop submits in the body.
+        """
         if threading.get_ident() != self._owner:
             yield
             return
         if not timeout_s > 0:
             raise ConfigError(f"the timeout of phase {name!r} is a number of seconds above 0; got {timeout_s!r}")
+        self._phase_s = max(self._phase_s, timeout_s)
+        with self._stretch(name, timeout_s):
+            yield
+
+    @contextmanager
+    def _stretch(self, name: str, timeout_s: float) -> Iterator[None]:
         self._declared.append((name, timeout_s))
         self._show()
         try:
@@ -74,11 +87,11 @@ class LoopHeartbeat:
 
     @property
     def is_computing(self) -> bool:
-        """True while the loop is inside a micro-batch. For any thread."""
-        return self._place is Station.COMPUTING
+        """True while the loop is inside a micro-batch, or its device has work to finish. For any thread."""
+        return self._place is Station.COMPUTING or self.device.is_computing
 
     def computed(self, took_s: float) -> None:
-        """Note how long a micro-batch took."""
+        """Note how long a micro-batch took. For any thread."""
         self._computed_s.append(took_s)
 
     def take_computed_s(self) -> float | None:
@@ -88,7 +101,8 @@ class LoopHeartbeat:
 
     def known_stretch(self, name: str, timeout_s: float) -> AbstractContextManager[None]:
         """Return a stretch that scripts need not declare. A stretch declared by the script takes precedence."""
-        return nullcontext() if self._declared else self.stretch(name, timeout_s)
+        is_main = threading.get_ident() == self._owner
+        return self._stretch(name, timeout_s) if is_main and not self._declared else nullcontext()
 
     def hear_compiler(self) -> None:
         """Declare a stretch whenever torch's compiler works. Costs nothing in a script that does not compile."""
@@ -101,6 +115,17 @@ class LoopHeartbeat:
 
     def _on_compile_start(self) -> None:
         self._compiling.enter_context(self.known_stretch("torch.compile", COMPILE_TIMEOUT_S))
+
+    def _work(self) -> DeviceWork:
+        """Return the place of work that is submitted to the device now. It takes the time of the phases before it."""
+        phase_s = self._phase_s
+        if threading.get_ident() == self._owner:  # work of other threads does not end the loop's phases
+            self._phase_s = max((timeout_s for _, timeout_s in self._declared), default=0.0)
+        if self._place is Station.OUTSIDE:
+            return DeviceWork(Station.OUTSIDE, self._step, 0.0)
+        if phase_s:
+            return DeviceWork(Station.DECLARED, self._step, phase_s)
+        return DeviceWork(Station.BETWEEN if self._place is Station.BETWEEN else Station.COMPUTING, self._step, 0.0)
 
     def _show(self) -> None:
         if self._trail is None:

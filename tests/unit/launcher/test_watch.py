@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -21,11 +21,13 @@ LOOK_S, BUSY_LOOK_S = 0.1, 0.5
 LONG_S = 100.0
 """What takes longer is played with a busy agent: a look costs as much whatever it covers."""
 IDLE = Station.WAITING
+BUSY = (Station.COMPUTING, Station.BETWEEN, Station.DECLARED)
+DEVICE = "late:0 (Late Test Device, late-1)"
 
 
 @dataclass
 class Acted:
-    """What one worker's threads do: they move with each look unless they stand."""
+    """What one worker's threads and device do: they move with each look unless they stand."""
 
     place: Station = Station.COMPUTING
     allowed_s: float = 0.0
@@ -33,20 +35,31 @@ class Acted:
     engine_stands: bool = False
     stopped: bool = False
     starves: bool = False
+    device: Station = Station.OUTSIDE
+    """Place of the device's oldest work; OUTSIDE: the worker computes on the host."""
+    device_stands: bool = False
+    device_allowed_s: float = 0.0
     count: int = 0
     engine_count: int = 0
+    device_count: int = 0
     starved_s: float = 0.0
 
     def look(self, member: str, passed_s: float) -> ev.Seen:
         self.count += not (self.stands or self.stopped)
         self.engine_count += not (self.engine_stands or self.stopped)
+        self.device_count += self.device in BUSY and not (self.device_stands or self.stopped)
         self.starved_s += passed_s * self.starves
         loop = ThreadStatus(count=self.count, place=self.place, allowed_s=self.allowed_s, step=7, name="saving")
         engine = ThreadStatus(count=self.engine_count, place=Station.TURNING)
+        name = "" if self.device is Station.OUTSIDE else DEVICE
+        work = ThreadStatus(
+            count=self.device_count, place=self.device, allowed_s=self.device_allowed_s, step=6, name=name
+        )
         return ev.Seen(
             member=member,
             loop=ev.SeenThread(spot=loop, starved_s=self.starved_s),
             engine=ev.SeenThread(spot=engine, starved_s=self.starved_s),
+            device=ev.SeenThread(spot=work, starved_s=self.starved_s),
             stopped=self.stopped,
         )
 
@@ -98,8 +111,23 @@ def killed(commands: list[Command]) -> list[str]:
         {"stands": True},
         {"stands": True, "engine_stands": True},
         {"place": Station.WAITING, "engine_stands": True},
+        {"place": Station.WAITING, "stands": True, "device": Station.COMPUTING, "device_stands": True},
+        {"stands": True, "device": Station.COMPUTING, "device_stands": True},
+        {"device": Station.COMPUTING, "device_stands": True},
+        {"place": Station.WAITING, "engine_stands": True, "device": Station.COMPUTING, "device_stands": True},
+        {"stands": True, "device": IDLE},
     ],
-    ids=["stopped", "a loop in a forward", "a held interpreter lock", "an engine at a stuck drive"],
+    ids=[
+        "stopped",
+        "a loop in a forward",
+        "a held interpreter lock",
+        "an engine at a stuck drive",
+        "a device while the loop waits for others",
+        "a device while the loop waits for it",
+        "a device while the loop goes on",
+        "a device while the engine waits for it",
+        "a loop in a forward, whose device has nothing to do",
+    ],
 )
 @pytest.mark.parametrize("step_s", [0.05, 2.0])
 def test_a_member_that_stands_while_others_wait_is_ended_within_its_bound(how: dict[str, Any], step_s: float) -> None:
@@ -272,22 +300,160 @@ def test_what_sigkill_cannot_end_at_once_counts_as_dead_all_the_same() -> None:
     assert "m1" not in play.job.ids
 
 
+def device_hangs(play: Played, **state: Any) -> None:
+    """Let the members of a job on devices wait for m1, whose device stands still."""
+    play.all_but("", place=IDLE, stands=True, device=IDLE)
+    play.acted["m1"] = replace(play.acted["m1"], **{"device": Station.COMPUTING, "device_stands": True, **state})
+
+
+def until_killed(play: Played) -> float:
+    began_s = play.now
+    while not killed(play.go(LOOK_S)):
+        assert play.now < began_s + LONG_S
+    return play.now - began_s
+
+
+@pytest.mark.parametrize("step_s", [0.05, 2.0])
+def test_a_device_that_stands_is_found_as_soon_as_a_loop_and_the_log_names_it(step_s: float) -> None:
+    play = Played(step_s=step_s)
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"].stands = True
+    loop_s = until_killed(play)
+    play = Played(step_s=step_s)
+    device_hangs(play)
+    commands: list[Command] = []
+    began_s = play.now
+    while not killed(commands):
+        commands += play.go(LOOK_S)
+    assert play.now - began_s <= loop_s + 0.5
+    (log,) = logged(commands, "hang")
+    assert (log.fields["member"], log.fields["device"]) == ("m1", DEVICE)
+    said = f"while its device {DEVICE} does not finish the work that was submitted in a micro-batch of step 6"
+    assert said in of(TakeStacks, commands)[0].reason
+    assert killed(commands) == ["m1"]
+
+
+def test_a_loop_that_hangs_beside_a_device_that_works_is_found_once_the_work_has_landed() -> None:
+    play = Played()
+    play.all_but("", place=IDLE, stands=True, device=IDLE)
+    play.acted["m1"] = Acted(stands=True, device=Station.COMPUTING)
+    assert killed(play.go(20.0)) == []
+    play.acted["m1"].device = IDLE
+    commands = play.go(1.0)
+    assert killed(commands) == ["m1"]
+    assert "device" not in logged(commands, "hang")[0].fields
+
+
+def test_slow_work_of_a_device_that_lands_now_and_then_is_not_a_hang_and_is_learned_from() -> None:
+    play = Played()
+    device_hangs(play)
+    for _ in range(4):
+        assert killed(play.go(2.0)) == []
+        play.acted["m1"].device_count += 1
+    play.acted["m0"].place = play.acted["m2"].place = Station.COMPUTING
+    play.acted["m0"].stands = play.acted["m2"].stands = False
+    play.go(4.0)  # nobody waits
+    play.acted["m1"].device_count += 1
+    play.all_but("m1", place=IDLE, stands=True)
+    assert killed(play.go(5.0)) == []
+    assert killed(play.go(3.0)) == ["m1"]
+
+
+def test_who_waits_for_its_own_device_does_not_wait_for_others() -> None:
+    play = Played(job=running(2))
+    device_hangs(play)
+    play.acted["m0"] = replace(play.acted["m1"])
+    assert killed(play.go(600.0)) == [], "both devices stand alike"
+    play = Played(job=running(2))
+    device_hangs(play)
+    play.acted["m0"] = replace(play.acted["m1"], device_stands=False)
+    assert killed(play.go(60.0)) == []
+    play.acted["m0"].device = IDLE
+    assert killed(play.go(0.5)) == [], "it has waited for less than a second"
+    assert killed(play.go(1.5)) == ["m1"]
+
+
+@pytest.mark.parametrize(
+    ("state", "limit_s", "said"),
+    [
+        ({"device": Station.DECLARED, "device_allowed_s": 60.0}, 60.0, "submitted in a declared phase"),
+        ({"device": Station.BETWEEN}, 30.0, "submitted in the script's code between two steps"),
+        ({"place": Station.DECLARED, "allowed_s": 50.0}, 50.0, "submitted in a micro-batch"),
+        ({"place": Station.BETWEEN}, 30.0, "submitted in a micro-batch"),
+    ],
+    ids=["submitted in a phase", "between steps", "while the loop is in a phase", "while it is between steps"],
+)
+def test_declared_stretches_count_for_the_device_too(state: dict[str, Any], limit_s: float, said: str) -> None:
+    play = Played()
+    device_hangs(play, **state)
+    assert killed(play.go(limit_s - 1.0)) == []
+    commands = play.go(3.0)
+    assert killed(commands) == ["m1"]
+    assert said in of(TakeStacks, commands)[0].reason
+
+
+def test_who_cannot_tell_of_landings_has_its_whole_time_again() -> None:
+    """A checkpoint that holds the interpreter for long stops the thread that tells of landings."""
+    play = Played()
+    device_hangs(play, place=Station.DECLARED, allowed_s=60.0, engine_stands=True)
+    assert killed(play.go(30.0)) == []
+    play.acted["m1"] = Acted(device=Station.COMPUTING, device_stands=True, count=9, engine_count=9)
+    assert killed(play.go(2.0)) == []
+    assert killed(play.go(2.0)) == ["m1"]
+
+
+def test_before_the_first_commit_a_device_has_the_time_of_a_first_step() -> None:
+    job = Job(3)
+    for n in range(3):
+        job.hello(f"m{n}")
+    play = Played(steps=0, job=job)
+    device_hangs(play)
+    assert killed(play.go(595.0)) == []
+    assert killed(play.go(10.0)) == ["m1"]
+
+
+def test_work_outside_of_the_jobs_steps_is_not_judged() -> None:
+    play = Played()
+    device_hangs(play, place=Station.OUTSIDE, device=Station.OUTSIDE)
+    assert killed(play.go(600.0)) == []
+
+
 # A healthy job, whatever its members do in turn: each stretch shorter than its own bound, or starved, or shared by all.
+_ON_DEVICES = {"late": 2.0, "late between": 29.0, "late in a phase": 118.0, "landing": 300.0, "untold": 118.0}
+"""What devices do, and for how long a healthy one may."""
 _STRETCHES = st.lists(
     st.tuples(
         st.sampled_from(["m0", "m1", "m2", "all"]),
-        st.sampled_from(["short", "between", "declared", "starved", "moving"]),
+        st.sampled_from(["short", "between", "declared", "starved", "moving", *_ON_DEVICES]),
         st.floats(0.0, 1.0),
     ),
     max_size=12,
 )
-_BOUNDS_S = {"short": 2.0, "between": 29.0, "declared": 118.0, "starved": 300.0, "moving": 300.0}
+_BOUNDS_S = {"short": 2.0, "between": 29.0, "declared": 118.0, "starved": 300.0, "moving": 300.0, **_ON_DEVICES}
 _DONE: dict[str, dict[str, Any]] = {
     "short": {"place": Station.COMPUTING, "stands": True},
     "between": {"place": Station.BETWEEN, "stands": True, "engine_stands": True},
     "declared": {"place": Station.DECLARED, "allowed_s": 120.0, "stands": True, "engine_stands": True},
     "starved": {"place": Station.COMPUTING, "stands": True, "engine_stands": True, "starves": True},
     "moving": {"place": Station.COMPUTING},
+    "late": {"place": IDLE, "stands": True, "device": Station.COMPUTING, "device_stands": True},
+    "late between": {"place": IDLE, "stands": True, "device": Station.BETWEEN, "device_stands": True},
+    "late in a phase": {
+        "place": IDLE,
+        "stands": True,
+        "device": Station.DECLARED,
+        "device_stands": True,
+        "device_allowed_s": 120.0,
+    },
+    "landing": {"stands": True, "device": Station.COMPUTING},
+    "untold": {
+        "place": Station.DECLARED,
+        "allowed_s": 120.0,
+        "stands": True,
+        "engine_stands": True,
+        "device": Station.COMPUTING,
+        "device_stands": True,
+    },
 }
 
 
@@ -299,6 +465,7 @@ def test_no_member_of_a_healthy_job_is_ever_ended(stretches: list[tuple[str, str
         for member, acted in play.acted.items():
             does = _DONE[what] if who in (member, "all") else {"place": IDLE, "stands": True}
             fresh = Acted(count=acted.count + 1, engine_count=acted.engine_count + 1, starved_s=acted.starved_s)
+            fresh.device, fresh.device_count = IDLE, acted.device_count + 1
             for name, value in does.items():
                 setattr(fresh, name, value)
             play.acted[member] = fresh
