@@ -30,7 +30,7 @@ from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.device_reads import DeviceReads
 from elastrain.runtime.loop_state.loop_state import LoopSnapshot, LoopState
 from elastrain.runtime.loop_state.randomness import BEFORE
-from elastrain.runtime.model.kernels import warm_up
+from elastrain.runtime.model.kernels import compute_device, warm_up
 from elastrain.runtime.settings import Settings
 
 
@@ -98,7 +98,8 @@ class TrainingLoop:
         """Announce that this member is ready, wait until it is admitted, and return the step to begin with."""
         parts = self._parts
         # All slow work is done before the announcement, because other members wait for this one from then on.
-        parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died)
+        device = compute_device(self._prepared.model)
+        parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died, device)
         warm_up(self._prepared.model)
         spec = {
             **self._prepared.describe(),

@@ -7,6 +7,7 @@ has the processes, and `packing.py` decides what they load next. No messages to 
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -14,7 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
 
+from elastrain.device import DevicePort, device_of
+from elastrain.device.same_memory import HOST
 from elastrain.errors import ConfigError
 from elastrain.job.batch import DataOrder, collate_key, sample_key
 from elastrain.runtime.loader import packing
@@ -38,6 +42,9 @@ class DataLoader:
         collate_fn: Function from a list of samples to a micro-batch; torch's `default_collate` if None.
         num_workers: Number of loader processes; 0 loads in the training process.
         prefetch: Micro-batches that each process loads ahead.
+        pin_memory: True to put tensors into pinned host memory, from which `tensor.to(device, non_blocking=True)`
+            copies without a wait. Other objects are pinned by their method `pin_memory`, as in torch's loader. It has
+            no effect in a job on the CPU.
 
     Raises:
         ConfigError: If an argument is not valid.
@@ -53,8 +60,11 @@ class DataLoader:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 1,
         prefetch: int = 2,
+        pin_memory: bool = False,
     ) -> None:
         _check(dataset, collate_fn, num_workers, prefetch)
+        if not isinstance(pin_memory, bool):
+            raise ConfigError(f"pin_memory must be True or False; got {pin_memory!r}")
         self._unbound = DataOrder(
             dataset_size=len(dataset),
             global_batch_size=global_batch_size,
@@ -66,6 +76,7 @@ class DataLoader:
         self._collate = collate_fn or default_collate
         self._num_workers = num_workers
         self._prefetch = prefetch
+        self._pins = pin_memory
         self._source: _Source | None = None
 
     @property
@@ -85,21 +96,33 @@ class DataLoader:
         fields = ("dataset_size", "global_batch_size", "micro_batch_size", "shuffle")
         self._order = DataOrder(seed=seed, **{name: getattr(self._unbound, name) for name in fields})
 
-    def start(self, step: int, plan: Plan, tell: Callable[[str], None] = lambda sentence: None) -> None:
-        """Start the loader processes, and load ahead from `step` on.
+    def start(
+        self,
+        step: int,
+        plan: Plan,
+        tell: Callable[[str], None] = lambda sentence: None,
+        device: torch.device = HOST.device,
+    ) -> None:
+        """Start the loader processes, and load ahead from `step` on. The calling thread must live as long as they do.
 
-        The calling thread must live as long as the processes. `tell` is called for each process that died and is
-        started again.
+        Args:
+            step: First step.
+            plan: Micro-batches that this member expects to compute, by step.
+            tell: Takes a sentence for each process that died and is started again.
+            device: Device of the model.
         """
         if self._source is not None:
             raise RuntimeError("the loader was started before")
-        samples = _Samples(self._dataset, self._collate, self.order)
+        port = device_of(device)
+        self._pins = self._pins and not port.is_host
+        here = _InThisProcess(_Samples(self._dataset, self._collate, self.order, port).load)
         if self._num_workers == 0:
-            self._source = _InThisProcess(samples.load)
+            self._source = here
         else:
             schedule: Schedule[Packed] = Schedule(step, plan, ahead=self._num_workers * self._prefetch)
+            samples = _Samples(self._dataset, self._collate, self.order, HOST)
             processes = LoaderProcesses(samples.load, self._num_workers, tell)
-            self._source = _Ahead(processes, schedule, _InThisProcess(samples.load), tell)
+            self._source = _Ahead(processes, schedule, here, tell)
 
     def get(self, step: int, micro_batch: int) -> Any:
         """Return the collated micro-batch. If it was not loaded ahead, it is loaded before all others.
@@ -112,7 +135,21 @@ class DataLoader:
         loaded = self._source.get((step, micro_batch))
         if isinstance(loaded, LoadFailed):
             loaded.raise_again()
-        return loaded
+        return self._pinned(loaded) if self._pins else loaded
+
+    def _pinned(self, batch: Any) -> Any:
+        """Return the batch in pinned memory, or as it is if the device can pin none. The values are the same."""
+        try:
+            return pin_memory(batch)  # type: ignore[no-untyped-call]  # of torch
+        except RuntimeError as error:
+            if isinstance(error, torch.AcceleratorError) and "out of memory" not in str(error):
+                raise  # the device is broken, or this is the error of earlier work
+            self._pins = False
+            why = str(error).partition("\n")[0]
+            warnings.warn(
+                f"pin_memory=True has no effect from now on: no micro-batch can be pinned ({why})", stacklevel=3
+            )
+            return batch
 
     def close(self) -> None:
         """End the processes. Does nothing if they are not running."""
@@ -189,7 +226,10 @@ class _Ahead:
 
 
 class _InThisProcess:
-    """A source for `num_workers=0`: it loads on request, and leaves the default generators unchanged."""
+    """A source for `num_workers=0`: it loads on request, and leaves the default generators of the CPU unchanged.
+
+    The training loop seeds the generator of its device anew before it computes.
+    """
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -206,27 +246,28 @@ class _InThisProcess:
 
 
 class _Samples:
-    """The loading of a micro-batch from its samples, the same in every process."""
+    """The loading of a micro-batch from its samples, the same in every process. `port`: device to seed, too."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], order: DataOrder) -> None:
-        self._dataset, self._collate, self._order = dataset, collate, order
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], order: DataOrder, port: DevicePort) -> None:
+        self._dataset, self._collate, self._order, self._port = dataset, collate, order, port
 
     def load(self, step: int, micro_batch: int) -> Any:
         """Return the collated micro-batch. Changes the state of the default generators."""
         samples, come_to = [], at_sample.get()
         for epoch, sample in self._order.samples(step, micro_batch):
             come_to(sample)
-            _seed_all(sample_key(self._order.seed, epoch, sample))
+            self._seed_all(sample_key(self._order.seed, epoch, sample))
             samples.append(self._dataset[sample])
         come_to(NO_SAMPLE)
-        _seed_all(collate_key(self._order.seed, step, micro_batch))
+        self._seed_all(collate_key(self._order.seed, step, micro_batch))
         return self._collate(samples)
 
-
-def _seed_all(key: int) -> None:
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(key)
+    def _seed_all(self, key: int) -> None:
+        random.seed(key)
+        np.random.seed(key & 0xFFFFFFFF)
+        torch.default_generator.manual_seed(key)
+        if not self._port.is_host:
+            self._port.manual_seed(key)
 
 
 @contextmanager

@@ -306,10 +306,29 @@ def _taken_from(requests: socket.socket) -> bytes | None:
 def _packed(load: Load, step: int, micro_batch: int) -> int:
     """Load and pack a micro-batch, or the exception that loading raised."""
     try:
-        return packing.pack(load(step, micro_batch))
+        try:
+            return packing.pack(load(step, micro_batch))
+        except Exception as error:
+            if (problem := _of_device(error)) is None:
+                raise
+            raise ConfigError(
+                f"the dataset or collate_fn uses a device in a loader process ({problem}), which is a fork of the "
+                "training process and cannot: return tensors in host memory and move them in the loop, as in "
+                "batch.to(device, non_blocking=True), or use num_workers=0"
+            ) from error
     except Exception:  # noqa: BLE001 - edge of the process
         failed = LoadFailed()
         try:
             return packing.pack(failed)
         except Exception:  # noqa: BLE001 - its class cannot be found by its name
             return packing.pack(failed.nameless())
+
+
+def _of_device(error: BaseException | None) -> str | None:
+    """Return the first line of a device's error among an exception and its causes, or None."""
+    while error is not None:
+        line = str(error).partition("\n")[0]
+        if isinstance(error, torch.AcceleratorError) or (isinstance(error, RuntimeError) and "forked subpro" in line):
+            return line
+        error = error.__cause__ or error.__context__
+    return None
