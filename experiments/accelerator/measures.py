@@ -16,13 +16,11 @@ from typing import Any
 
 from experiments.accelerator import models
 from experiments.accelerator.jobs import Job, Ran, run_job
-from experiments.accelerator.models import Training
+from experiments.accelerator.models import FIRST, Training
 from experiments.harness import ROOT, interleave, ratio
 from experiments.jobs import Script, alone, finish
 from experiments.journals import read_member
 
-FIRST = 2
-"""Steps before this one are not counted: what is made in them is used again later."""
 METERED = Training(meters=True, steps=8)
 STRUCK_IN = 4
 HANG_MORE_STEPS = 8
@@ -59,7 +57,7 @@ def waits(bench: Bench) -> Figures:
     steps = _steps(ran)
     return {
         "waits_per_micro_batch": max(line["waits_batch"] / max(line["micro_batches"], 1) for line in steps),
-        "waits_per_step": max(line["waits_after"] for line in steps),
+        "waits_per_step": max(line["waits_around"] for line in steps),
         "waits_where": _where(steps),
     }
 
@@ -135,6 +133,8 @@ PARTS: dict[str, tuple[Callable[[Bench], Figures], tuple[str, ...]]] = {
     "hang_found": (hang_found, ("hang_found_s",)),
 }
 """Functions that measure, and their keys in the table."""
+ALONE = ("hang_found",)
+"""Parts beside which no other job runs."""
 
 
 def cpu_price(before: Path, folder: Path, rounds: int) -> Figures:

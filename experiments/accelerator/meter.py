@@ -18,7 +18,7 @@ from elastrain.protocol.messages import Partial, Publish
 from elastrain.runtime.engine.sender import Sender
 from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.tensors.tensor_arithmetic import TensorArithmetic
-from experiments.accelerator.models import Training
+from experiments.accelerator.models import FIRST, Training
 
 SINGLE_BYTES = 64
 """Copies of so few bytes are single numbers, such as a loss, a norm or checksums: they do not count as carried."""
@@ -73,10 +73,14 @@ class Meter:
     # ---------------------------------------------------------------------------------------------- told by the loop
 
     def begin_step(self, number: int) -> None:
+        if number == FIRST:
+            torch.get_device_module("late").reset_peak_memory_stats()
         self._facts = {"step": number, "micro_batches": 0, "waits_batch": 0, "where": {}}
         self._waits, self._late_bytes = 0, []
 
     def begin(self) -> None:
+        if not self._facts["micro_batches"]:
+            self._waits_before = self._waits
         self._facts["micro_batches"] += 1
         self._begun_s = self._order.DEFAULT.busy_s
         self._is_batch = True  # what is copied in now is the batch
@@ -88,12 +92,12 @@ class Meter:
     def end(self) -> None:
         self._device_s += self._order.DEFAULT.busy_s - self._begun_s
         self._backward[1] = self._kernels()
-        self._facts["waits_batch"] = self._waits  # up to the last backward
+        self._facts["waits_batch"] = self._waits - self._waits_before  # up to the last backward
 
     def end_step(self) -> None:
         begun, ended = self._backward
         late_from = begun + 0.98 * (ended - begun)
-        self._facts["waits_after"] = self._waits - self._facts["waits_batch"]
+        self._facts["waits_around"] = self._waits - self._facts["waits_batch"]
         self._totals["gradient_bytes"] += sum(size for _, size in self._late_bytes)
         self._totals["tail_bytes"] += sum(size for kernels, size in self._late_bytes if kernels > late_from)
         self._write(self._facts)

@@ -16,6 +16,8 @@ from torch.utils.data import Dataset
 from elastrain.job.batch import DataOrder
 from tests.contract.late.models import GPT, Convolutions
 
+FIRST = 2
+"""Steps before this one do not count for figures: what is made in them is used again later."""
 SEED, SAMPLES, MICRO_BATCH_SIZE = 5, 200, 2
 WIDE, LAYERS = 160, 48
 
@@ -55,8 +57,7 @@ SETUPS = {
     "noisy": Setup(shape="noisy"),
 }
 WITHOUT_STAGES = ("mean_teacher", "wide", "noisy")
-"""A loop that reads all parameters, and draws in a backward, are refused in a pipeline. In `wide`, activations are small
-beside parameters."""
+"""A loop that reads all parameters, and draws in a backward, are refused in a pipeline. `wide` has small activations."""
 
 
 @dataclass(frozen=True, kw_only=True)

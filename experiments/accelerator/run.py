@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ class Experiment:
         """Key -> what became of its trials."""
         self.amiss: list[dict[str, Any]] = []
         self.failed: list[str] = []
+        self.measured: dict[str, Any] = {}
         self._references: dict[str, Ran] = {}
         self._clean: dict[str, bool] = {}
         self._lock = threading.RLock()
@@ -101,7 +103,7 @@ class Experiment:
         how = "the job without it has something amiss" if not clean else found or "nothing found"
         self._tell(PLANTED, name, clean and bool(found), how, ran)
 
-    def measure(self, part: str, rounds: int) -> dict[str, Any]:
+    def measure(self, part: str, rounds: int) -> None:
         """Run a part of `measures`. Its figures are missing if its jobs do not end well."""
         bench = Bench(folder=self.folder / part, device=self.device, start=self.start, rounds=rounds)
         try:
@@ -109,14 +111,14 @@ class Experiment:
         except Exception:  # noqa: BLE001 - other parts are still measured
             print(f"FAILED {part}\n{traceback.format_exc()}", flush=True)
             found = {}
-        for name, ran in bench.ran:
+        for name, ran in list(bench.ran):
             self.amiss.append(
                 {key: value for key, value in (("races", ran.races), ("host_touches", ran.touches)) if value}
             )
             if ran.races:
                 print(f"RACES in {name}: {ran.races[:2]}", flush=True)
         print(f"{part}: {found}", flush=True)
-        return found
+        self.measured |= found
 
     def figures(self) -> dict[str, Any]:
         """Return the keys of the table that trials give."""
@@ -166,16 +168,17 @@ def main() -> int:
     folder = args.keep or Path(tempfile.mkdtemp(prefix="elastrain-accelerator-"))
     experiment = Experiment(folder, args.device, subprocess.Popen if args.cold else warm.Popen)
     print(f"seed {seed}; folders in {folder}", flush=True)
-    values: dict[str, Any] = {"seed": seed, "planted": len(PLANTS)}
-    for part, (_, its) in PARTS.items():
-        if set(its) & set(keys):
-            values |= experiment.measure(part, 1 if args.quick else 3)
+    parts = {part: its for part, (_, its) in PARTS.items() if set(its) & set(keys)}
+    measure = {part: partial(experiment.measure, part, 1 if args.quick else 3) for part in parts}
+    for part in set(measures.ALONE) & set(measure):
+        measure.pop(part)()
     trials = _trials(experiment, keys)
     if args.quick:
         random.Random(seed).shuffle(trials)
     until_s = begun_s + QUICK_S if args.quick else float("inf")
-    ran = _run_all(trials, args.jobs, until_s)
-    values |= experiment.figures() | {"trials": len(trials), "trials_run": ran, "failed": experiment.failed}
+    ran = _run_all([*measure.values(), *trials], args.jobs, until_s) - len(measure)
+    values = {"seed": seed, "planted": len(PLANTS), **experiment.measured, **experiment.figures()}
+    values |= {"trials": len(trials), "trials_run": ran, "failed": experiment.failed}
     print(f"{ran} of {len(trials)} cases and planted bugs were run (seed {seed})", flush=True)
     if args.before is not None:
         values |= measures.cpu_price(args.before, folder, 3 if args.quick else 9)
@@ -193,15 +196,9 @@ def _trials(experiment: Experiment, keys: Sequence[str]) -> list[Callable[[], No
     """Return everything that can be drawn. Rows that count over all jobs take all cases."""
     wanted = set(CASES) if set(COUNTED) & set(keys) else set(CASES) & set(keys)
     cases = [case for case in all_cases(experiment.device) if case.key in wanted]
-    trials: list[Callable[[], None]] = [
-        lambda case=case, number=number: experiment.try_case(case, number)  # type: ignore[misc]
-        for number, case in enumerate(cases)
-    ]
+    trials = [partial(experiment.try_case, case, number) for number, case in enumerate(cases)]
     if PLANTED in keys and experiment.device == "late":
-        trials += [
-            lambda name=name, number=number: experiment.try_plant(name, number)  # type: ignore[misc]
-            for number, name in enumerate(PLANTS)
-        ]
+        trials += [partial(experiment.try_plant, name, number) for number, name in enumerate(PLANTS)]
     return trials
 
 
