@@ -66,6 +66,7 @@ class Executor:
             scratch=self._stores[1],
         )
         self._check_bytes = 0
+        self._check_slots: list[GradientSlot] = []
         self._stored: StoredInitial | None = None
 
     def start_from(self, stored: StoredInitial) -> None:
@@ -74,14 +75,18 @@ class Executor:
 
     def check_slot(self) -> GradientSlot:
         """Return a new slot for a micro-batch that is recomputed to check another member."""
-        # In private memory, because no peer reads it. It is freed with the last reference.
+        # In private memory, because no peer reads it. It is freed with the last reference, and on a device not before
+        # the step is committed: by then the stream that has allocated it has waited for the loop's.
         slot = GradientSlot(GradientMemory(self.layout, self.memory.private))
         self._check_bytes = slot.nbytes
+        if not self.memory.port.is_host:
+            self._check_slots.append(slot)
         return slot
 
     def check_is_over(self) -> None:
         """Stop counting the memory of the check's slot, once its step is committed."""
         self._check_bytes = 0
+        self._check_slots.clear()
 
     @property
     def hyper(self) -> dict[int, Hyper]:
