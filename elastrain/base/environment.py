@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from elastrain.base import checkpoint_settings
@@ -91,8 +91,6 @@ class Environment:
     """An injected fault: the property of this process that shall not fit the job (for example `secret`)."""
     life: int = 1
     """Number of the job's life that this process belongs to."""
-    devices: ToldDevices = field(default_factory=ToldDevices)
-    """What the agent knows of the accelerators that this process sees."""
 
     @property
     def scope(self) -> str:
@@ -152,14 +150,6 @@ def expected_place() -> tuple[int, int]:
     if _told("ELASTRAIN_AGENT") is None:
         return 0, 1
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def slot() -> int | None:
-    """Return the number of this worker on its node, from 0; None without a launcher.
-
-    Raises ValueError if LOCAL_RANK is not a number.
-    """
-    return None if _told("ELASTRAIN_AGENT") is None else int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def _node() -> str:
@@ -237,6 +227,15 @@ def stages() -> int | None:
     return int(told) if told else None
 
 
+def told_devices() -> tuple[ToldDevices, int | None]:
+    """Return what the agent knows of this process's accelerators, and the worker's number on its node, from 0.
+
+    The number is None without a launcher. Raises ValueError for other text.
+    """
+    slot = None if _told("ELASTRAIN_AGENT") is None else int(os.environ.get("LOCAL_RANK", "0"))
+    return ToldDevices.from_text(_told("ELASTRAIN_DEVICES") or ""), slot
+
+
 def cublas_config() -> str | None:
     """Return the setting by which cuBLAS computes deterministically, or None."""
     return os.environ.get(CUBLAS_CONFIG)
@@ -271,5 +270,4 @@ def read_environment() -> Environment:
         offload_dirs=tuple(filter(None, (_told("ELASTRAIN_OFFLOAD_DIRS") or "").split(os.pathsep))),
         armed=_told("ELASTRAIN_INJECT") == "1",
         wrong=_wrong(),
-        devices=ToldDevices.from_text(_told("ELASTRAIN_DEVICES") or ""),
     )

@@ -13,7 +13,7 @@ CUBLAS_CONFIG, CUBLAS_CONFIG_DEFAULT = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 class ToldDevices:
     """Devices by name and UUID, from earlier workers' reports. The worker need not touch a device to know which it is.
 
-    Both are empty until a worker has reported.
+    Both are empty if no worker has reported yet.
     """
 
     seen: tuple[str, ...] = ()
@@ -22,12 +22,12 @@ class ToldDevices:
     """Devices on which no worker is started, because they have failed too often."""
 
     def as_text(self) -> str:
-        """Return the value as text for an environment variable; "" if nothing is known."""
-        return json.dumps(asdict(self)) if self.seen or self.left_out else ""
+        """Return the value as text for an environment variable."""
+        return json.dumps(asdict(self))
 
     @staticmethod
     def from_text(text: str) -> ToldDevices:
-        """Return the value of a text. Raises ValueError or TypeError for other text."""
+        """Return the value of a text; "" if nothing is known. Raises ValueError or TypeError for other text."""
         told = json.loads(text) if text else {}
         return ToldDevices(**{name: tuple(map(str, values)) for name, values in told.items()})
 

@@ -23,8 +23,8 @@ from elastrain.base.environment import (
     parent_worker,
     read_environment,
     resume,
-    slot,
     statement_wish,
+    told_devices,
 )
 from elastrain.base.environment import stages as told_stages
 from elastrain.base.processes import open_missing
@@ -146,7 +146,7 @@ class Job:
     def __init__(self, chosen: Chosen) -> None:
         self._chosen = chosen
         self._registered: dict[str, Any] = {}
-        self._device = MemberDevice(chosen.environment.devices, slot(), deterministic=chosen.settings.deterministic)
+        self._device = MemberDevice(*told_devices(), deterministic=chosen.settings.deterministic)
         self._open: tuple[Connections, ExitReport] | None = None
         self._prepared: Prepared | None = None
         self._has_loop = False

@@ -19,7 +19,7 @@ from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.environment import scope
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.wire.acceptor import Acceptor
-from elastrain.decisions.failures import Failure
+from elastrain.decisions.blame import Failure
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent import worker_start
 from elastrain.launcher.agent.command_runner import CommandRunner, NodeParts

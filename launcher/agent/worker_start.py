@@ -200,6 +200,16 @@ class WorkerEnvironment:
     checkpoints: CheckpointOptions | None = None
 
 
+_DECIDE_BITS = {
+    "OMP_NUM_THREADS": "1",  # as torchrun does
+    # Gives sets of strings the same order in all workers, nodes and runs, and so a vocabulary made of one.
+    "PYTHONHASHSEED": "0",
+    # cuBLAS reads it when it starts, and gives the same bits at each call only with one of two values.
+    CUBLAS_CONFIG: CUBLAS_CONFIG_DEFAULT,
+}
+"""Variables on which results depend bit for bit. A value that the user has set stays."""
+
+
 def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
     """Return a worker's environment: torchrun's variables and those of elastrain.
 
@@ -223,12 +233,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "TORCHELASTIC_MAX_RESTARTS": common.settings.max_restarts,
         "TORCHELASTIC_USE_AGENT_STORE": False,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        # As torchrun does. Results depend on it bit for bit. A value that the user has set stays.
-        "OMP_NUM_THREADS": inherited("OMP_NUM_THREADS", "1"),
-        # Gives sets of strings the same order in all workers, nodes and runs, and so a vocabulary made of one.
-        "PYTHONHASHSEED": inherited("PYTHONHASHSEED", "0"),
-        # cuBLAS reads it when it starts, and gives the same bits at each call only with one of two values.
-        CUBLAS_CONFIG: inherited(CUBLAS_CONFIG, CUBLAS_CONFIG_DEFAULT),
+        **{name: inherited(name, value) for name, value in _DECIDE_BITS.items()},
         "ELASTRAIN_AGENT": common.agent,
         "ELASTRAIN_JOB": common.job,
         "ELASTRAIN_LIFE": common.settings.life.number,
@@ -241,7 +246,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "ELASTRAIN_INJECT": int(common.settings.armed),
         "ELASTRAIN_WRONG": worker.wrong,
         "ELASTRAIN_HOST": common.host or "",
-        "ELASTRAIN_DEVICES": worker.devices.as_text(),
+        "ELASTRAIN_DEVICES": worker.devices.as_text() if worker.devices is not None else "",
         **common.wish.environment(),
         **(common.checkpoints.environment() if common.checkpoints is not None else {}),
         **common.mark,

@@ -64,17 +64,8 @@ class Core(ev.AgentPart):
         self.parts += (cluster.progress, cluster.window, cluster.checkpoints, cluster.devices)
         self.parts += (shutdown, stopping, parking, self.faults)
         # A report of progress makes a newcomer a member (`Joins`) before its speed is judged (`Stragglers`).
-        self.parts += (
-            script,
-            rendezvous,
-            views,
-            self._suspicions,
-            hangs,
-            self.joins,
-            stragglers,
-            failures,
-            self._peers,
-        )
+        self.parts += (script, rendezvous, views, self._suspicions, hangs)
+        self.parts += (self.joins, stragglers, failures, self._peers)
         kinds = (ev.Event, dl.Due, am.FromWorker, notices.Notice)
         self._handlers = joined((kind for each in kinds for kind in get_args(each)), (self, *self.parts))
 

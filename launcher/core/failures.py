@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastrain.decisions.failures import Failure, ends_job
+from elastrain.decisions.blame import Failure, ends_job
 from elastrain.decisions.membership import may_restart
 from elastrain.launcher.core.agent_events import AgentPart, ChannelClosed, MutexBroke, WorkerDied, WorkerExited
 from elastrain.launcher.core.cluster import Cluster

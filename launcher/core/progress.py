@@ -12,7 +12,7 @@ from typing import Any
 
 from elastrain.base.thread_status import Station
 from elastrain.base.told_devices import ToldDevices
-from elastrain.decisions.failures import Failure, left_out, nothing_left, objection, times_failed
+from elastrain.decisions.blame import Failure, left_out, nothing_left, objection, times_failed
 from elastrain.launcher.core.agent_events import AgentPart, CheckpointAnswered
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.shared.job_values import Command, Log, PutCheckpoint, Tell
@@ -202,9 +202,10 @@ class DeviceFailures(AgentPart):
         """Return why this worker may not compute on its device, or ""."""
         return objection(self._used.get(member, ""), self.known)
 
-    def told(self, slot: int) -> ToldDevices:
-        """Return what a worker that is started in this slot is told."""
-        return ToldDevices(seen=self._seen.get(slot, ()), left_out=left_out(self.known))
+    def told(self, slot: int) -> ToldDevices | None:
+        """Return what a worker that is started in this slot is told; None if nothing is known."""
+        seen, out = self._seen.get(slot, ()), left_out(self.known)
+        return ToldDevices(seen=seen, left_out=out) if seen or out else None
 
     def nothing_left(self, slot: int) -> str:
         """Return a sentence if a worker in this slot would see no device that is not left out, else ""."""

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from elastrain.base.resume import Resume
 from elastrain.base.told_devices import ToldDevices
-from elastrain.decisions.failures import Failure
+from elastrain.decisions.blame import Failure
 from elastrain.job.world import Member, View
 from elastrain.launcher.faults.fault import Value
 from elastrain.launcher.shared.checkpoint_inventory import DiskOffer
@@ -167,8 +167,8 @@ class Start(Struct, frozen=True, kw_only=True):
     """Injected fault: the property in which the worker should not fit the job."""
     resume: Resume | None = None
     """Checkpoint that the job starts from."""
-    devices: ToldDevices = ToldDevices()
-    """What is known of the accelerators that it will see."""
+    devices: ToldDevices | None = None
+    """What is known of the accelerators that it will see; None if nothing is."""
 
 
 class PutSpec(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import asdict
 
 from elastrain.base.checkpoint_settings import SHARED
-from elastrain.decisions.failures import Failure
+from elastrain.decisions.blame import Failure
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent.guardian import Guardian
 from elastrain.launcher.agent.worker_start import import_torch

@@ -52,7 +52,7 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.device",
         "elastrain.errors",
         "elastrain.version",
-        "elastrain.decisions.failures",
+        "elastrain.decisions.blame",
         "elastrain.decisions.membership",
         "elastrain.job.world",
         "elastrain.protocol.agent_messages",

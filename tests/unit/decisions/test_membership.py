@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.decisions.failures import Failure, ends_job
+from elastrain.decisions.blame import Failure, ends_job
 from elastrain.decisions.membership import (
     Outcome,
     first_view,

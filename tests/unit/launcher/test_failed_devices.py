@@ -84,7 +84,7 @@ def test_one_failure_that_two_threads_of_a_member_report_counts_once() -> None:
     job.say("m0", failed(A))
     job.say("m0", failed(A, signature="AcceleratorError: other words"))
     (start,) = of(Start, job.die("m0", exit_code=1))
-    assert start.devices.left_out == ()
+    assert start.devices == ToldDevices(seen=(A, B))
 
 
 def test_after_two_failures_a_worker_is_told_to_leave_the_device_out() -> None:
@@ -160,7 +160,7 @@ def test_a_job_that_goes_on_from_a_checkpoint_tries_another_device_before_its_fi
     commands = fail(job, "m2", A, step=6)
     assert not of(End, commands)
     assert of(TakeNumber, commands)
-    assert of(Start, job.done)[-1].devices.left_out == (A,)
+    assert of(Start, job.done)[-1].devices == ToldDevices(seen=(A, B), left_out=(A,))
 
 
 def test_a_failure_in_an_earlier_life_on_another_device_shows_that_the_script_is_at_fault() -> None:
@@ -176,7 +176,7 @@ def test_simulated_nodes_that_share_a_device_count_its_failures_together() -> No
     cluster.say("m0", failed(A))
     cluster.die("m0", 1)
     cluster.say("m1", failed(A, step=9))
-    assert {agent.core.cluster.devices.told(0).left_out for agent in cluster.living} == {(A,)}
+    assert {agent.core.cluster.devices.told(0) for agent in cluster.living} == {ToldDevices(left_out=(A,))}
     assert all(agent.end is None for agent in cluster.living)
 
 
