@@ -103,7 +103,7 @@ class ScriptFailures(AgentPart):
         self._known.append(failure)
         if failure.device:
             self._cluster.devices.note(failure)
-        self._shutdown.note_exception(failure.member, failure.traceback)
+        self._shutdown.note_exception(failure.member, failure.traceback, is_scripts=not failure.device)
         fields = {"member": failure.member, "place": failure.place, "signature": failure.signature}
         fields |= {"device": failure.device} if failure.device else {}
         # Only the failing worker's node prints this; the job's end is printed on every node. Workers print tracebacks,

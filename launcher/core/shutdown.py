@@ -86,10 +86,10 @@ class Shutdown(AgentPart):
         told = Over(code=code, sentence=sentence, detail=detail, lost=lost) if everywhere else Left()
         return [self.end, TellNodes(message=told)]
 
-    def note_exception(self, member: str, traceback: str) -> None:
-        """Record that a member's script has raised an exception."""
+    def note_exception(self, member: str, traceback: str, *, is_scripts: bool) -> None:
+        """Record an exception of a member: of its script, or of its device, which may compute in a new start."""
         self.last_traceback = traceback
-        self.raised.add(member)
+        self.raised.update((member,) if is_scripts else ())
 
     def begin_to_leave(self, asked: StopAsked) -> None:
         """Record the request to leave, because this node still waits for something."""

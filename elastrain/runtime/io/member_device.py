@@ -143,10 +143,10 @@ class MemberDevice:
         name = self.name_or_unknown()
         if not isinstance(error, torch.OutOfMemoryError):
             return f"{name} has failed in {member}: this process does not use it any more, and ends"
-        limit = f" of {mib(self._capacity_bytes)}" if self._capacity_bytes else ""
+        limit = f"it has {mib(self._capacity_bytes)}, of which " if self._capacity_bytes else ""
         return (
-            f"{name} has no memory left for {member}: of its limit{limit}, {self._held()}. Use smaller micro-batches, "
-            "checkpoints of activations, a smaller run_length or more members, and let fewer processes share the device"
+            f"{name} has no memory left for {member}: {limit}{self._held()}. Use smaller micro-batches, checkpoints of "
+            "activations, a smaller run_length or more members, and let fewer processes share the device"
         )
 
     def _held(self) -> str:

@@ -24,7 +24,7 @@ def test_a_member_is_replaced_until_its_device_has_failed_twice_and_the_bits_are
     done = run(tmp_path, "m1@2 oom,m2@any error", slow_until="m2")
     assert_equal_to_undisturbed(done, *ARGUMENTS, script=SCRIPT)
     device = "Late Test Device (UUID late-1)"
-    assert f"{device} has no memory left for m1: of its limit of" in done.output
+    assert f"{device} has no memory left for m1: it has 16384 MiB, of which this process's tensors hold" in done.output
     assert f"{device} has failed in m2: this process does not use it any more, and ends" in done.output
     assert "for the second time: no worker is started on it any more" in done.output
     assert [(e["member"], e["device"]) for e in done.events if e["event"] == "failed"] == [

@@ -137,6 +137,14 @@ def test_without_any_device_the_job_ends_and_names_both_causes() -> None:
     )
 
 
+def test_a_state_that_is_lost_with_a_device_may_be_had_again_from_a_checkpoint() -> None:
+    job = running(1)
+    on(job, {"m0": A})
+    (end,) = of(End, fail(job, "m0", A))
+    assert end.lost
+    assert f"{A} failed on m0 at step 7, micro-batch 3, and no other member was left" in end.sentence
+
+
 def test_before_the_first_commit_the_job_ends_at_once_and_names_both_causes() -> None:
     job = Job(2)
     (end,) = of(End, job.say("m0", failed(A, step=0)))

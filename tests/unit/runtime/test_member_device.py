@@ -291,7 +291,7 @@ def test_without_memory_the_error_names_device_limit_and_what_is_held(
     told, _, ended = end_with(error, ready(), monkeypatch)
     assert told.signature == "OutOfMemoryError: CUDA out of memory"
     assert (
-        "H200 (UUID GPU-0) has no memory left for m1: of its limit of 144384 MiB, this process's tensors hold 3 MiB "
+        "H200 (UUID GPU-0) has no memory left for m1: it has 144384 MiB, of which this process's tensors hold 3 MiB "
         "(at most 5 MiB so far), 1 MiB of it parameters and buffers"
     ) in told.traceback
     assert ended == ["leaves"], "the device is in order"
