@@ -20,6 +20,8 @@ from tests.gpu.processes import EndedError
 
 T = TypeVar("T")
 HERE = Path(__file__).resolve().parent
+REHEARSED = ("late", "cpu")
+"""Devices that show nothing."""
 TRAIN = str(HERE / "train.py")
 Tell = Callable[[str, str, object, str, bool], None]
 """Key, case, value, note, and whether the case was not run."""
@@ -48,7 +50,7 @@ class Setting:
     @property
     def small(self) -> bool:
         """True for a device that shows nothing: sizes and numbers are those of a rehearsal."""
-        return self.device in ("late", "cpu")
+        return self.device in REHEARSED
 
     @property
     def left_s(self) -> float:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -17,13 +17,12 @@ from typing import Any
 
 from tests.gpu import processes, shown, wheels
 from tests.gpu.claims import CLAIMS, LATER, PARTS
-from tests.gpu.parts import Setting, run_part
+from tests.gpu.parts import REHEARSED, Setting, run_part
 
 NO_DEVICE, LACKING, MISSED = 2, 3, 1
 """Exit codes: there is no device; libraries are missing; a line does not reach its bound."""
-PART_S, RUN_S, PROBE_S = 240.0, 540.0, 90.0
-"""Limits in seconds for a part, a run, and the process that looks for a device."""
-REHEARSAL_S = 1800.0
+PART_S, RUN_S, PROBE_S, REHEARSAL_S = 240.0, 540.0, 90.0, 5400.0
+"""Limits in seconds for a part, a run, the process that looks for a device, and a rehearsal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class Options:
             wheels=folder,
             device=given.get("DEVICE", ""),
             keys=keys,
-            limit_s=float(given.get("LIMIT_S") or RUN_S),
+            limit_s=float(given.get("LIMIT_S") or (REHEARSAL_S if given.get("DEVICE") in REHEARSED else RUN_S)),
             lines=Path(given["LINES"]).resolve() if given.get("LINES") else None,
             commit=given.get("COMMIT") or _commit(),
         )
@@ -89,7 +88,7 @@ class Telling:
 
     def __init__(self, about: Mapping[str, Any], options: Options) -> None:
         self.kind, self.name, self.uuid = about["kind"], about["name"], about["uuid"] or ""
-        self.real = self.kind not in ("late", "cpu")
+        self.real = self.kind not in REHEARSED
         self.path = options.lines or (shown.LINES if self.real else None)
         self.missed = 0
         self._about = {"device": about["name"], "driver": about["driver"], "versions": about["versions"]}
@@ -129,12 +128,14 @@ def environment_of(unpacked: Path) -> dict[str, str]:
     paths = [str(wheels.ROOT), str(unpacked), *filter(None, [os.environ.get("PYTHONPATH")])]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ELASTRAIN_")}
     kept |= {"PYTHONPATH": os.pathsep.join(paths), "PATH": f"{unpacked / 'bin'}:{os.environ.get('PATH', '')}"}
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)  # a fresh checkout would be compiled by each process
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 
 
 def main() -> int:
     """Run everything that the environment asks for; return the exit code."""
     options = Options.read(os.environ)
+    until_s = time.monotonic() + options.limit_s
     for part in options.parts:
         if part in LATER:
             print(f"Test part {part} ({PARTS[part]}) belongs to a later version; nothing of it was run.")
@@ -164,35 +165,25 @@ def main() -> int:
             print(f"Nothing was run. {about['broken']}".strip())
             return LACKING
         sys.path.insert(1, str(unpacked))
-        return _run(parts, Telling(about, options), options, environment, folder, missing)
-
-
-def _run(
-    parts: Sequence[int],
-    telling: Telling,
-    options: Options,
-    environment: Mapping[str, str],
-    folder: Path,
-    missing: Sequence[wheels.Requirement],
-) -> int:
-    until_s = time.monotonic() + options.limit_s
-    for part in parts:
-        began_s = time.monotonic()
-        setting = Setting(
-            device=telling.kind,
-            folder=folder / f"part{part}",
-            environment=environment,
-            until_s=min(until_s, began_s + (PART_S if telling.real else REHEARSAL_S)),
-            tell_line=partial(telling.line, part),
-            name=telling.name,
-            uuid=telling.uuid,
-            nodes=not any(each.only_for == "simulated nodes" for each in missing),
-        )
-        run_part(part, setting, options.keys)
-        print(f"Test part {part} took {time.monotonic() - began_s:.0f} s.", flush=True)
-    if telling.path == shown.LINES:
-        shown.write()
-    return MISSED if telling.missed else 0
+        nodes = not any(each.only_for == "simulated nodes" for each in missing)
+        telling = Telling(about, options)
+        for part in parts:
+            began_s = time.monotonic()
+            setting = Setting(
+                device=telling.kind,
+                folder=folder / f"part{part}",
+                environment=environment,
+                until_s=min(until_s, began_s + (PART_S if telling.real else until_s)),
+                tell_line=partial(telling.line, part),
+                name=telling.name,
+                uuid=telling.uuid,
+                nodes=nodes,
+            )
+            run_part(part, setting, options.keys)
+            print(f"Test part {part} took {time.monotonic() - began_s:.0f} s.", flush=True)
+        if telling.path == shown.LINES:
+            shown.write()
+        return MISSED if telling.missed else 0
 
 
 if __name__ == "__main__":

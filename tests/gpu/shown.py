@@ -38,7 +38,7 @@ minutes and has no network: prepare a folder of wheels, copy the checkout, and s
 | `WHEELS` | a folder of wheels; those that the interpreter lacks are unpacked into a temporary folder |
 | `PART` | numbers of test parts (default: `1 2 3 4`); each needs at most 4 minutes |
 | `KEYS` | only these keys of the tables below |
-| `LIMIT_S` | seconds for the whole run (default: 540); what does not fit is told as not run |
+| `LIMIT_S` | seconds for the whole run (default: 540, on `late` 5400); what does not fit is told as not run |
 | `DEVICE` | torch's name of the kind of device (default: the accelerator that is there) |
 | `LINES` | the file to which lines are appended (default: `shown.jsonl` here) |
 | `COMMIT` | the commit, where the checkout has no `.git` |
@@ -75,7 +75,7 @@ def append(lines: Iterable[Line], path: Path | None = None) -> None:
 
 
 def newest(lines: Iterable[Line]) -> Newest:
-    """Return the newest line of each key and case. Lines of cases that were not run, and of rehearsals, do not count."""
+    """Return the newest line of each key and case. Cases that were not run, and rehearsals, do not count."""
     counted = [line for line in lines if not line.get("not_run") and not line.get("rehearsal")]
     return {(line["key"], line["case"]): line for line in counted}
 
@@ -133,7 +133,9 @@ def section(lines: Iterable[Line]) -> str:
     """Return the generated section of `docs/shown-on.md`."""
     lines = list(lines)
     found = newest(lines)
-    runs = list(dict.fromkeys(f"{line['device']} ({str(line['date'])[:10]})" for line in found.values() if line["part"]))
+    runs = list(
+        dict.fromkeys(f"{line['device']} ({str(line['date'])[:10]})" for line in found.values() if line["part"])
+    )
     seen = f"Lines are there from: {', '.join(runs)}." if runs else "So far no device has run them: all are open."
     text = (
         f"{BEGIN}\n\n## Jobs on a device\n\nClaims that only a device can show, by `make test-gpu`. {seen}\n"
