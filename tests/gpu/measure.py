@@ -152,6 +152,7 @@ def member(work: Work, members: int, *, backups: int, noted: bool) -> dict[str, 
         Texts(work.config),
         global_batch_size=work.micro_batch * count * members,
         micro_batch_size=work.micro_batch,
+        pin_memory=work.device == "cuda",
     )
     model = work.build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
