@@ -77,5 +77,6 @@ def run(
     text = (folder / "output.txt").read_text(errors="replace")
     if found != code:
         how = f"was killed: not done within {limit_s:.0f} s" if found is None else f"ended with {found}"
-        raise EndedError(f"{name} {how}; its last words: {' / '.join(text.split(chr(10))[-9:])[-1200:]}")
+        words = [line.strip() for line in text.splitlines() if line.strip(" ^~")]
+        raise EndedError(f"{name} {how}; its last words: {' / '.join(words[-6:])[-900:]}")
     return Ended(output=text, seconds=time.monotonic() - began_s)

@@ -112,7 +112,14 @@ class Telling:
         verdict = "" if reached else "  MISSED"
         if not measured:
             verdict = "  (not measured: a rehearsal)"
-        print(f"{part}  {key:<26}{case:<28}{said:>12}   {claim.bound:<8}{verdict}  {note[:300]}".rstrip(), flush=True)
+        print(
+            f"{part}  {key:<26}{case:<28}{said:>12}   {claim.bound:<8}{verdict}  {said_of(note)}".rstrip(), flush=True
+        )
+
+
+def said_of(note: str) -> str:
+    """Return a note as the screen shows it: its beginning and its end."""
+    return note if len(note) < 300 else f"{note[:80]} … {note[-200:]}"
 
 
 def probe(options: Options, environment: Mapping[str, str], folder: Path) -> dict[str, Any]:
