@@ -83,8 +83,11 @@ class Arithmetic(Protocol):
         """Apply a step to states, in place. Items: (state, gradient, bit masks of the leaves that got a gradient)."""
         # Several at once, because one call of the optimizer costs more than the arithmetic of a small shard.
 
-    def bind(self, state: State) -> None:
-        """Copy the state's parameters into the model. They share memory afterwards where possible."""
+    def bind(self, state: State, *, is_new: bool = False) -> None:
+        """Copy the state's parameters into the model. They share memory afterwards where possible.
+
+        If `is_new`, this member was not the shard's primary before.
+        """
 
     def unbind(self, state: State) -> bool:
         """Give the state memory of its own. Returns False if it has that already."""

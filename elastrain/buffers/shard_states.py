@@ -110,8 +110,9 @@ class StateBooks:
 
     def _bind(self, state: State) -> None:
         """Copy the state's parameters into the model, and store the state again, since it may have changed."""
+        is_new = state.shard not in self.states.bound
         self.states.bound.add(state.shard)
-        self._arithmetic.bind(state)
+        self._arithmetic.bind(state, is_new=is_new)
         self.states[state.shard] = state
 
     def unbind(self, shard: int) -> None:

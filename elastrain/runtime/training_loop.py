@@ -128,7 +128,7 @@ class TrainingLoop:
     def _begin(self, number: int) -> LoopSnapshot:
         """Return the loop state for newcomers, taken at the start of the step before the loop's body changes it."""
         self._parts.untouched.check_settled(self._reads)
-        self._parts.model.statistics.check_settled()
+        self._parts.model.statistics.check_settled(self._reads.ask)
         self._connections.whereabouts.hear_compiler()
         self._prepared.facade.check()
         taken = self._take()
@@ -144,7 +144,7 @@ class TrainingLoop:
     def _enter(self, number: int, taken: LoopSnapshot) -> None:
         """Tell the engine that the loop's body has reached its micro-batches. Settings made before that count."""
         self._parts.untouched.check_settled(self._reads)
-        self._parts.model.statistics.check_settled()
+        self._parts.model.statistics.check_settled(self._reads.ask)
         self._parts.layers.enter()
         hyper = self._prepared.optimizer.hyperparameters()
         self._carried.course.enter(hyper, self._carried.counted)

@@ -253,7 +253,7 @@ class Symbols:
             if self.is_behind:
                 state.cell.value ^= self._flip()
 
-    def bind(self, state: State) -> None:
+    def bind(self, state: State, *, is_new: bool = False) -> None:
         home = self.model[state.shard]
         if state.cell is not home:
             home.value = state.cell.value

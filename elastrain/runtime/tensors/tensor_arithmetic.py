@@ -17,7 +17,7 @@ from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.durable.stored_initial import StoredInitial
 from elastrain.runtime.model import statistics
 from elastrain.runtime.model.flat_model import ModelState
-from elastrain.runtime.model.flats import allocated
+from elastrain.runtime.model.flats import allocated, copy_plainly
 from elastrain.runtime.model.gradients import GradientSlot
 from elastrain.runtime.model.optimizer import Hyper, PieceOptimizer
 from elastrain.snapshot.digest import checksum
@@ -133,11 +133,16 @@ class TensorArithmetic:
             if statistics.is_statistics(self._layout, state.shard) and not record.skipped:
                 statistics.apply(self._memory.taken_in(maps) if self.is_far(maps) else maps, state.parameters)
 
-    def bind(self, state: ShardState) -> None:
-        """Copy a state's parameters into the model. They share memory from then on if their dtypes are equal."""
+    def bind(self, state: ShardState, *, is_new: bool = False) -> None:
+        """Copy a state's parameters into the model. They share memory from then on if their dtypes are equal.
+
+        On a device, those of a new primary are copied only if other bits are there. Otherwise the loop may have gone on
+        with them, and its stream reads them without a word to the engine's.
+        """
         view = self.parameters(state.shard)
         if state.parameters.data_ptr() != view.data_ptr():
-            self._model.take_parameters(state.shard, state.parameters)
+            copy = _copy_if_other if is_new and not self._memory.port.is_host else copy_plainly
+            self._model.take_parameters(state.shard, state.parameters, copy)
             if view.dtype == state.parameters.dtype:
                 state.parameters = view
 
@@ -207,6 +212,12 @@ class TensorArithmetic:
         return ShardState.unpack(text, [self._memory.taken_in(tensor) for tensor in tensors]), int.from_bytes(
             told, "little"
         )
+
+
+def _copy_if_other(source: Tensor, out: Tensor) -> None:
+    rounded = source.to(out.dtype)
+    if not torch.equal(rounded.view(torch.uint8), out.view(torch.uint8)):
+        out.copy_(rounded)
 
 
 def _touched(layout: Layout, masks: Iterable[int]) -> frozenset[int]:

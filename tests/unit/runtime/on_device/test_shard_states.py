@@ -250,3 +250,33 @@ def test_a_doubted_update_is_made_again_with_the_same_bits_and_a_damaged_gradien
     assert kept.device.type == "cpu"
     kept[5] += 1
     assert executor.carry_out(p.CheckGradient(step=0, shard=0)) == p.GradientsKept(step=0, damaged=(0,))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_new_primary_does_not_write_parameters_that_the_loop_may_be_reading(dtype: str) -> None:
+    executor = executor_on("late", dtype=getattr(torch, dtype))
+    port, shard = executor.memory.port, executor.layout.shards[0]
+    with port.side_stream():
+        create(executor, bound=[])
+        follow(executor, 0, [0])
+        published = executor.states[0].parameters.to(getattr(torch, dtype)).cpu()
+        executor.carry_out(p.TakeParameters(step=0, shard=0, payload=[published], index=0))
+        written = port.record()
+    written.wait()
+    there = executor.model.parameters_of(shard) * 2  # the loop has gone on
+    with port.side_stream():
+        executor.carry_out(p.Bind(step=0, shard=0))
+        told = executor.states[0].digest()
+    assert late.races() == []
+    assert torch.equal(there.cpu(), published * 2)
+    assert 0 in executor.states.bound and executor.states[0].digest() == told
+
+
+def test_a_new_primary_writes_its_parameters_where_others_are() -> None:
+    executor = executor_on("late", dtype=torch.bfloat16)
+    create(executor, bound=[])
+    follow(executor, 0, [0])
+    here = executor.model.parameters_of(executor.layout.shards[0])
+    before = here.clone()
+    executor.carry_out(p.Bind(step=0, shard=0))
+    assert torch.equal(here, executor.states[0].parameters.to(here.dtype)) and not torch.equal(here, before)
