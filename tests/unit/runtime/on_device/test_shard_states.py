@@ -256,7 +256,9 @@ def test_a_doubted_update_is_made_again_with_the_same_bits_and_a_damaged_gradien
 def test_a_new_primary_does_not_write_parameters_that_the_loop_may_be_reading(dtype: str) -> None:
     executor = executor_on("late", dtype=getattr(torch, dtype))
     port, shard = executor.memory.port, executor.layout.shards[0]
+    made = port.record()
     with port.side_stream():
+        made.wait()
         create(executor, bound=[])
         follow(executor, 0, [0])
         published = executor.states[0].parameters.to(getattr(torch, dtype)).cpu()
