@@ -130,7 +130,15 @@ _ROWS = (
     FaultClass(
         name="device-error",
         phases=MICRO_BATCH_PHASES,
-        options=(_number("after", 0, 0, 1_000_000, meaning="operations of torch that still succeed"),),
+        options=(
+            _number("after", 0, 0, 1_000_000, meaning="operations of torch that still succeed"),
+            _word(
+                "how",
+                *("error", "memory"),
+                meaning="error: an accelerator stays broken for the worker, and fails again at each use; memory: the "
+                "device has no room for an allocation",
+            ),
+        ),
         help="An operation of torch raises as it does when a device fails.",
     ),
     FaultClass(
@@ -140,9 +148,10 @@ _ROWS = (
         options=(
             _word(
                 "how",
-                *("loop", "lock", "forward"),
+                *("loop", "lock", "forward", "device"),
                 meaning="loop: busy for ever in user code; lock: holds the interpreter lock, so that no thread of the "
-                "worker runs; forward: a call that sleeps and does not return",
+                "worker runs; forward: a call that sleeps and does not return; device: a kernel that never ends "
+                "(on the CPU: as forward)",
             ),
         ),
         help="The worker lives and its training loop does not go on.",

@@ -12,18 +12,26 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from elastrain.device import DevicePort
+from elastrain.device.same_memory import HOST
 from elastrain.offload.drives.posix import Calls
 from elastrain.runtime.io.journal import Journal
 
+_LARGE_BYTES = 1 << 50
+"""More than any device has."""
+_ENDLESS_CYCLES = 1 << 62
+
 
 class FailingDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
-    """A mode that raises one RuntimeError, at the first operation after `after` others since `begin(after)`.
+    """A mode that fails once, at the first operation after `after` others since `begin(after)`.
 
-    It works in the thread of the training loop only. Once it has begun it is never left.
+    It works in the thread of the training loop only. Once it has begun it is never left. An accelerator fails by itself
+    from then on, in every thread: it stays broken for this process. The host raises one RuntimeError.
     """
 
     def __init__(self) -> None:
@@ -31,14 +39,18 @@ class FailingDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         self._is_expected = self._is_entered = self._is_in_backward = self._has_failed = False
         self._left: int | None = None
         """Operations that still succeed; None before `begin`."""
+        self._how, self._port = "error", cast("DevicePort", HOST)
 
     def expect(self) -> None:
         """Announce that `begin` will be called, perhaps within a backward. Any thread may call this."""
         self._is_expected = True
 
-    def begin(self, after: int) -> None:
-        """Let the next `after` operations succeed, and the one after them fail."""
-        self._left = after
+    def begin(self, after: int, how: str = "error", port: DevicePort = HOST) -> None:
+        """Let the next `after` operations succeed, and the one after them fail.
+
+        `how` is error, or memory: an allocation that no device has room for, after which the device still works.
+        """
+        self._left, self._how, self._port = after, how, port
         if not self._is_in_backward:
             self._enter()
 
@@ -82,10 +94,32 @@ class FailingDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     ) -> Any:
         if self._left == 0 and not self._has_failed:
             self._has_failed = True
+            if self._how == "memory":
+                self._port.empty(_LARGE_BYTES, torch.uint8)
+            break_device(self._port)
             raise RuntimeError(f"device error: unspecified launch failure in {function} (injected)")
         if self._left:
             self._left -= 1
         return function(*args, **(kwargs or {}))
+
+
+def break_device(port: DevicePort) -> None:
+    """Break an accelerator for this process, by an assertion of a kernel that fails. Raises the device's error.
+
+    Returns if the device does not check assertions, as the host, and ROCm by default.
+    """
+    if not port.is_host:
+        torch._assert_async(port.empty(1, torch.bool).zero_())
+        port.synchronize()
+
+
+def stall_device(port: DevicePort) -> str:
+    """Submit a kernel that never ends to the current stream. Returns why that is impossible, or ""."""
+    endless = getattr(torch.get_device_module(port.device), "_sleep", None)
+    if endless is None:
+        return f"{port.device} has no kernel that waits"
+    endless(_ENDLESS_CYCLES)
+    return ""
 
 
 class FailingDrives:

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import torch
 
+from elastrain.device import DevicePort
+from elastrain.device.same_memory import HOST
 from elastrain.protocol.agent_messages import ArmFault
-from elastrain.runtime.faults.broken_parts import FailingDevice, FailingDrives, Slowness
+from elastrain.runtime.faults.broken_parts import FailingDevice, FailingDrives, Slowness, stall_device
 from elastrain.runtime.faults.flips import FrameFlip, MemberMemory, PartialFlip, WrittenFiles
 
 _LARGE_BYTES = 1 << 30
@@ -38,6 +40,11 @@ class Tools:
     """None if the job writes no checkpoints."""
     memory: MemberMemory | None = None
     """None before the model is prepared."""
+
+    @property
+    def port(self) -> DevicePort:
+        """The device that computes, or the host before the model is prepared."""
+        return HOST if self.memory is None else self.memory.port
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,17 +84,19 @@ def _raise(fault: ArmFault, tools: Tools) -> str:
 
 
 def _fail_device(fault: ArmFault, tools: Tools) -> str:
-    tools.device.begin(int(fault.options["after"]))
+    tools.device.begin(int(fault.options["after"]), str(fault.options["how"]), tools.port)
     return ""
 
 
 def _hang(fault: ArmFault, tools: Tools) -> str:
     until_s = time.monotonic() + (math.inf if fault.for_s is None else fault.for_s)
     how = fault.options["how"]
+    if how == "device" and not tools.port.is_host:
+        return stall_device(tools.port) if fault.for_s is None else "a kernel cannot be ended: leave out --for"
     while (left_s := until_s - time.monotonic()) > 0:
         if how == "lock":  # PyDLL keeps the interpreter lock during the call: no thread of this process runs Python
             ctypes.PyDLL(None).usleep(int(1e6 * min(left_s, 1000.0)))  # its argument has 32 bits
-        elif how == "forward":
+        elif how in ("forward", "device"):
             time.sleep(min(left_s, 1000.0))
     return ""
 

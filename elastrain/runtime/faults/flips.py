@@ -1,6 +1,6 @@
 """Flips of one bit: in a worker's memory, in what it sends, and in the checkpoint files that it has written.
 
-Memory is changed by address, so no version counter of torch notices. CPU only.
+Host memory is changed by address, and a device's through `.data`, so no version counter of torch notices.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from elastrain.device import DevicePort, device_of
 from elastrain.job.placement import Placement
 from elastrain.runtime.tensors.executor import Executor
 from elastrain.snapshot.durable.errors import CheckpointError
@@ -28,12 +30,19 @@ _SETTLES_S = 2.0
 
 def flip(tensor: Tensor, bit: int) -> str:
     """Flip this bit of the number with the largest absolute value, which no sum swallows. Returns why not, or ""."""
-    if tensor.device.type != "cpu" or tensor.numel() == 0:
+    port = device_of(tensor.device)
+    if tensor.numel() == 0:
         return f"there is no memory to change in {tensor.numel()} numbers on {tensor.device}"
+    if not port.is_host:
+        torch.accelerator.synchronize(port.device)  # no stream is using the memory meanwhile
     flat = tensor.detach().reshape(-1)  # a view: states, flats and slots lie in one piece
     struck = flat[int(flat.abs().argmax()) :]
     byte, shift = divmod(bit % (8 * tensor.element_size()), 8)
-    ctypes.c_ubyte.from_address(struck.data_ptr() + byte).value ^= 1 << shift
+    if port.is_host:
+        ctypes.c_ubyte.from_address(struck.data_ptr() + byte).value ^= 1 << shift
+    else:
+        struck.data.view(torch.uint8)[byte : byte + 1].bitwise_xor_(1 << shift)
+        port.synchronize()
     return ""
 
 
@@ -84,6 +93,11 @@ class MemberMemory:
     me: str
     executor: Executor
     holders: Callable[[], Placement]
+
+    @property
+    def port(self) -> DevicePort:
+        """The device that computes."""
+        return self.executor.memory.port
 
     def flip(self, where: str, bit: int) -> str:
         """Flip one bit of this kind of memory. Returns why not, or ""."""

@@ -49,6 +49,32 @@ def test_memory_is_counted_to_the_byte_at_each_moment() -> None:
     assert device().memory_allocated() == begin == torch.accelerator.memory_allocated()
 
 
+def test_more_than_any_host_has_is_refused_by_the_device() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 1125899906842624 bytes"):
+        torch.empty(1 << 50, dtype=torch.uint8, device="late")
+
+
+def test_an_assertion_of_a_kernel_that_fails_breaks_the_device_and_is_raised_later() -> None:
+    torch._assert_async(torch.ones(1, device="late"))
+    torch._assert_async(torch.zeros(1, device="late"))
+    for _ in range(2):
+        with pytest.raises(torch.AcceleratorError, match="device-side assert triggered on"):
+            device().synchronize()
+
+
+def test_a_kernel_that_sleeps_for_ever_holds_up_its_stream() -> None:
+    device()._sleep(1000)
+    device().synchronize()
+    side = device().Stream()
+    with device().stream(side):
+        device()._sleep(1 << 62)
+        torch.ones(1, device="late")
+    assert not any(side.query() for _ in range(5))
+    device().current_stream().synchronize()
+    late.release()
+    side.synchronize()
+
+
 def test_an_error_stays_with_the_process() -> None:
     late.configure(uuid="late-7", name="Late Seven")
     values, event = torch.ones(4, device="late"), device().Event()

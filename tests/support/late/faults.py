@@ -10,7 +10,7 @@ import torch
 from tests.support.late.settings import settings
 
 _BROKEN = (
-    "LATE error: an illegal memory access was encountered on {name} ({uuid}), at operation {number} of this process. "
+    "LATE error: {cause} on {name} ({uuid}), at operation {number} of this process. "
     "The device cannot be used any more by this process."
 )
 _FORKED = (
@@ -41,12 +41,16 @@ class Faults:
         if self.broken:
             raise torch.AcceleratorError(self.broken)
 
+    def break_by(self, cause: str) -> None:
+        """Break the device: every later use raises."""
+        self.broken = _BROKEN.format(cause=cause, name=settings.name, uuid=settings.uuid, number=self.operations)
+
     def count(self) -> threading.Event | None:
         """Count an operation. Returns what its stream hangs on from now on, if this is the operation to hang at."""
         self.touch()
         self.operations += 1
         if self.operations == settings.fail_at:
-            self.broken = _BROKEN.format(name=settings.name, uuid=settings.uuid, number=self.operations)
+            self.break_by("an illegal memory access was encountered")
             self.touch()
         return self.hang if self.operations == settings.hang_at else None
 

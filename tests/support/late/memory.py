@@ -108,12 +108,7 @@ class Memory:
 
     def adopt(self, host: torch.UntypedStorage, stream: int) -> Block:
         """Give a CPU storage an address on the device. Raises torch.OutOfMemoryError beyond the capacity."""
-        rounded = -(-host.nbytes() // GRAIN) * GRAIN
-        if self.live_bytes + rounded > settings.capacity_bytes:
-            raise torch.OutOfMemoryError(
-                f"LATE out of memory. Tried to allocate {host.nbytes()} bytes. Device 0 has a capacity of "
-                f"{settings.capacity_bytes} bytes, of which {self.live_bytes} bytes are allocated."
-            )
+        rounded = self.check_room(host.nbytes())
         if self._next + max(rounded, GRAIN) > self._end:
             raise RuntimeError("late has used up its addresses: it never gives one out twice")
         block = Block(self._next, host.nbytes(), host, stream)
@@ -122,6 +117,16 @@ class Memory:
         self.live_bytes += rounded
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return block
+
+    def check_room(self, nbytes: int) -> int:
+        """Return the bytes that an allocation takes. Raises torch.OutOfMemoryError beyond the capacity."""
+        rounded = -(-nbytes // GRAIN) * GRAIN
+        if self.live_bytes + rounded > settings.capacity_bytes:
+            raise torch.OutOfMemoryError(
+                f"LATE out of memory. Tried to allocate {nbytes} bytes. Device 0 has a capacity of "
+                f"{settings.capacity_bytes} bytes, of which {self.live_bytes} bytes are allocated."
+            )
+        return rounded
 
     def flat(self, block: Block, dtype: torch.dtype) -> Tensor:
         """Return the only tensor that owns the block: its whole storage in one dimension."""

@@ -14,7 +14,7 @@ from tests.support.late import randomness
 from tests.support.late.faults import faults
 from tests.support.late.hooks import Guard
 from tests.support.late.memory import LOCK, MEMORY, NAME
-from tests.support.late.order import DEFAULT, Event, Stream, current_stream, reap, set_stream, synchronize
+from tests.support.late.order import DEFAULT, Event, Stream, current_stream, reap, set_stream, submit, synchronize
 from tests.support.late.settings import settings
 
 
@@ -76,6 +76,14 @@ def get_device_properties(device: object = None) -> SimpleNamespace:
     )
 
 
+def _sleep(cycles: int) -> None:
+    """Keep the current stream busy, as `torch.cuda._sleep` does. No clock runs here: a long time never ends."""
+    if cycles >= 1 << 40:
+        with LOCK:
+            submit("sleep", [], [])
+            current_stream().hang = faults.hang
+
+
 def _set_device(device: object) -> None:
     Device(device)
 
@@ -98,6 +106,7 @@ FUNCTIONS: dict[str, Any] = {
     "default_stream": lambda device=None: DEFAULT,
     "set_stream": set_stream,
     "synchronize": synchronize,
+    "_sleep": _sleep,
     "memory_allocated": memory_allocated,
     "memory_reserved": memory_allocated,
     "max_memory_allocated": max_memory_allocated,

@@ -14,9 +14,9 @@ from torch import Tensor
 from tests.support.late import private_names as private
 from tests.support.late.copies import copy_
 from tests.support.late.faults import faults
-from tests.support.late.kernels import fallback_of, wrap
-from tests.support.late.memory import LOCK, NAME, block_of, is_late
-from tests.support.late.order import STREAMS, current_stream
+from tests.support.late.kernels import fallback_of, run, wrap
+from tests.support.late.memory import LOCK, MEMORY, NAME, block_of, is_late
+from tests.support.late.order import STREAMS, current_stream, reap
 
 Storage = torch.UntypedStorage
 COMPOSITES = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
@@ -46,6 +46,8 @@ def register() -> None:
         "copy_": copy_,
         "_to_copy": _to_copy,
         "record_stream": _record_stream,
+        "_assert_async": _assert_async,
+        "_assert_async.msg": _assert_async,
     }
     for name, kernel in own.items():
         private.register(name, kernel, _KEY)
@@ -87,6 +89,9 @@ def _empty(
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
     layout_of_memory = memory_format or torch.contiguous_format
+    with LOCK:
+        reap()
+        MEMORY.check_room(torch.empty(size, dtype=dtype, device="meta").nbytes)  # before the host may lack the room
     return _poisoned(torch.empty(size, dtype=dtype, layout=layout, memory_format=layout_of_memory))
 
 
@@ -143,6 +148,15 @@ def _to_copy(self: Tensor, *, non_blocking: bool = False, **how: Any) -> Tensor:
 def _record_stream(self: Tensor, stream: torch.Stream) -> None:
     if is_late(self):
         block_of(self).recorded.add(STREAMS[stream.stream_id].number)
+
+
+def _assert_async(self: Tensor, assert_msg: str = "") -> None:
+    """Break the device if the value is zero, as an assertion in a kernel of CUDA does."""
+    try:
+        run(private.overload("_assert_async"), self)
+    except RuntimeError:
+        faults.touch()
+        faults.break_by("device-side assert triggered")
 
 
 def _register_storages() -> None:

@@ -187,7 +187,18 @@ def test_a_device_error_that_was_not_begun_leaves_no_mode_behind() -> None:
     assert _get_current_dispatch_mode() is None
 
 
-@pytest.mark.parametrize("how", ["loop", "lock", "forward"])
+def test_a_host_without_room_raises_as_torch_does() -> None:
+    def act() -> None:
+        armed("device-error --target member:m1 --how memory").reach(0, "forward")
+        try:
+            torch.ones(1)
+        except RuntimeError as error:
+            os._exit(7 if "can't allocate memory" in str(error) else 8)
+
+    assert os.waitstatus_to_exitcode(end_of(act)) == 7
+
+
+@pytest.mark.parametrize("how", ["loop", "lock", "forward", "device"])
 def test_a_hang_lasts_as_long_as_was_asked_for(how: str) -> None:
     faults = armed(f"hang --target member:m1 --how {how} --for 0.05")
     began_s = time.monotonic()
