@@ -22,7 +22,8 @@ from experiments.accelerator.models import FIRST, Training
 
 SINGLE_BYTES = 64
 """Copies of so few bytes are single numbers, such as a loss, a norm or checksums: they do not count as carried."""
-LOOP = "MainThread"
+LOOP, SAMPLES = "MainThread", "device_reads.py"
+"""The loop's thread, and where it reads the step's samples of parameters, which no peer reads."""
 
 
 class NoMeter:
@@ -118,11 +119,12 @@ class Meter:
         """Take note of a wait or a copy, in the thread that asks for it."""
         if not self._facts or (name != "waits" and added <= SINGLE_BYTES):
             return
+        place = _place() if thread == LOOP else ""
         if name == "waits":
             if thread == LOOP:
                 self._waits += added
-                self._facts["where"][_place()] = self._facts["where"].get(_place(), 0) + added
-        elif not (thread == LOOP and self._is_batch):
+                self._facts["where"][place] = self._facts["where"].get(place, 0) + added
+        elif not (self._is_batch and thread == LOOP) and not place.startswith(SAMPLES):
             self._totals[name] += added
             if name == "bytes_out" and getattr(self._doing, "what", "") == "Partial":
                 self._late_bytes.append((self._kernels(), added))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,7 +20,11 @@ from tests.contract.late.models import GPT, Convolutions
 FIRST = 2
 """Steps before this one do not count for figures: what is made in them is used again later."""
 SEED, SAMPLES, MICRO_BATCH_SIZE = 5, 200, 2
-WIDE, LAYERS = 160, 48
+WIDE, LAYERS, BACKWARD_S = 160, 48, 0.002
+"""Width and layers of the model for figures of bytes, and the seconds that the backward of each layer sleeps.
+
+Other threads have their turn then, as they have while a device computes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +62,7 @@ SETUPS = {
     "noisy": Setup(shape="noisy"),
 }
 WITHOUT_STAGES = ("mean_teacher", "wide", "noisy")
-"""A loop that reads all parameters, and draws in a backward, are refused in a pipeline. `wide` has small activations."""
+"""Models whose loop reads all parameters, or that draw in a backward, which are refused; and one for bytes only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +130,7 @@ class Wide(nn.Module):
     def forward(self, given: Tensor, targets: Tensor) -> Tensor:
         for layer in self.layers:
             given = given + 0.1 * layer(given)
+            given.register_hook(lambda _: time.sleep(BACKWARD_S))
         return (given - targets).square().mean()
 
 

@@ -114,6 +114,20 @@ PLANTS = {
         new="key = next((at for at in self._carried if type(at[1]) is type(message)), key)\n"
         "    if key not in self._carried:",
     ),
+    # What watches the device.
+    "the agent does not watch the device of a member that waits": Plant(
+        where="elastrain.runtime.io.device_heartbeat:DeviceHeartbeat.watch",
+        old="if port.is_host:",
+        new="if True:",
+        trouble="stream hangs",
+        steps=10,
+    ),
+    "times of launching are taken for the device's": Plant(
+        where="elastrain.runtime.io.micro_batch_timer:MicroBatchTimer._landed",
+        old="began.elapsed_s(ended)",
+        new="1e-3",
+        slowness=50.0,
+    ),
 }
 
 

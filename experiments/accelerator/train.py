@@ -77,9 +77,9 @@ def _train(training: Training, folder: Path, meter: Any) -> None:
     watched = not training.meters and int(os.environ.get("ACCELERATOR_STAGES", "1")) == 1
     for step in job.steps(loader, until=training.steps):
         meter.begin_step(step.number)
-        troubles.before(step.number, job.world_size)
         for given, targets in step:
             meter.begin()
+            troubles.strike(step.number, job.world_size)
             time.sleep(training.pause_s)
             weight = 1.0 if not setup.weighted else float(targets.ne(0).sum())
             given, targets = models.moved((given, targets), training)
@@ -129,10 +129,13 @@ class _Troubles:
         self._whole = 0
         """Steps of the whole job since a member was lost."""
         self._lost = False
+        self._step = -1
 
-    def before(self, step: int, world_size: int) -> None:
-        """Let what is due happen in this step."""
-        is_whole = world_size == self._training.members
+    def strike(self, step: int, world_size: int) -> None:
+        """Let what is due happen in the first micro-batch of a step."""
+        if step == self._step:
+            return
+        self._step, is_whole = step, world_size == self._training.members
         self._lost |= not is_whole
         self._whole += self._lost and is_whole
         if (what := self._mine.get(step)) is not None:
