@@ -90,18 +90,17 @@ class Experiment:
         """Plant a bug. It is found if the same job without it has nothing amiss, and the job with it has."""
         bug = PLANTS[name]
         troubles = (("m1", 2, bug.trouble),) if bug.trouble else ()
-        training = Training(
-            device=self.device, model=bug.model, members=bug.members, troubles=troubles, steps=bug.steps
-        )
+        how = {"model": bug.model, "members": bug.members, "steps": bug.steps, "slowness": bug.slowness}
+        training = Training(device=self.device, troubles=troubles, **how)
         job = Job(training=training, stages=bug.stages)
-        clean = self._is_clean(job)
+        clean = self._is_clean(job, bug.refused)
         ran = self._run(replace(job, training=replace(training, plant=name)), f"plant-{number}", PLANT_DEADLINE_S)
         found = ran.amiss(self._reference(training)) if ran.has_planted() else {}
         found.pop("leftovers", None)
         if bug.refused and bug.refused in ran.output:
             found = {}
-        how = "the job without it has something amiss" if not clean else found or "nothing found"
-        self._tell(PLANTED, name, clean and bool(found), how, ran)
+        told = "the job without it has something amiss" if not clean else found or "nothing found"
+        self._tell(PLANTED, name, clean and bool(found), told, ran)
 
     def measure(self, part: str, rounds: int) -> None:
         """Run a part of `measures`. Its figures are missing if its jobs do not end well."""
