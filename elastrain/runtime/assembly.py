@@ -153,7 +153,8 @@ def assemble(
     memory = TensorMemory(mesh.memory.empty, mesh.memory.scratch, port)
     state = ModelState(request.model, layout, memory.empty, apart=chosen.settings.stages > 1)
     shape = _shape(request, layout, chosen, state)
-    handover = LoopChannel(mesh.wake, connections.whereabouts, Landing(port))
+    connections.whereabouts.device.watch(port, Trail(connections.beacon.page, Lane.DEVICE))
+    handover = LoopChannel(mesh.wake, connections.whereabouts, Landing(port, connections.whereabouts.device))
     executor = Executor(
         layout=layout,
         runs=shape.runs,

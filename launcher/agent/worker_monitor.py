@@ -107,6 +107,6 @@ def _said(seen: ev.Seen) -> str:
     if not device.name:
         return said
     busy = (
-        f"has work of step {device.step} to finish" if device.place is not Station.WAITING else "has finished its work"
+        f"work of step {device.step} to finish" if device.place is not Station.WAITING else "finished its loop's work"
     )
-    return f"{said}, its device {device.name} {busy}"
+    return f"{said}, its device {device.name} has {busy}"

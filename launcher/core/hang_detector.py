@@ -97,6 +97,8 @@ class Overdue:
     for_s: float
     limit_s: float
     thread: Standstill
+    device: str = ""
+    """Name of the device that does not finish its work, as far as anybody can tell."""
 
 
 def overdue(stand: Stand, *, pace: Pace, times: HangTimes, is_new: bool) -> Overdue | None:
@@ -114,13 +116,14 @@ def overdue(stand: Stand, *, pace: Pace, times: HangTimes, is_new: bool) -> Over
     # Code that holds the interpreter lock in a declared phase, or between steps, also stops the engine thread.
     turning_s = max(usual_s, limit_s, device_s, _BEYOND_THE_LONGEST * pace.longest_s(Station.TURNING))
     if engine.spot.place is Station.TURNING and engine.for_s > turning_s:
-        blamed = f"a drive, or its device {device.spot.name}" if device.spot.name else "or a drive"
-        where = f"its engine too (a held interpreter lock, {blamed}), {where or 'waiting for others'}"
-        return _over(where, engine, turning_s)
+        blamed = f"unfinished work of its device {device.spot.name}, " if device.spot.name else ""
+        where = f"its engine too ({blamed}a held interpreter lock, or a drive), {where or 'waiting for others'}"
+        return _over(where, engine, turning_s, device.spot.name)
     if stand.is_device_busy:  # the loop may wait for the device, and each landing is progress
         where = f"while its device {device.spot.name} does not finish the work that was submitted {works}"
-        return _over(where, device, max(limit_s, device_s))
-    return _over(where, loop, limit_s) if limit_s else None
+        return _over(where, device, max(limit_s, device_s), device.spot.name)
+    may_wait = f", perhaps in a wait for its device {device.spot.name}," if device.spot.name else ""
+    return _over(where + may_wait, loop, limit_s) if limit_s else None
 
 
 def _place(spot: ThreadStatus, usual_s: float, pace: Pace, times: HangTimes) -> tuple[str, float]:
@@ -134,10 +137,10 @@ def _place(spot: ThreadStatus, usual_s: float, pace: Pace, times: HangTimes) -> 
     return by_place.get(spot.place, ("", 0.0))
 
 
-def _over(where: str, thread: Standstill, limit_s: float) -> Overdue | None:
+def _over(where: str, thread: Standstill, limit_s: float, device: str = "") -> Overdue | None:
     if not thread.for_s > limit_s:
         return None
-    return Overdue(where=where, for_s=thread.for_s, limit_s=limit_s, thread=thread)
+    return Overdue(where=where, for_s=thread.for_s, limit_s=limit_s, thread=thread, device=device)
 
 
 def _early_s(pace: Pace, times: HangTimes, *, is_new: bool) -> float:
@@ -298,9 +301,7 @@ class HangDetector(AgentPart):
                 self._deadlines.set(HangDue(member), now + self._times.stacks_s)
         its = {"member": worker.id, "where": found.where, "for_s": found.for_s, "limit_s": found.limit_s}
         told = {"reason": reason, "step_s": self._pace.step_s, "waits_for": self._waits_for()}
-        if (stand := self._stands[worker.id]).is_device_busy:
-            told["device"] = stand.device.spot.name
-        log = Log(event="hang", fields=its | told)
+        log = Log(event="hang", fields=its | told | ({"device": found.device} if found.device else {}))
         return [log, TellNodes(message=Hangs(reason=reason)), TakeStacks(reason=reason, tell=True)]
 
     @handles(WaitReason)

@@ -24,6 +24,7 @@ from elastrain.offload.errors import SpillReadError
 from elastrain.runtime.carrying import refused
 from elastrain.runtime.carrying.run_losses import RunLosses
 from elastrain.runtime.io.heartbeat import LOADING_TIMEOUT_S, LoopHeartbeat
+from elastrain.runtime.io.micro_batch_timer import MicroBatchTimer
 
 if TYPE_CHECKING:
     from elastrain.job.batch import DataOrder
@@ -79,6 +80,7 @@ class Run:
         self._digests: dict[int, Callable[[], int]] = {}
         """Block -> digest of its gradient over the run, if the run is audited."""
         self._losses = RunLosses(parts.handover.landing.port)
+        self._timer = MicroBatchTimer(parts.handover.landing.port, parts.whereabouts)
         self._reported: set[int] = set()
         """Blocks whose gradient was reported. A second try does not report them again, since its bits are the same."""
         self._tries_left = READ_TRIES
@@ -133,6 +135,7 @@ class Run:
             self.micro_batch = micro_batch
             data = load(self._parts, self._step, micro_batch)
             started_s = time.monotonic()
+            self._timer.begin()
             self._prepare(micro_batch)
             with self._parts.computing():
                 yield data
@@ -140,7 +143,7 @@ class Run:
                 raise went_by(f"micro-batch {micro_batch} of step {self._step}")
             if self._unread is not None:
                 return
-            self._parts.whereabouts.computed(time.monotonic() - started_s)
+            self._timer.end()
             what, run = "micro_batch", self._assignment.compute.run
             if isinstance(self._assignment.compute, p.Recompute):
                 what = "audit" if self._assignment.compute.whole else "cross_check"

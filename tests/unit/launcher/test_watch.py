@@ -333,6 +333,19 @@ def test_a_device_that_stands_is_found_as_soon_as_a_loop_and_the_log_names_it(st
     assert killed(commands) == ["m1"]
 
 
+def test_an_engine_that_may_wait_for_its_device_names_it() -> None:
+    play = Played()
+    device_hangs(play, device=IDLE, engine_stands=True)
+    (log,) = logged(play.go(3.0), "hang")
+    assert log.fields["device"] == DEVICE
+    assert f"its engine too (unfinished work of its device {DEVICE}, a held interpreter lock" in log.fields["where"]
+    play = Played()
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"].engine_stands = True
+    (log,) = logged(play.go(3.0), "hang")
+    assert "device" not in log.fields and "its engine too (a held interpreter lock, or a drive)" in log.fields["where"]
+
+
 def test_a_loop_that_hangs_beside_a_device_that_works_is_found_once_the_work_has_landed() -> None:
     play = Played()
     play.all_but("", place=IDLE, stands=True, device=IDLE)
