@@ -93,7 +93,7 @@ def test_an_error_of_the_device_stays_with_the_process_and_is_seen_by_every_thre
 
 def test_a_device_without_room_raises_once_and_works_on() -> None:
     faults, _ = _armed("device-error --target member:m1 --how memory --after 5")
-    with pytest.raises(torch.OutOfMemoryError, match="LATE out of memory. Tried to allocate 1125899906842624 bytes"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"LATE out of memory\. Tried to allocate 1125899906842624 bytes"):
         _trains(faults)
     _trains(faults)
 
