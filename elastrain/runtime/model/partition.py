@@ -134,9 +134,7 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequenc
     if shared := shared_memory(model, lambda parameter: parameter.requires_grad and id(parameter) in groups):
         raise ConfigError(f"{shared[0]!r} and {shared[1]!r} of the model {WAY_OUT}")
     specs += _statistics(model, names)
-    devices = {str(parameter_at(registrations[0]).device) for registrations in places}
-    if len(devices) > 1:
-        raise ConfigError(f"all parameters must be on one device; got {sorted(devices)}")
+    _check_one_device(model)
     return cut(specs, blocks=names, ties=ties)
 
 
@@ -155,6 +153,20 @@ def _check_layers(model: nn.Module) -> None:
                 raise ConfigError(
                     f"buffer {f'{path}.{name}' if path else name!r} has {where}: initialise the model before prepare"
                 )
+
+
+def _check_one_device(model: nn.Module) -> None:
+    """Raise ConfigError if parameters and buffers are on several devices."""
+    first: dict[torch.device, str] = {}
+    for kind, found in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in found:
+            first.setdefault(tensor.device, f"{kind} {name!r}")
+    if len(first) > 1:
+        (device, name), (other, apart), *_ = first.items()
+        raise ConfigError(
+            f"{name} is on {device} and {apart} is on {other}: call model.to({str(device)!r}) before the optimizer is "
+            "made and before prepare, so that all of the model is on one device"
+        )
 
 
 def check_device(name: str, device: torch.device) -> None:
