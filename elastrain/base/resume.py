@@ -15,6 +15,13 @@ MAY_CHANGE = frozenset(
 )
 """Settings of the spec in which a resumed job may differ from the one that wrote the checkpoint."""
 
+OF_THE_DEVICE = ("device", "device name")
+"""Settings that explain differences in those of the machine."""
+_OF_THE_MACHINE = (
+    *("device ", "device's ", "torch.", "variable ", "deterministic algorithms"),
+    *("CPU ", "intra-op threads", "result of a fixed "),
+)
+"""Beginnings of the names of settings that describe a machine; see `Settings.describe`."""
 _HASHES = ("layers' switches and numbers", "model")
 
 
@@ -81,11 +88,21 @@ def is_taken_over(name: str) -> bool:
 
 
 def changed(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the settings in which `spec` differs from the checkpoint's, the most telling first."""
-    differing = (n for n, its in resume.spec.items() if n not in MAY_CHANGE and spec.get(n, "(unset)") != its)
+    """Return the names of the settings in which `spec` differs from the checkpoint's, the most telling first.
+
+    Of a machine with another device, only the device is named.
+    """
+    differing = [n for n, its in resume.spec.items() if n not in MAY_CHANGE and spec.get(n, "(unset)") != its]
+    if device := next((name for name in OF_THE_DEVICE if name in differing), None):
+        differing = [n for n in differing if n == device or not n.startswith(_OF_THE_MACHINE)]
     # With another optimizer or script other settings differ too, and a hash tells a reader little: the telling names
     # come first.
-    return tuple(sorted(differing, key=lambda n: (n != "optimizer", n in _HASHES, " of scheduler " in n, n)))
+    return tuple(
+        sorted(
+            differing,
+            key=lambda n: (n != "optimizer", n not in OF_THE_DEVICE, n in _HASHES, " of scheduler " in n, n),
+        )
+    )
 
 
 def changes(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:

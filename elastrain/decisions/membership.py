@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from elastrain.base.resume import is_taken_over
+from elastrain.base.resume import OF_THE_DEVICE, is_taken_over
 from elastrain.job.world import Member, View
 
 HoldersByShard = Mapping[str, Sequence[str]]
@@ -162,7 +162,8 @@ def may_restart(
 def spec_difference(expected: Mapping[str, object], came: Mapping[str, object]) -> str:
     """Return a sentence about the first setting that differs, with both values and advice; empty if all are equal."""
     # Sorted, so that every agent names the same one.
-    for key in sorted(name for name in {*expected, *came} if not is_taken_over(name)):
+    names = (name for name in {*expected, *came} if not is_taken_over(name))
+    for key in sorted(names, key=lambda name: (name not in OF_THE_DEVICE, name)):
         ours, theirs = expected.get(key, "(unset)"), came.get(key, "(unset)")
         if ours != theirs:
             return f"its {key} is {theirs}, the job's is {ours}: {_what_to_do(key)}"
@@ -173,8 +174,16 @@ _SAME_MACHINES = (
     "start every worker on the same kind of processor, with the same libraries and the same ATEN_CPU_CAPABILITY, "
     "ONEDNN_MAX_CPU_ISA and MKL_CBWR in its environment (elastrain.init(deterministic=False) lets such workers in)"
 )
+_SAME_DEVICES = (
+    "start every worker on the same kind of device, with the same libraries (elastrain.init(deterministic=False) lets "
+    "workers in whose devices are of one capability and have the same device runtime)"
+)
 # Only for settings whose own name does not say what to change.
 _ADVICE = {
+    "device ": _SAME_DEVICES,
+    "device's": _SAME_DEVICES,
+    "device": "give every worker a device of the same kind (a driver, torch built for it, CUDA_VISIBLE_DEVICES), or "
+    "train on the CPU everywhere",
     "CPU model": _SAME_MACHINES,
     "result of a fixed": _SAME_MACHINES,
     "hash of a word": "start every worker with the same PYTHONHASHSEED, which decides the order of sets",

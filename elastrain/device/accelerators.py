@@ -135,14 +135,24 @@ class Accelerator:
         version, uuid = getattr(torch.version, kind, None), getattr(properties, "uuid", None)
         units = getattr(properties, "max_compute_units", None)  # XPU's name
         fields: dict[str, Any] = {
+            "capability": _capability(properties),
             "multiprocessors": getattr(properties, "multi_processor_count", units),
             "uuid": uuid and str(uuid),
             "runtime": version and f"{kind} {version}",
             "triton": next((found for name in _TRITON if (found := _version(name))), None),
+            "driver": getattr(properties, "driver_version", None),
         }
         if kind == "cuda":
             fields |= cuda_runtime.description(properties)
         return DeviceDescription(type=kind, index=self.device.index, name=properties.name, **fields)
+
+
+def _capability(properties: Any) -> str | None:
+    """Return CUDA's capability, or the architecture by XPU's name for it."""
+    if hasattr(properties, "major"):
+        return f"{properties.major}.{properties.minor}"
+    architecture = getattr(properties, "architecture", None)
+    return None if architecture is None else str(architecture)
 
 
 def _version(distribution: str) -> str | None:

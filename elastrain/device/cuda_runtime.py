@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from elastrain.device.port import PinError
 
 _PORTABLE, _READ_ONLY = 1, 8
 """Flags of cudaHostRegister: for all devices; memory that the process may not write."""
+_DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
 
 
 def pin(device: torch.device, memory: torch.Tensor, *, read_only: bool) -> Callable[[], None]:
@@ -31,9 +33,20 @@ def description(properties: Any) -> dict[str, str | None]:
     """Return the fields of `DeviceDescription` that only these devices have."""
     profile = re.search(r"\bMIG (\S+)", properties.name)
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return {
-        "capability": f"{properties.major}.{properties.minor}" if torch.version.cuda else properties.gcnArchName,
+    found = {
         "partition": profile and profile[1],
         "runtime": f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}",
         "cudnn": cudnn and str(cudnn),
+        "driver": next((version for each in _DRIVERS if (version := _driver(each))), None),
     }
+    return found if torch.version.cuda else found | {"capability": properties.gcnArchName}
+
+
+def _driver(file: str) -> str | None:
+    """Return the first version number in a file of the kernel, or None if there is no such file."""
+    try:
+        text = Path(file).read_text()
+    except OSError:
+        return None
+    version = re.search(r"\d+(\.\d+)+", text)
+    return version and version[0]

@@ -37,6 +37,8 @@ class DeviceDescription:
     """Library through which torch uses the device, with its version, such as `CUDA 13.0`."""
     cudnn: str | None = None
     triton: str | None = None
+    driver: str | None = None
+    """Version of the device's driver. It is reported, and members may differ in it."""
 
 
 class DevicePort(Protocol):

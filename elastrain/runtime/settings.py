@@ -6,7 +6,7 @@ No state, no I/O.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from elastrain.device import DevicePort, device_of, switches
 from elastrain.errors import ConfigError
 from elastrain.job.layout import Layout
 from elastrain.job.scaling import UNSCALED, LossScale
@@ -70,10 +71,13 @@ class Settings:
                 "use elastrain.init(loss_scale='dynamic'), or bfloat16"
             )
 
-    def check_threads(self, started_with: int) -> None:
-        """Raise ConfigError if the script changed the thread count in its loop although the bits depend on it."""
+    def check_threads(self, started_with: int, device: torch.device) -> None:
+        """Raise ConfigError if the script changed the thread count in its loop although the bits depend on it.
+
+        They do where the CPU computes them.
+        """
         threads = torch.get_num_threads()
-        if self.deterministic and threads != started_with:
+        if self.deterministic and device.type == "cpu" and threads != started_with:
             raise ConfigError(
                 f"the job began with {started_with} intra-op threads and this step begins with {threads}, but the bits "
                 "of gradients depend on their number: call torch.set_num_threads() before job.steps(), or use "
@@ -120,24 +124,23 @@ class Settings:
     ) -> dict[str, Any]:
         """Return everything that decides the bits. Members compare it when they join, and it must be equal on all."""
         order = loader.order
-        # Compared only in deterministic jobs: these decide the bits of gradients, not those of an elementwise update.
-        exact = {
-            "intra-op threads": torch.get_num_threads(),
-            "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-            "CPU model": _cpu_model(),
+        port = device_of(device)
+        machine, exact = _of_cpu() if port.is_host else _of_accelerator(port)
+        if self.deterministic:
+            _check_algorithms(exact)
+            machine |= exact | {"deterministic algorithms": torch.are_deterministic_algorithms_enabled()}
             # Because of these names, members compare them after the entries above, which may explain a difference.
-            **{f"result of a fixed {name}": value for name, value in kernel_digests(device).items()},
-        }
+            result = "result of a fixed" if port.is_host else "device's result of a fixed"
+            machine |= {f"{result} {name}": value for name, value in kernel_digests(device).items()}
         return {
             "elastrain": __version__,
             "torch": str(torch.__version__),  # not a plain str, and the codecs refuse its class
             "Python": platform.python_version(),
             "NumPy": np.__version__,
             "hash of a word": hash("elastrain"),
-            **(exact if self.deterministic else {}),
             **{name: getattr(self, name) for name in _COMPARED},
             "device": device.type,
-            "CPU capability": torch.backends.cpu.get_cpu_capability(),
+            **machine,
             "model": layout.digest(),
             "optimizer": type(optimizer).__name__,
             "max_grad_norm": max_grad_norm,
@@ -158,6 +161,39 @@ def stages_of(of_script: int | None, of_launcher: int | None) -> int:
             "of them out"
         )
     return said[0] if said else 1
+
+
+def _of_cpu() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what decides the bits of an elementwise update on the CPU, and what else decides those of gradients."""
+    return (
+        {"CPU capability": torch.backends.cpu.get_cpu_capability()},
+        {"intra-op threads": torch.get_num_threads(), "CPU model": _cpu_model()},
+    )
+
+
+def _of_accelerator(port: DevicePort) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the same for an accelerator. Its driver decides no bits, and its processors may be of any kind."""
+    found = port.describe()
+    return (
+        {"device capability": found.capability, "device runtime": found.runtime},
+        {
+            "device name": found.name,
+            "device multiprocessors": found.multiprocessors,
+            "device partition": found.partition,
+            "device cuDNN": found.cudnn,
+            "device Triton": found.triton,
+            **switches(),
+        },
+    )
+
+
+def _check_algorithms(exact: Mapping[str, Any]) -> None:
+    """Raise ConfigError if cuDNN chooses its kernels by time."""
+    if exact.get("device cuDNN") and exact["torch.backends.cudnn.benchmark"] == str(True):
+        raise ConfigError(
+            "torch.backends.cudnn.benchmark is True, so cuDNN chooses kernels by the time that they take, and members "
+            "compute other bits: set it to False, or use elastrain.init(deterministic=False)"
+        )
 
 
 def _cpu_model() -> str:

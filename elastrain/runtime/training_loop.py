@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from elastrain import protocol as p
 from elastrain.base.processes import say
 from elastrain.base.thread_status import Station
+from elastrain.device import device_of
 from elastrain.errors import ConfigError, ElastrainError, StoppedError
 from elastrain.integrity.audits import duties
 from elastrain.integrity.checks import Due, neighbour, probes
@@ -50,6 +52,8 @@ class TrainingLoop:
         self._settings = settings
         self._connections = connections
         self._me = connections.agent.me
+        # That of the memory, which stays where it is when the script moves its parameters.
+        self._device = max(prepared.parts.model.memory.values(), key=lambda whole: whole.nbytes).device
         self._last_words = last_words
         prepared.parts.layers.begin()
         self._carried = LoopState(prepared.facade.optimizer, dict(registered), prepared.model, prepared.parts.layers)
@@ -65,7 +69,7 @@ class TrainingLoop:
             if number >= until:
                 self._enter(number, taken)
                 break
-            self._settings.check_threads(threads)
+            self._settings.check_threads(threads, self._device)
             step = Step(number, self._parts, taken, partial(self._enter, number, taken), self._prepared.pipelines)
             step.committed = self._prepared.optimizer.committed
             self._last_words.step = step
@@ -94,12 +98,21 @@ class TrainingLoop:
             self._parts.model.close()
             self._parts.randomness.close()
 
+    def _check_device(self) -> None:
+        """Raise ConfigError if the script has moved the model to another device since `prepare`."""
+        now = compute_device(self._prepared.model)
+        if now != self._device:
+            raise ConfigError(
+                f"the model was on {self._device} in job.prepare and is on {now} now: call model.to({str(now)!r}) "
+                "before the optimizer is made and before prepare"
+            )
+
     def _join(self) -> int:
         """Announce that this member is ready, wait until it is admitted, and return the step to begin with."""
         parts = self._parts
+        self._check_device()
         # All slow work is done before the announcement, because other members wait for this one from then on.
-        device = compute_device(self._prepared.model)
-        parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died, device)
+        parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died, self._device)
         warm_up(self._prepared.model)
         spec = {
             **self._prepared.describe(),
@@ -108,6 +121,8 @@ class TrainingLoop:
         }
         if (checkpoints := self._prepared.checkpoints) is not None:
             checkpoints.spec = spec
+        if not (port := device_of(self._device)).is_host:
+            self._connections.journal.write("device", **asdict(port.describe()))
         self._prepared.engine.start(spec)
         entered = parts.handover.wait()
         if isinstance(entered, LoopOver):
@@ -127,6 +142,7 @@ class TrainingLoop:
 
     def _begin(self, number: int) -> LoopSnapshot:
         """Return the loop state for newcomers, taken at the start of the step before the loop's body changes it."""
+        self._check_device()
         self._parts.untouched.check_settled(self._reads)
         self._parts.model.statistics.check_settled(self._reads.ask)
         self._connections.whereabouts.hear_compiler()
@@ -143,6 +159,7 @@ class TrainingLoop:
 
     def _enter(self, number: int, taken: LoopSnapshot) -> None:
         """Tell the engine that the loop's body has reached its micro-batches. Settings made before that count."""
+        self._check_device()
         self._parts.untouched.check_settled(self._reads)
         self._parts.model.statistics.check_settled(self._reads.ask)
         self._parts.layers.enter()

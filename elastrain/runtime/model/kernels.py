@@ -1,8 +1,9 @@
 """Set-up of torch in a worker: digests of its kernels, warm-up, and a late import of its compiler.
 
-`kernel_digests` runs a few fixed computations: processes with different digests do not compute the same bits. The CPU
-model alone does not show that, because libraries choose kernels by environment variables, too. No random number is
-drawn and all inputs are exact, so only kernels can differ. Inputs are too small for several threads to share.
+`kernel_digests` runs a few fixed computations: processes with different digests do not compute the same bits. The name
+of the processor alone does not show that, because libraries choose kernels by environment variables, too. No random
+number is drawn and all inputs are exact, so only kernels can differ. On the CPU, inputs are too small for several
+threads to share. Accelerators compute larger ones, too, which reach tensor cores and sums that are split.
 
 `warm_up` does the slow first calls before other members wait. torch.optim imports torch's compiler at the first call of
 an optimizer, although most scripts need no compiler. That costs 1.2 s (nearly half of a worker's start) and 70 MB, and
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,17 +29,37 @@ from elastrain.snapshot.digest import combine, digest
 Kernel = Callable[..., Tensor]
 
 
-def kernel_digests(device: torch.device) -> dict[str, str]:
-    """Return, by name of the kernel, the digest of its result and gradients. Takes a few milliseconds."""
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-        return {name: f"{_digest(run, shapes, device):016x}" for name, (run, shapes) in _KERNELS.items()}
+class Fixed(NamedTuple):
+    """A fixed computation: a kernel, and the shapes and dtype of its inputs."""
+
+    run: Kernel
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype = torch.float32
 
 
-def _digest(run: Kernel, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> int:
-    inputs = [_numbers(shape, device).requires_grad_() for shape in shapes]
-    result = run(*inputs)
-    (result * _numbers(tuple(result.shape), device)).sum().backward()  # type: ignore[no-untyped-call]
-    return combine(digest(t.contiguous()) for t in (result, *(i.grad for i in inputs)) if t is not None)
+def kernel_digests(device: torch.device, fixed: Mapping[str, Fixed] | None = None) -> dict[str, str]:
+    """Return, by name of the kernel, the digest of its result and gradients. Waits for the device.
+
+    Takes some 15 ms on a CPU. Kernels run in deterministic forms on an accelerator, whatever the script has set.
+
+    Args:
+        device: The device that computes.
+        fixed: The computations. None: those that members of a job on this device compare.
+    """
+    if fixed is None:
+        fixed = KERNELS if device.type == "cpu" else {**KERNELS, **LARGER}
+    with torch.inference_mode(False), torch.enable_grad(), _without_autocast(device), _deterministic(device):
+        return {name: _digest(each, device) for name, each in fixed.items()}
+
+
+def _digest(fixed: Fixed, device: torch.device) -> str:
+    inputs = [_numbers(shape, device).to(fixed.dtype).requires_grad_() for shape in fixed.shapes]
+    try:
+        result = fixed.run(*inputs)
+        (result * _numbers(tuple(result.shape), device).to(fixed.dtype)).sum().backward()  # type: ignore[no-untyped-call]
+    except NotImplementedError:
+        return "missing"  # not every PrivateUse1 device has all kernels
+    return f"{combine(digest(t.contiguous()) for t in (result, *(i.grad for i in inputs)) if t is not None):016x}"
 
 
 def _numbers(shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -45,17 +68,76 @@ def _numbers(shape: tuple[int, ...], device: torch.device) -> Tensor:
     return ((positions * 7919 + 31) % 2039).float().sub(1019).div(2039).view(shape)
 
 
-_KERNELS: dict[str, tuple[Kernel, tuple[tuple[int, ...], ...]]] = {
-    "convolution": (lambda x, w: functional.conv2d(x, w, padding=1), ((2, 16, 14, 14), (32, 16, 3, 3))),
-    "matrix product": (lambda a, b: a @ b, ((48, 192), (192, 64))),
-    "matrix-vector product": (lambda a, b: a @ b, ((3, 500), (500, 1))),
-    "attention": (functional.scaled_dot_product_attention, ((1, 2, 32, 16),) * 3),
-    "indexing": (lambda rows: rows[torch.arange(256, device=rows.device) * 5 % 16], ((16, 32),)),
-    "layer norm": (lambda x, w, b: functional.layer_norm(x, (96,), w, b), ((8, 96), (96,), (96,))),
-    "softmax": (lambda x: x.mul(9.0).softmax(-1), ((8, 100),)),
-    "tanh": (lambda x: x.mul(9.0).tanh(), ((8, 100),)),
-    "GELU": (functional.gelu, ((8, 100),)),
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context without autocast. Devices that cannot autocast at all refuse torch's own context."""
+    is_on = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if is_on else nullcontext()
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """Choose deterministic kernels on an accelerator: with others, a digest would differ from one run to the next."""
+    before = torch.get_deterministic_debug_mode()
+    if device.type == "cpu":
+        yield
+        return
+    try:
+        # Unlike `torch.use_deterministic_algorithms`, this does not import torch's compiler.
+        torch.set_deterministic_debug_mode("warn")
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+def _looked_up(lookups: int) -> Kernel:
+    """Return an embedding that looks up each row several times, so that its backward adds to rows."""
+    return lambda rows: functional.embedding(torch.arange(lookups, device=rows.device) * 5 % len(rows), rows)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+KERNELS = {
+    "convolution": Fixed(lambda x, w: functional.conv2d(x, w, padding=1), ((2, 16, 14, 14), (32, 16, 3, 3))),
+    "matrix product": Fixed(torch.matmul, ((48, 192), (192, 64))),
+    "matrix-vector product": Fixed(torch.matmul, ((3, 500), (500, 1))),
+    "attention": Fixed(functional.scaled_dot_product_attention, ((1, 2, 32, 16),) * 3),
+    "indexing": Fixed(lambda rows: rows[torch.arange(256, device=rows.device) * 5 % 16], ((16, 32),)),
+    "layer norm": Fixed(lambda x, w, b: functional.layer_norm(x, (96,), w, b), ((8, 96), (96,), (96,))),
+    "softmax": Fixed(lambda x: x.mul(9.0).softmax(-1), ((8, 100),)),
+    "tanh": Fixed(lambda x: x.mul(9.0).tanh(), ((8, 100),)),
+    "GELU": Fixed(functional.gelu, ((8, 100),)),
+    "embedding": Fixed(_looked_up(256), ((16, 32),)),
+    "long matrix product": Fixed(torch.matmul, ((16, 2048), (2048, 16))),
+    "bfloat16 matrix product": Fixed(torch.matmul, ((48, 192), (192, 64)), torch.bfloat16),
+    "bfloat16 attention": Fixed(_attention, ((1, 2, 64, 64),) * 3, torch.bfloat16),
 }
+"""Computations that members compare on every device."""
+
+LARGER = {
+    "large matrix product": Fixed(torch.matmul, ((512, 512), (512, 512))),
+    "large bfloat16 matrix product": Fixed(torch.matmul, ((512, 512), (512, 512)), torch.bfloat16),
+    "large float16 matrix product": Fixed(torch.matmul, ((256, 256), (256, 256)), torch.float16),
+    "split matrix product": Fixed(torch.matmul, ((64, 16384), (16384, 64))),
+    "split bfloat16 matrix product": Fixed(torch.matmul, ((64, 16384), (16384, 64)), torch.bfloat16),
+    "large attention": Fixed(_attention, ((1, 4, 256, 64),) * 3),
+    "large bfloat16 attention": Fixed(_attention, ((1, 4, 256, 64),) * 3, torch.bfloat16),
+    "large bfloat16 convolution": Fixed(
+        lambda x, w: functional.conv2d(x, w, padding=1), ((4, 64, 28, 28), (64, 64, 3, 3)), torch.bfloat16
+    ),
+    "large embedding": Fixed(_looked_up(8192), ((512, 256),), torch.bfloat16),
+    "large layer norm": Fixed(lambda x, w, b: functional.layer_norm(x, (512,), w, b), ((2048, 512), (512,), (512,))),
+    "large sum": Fixed(torch.sum, ((1 << 20,),)),
+    "large cross entropy": Fixed(
+        lambda x: functional.cross_entropy(x, torch.arange(len(x), device=x.device)), ((64, 8192),)
+    ),
+}
+"""Computations that members compare on accelerators only, where they take milliseconds.
+
+They are large enough for tensor cores, for long sums that are split among multiprocessors, and for backwards in which
+many threads add to one place."""
 
 
 def compute_device(model: torch.nn.Module) -> torch.device:
