@@ -6,6 +6,7 @@ An uncaught exception of the script comes through Python's excepthook, and one o
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -46,6 +47,15 @@ ENDS_THE_JOB: dict[type[BaseException], type[am.NoRoom | am.LostState | am.Diver
 """Errors that a replacement of the member would get, too. The launcher ends the job and shows them on every screen."""
 _SIGNATURE_CHARS_MAX, _TRACEBACK_CHARS_MAX = 1 << 12, 1 << 16
 """Limits of the texts for the launcher, whose lines have a limited length: an exception may contain a whole tensor."""
+_IS_OF_TWO_DEVICES = re.compile(
+    r"same device\b|type \(torch\.\w+\) and weight type \(torch\.\w+\.|"
+    r"type \(torch\.\w+\.\w+\) and weight type \(torch\.\w+\)"
+)
+"""Words of torch about tensors on several devices."""
+_ONE_DEVICE = (
+    "elastrain: the loop hands out batches in host memory: move each tensor of a batch, targets too, to the model's "
+    "device before the forward (batch.to(device)), and move the model before job.prepare only"
+)
 # Paths of libraries, and "<" for generated code such as that of dataclasses.
 _NOT_THE_SCRIPT = (*(f"{Path(file).parent}{os.sep}" for file in (str(Path(__file__).parents[1]), torch.__file__)), "<")
 
@@ -134,6 +144,8 @@ class ExitReport:
 
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Report an uncaught exception, show it unless the launcher or `report` shows it as a sentence, and leave."""
+        if _IS_OF_TWO_DEVICES.search(str(error)):
+            error.add_note(_ONE_DEVICE)
         if not issubclass(kind, KeyboardInterrupt):
             self.report(error)
         shown = self._device.as_input_error(error)

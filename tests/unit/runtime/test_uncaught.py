@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 
 import pytest
 
@@ -125,3 +126,29 @@ def test_what_the_engine_has_reported_is_not_told_twice() -> None:
     ((kind, signature),) = told.words
     assert kind is am.Failed
     assert len(signature) < 5000, "it has to fit into one line"
+
+
+OF_TWO = [
+    "Expected all tensors to be on the same device, but got mat1 is on cpu, different from other tensors on cuda:0",
+    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+    "indices should be either on cpu or on the same device as the indexed tensor (cuda)",
+    "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same",
+    "Input type (torch.cuda.HalfTensor) and weight type (torch.FloatTensor) should be the same or input should be a M",
+]
+OF_ONE = [
+    "Input type (torch.cuda.FloatTensor) and weight type (torch.cuda.HalfTensor) should be the same",
+    "Input type (torch.FloatTensor) and weight type (torch.HalfTensor) should be the same",
+    "Input type (float) and bias type (c10::Half) should be the same",
+    "CUDA out of memory. Tried to allocate 2.00 GiB",
+]
+
+
+@pytest.mark.parametrize(("text", "count"), [*((text, 1) for text in OF_TWO), *((text, 0) for text in OF_ONE)])
+def test_an_error_about_tensors_on_two_devices_says_how_to_move_a_batch(
+    text: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = RuntimeError(text)
+    told, shown = _end_with(error, monkeypatch)
+    assert told == [(am.Failed, f"RuntimeError: {text}")], "the words by which failures are compared stay torch's"
+    assert shown == [text]
+    assert "".join(traceback.format_exception(error)).count("(batch.to(device))") == count
