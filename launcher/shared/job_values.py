@@ -168,7 +168,7 @@ class Start(Struct, frozen=True, kw_only=True):
     resume: Resume | None = None
     """Checkpoint that the job starts from."""
     devices: ToldDevices | None = None
-    """What is known of the accelerators that it will see; None if nothing is."""
+    """The accelerators that it will see, as far as they are known; None if nothing is."""
 
 
 class PutSpec(Struct, frozen=True, kw_only=True):

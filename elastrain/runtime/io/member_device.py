@@ -30,7 +30,7 @@ _NO_FORM = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 class MemberDevice:
-    """What this process knows of its accelerator. Nothing here touches the device after `take`."""
+    """The knowledge that this process has of its accelerator. Nothing here touches the device after `take`."""
 
     def __init__(self, told: ToldDevices, slot: int | None, *, deterministic: bool) -> None:
         self.name = ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -110,6 +111,7 @@ class ExitReport:
         self._end_process = end_process
         self._reported: BaseException | None = None
         self._device_has_failed = False
+        self._reporting = threading.Lock()
         self._previous_hook = sys.excepthook
 
     def take_hook(self) -> None:
@@ -122,7 +124,14 @@ class ExitReport:
         sys.excepthook = partial(_show, self._previous_hook) if raised else self._previous_hook
 
     def report(self, error: BaseException) -> None:
-        """Report the error that ends this member, once: to the launcher, or on the screen if not the script's fault."""
+        """Report the error that ends this member, once: to the launcher, or on the screen if not the script's fault.
+
+        A second thread waits until the report of the first one is sent, because it may then end the process.
+        """
+        with self._reporting:
+            self._report(error)
+
+    def _report(self, error: BaseException) -> None:
         if error is self._reported:
             return
         self._reported = error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -244,6 +245,34 @@ def test_the_engines_error_is_told_and_the_loops_own_is_only_shown(
     sys.excepthook(type(own), own, None)
     assert len(told) == 1
     assert own.__notes__[0].startswith("elastrain: H200 (UUID GPU-0) has failed in m1")
+
+
+def test_the_process_does_not_end_before_the_engines_report_is_sent(
+    two: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    sends, may_send = threading.Event(), threading.Event()
+
+    def send(_message: am.FromWorker, fd: int | None = None) -> None:
+        sends.set()
+        assert may_send.wait(10)
+        done.append("sent")
+
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    channel: Any = SimpleNamespace(send=send)
+    report = ExitReport(AgentLink("m1", channel), lambda: None, ready(), lambda _code: done.append("ended"))
+    report.take_hook()
+    own, hook = torch.AcceleratorError(ILLEGAL), sys.excepthook
+    engine = threading.Thread(target=report.report, args=(torch.AcceleratorError(ILLEGAL),))
+    loop = threading.Thread(target=hook, args=(type(own), own, None))
+    engine.start()
+    assert sends.wait(10)
+    loop.start()
+    loop.join(0.05)
+    may_send.set()
+    for thread in (engine, loop):
+        thread.join(10)
+    assert done == ["sent", "ended"]
 
 
 def test_an_exception_that_the_device_has_caused_is_the_devices(two: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
