@@ -29,12 +29,10 @@ class RunLosses:
         if self._port.is_host:
             self._sums.append(self._sums[-1] + counted(float(value)))
             return
-        if value.device.type == "cpu":  # a script may have moved the loss itself
-            copied, event = value, self._port.record()
-        else:
-            copied = self._port.empty_pinned((), value.dtype)
-            event = self._port.copy_out(value, copied)
-        self._added.append((copied, event, counted))
+        if value.device.type != "cpu":  # a script may have moved the loss itself
+            # Not through the port's side stream, where the engine's copies would wait for this forward.
+            value = self._port.empty_pinned((), value.dtype).copy_(value, non_blocking=True)
+        self._added.append((value, self._port.record(), counted))
 
     @property
     def count(self) -> int:
