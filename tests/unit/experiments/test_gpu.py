@@ -74,6 +74,7 @@ def test_a_wheel_fits_this_interpreter_or_does_not(wheel: str, expected: bool) -
 def test_only_what_the_interpreter_lacks_is_unpacked_and_never_torch(tmp_path: Path) -> None:
     brought, into = tmp_path / "brought", tmp_path / "into"
     a_wheel(brought, "torch-9-py3-none-any.whl", {"torch/__init__.py": ""})
+    a_wheel(brought, "nvidia_thing-9-py3-none-any.whl", {"nvidia/thing.py": ""})
     a_wheel(brought, "numpy-9-py3-none-any.whl", {"numpy/__init__.py": ""})
     files = {
         "plain_thing/__init__.py": "x = 1",
