@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from elastrain.errors import ConfigError
+from elastrain.pipeline.stubs.generators import Generators
 
 NO_VALUES = frozenset(
     {"__get__", "__len__", "dim", "is_complex", "is_floating_point", "numel", "size", "stride", "type"}
@@ -120,15 +120,15 @@ class _Left:
 
     place: int
     others: object
-    torchs: bytes | None = None
-    """State of torch's generator, or None if draws behind the block are allowed."""
+    torchs: tuple[bytes, ...] | None = None
+    """States of torch's generators, or None if draws behind the block are allowed."""
 
 
 class UntracedDraws:
     """A check, at the blocks of a pass, for draws that the tracing pass did not see. Its methods raise ConfigError."""
 
-    def __init__(self, blocks: Sequence[str], traced: TracedDraws) -> None:
-        self._blocks, self._traced = tuple(blocks), traced
+    def __init__(self, blocks: Sequence[str], traced: TracedDraws, generators: Generators) -> None:
+        self._blocks, self._traced, self._torchs = tuple(blocks), traced, generators.states
         self._others = state_of_others if traced.inside or traced.between else first_draw
         first = min(traced.inside, default=len(blocks))
         self._alike_up_to = len(blocks) if any(place >= first for place in traced.between) else first
@@ -145,7 +145,7 @@ class UntracedDraws:
         left, self._left = self._left, None
         if left is None:
             return
-        if left.torchs not in (None, state_of_torch()):
+        if left.torchs not in (None, self._torchs()):
             raise self._refusal(f"code behind block {self._blocks[left.place]!r} drew random numbers of torch")
         if left.place >= self._alike_up_to and self._others() != left.others:
             raise self._refusal(f"code behind block {self._blocks[left.place]!r} drew numbers of Python or NumPy")
@@ -154,16 +154,16 @@ class UntracedDraws:
         """Note that the forward entered a block that another member computes."""
         is_for_fakes = place in self._for_fakes
         if is_for_fakes or place >= self._alike_up_to:
-            self._left = _Left(place, self._others(), state_of_torch() if is_for_fakes else None)
+            self._left = _Left(place, self._others(), self._torchs() if is_for_fakes else None)
 
     def computed(self, place: int, compute: Callable[[], Any], *, is_traced: bool = True) -> Any:
         """Compute the block and return its result.
 
         `is_traced` is False if the block is a neighbour of this place that the tracing pass left out.
         """
-        torchs, others = state_of_torch(), self._others()
+        torchs, others = self._torchs(), self._others()
         returned = compute()
-        now = state_of_torch()
+        now = self._torchs()
         is_known = now == torchs or (is_traced and place in self._may_draw)
         self._left = _Left(place, self._others(), None if is_known else now)
         if place not in self._traced.inside and self._left.others != others:
@@ -191,11 +191,6 @@ def first_draw() -> object:
     return random.getstate(), state[0], state[_WORDS]
 
 
-def state_of_torch() -> bytes:
-    """Return the state of torch's CPU generator."""
-    return torch.default_generator.get_state().numpy().tobytes()
-
-
 class BackwardDraws:
     """A check of one micro-batch's random draws between the end of its forward and the end of its backward.
 
@@ -203,7 +198,7 @@ class BackwardDraws:
     its own stream. Python's and NumPy's numbers continue from the forward if this member has all blocks that draw them.
     """
 
-    def __init__(self, blocks: Sequence[str], stretch: range, traced: TracedDraws) -> None:
+    def __init__(self, blocks: Sequence[str], stretch: range, traced: TracedDraws, generators: Generators) -> None:
         """Keep the generators' states after a forward. `stretch`: places of the blocks that this member computes."""
         self._blocks = tuple(blocks[place] for place in stretch)
         self._is_last = stretch.stop == len(blocks)
@@ -215,16 +210,18 @@ class BackwardDraws:
         self._kept: Any = None
         if has_drawn and not self._is_last:
             self._kept = random.getstate(), np.random.get_state()
-        self._known: tuple[int, bytes] | None = None
-        """(seed, state) of torch's generator, unless a checkpoint has put another state there."""
-        self._is_at_known = False
+        self._torchs = generators.seeds_and_states
+        self._known: tuple[tuple[int, bytes], ...] = ()
+        """(seed, state) of each of torch's generators, unless a checkpoint has put another state there."""
+        self._is_at_known: tuple[bool, ...] = ()
+        """By generator: True in a block that is computed again and whose checkpoint has put no state there."""
 
     def compute(self, backward: Callable[[], Any]) -> None:
         """Run the backward. Raises ConfigError if it draws numbers that differ from those of one worker."""
         if self._kept is not None:
             random.setstate(self._kept[0])
             np.random.set_state(self._kept[1])
-        self._known = None if self._is_last else _torchs()
+        self._known = () if self._is_last else self._torchs()
         others = state_of_others if self._is_last else first_draw
         before = None if self._goes_on else others()
         backward()
@@ -243,23 +240,25 @@ class BackwardDraws:
             return block()
         finally:
             # A checkpoint may stop the block in the middle.
-            if self._is_at_known:
-                self._known, self._is_at_known = _torchs(), False
+            if any(self._is_at_known):
+                each = zip(self._is_at_known, self._torchs(), self._known, strict=True)
+                self._known = tuple(now if is_at_known else known for is_at_known, now, known in each)
+                self._is_at_known = ()
 
     def entering(self) -> None:
-        """Check the generator before a block is computed again and sets its stream."""
-        if self._known is not None and not self._is_at_known:
-            self._is_at_known = torch.default_generator.initial_seed() == self._known[0]
+        """Check the generators before a block is computed again and sets its stream."""
+        if self._known and not any(self._is_at_known):
+            pairs = zip(self._torchs(), self._known, strict=True)
+            self._is_at_known = tuple(now[0] == known[0] for now, known in pairs)
             self._check_torchs()
 
     def _check_torchs(self) -> None:
-        """Raise ConfigError if torch's generator has moved.
+        """Raise ConfigError if one of torch's generators has moved.
 
         A different seed means that a checkpoint has put a state there.
         """
-        if self._known is not None:
-            now = _torchs()
-            if now[0] == self._known[0] and now != self._known:
+        for now, known in zip(self._torchs() if self._known else (), self._known, strict=True):
+            if now[0] == known[0] and now != known:
                 raise self._refusal("torch", "checkpoint whole blocks, or with preserve_rng_state=True")
 
     def _refusal(self, whose: str, instead: str) -> ConfigError:
@@ -269,7 +268,3 @@ class BackwardDraws:
             f"the backward of {where} drew random numbers of {whose}, which in a pipeline are others than in one "
             f"worker, because other micro-batches come in between: {instead}"
         )
-
-
-def _torchs() -> tuple[int, bytes]:
-    return torch.default_generator.initial_seed(), state_of_torch()

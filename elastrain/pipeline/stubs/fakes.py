@@ -24,6 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import CrossingTensor
+from elastrain.pipeline.stubs.generators import device_of, left_as_they_were
 from elastrain.pipeline.stubs.module_state import KeptByModules
 from elastrain.pipeline.stubs.naming import flatten, is_fake, leaves_of, mapped
 from elastrain.pipeline.stubs.placeholders import AbsentParameter
@@ -150,23 +151,26 @@ class BlockOutputs:
 
     leaves: tuple[object, ...]
     tree: TreeSpec
-    device: torch.device
+    devices: tuple[torch.device | None, ...]
+    """The device of each leaf that is a tensor."""
 
     @staticmethod
-    def of(returned: object, block: nn.Module) -> BlockOutputs:
+    def of(returned: object) -> BlockOutputs:
         """Return the description of a block's result."""
         leaves, tree = flatten(returned)
         made = tuple(shape_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        return BlockOutputs(made, tree, device_of(block.parameters))
+        devices = tuple(leaf.device if isinstance(leaf, Tensor) else None for leaf in leaves)
+        return BlockOutputs(made, tree, devices)
 
     def fakes(self, mode: FakeTensorMode) -> object:
         """Return new fakes in the block's own tree."""
+        its = zip(self.leaves, self.devices, strict=True)
         with mode:
-            made = [fake(leaf, self.device) if isinstance(leaf, CrossingTensor) else leaf for leaf in self.leaves]
+            made = [fake(leaf, device) if isinstance(leaf, CrossingTensor) else leaf for leaf, device in its]
         return tree_unflatten(made, self.tree)
 
 
-def fake(shape: CrossingTensor, device: torch.device) -> Tensor:
+def fake(shape: CrossingTensor, device: torch.device | None) -> Tensor:
     """Return a new fake that is no leaf. Must be called under a fake mode."""
     if not shape.requires_grad:
         return torch.empty_strided(shape.shape, shape.stride, dtype=getattr(torch, shape.dtype), device=device)
@@ -236,7 +240,7 @@ class AbsentBlock:
         unsaved = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
         with _disable_current_modes(), left_as_it_was(self.module, wholly=True), unsaved, self._mode.block():
             args, kwargs = mapped(_fresh, arguments)
-            return BlockOutputs.of(forward(*args, **kwargs), self.module)
+            return BlockOutputs.of(forward(*args, **kwargs))
 
 
 def given(leaves: Sequence[object], kwargs: Mapping[str, object]) -> Given:
@@ -272,14 +276,9 @@ def copy_of(tensor: Tensor) -> Tensor:
     return copied
 
 
-def device_of(parameters: Callable[[], Any]) -> torch.device:
-    """Return the device of the first parameter, or the CPU."""
-    return next((each.device for each in parameters()), torch.device("cpu"))
-
-
 @contextlib.contextmanager
 def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[Callable[[], list[Tensor]]]:
-    """Run the body, then restore torch's generator and the module's buffers. `wholly`: restore everything else, too.
+    """Run the body, then restore torch's generators and the module's buffers. `wholly`: restore everything else, too.
 
     Yields a function that returns the buffers that the body has changed.
     """
@@ -295,7 +294,7 @@ def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[Calla
     # The logger prints tracebacks for missing fake kernels.
     is_off, log.disabled = log.disabled, True
     try:
-        with torch.random.fork_rng(devices=[]), not_compiled():
+        with left_as_they_were(device_of(module)), not_compiled():
             yield lambda: [
                 value
                 for each, name, value, copy in pairs

@@ -315,6 +315,7 @@ class _SeenDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch d
         if torch.Tag.nondeterministic_seeded in func.tags:
             its = {each.name: each.default_value for each in func._schema.arguments}
             its |= {**dict(zip(its, args, strict=False)), **kwargs}
-            # Attention has the tag even without dropout.
-            self.has_drawn |= its.get("generator") is None and its.get("dropout_p") != 0.0
+            # Attention and the recurrent layers of a device have the tag even without dropout.
+            has_none = 0.0 in (its.get("dropout_p"), its.get("dropout"))
+            self.has_drawn |= its.get("generator") is None and not has_none
         return func(*args, **kwargs)

@@ -15,6 +15,7 @@ from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.counters import Counters
 from elastrain.pipeline.stubs.draws import BackwardDraws, UntracedDraws
 from elastrain.pipeline.stubs.fakes import NOT_HERE, AbsentBlock, Fakes
+from elastrain.pipeline.stubs.generators import Generators, device_of
 from elastrain.pipeline.stubs.module_state import KeptByLoop
 from elastrain.pipeline.stubs.naming import flatten, is_fake, leaves_of
 from elastrain.pipeline.stubs.passes import SAME, StubPass
@@ -64,7 +65,8 @@ class Stubs:
         self._going_back: StubPass | None = None
         """The pass whose backward runs now."""
         self.hold(begin, end)
-        self._draws = UntracedDraws(traced.graph.blocks, traced.draws)
+        self._generators = Generators(device_of(model))
+        self._draws = UntracedDraws(traced.graph.blocks, traced.draws, self._generators)
         self._standing = contextlib.ExitStack()
         self._standing.callback(Entries(model, traced.names, self._enter).close)
         modules = {name: model.get_submodule(name) for name in traced.names}
@@ -109,7 +111,8 @@ class Stubs:
         assert self._pass is not None, "a micro-batch is under way"
         AbsentParameter.computing.discard(self)
         self._draws.behind()
-        self._pass.draws = BackwardDraws(self._traced.graph.blocks, self._stretch, self._traced.draws)
+        traced = self._traced
+        self._pass.draws = BackwardDraws(traced.graph.blocks, self._stretch, traced.draws, self._generators)
 
     def go_back(self, passed: StubPass, backward: Callable[[], Any]) -> None:
         """Run the backward of a micro-batch. Raises ConfigError if it draws numbers that one worker would not draw."""

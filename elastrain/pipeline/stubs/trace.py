@@ -41,6 +41,8 @@ class TracedModel:
     """By place: one record for each time that the forward entered the block."""
     crossing: tuple[tuple[int, ...], ...]
     """By cut: the numbers of the tensors that cross it, in the order in which they are sent."""
+    devices: tuple[tuple[torch.device, ...], ...]
+    """By cut: the device of each tensor that crosses it, in the same order."""
     saved: tuple[int, ...]
     """By place in the graph: bytes that the block's forward keeps for its backward."""
     keeping: frozenset[int]
@@ -136,6 +138,7 @@ class TracingPass:
             outputs=tuple(each.outputs for each in self._entered),
             entries=tuple(tuple(each.entries) for each in self._entered),
             crossing=crossing,
+            devices=tuple(tuple(self._origins.shapes[number].device for number in cut) for cut in crossing),
             saved=tuple(each.saved_bytes for each in self._entered),
             keeping=frozenset(
                 place
@@ -174,7 +177,7 @@ class TracingPass:
                 [x for x, version in zip(activations, versions, strict=True) if x._version != version]
             )
             check_entry(name, leaves_of(returned))
-            outputs = BlockOutputs.of(returned, self._model.get_submodule(name))
+            outputs = BlockOutputs.of(returned)
             if at == len(self._entered):
                 self._entered.append(EnteredBlock(place))
             self._entered[at].outputs[given(leaves, kwargs)] = outputs

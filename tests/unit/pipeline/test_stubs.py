@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -25,15 +26,16 @@ from tests.support.traced import trace
 
 
 class Chain:
-    """A copy of the model for each member, which hold consecutive blocks."""
+    """A copy of the model for each member, which hold consecutive blocks. The whole model lies on the CPU."""
 
-    def __init__(self, case: Case, cuts: tuple[int, ...]) -> None:
+    def __init__(self, case: Case, cuts: tuple[int, ...], device: str = "cpu") -> None:
         model = case.model().eval()
         untie(model)
-        self.case = case
+        self.case, self.device = case, device
         self.whole = copy.deepcopy(model)
-        with autocast(bool(case.autocast)):
-            self.traced: TracedModel = trace(model, blocks_of(model), lambda: loss_of(model, batch_of(0)))
+        model.to(device)
+        with self.autocast(bool(case.autocast)):
+            self.traced: TracedModel = trace(model, blocks_of(model), lambda: self.loss_of(model, 0))
         points = (0, *cuts, len(self.traced.graph.blocks))
         self.stretches = list(pairwise(points))
         self.models = [copy.deepcopy(model) for _ in self.stretches]
@@ -49,15 +51,23 @@ class Chain:
         for model, stubs in zip(self.models, self.stubs, strict=True):
             came = [copied(t) for t in passes[-1].going] if passes else []
             passes.append(stubs.begin(came))
-            with autocast(bool(self.case.autocast)):
-                loss = loss_of(model, batch_of(micro_batch))
+            with self.autocast(bool(self.case.autocast)):
+                loss = self.loss_of(model, micro_batch)
             stubs.loss_is_made()
-            with autocast(self.case.autocast == "loop"):
-                passes[-1].backward_is_called()
+            with self.autocast(self.case.autocast == "loop"):
+                passes[-1].backward_is_called(loss.device.type)
         return passes, loss
 
+    def loss_of(self, model: torch.nn.Module, micro_batch: int) -> Tensor:
+        tokens, targets = (each.to(self.device) for each in batch_of(micro_batch))
+        with nullcontext() if self.device == "cpu" else torch.device(self.device):
+            return loss_of(model, (tokens, targets))
+
+    def autocast(self, on: bool) -> AbstractContextManager[object]:
+        return torch.autocast(self.device, torch.bfloat16) if on else nullcontext()
+
     def backward(self, passes: list[StubPass], loss: Tensor) -> None:
-        with autocast(self.case.autocast == "loop"):
+        with self.autocast(self.case.autocast == "loop"):
             self.stubs[-1].go_back(passes[-1], loss.backward)
         for place, (above, below) in reversed(list(enumerate(pairwise(passes)))):
             self.stubs[place].go_back(above, partial(above.backward, below.gradients))

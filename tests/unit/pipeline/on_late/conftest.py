@@ -1,0 +1,6 @@
+"""Tests of this folder run in a process of their file that has the device `late`; their arguments travel as JSON."""
+
+from __future__ import annotations
+
+from tests.contract.late.conftest import process_of_module as process_of_module
+from tests.contract.late.conftest import pytest_pyfunc_call as pytest_pyfunc_call
