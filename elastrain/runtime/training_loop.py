@@ -167,7 +167,9 @@ class TrainingLoop:
         self._carried.course.enter(hyper, self._carried.counted)
         settings = taken.settings(number, hyper, self._parts.layers, self._reads)
         began = p.Began(step=number, settings=settings, state=taken.text)
-        self._parts.handover.tell(StepBegun(event=began, hyper=hyper, payload=taken.payload))
+        begun = StepBegun(event=began, hyper=hyper, payload=taken.payload)
+        # Behind what the checks above have read on a device, because the engine may write there without any run of ours.
+        self._parts.handover.tell_landed(lambda: begun)
 
     def _end_before(self, step: Step, taken: LoopSnapshot) -> None:
         """End the loop before an overruled step: restore schedulers and registered objects as they were before it."""
@@ -197,7 +199,7 @@ class TrainingLoop:
         self._connections.faults.reach(number, "shutdown")
         checkpoints = self._prepared.checkpoints
         with nullcontext() if checkpoints is None else checkpoints.hurried():
-            self._parts.handover.tell(p.LoopEnded(step=number))
+            self._parts.handover.tell_landed(lambda: p.LoopEnded(step=number))
             self._parts.handover.wait()
 
     def _end(self, step: int, *, raised: bool = False) -> None:
