@@ -16,7 +16,7 @@ def lines_of(model: nn.Module, step: int) -> Iterator[str]:
         with torch._C.DisableTorchFunctionSubclass():  # else absent ones are refused
             value = parameter.detach().clone(memory_format=torch.contiguous_format)
         if not bool(value.isnan().any()):
-            yield f"{step} {name} {blake2b(value.view(torch.uint8).numpy(), digest_size=8).hexdigest()}\n"
+            yield f"{step} {name} {blake2b(value.view(torch.uint8).cpu().numpy(), digest_size=8).hexdigest()}\n"
 
 
 def whole(lines: Iterable[str]) -> set[str]:

@@ -268,10 +268,12 @@ class Case:
     collate: Callable[[list[Batch]], Batch] | None = None
     """Samples -> batch."""
 
-    def model(self) -> nn.Module:
+    def model(self, device: str = "cpu") -> nn.Module:
+        torch.__future__.set_swap_module_params_on_conversion(True)  # or tied weights are untied by the move
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
-            return self.build().train()
+            model = self.build().train()
+        return model if device == "cpu" else model.to(device)
 
 
 def ragged(samples: list[Batch]) -> Batch:
@@ -318,5 +320,10 @@ def batch_of(micro_batch: int) -> Batch:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def autocast(on: bool) -> contextlib.AbstractContextManager[object]:
-    return torch.autocast("cpu", torch.bfloat16) if on else contextlib.nullcontext()
+def autocast(on: bool, device: str = "cpu") -> contextlib.AbstractContextManager[object]:
+    return torch.autocast(device, torch.bfloat16) if on else contextlib.nullcontext()
+
+
+def new_tensors_on(device: str) -> contextlib.AbstractContextManager[object]:
+    """Put what models make without naming a device on this one."""
+    return contextlib.nullcontext() if device == "cpu" else torch.device(device)

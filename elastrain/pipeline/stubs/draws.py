@@ -128,7 +128,8 @@ class UntracedDraws:
     """A check, at the blocks of a pass, for draws that the tracing pass did not see. Its methods raise ConfigError."""
 
     def __init__(self, blocks: Sequence[str], traced: TracedDraws, generators: Generators) -> None:
-        self._blocks, self._traced, self._torchs = tuple(blocks), traced, generators.states
+        self._blocks, self._traced = tuple(blocks), traced
+        self._generators, self._torchs = generators, generators.states
         self._others = state_of_others if traced.inside or traced.between else first_draw
         first = min(traced.inside, default=len(blocks))
         self._alike_up_to = len(blocks) if any(place >= first for place in traced.between) else first
@@ -149,6 +150,10 @@ class UntracedDraws:
             raise self._refusal(f"code behind block {self._blocks[left.place]!r} drew random numbers of torch")
         if left.place >= self._alike_up_to and self._others() != left.others:
             raise self._refusal(f"code behind block {self._blocks[left.place]!r} drew numbers of Python or NumPy")
+
+    def in_backward(self, stretch: range) -> BackwardDraws:
+        """Return the check of the backward of these blocks. The forward is over."""
+        return BackwardDraws(self._blocks, stretch, self._traced, self._generators)
 
     def passed(self, place: int) -> None:
         """Note that the forward entered a block that another member computes."""

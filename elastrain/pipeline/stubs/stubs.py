@@ -65,8 +65,7 @@ class Stubs:
         self._going_back: StubPass | None = None
         """The pass whose backward runs now."""
         self.hold(begin, end)
-        self._generators = Generators(device_of(model))
-        self._draws = UntracedDraws(traced.graph.blocks, traced.draws, self._generators)
+        self._draws = UntracedDraws(traced.graph.blocks, traced.draws, Generators(device_of(model)))
         self._standing = contextlib.ExitStack()
         self._standing.callback(Entries(model, traced.names, self._enter).close)
         modules = {name: model.get_submodule(name) for name in traced.names}
@@ -111,8 +110,7 @@ class Stubs:
         assert self._pass is not None, "a micro-batch is under way"
         AbsentParameter.computing.discard(self)
         self._draws.behind()
-        traced = self._traced
-        self._pass.draws = BackwardDraws(traced.graph.blocks, self._stretch, traced.draws, self._generators)
+        self._pass.draws = self._draws.in_backward(self._stretch)
 
     def go_back(self, passed: StubPass, backward: Callable[[], Any]) -> None:
         """Run the backward of a micro-batch. Raises ConfigError if it draws numbers that one worker would not draw."""

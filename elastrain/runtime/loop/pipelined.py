@@ -1,7 +1,8 @@
 """The work of a pipeline's member: forwards and backwards of single micro-batches through the blocks of its tasks.
 
 For the main thread. The protocol chooses the next action and its blocks. Here the user's loop body runs with stubs in
-place of all other blocks, and boundary tensors are copied into memory that peers read.
+place of all other blocks, and boundary tensors are copied into memory that peers read. On a device the loop's thread
+waits for nothing: the losses and the boundary tensors are told once they have landed.
 """
 
 from __future__ import annotations
@@ -9,29 +10,35 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from elastrain import protocol as p
 from elastrain.base.thread_status import Station
+from elastrain.buffers.captures import KeptBoundary
 from elastrain.errors import DriveFailedError
 from elastrain.job.values import Contribution, TracedGraph
 from elastrain.offload.errors import SpillReadError
 from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.open_tasks import StepShape
-from elastrain.pipeline.pipeline_plan import Direction, PipelinePlan, Task, routes
+from elastrain.pipeline.pipeline_plan import PipelinePlan, Task, routes
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
 from elastrain.pipeline.stubs.trace import TracedModel
-from elastrain.protocol.messages import Boundary
-from elastrain.runtime.io.loop_channel import BoundaryMade, TaskAssignment
+from elastrain.runtime.carrying.run_losses import RunLosses
+from elastrain.runtime.io.loop_channel import TaskAssignment
+from elastrain.runtime.loop.boundary_tensors import ActionResult, Counts, Packed, packed, unpacked
 from elastrain.runtime.loop.computed_run import StepParts, counted, load, scaled, went_by
-from elastrain.runtime.loop.tracing import TracingRun, packed, places_of, unpacked
+from elastrain.runtime.loop.tracing import TracingRun, places_of
 from elastrain.runtime.model.flats import Allocate
 from elastrain.runtime.model.statistics import MeasuredLayer
 
 _NONE = Contribution()
+_NO_LOSS = torch.zeros(())
+"""A loss in place of one whose value is known otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +71,8 @@ class Pipelines:
         self._blocks: tuple[int, ...] = ()
         """The place in the graph of each block of the layout."""
         self._waiting: dict[tuple[Task, int], _Waiting] = {}
-        self._sums: dict[Task, Contribution] = {}
-        """Task -> contribution of the micro-batches of its run that have gone backward so far."""
+        self._sums: dict[Task, RunLosses] = {}
+        """Task -> contributions of the micro-batches of its run that have gone backward so far."""
         self._plan: PipelinePlan | None = None
 
     @property
@@ -84,7 +91,8 @@ class Pipelines:
         if self._wish.traced is not None:
             self._wish.traced(traced, self._blocks)
         self.parts.log("traced", blocks=list(traced.graph.blocks), legal_cuts=list(traced.graph.legal_cuts))
-        self.parts.handover.tell(p.Traced(model=TracedGraph(graph=traced.graph, places=self._blocks)))
+        graph = TracedGraph(graph=traced.graph, places=self._blocks)
+        self.parts.handover.tell_landed(lambda: p.Traced(model=graph))
 
     def go_back(self, step: int, assignment: TaskAssignment) -> None:
         """Compute the backward of a micro-batch whose boundary gradient has arrived."""
@@ -92,12 +100,13 @@ class Pipelines:
         received = assignment.received
         assert received is not None, "a backward without the loss has a gradient"
         waiting = self._waiting.pop((command.task, command.micro_batch))
-        gradients = unpacked(received.message.tensors, received.tensors)
+        gradients = self.received(received, command.task.end)
         # So that an activation checkpoint that restores no generator draws the numbers of its forward.
         self.parts.randomness.begin_backward(step, command.micro_batch)
         backward = ActionBackward(step, assignment, self)
         with self.parts.computing():
-            backward.run(waiting, received.contribution or _NONE, lambda: waiting.passed.backward(gradients))
+            counts = received.contribution or _NONE
+            backward.run(waiting, counts.weight, lambda: counts, lambda: waiting.passed.backward(gradients))
 
     def end_step(self, plan: PipelinePlan | None) -> None:
         """End a committed step. `plan`: plan of the next step. In between, uses of absent blocks are refused."""
@@ -160,29 +169,29 @@ class Pipelines:
         """Keep a micro-batch until its boundary gradient arrives."""
         self._waiting[action.task, action.micro_batch] = waiting
 
-    def count(self, action: TaskAction, contribution: Contribution) -> Contribution:
+    def count(self, action: TaskAction, counts: Counts) -> Counts:
         """Add the contribution of a micro-batch to its run's sum, and return the sum so far."""
         if action.micro_batch == self.micro_batches_of(action.task.run)[0]:
-            self._sums[action.task] = _NONE
-        self._sums[action.task] += contribution
-        return self._sums[action.task]
+            self._sums[action.task] = RunLosses(self.parts.handover.landing.port)
+        losses = self._sums[action.task]
+        losses.add(_NO_LOSS, lambda _: counts())
+        return partial(losses.sum_of, losses.count)
 
-    def made(
-        self, step: int, action: TaskAction, made: tuple[Tensor | None, ...] | None, counts: Contribution
-    ) -> BoundaryMade:
-        """Return the report of a finished action. `made`: tensors that cross its cut; None if no member takes them."""
-        is_forward = action.kind is ActionKind.FORWARD
-        message: Boundary | None = None
-        tensors: tuple[Tensor, ...] = ()
-        if made is not None:
-            shapes, tensors = packed(made, self._wish.allocate)
-            cut = action.task.end if is_forward else action.task.begin
-            direction = Direction.ACTIVATION if is_forward else Direction.GRADIENT
-            name = self._shape(step).name(action.micro_batch, cut, direction)
-            message = Boundary(name=name, tensors=shapes, contribution=None if is_forward else counts)
-        is_last = not is_forward and action.micro_batch == self.micro_batches_of(action.task.run)[-1]
-        computed = p.Computed(step=step, action=action, made=message, is_last=is_last)
-        return BoundaryMade(event=computed, tensors=tensors)
+    def received(self, kept: KeptBoundary, cut: int) -> list[Tensor | None]:
+        """Return the tensors that crossed a cut, on the devices where they lay."""
+        assert self._traced is not None
+        return unpacked(kept.message.tensors, kept.tensors, self._traced.devices[cut])
+
+    def packed(self, tensors: Sequence[Tensor | None]) -> Packed:
+        """Copy tensors that cross a cut to memory that peers read."""
+        return packed(tensors, self._wish.allocate)
+
+    def tell_made(self, step: int, *results: ActionResult) -> None:
+        """Report finished actions once they have landed, and so have the copies of what they made."""
+        copied = [event for result in results if result.made is not None for event in result.made.copied]
+        reports = (partial(result.report, self._shape(step)) for result in results)
+        # In one call, because each call wakes the engine, which would take the interpreter before the last is told.
+        self.parts.handover.tell_landed(*reports, after=copied, is_boundary=True)
 
     def _shape(self, step: int) -> StepShape:
         micro_batches, length = self.parts.loader.micro_batches, self.parts.run_length
@@ -241,16 +250,18 @@ class ActionForward:
         parts.model.statistics.end()
         if action.task.end < self._pipelines.graph_blocks:
             self._pipelines.wait(action, waiting)
-            parts.handover.tell(self._pipelines.made(self._step, action, passed.going, _NONE))
+            made = self._pipelines.packed(passed.going)
+            self._pipelines.tell_made(self._step, ActionResult(action=action, made=made))
             return
-        counts = counted(parts.loader.order, self._step, action.micro_batch, float(loss.detach()), weight=weight)
+        losses = RunLosses(parts.handover.landing.port)
+        losses.add(loss, partial(counted, parts.loader.order, self._step, action.micro_batch, weight=weight))
         backward = ActionBackward(self._step, self._assignment, self._pipelines)
         whole = scaled(loss, weight * self._loss_scale)
-        backward.run(waiting, counts, whole.backward, forward=action)
+        backward.run(waiting, weight, partial(losses.sum_of, 1), whole.backward, forward=action)
 
     def _received(self) -> Sequence[Tensor | None]:
         kept = self._assignment.received
-        return () if kept is None else unpacked(kept.message.tensors, kept.tensors)
+        return () if kept is None else self._pipelines.received(kept, self._action.task.begin)
 
 
 class ActionBackward:
@@ -262,22 +273,25 @@ class ActionBackward:
         self._action = TaskAction(ActionKind.BACKWARD, command.micro_batch, command.task)
 
     def run(
-        self, waiting: _Waiting, counts: Contribution, compute: Callable[[], Any], forward: TaskAction | None = None
+        self,
+        waiting: _Waiting,
+        weight: float,
+        counts: Counts,
+        compute: Callable[[], Any],
+        forward: TaskAction | None = None,
     ) -> None:
         """Compute the backward and report it. `forward`: the action's own forward, if it was not reported yet."""
         pipelines, action, parts = self._pipelines, self._action, self._pipelines.parts
         started_s = time.monotonic()
         stubs = pipelines.stubs_for(action.task)
         so_far = pipelines.count(action, counts)
-        self._accumulate(waiting, counts.weight, so_far, lambda: stubs.go_back(waiting.passed, compute))
-        made = waiting.passed.gradients if action.task.begin > 0 else None
-        done = pipelines.made(self._step, action, made, counts)
-        # In one call, because each call wakes the engine, which would take the interpreter before the gradient is told.
-        before = [] if forward is None else [pipelines.made(self._step, forward, None, _NONE)]
-        parts.handover.tell(*before, done)
+        self._accumulate(waiting, weight, so_far, lambda: stubs.go_back(waiting.passed, compute))
+        made = pipelines.packed(waiting.passed.gradients) if action.task.begin > 0 else None
+        before = [] if forward is None else [ActionResult(action=forward)]
+        pipelines.tell_made(self._step, *before, ActionResult(action=action, made=made, counts=counts))
         log_action(parts, self._step, action, started_s)
 
-    def _accumulate(self, waiting: _Waiting, weight: float, so_far: Contribution, compute: Callable[[], Any]) -> None:
+    def _accumulate(self, waiting: _Waiting, weight: float, so_far: Counts, compute: Callable[[], Any]) -> None:
         parts, slot, action = self._pipelines.parts, self._slot, self._action
         model, micro_batches = parts.model, self._pipelines.micro_batches_of(action.task.run)
         if action.micro_batch == micro_batches[0]:
@@ -298,15 +312,18 @@ class ActionBackward:
             model.detach()
             model.statistics.end()
 
-    def _block_done(self, contribution: Contribution) -> Callable[[int, frozenset[int]], None]:
+    def _block_done(self, so_far: Counts) -> Callable[[int, frozenset[int]], None]:
         parts, step, run = self._pipelines.parts, self._step, self._action.task.run
 
         def report(block: int, touched: frozenset[int]) -> None:
             parts.whereabouts.go_on()
             parts.reach(step, "backward")
             mask = sum(1 << leaf for leaf in touched)
-            done = p.BlockDone(step=step, run=run, block=block, contribution=contribution, touched=mask)
-            parts.handover.tell(done)
+
+            def done() -> p.Event:
+                return p.BlockDone(step=step, run=run, block=block, contribution=so_far(), touched=mask)
+
+            parts.handover.tell_landed(done)
 
         return report
 

@@ -1,9 +1,6 @@
-"""The tracing pass of a member, and the packing of boundary tensors.
+"""The tracing pass of a member: the body of the user's loop runs once with every block on fake tensors.
 
-`TracingRun` runs the body of the user's loop once with every block on fake tensors. It has no effect on the step: the
-batch is loaded again for its own micro-batch, and random streams start again. `packed` and `unpacked` convert boundary
-tensors to 1-D pieces of shared memory and back. Strides are kept, because kernels depend on them. A copy is never
-written again.
+It has no effect on the step: the batch is loaded again for its own micro-batch, and random streams start again.
 """
 
 from __future__ import annotations
@@ -11,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from elastrain.base.thread_status import Station
-from elastrain.pipeline.graph import BlockGraph, CrossingTensor, check_stages
-from elastrain.pipeline.stubs.fakes import shape_of
+from elastrain.pipeline.graph import BlockGraph, check_stages
 from elastrain.pipeline.stubs.trace import TracedModel, TracingPass
 from elastrain.runtime.loop.computed_run import StepParts, load, went_by
-from elastrain.runtime.model.flats import Allocate, allocated
 
 
 class TracingRun:
@@ -61,30 +55,3 @@ def places_of(blocks: Sequence[str], graph: BlockGraph) -> tuple[int, ...]:
     beside = dict(graph.never_entered)
     # Parameters outside of all blocks go with the first block. A cut before code that uses them is not legal.
     return tuple(places[beside.get(name, name)] if name else 0 for name in blocks)
-
-
-def packed(
-    tensors: Sequence[Tensor | None], allocate: Allocate
-) -> tuple[tuple[CrossingTensor | None, ...], tuple[Tensor, ...]]:
-    """Return the descriptions of all tensors, and 1-D copies of those that are not None, in order."""
-    shapes = tuple(None if tensor is None else shape_of(tensor) for tensor in tensors)
-    return shapes, tuple(_copied(tensor.detach(), allocate) for tensor in tensors if tensor is not None)
-
-
-def unpacked(shapes: Sequence[CrossingTensor | None], flats: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return views of received tensors, in the order of the crossing. Those that require a gradient are leaves."""
-    coming = iter(flats)
-    return [None if shape is None else _view(shape, next(coming)) for shape in shapes]
-
-
-def _copied(tensor: Tensor, allocate: Allocate) -> Tensor:
-    """Return a 1-D copy of the memory from the first to the last element, including gaps."""
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    span = 1 + sum((size - 1) * stride for size, stride in sizes) if tensor.numel() else 0
-    flat = allocated(allocate, span, tensor.dtype)
-    return flat.copy_(tensor.as_strided((span,), (1,)))
-
-
-def _view(shape: CrossingTensor, flat: Tensor) -> Tensor:
-    assert flat.dtype is getattr(torch, shape.dtype)
-    return flat.detach().as_strided(shape.shape, shape.stride, 0).requires_grad_(shape.requires_grad)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -21,7 +21,7 @@ from elastrain.pipeline.stubs.stubs import Stubs
 from elastrain.pipeline.stubs.trace import TracedModel
 from tests.support.absent_blocks import bring_back, let_go
 from tests.support.pipeline_members import untie
-from tests.support.pipeline_models import CASES, Case, Stack, autocast, batch_of, loss_of
+from tests.support.pipeline_models import CASES, Case, Stack, autocast, batch_of, loss_of, new_tensors_on
 from tests.support.traced import trace
 
 
@@ -60,11 +60,11 @@ class Chain:
 
     def loss_of(self, model: torch.nn.Module, micro_batch: int) -> Tensor:
         tokens, targets = (each.to(self.device) for each in batch_of(micro_batch))
-        with nullcontext() if self.device == "cpu" else torch.device(self.device):
+        with new_tensors_on(self.device):
             return loss_of(model, (tokens, targets))
 
     def autocast(self, on: bool) -> AbstractContextManager[object]:
-        return torch.autocast(self.device, torch.bfloat16) if on else nullcontext()
+        return autocast(on, self.device)
 
     def backward(self, passes: list[StubPass], loss: Tensor) -> None:
         with self.autocast(self.case.autocast == "loop"):
