@@ -168,7 +168,7 @@ class TrainingLoop:
         settings = taken.settings(number, hyper, self._parts.layers, self._reads)
         began = p.Began(step=number, settings=settings, state=taken.text)
         begun = StepBegun(event=began, hyper=hyper, payload=taken.payload)
-        # Behind what the checks above have read on a device, because the engine may write there without any run of ours.
+        # Behind what the checks have read on a device: the engine may write there without any run of this member.
         self._parts.handover.tell_landed(lambda: begun)
 
     def _end_before(self, step: Step, taken: LoopSnapshot) -> None:

@@ -15,9 +15,7 @@ ARGUMENTS = ("--steps", "14", "--backups", "all")
 
 
 def run(folder: Path, faults: str, *, shared: str = "", slow_until: str | None = None) -> Run:
-    # The heir of a shard copies its state's parameters into the model's memory, which holds the same bits already, and
-    # the loop may read them at that moment.
-    given = {"DEVICE_FAULTS": faults, "DEVICE_SHARED": shared, "LATE": '{"raises": false}'}
+    given = {"DEVICE_FAULTS": faults, "DEVICE_SHARED": shared}
     return run_job(folder, workers=2, script=SCRIPT, arguments=ARGUMENTS, slow_until=slow_until, **given)
 
 
