@@ -126,7 +126,7 @@ PLANTS = {
         where="elastrain.runtime.io.micro_batch_timer:MicroBatchTimer._landed",
         old="began.elapsed_s(ended)",
         new="1e-3",
-        slowness=50.0,
+        slowness=1000.0,
     ),
 }
 
