@@ -14,7 +14,7 @@ from experiments.accelerator.models import SETUPS, WITHOUT_STAGES, Training
 
 IN_A_STEP = ("forward", "backward", "reduce", "commit", "apply", "publish")
 STEP, LATER = 2, 4
-"""Steps in which the first and the second member are struck."""
+"""Steps in which members are struck: the later one where agents have to know the job's pace."""
 EVERY = 2
 """Steps between two checkpoints."""
 RESUMED = {"written on the device, resumed on the CPU": ("late", "cpu"), "the reverse": ("cpu", "late")}
@@ -71,8 +71,8 @@ def _of_losses(plain: Training, stage: int | None = None) -> list[Case]:
     where = "" if stage is None else f"stage {stage}: "
     make = partial(_case, stages=stages, where=where)
     found = [make(f"killed in {phase}", training, _faults(phase, victim, other, training)) for phase in PHASES]
-    for what in ("device error", "out of memory", "stream hangs"):
-        found.append(make(what, replace(training, troubles=((victim, STEP, what),))))
+    for what, step in (("device error", STEP), ("out of memory", STEP), ("stream hangs", LATER)):
+        found.append(make(what, replace(training, troubles=((victim, step, what),))))
     whole_node = f"kill --target node:node{victim[1:]} --at step={STEP},phase=backward"
     found.append(make("a whole node is lost", replace(training, backups=1), (whole_node,), nodes=3))
     first = tuple((member, step, "killed") for member, step in ((victim, STEP),))

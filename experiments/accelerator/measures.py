@@ -23,6 +23,8 @@ from experiments.journals import read_member
 
 METERED = Training(meters=True, steps=8)
 STRUCK_IN = 4
+BACKWARD_S = 0.01
+"""Of each layer, where copies are to go on beside it."""
 HANG_MORE_STEPS = 8
 PRICE = ("--size", "tiny", "--steps", "40")
 
@@ -76,7 +78,7 @@ def boundary_waits(bench: Bench) -> Figures:
 def carried(bench: Bench) -> Figures:
     """Count the bytes that are copied out and in, and compare them with those that have to be."""
     one = bench.run("bytes_alone", replace(METERED, model="wide"))
-    four = bench.run("bytes_of_four", replace(METERED, model="wide", members=4, backups=0))
+    four = bench.run("bytes_of_four", replace(METERED, model="wide", members=4, backups=0, pause_s=BACKWARD_S))
     found = {name: _total(four, name) for name in ("bytes_out", "bytes_in", "wanted_out", "wanted_in")}
     gradients = _total(four, "gradient_bytes")
     return {

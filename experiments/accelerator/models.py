@@ -6,7 +6,7 @@ import contextlib
 import copy
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,11 +20,7 @@ from tests.contract.late.models import GPT, Convolutions
 FIRST = 2
 """Steps before this one do not count for figures: what is made in them is used again later."""
 SEED, SAMPLES, MICRO_BATCH_SIZE = 5, 200, 2
-WIDE, LAYERS, BACKWARD_S = 160, 48, 0.002
-"""Width and layers of the model for figures of bytes, and the seconds that the backward of each layer sleeps.
-
-Other threads have their turn then, as they have while a device computes.
-"""
+WIDE, LAYERS = 160, 48
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +80,8 @@ class Training:
     plain: bool = False
     """A plain loop of torch without a job, for its peak of memory."""
     pause_s: float = 0.0
-    """In each micro-batch."""
+    """In each micro-batch; for `wide`, in the backward of each layer, so that other threads have their turn, as they have
+    while a device computes."""
     slowness: float = 1.0
     """Seconds of the device's clock for each processor second."""
 
@@ -123,14 +120,15 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 class Wide(nn.Module):
     """Many linear layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, backward_s: float) -> None:
         super().__init__()
+        self._backward_s = backward_s
         self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(LAYERS))
 
     def forward(self, given: Tensor, targets: Tensor) -> Tensor:
         for layer in self.layers:
             given = given + 0.1 * layer(given)
-            given.register_hook(lambda _: time.sleep(BACKWARD_S))
+            given.register_hook(lambda _: time.sleep(self._backward_s))
         return (given - targets).square().mean()
 
 
@@ -167,8 +165,13 @@ class Taught(nn.Module):
 def build(training: Training) -> nn.Module:
     """Make the model on the training's device. Ties stay."""
     setup = training.setup
-    kinds = {"text": lambda: GPT(recomputes=setup.recomputes), "images": Convolutions, "wide": Wide, "noisy": Noisy}
-    made: nn.Module = kinds[setup.shape]()
+    kinds: dict[str, Callable[[], nn.Module]] = {
+        "text": lambda: GPT(recomputes=setup.recomputes),
+        "images": Convolutions,
+        "wide": lambda: Wide(training.pause_s),
+        "noisy": Noisy,
+    }
+    made = kinds[setup.shape]()
     for name in setup.frozen:
         made.get_submodule(name).requires_grad_(False)
     return made.to(setup.dtype).to(training.device)

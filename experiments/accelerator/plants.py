@@ -35,6 +35,7 @@ _CARRYING = "elastrain.runtime.carrying."
 _MEMORY, _LANDING, _LOSSES = (
     _CARRYING + each for each in ("tensor_memory:TensorMemory.", "landed_results:Landing.", "run_losses:RunLosses.")
 )
+_BOUNDARIES, _ON_HOST = "elastrain.runtime.loop.boundary_tensors:", "elastrain.snapshot.states_on_host:StatesOnHost."
 _CHANNEL = "elastrain.runtime.io.loop_channel:LoopChannel."
 _WAITS = "after.wait()"
 PLANTS = {
@@ -127,6 +128,27 @@ PLANTS = {
         old="began.elapsed_s(ended)",
         new="1e-3",
         slowness=1000.0,
+    ),
+    # Pipelines, and states in host memory.
+    "draws on the device are seen by no check": Plant(
+        where="elastrain.pipeline.stubs.generators:Generators.__init__",
+        old='if device.type != "cpu":',
+        new="if False:",
+        model="noisy",
+        stages=3,
+        refused="drew random numbers of torch",
+    ),
+    "boundary tensors are announced before they have landed": Plant(
+        where=_LANDING + "_behind", old="for event in (computed, *after):", new="for event in (computed,):", stages=3
+    ),
+    "boundary tensors are used before they have landed": Plant(
+        where=_BOUNDARIES + "_copied_in", old="copied.wait()", new="pass", stages=3
+    ),
+    "a backup's state is kept before it has landed": Plant(
+        where=_ON_HOST + "write", old="event.synchronize()", new="pass", trouble="killed"
+    ),
+    "a backup's state is used before it has landed": Plant(
+        where=_ON_HOST + "read", old="landed[-1].synchronize()", new="pass"
     ),
 }
 
