@@ -153,8 +153,7 @@ def assemble(
     memory = TensorMemory(mesh.memory.empty, mesh.memory.scratch, port)
     state = ModelState(request.model, layout, memory.empty, apart=chosen.settings.stages > 1)
     shape = _shape(request, layout, chosen, state)
-    connections.whereabouts.device.watch(port, Trail(connections.beacon.page, Lane.DEVICE))
-    handover = LoopChannel(mesh.wake, connections.whereabouts, Landing(port, connections.whereabouts.device))
+    handover = _handover(connections, mesh, port)
     executor = Executor(
         layout=layout,
         runs=shape.runs,
@@ -192,6 +191,13 @@ def _port(request: Request, chosen: Chosen) -> DevicePort:
     port = device_of(compute_device(request.model))
     refused.check(port, request.model, has_limit=chosen.limit is not None)
     return port
+
+
+def _handover(connections: Connections, mesh: Mesh, port: DevicePort) -> LoopChannel:
+    """Return the channel from the loop to the engine, whose landings the agent sees on a lane of their own."""
+    whereabouts = connections.whereabouts
+    whereabouts.device.watch(port, Trail(connections.beacon.page, Lane.DEVICE))
+    return LoopChannel(mesh.wake, whereabouts, Landing(port, whereabouts.device))
 
 
 def _shape(request: Request, layout: Layout, chosen: Chosen, state: ModelState) -> Shape:

@@ -80,8 +80,8 @@ class Training:
     plain: bool = False
     """A plain loop of torch without a job, for its peak of memory."""
     pause_s: float = 0.0
-    """In each micro-batch; for `wide`, in the backward of each layer, so that other threads have their turn, as they have
-    while a device computes."""
+    """In each micro-batch; for `wide`, in the backward of each layer, so that other threads have their turn, as while a
+    device computes."""
     slowness: float = 1.0
     """Seconds of the device's clock for each processor second."""
 

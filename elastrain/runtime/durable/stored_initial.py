@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from elastrain import protocol as p
 from elastrain.base.resume import Resume, changed
 from elastrain.device.finding import device_of
+from elastrain.device.port import DevicePort
 from elastrain.errors import ConfigError, StateLostError
 from elastrain.job.scaling import Scaler
 from elastrain.job.values import Initial
@@ -69,6 +70,22 @@ class ReadBytes:
         self._tell(self._size_bytes, self._size_bytes)
 
 
+class _Turns:
+    """Turns of threads. In a turn, the thread's stream waits for the work of the turns before."""
+
+    def __init__(self, port: DevicePort) -> None:
+        self._lock = threading.Lock()
+        self._port = port
+        self._done = port.record()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            self._done.wait()
+            yield
+            self._done = self._port.record()
+
+
 class StoredInitial:
     """The reader of the initial state.
 
@@ -96,11 +113,9 @@ class StoredInitial:
         self._homes: dict[str, str] = {}
         """Names in the model -> names in the layout for the same memory. Set if the checkpoint has other shards."""
         self._has_parameters = False
-        self._writing = threading.Lock()
-        """Lock of the thread that writes or moves the model's memory during a read."""
-        self._port = device_of(next((tensor.device for tensor in model.memory.values()), torch.device("cpu")))
-        self._written = self._port.record()
-        """The event behind the last such write, for which the stream of the next writer waits."""
+        device = next((tensor.device for tensor in model.memory.values()), torch.device("cpu"))
+        self._alone = _Turns(device_of(device))
+        """Turns of the threads that write or move the model's memory during a read."""
         self._elsewhere: set[int] = set()
         """Shards that the engine has overwritten since, perhaps with parameters of a later step."""
 
@@ -137,14 +152,6 @@ class StoredInitial:
         with self._alone() if shards or isinstance(command, p.HoldBlocks) else nullcontext():
             self._elsewhere.update(shards)
             yield
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other threads, and their streams, from the model's memory."""
-        with self._writing:
-            self._written.wait()
-            yield
-            self._written = self._port.record()
 
     def take(self, shard: int) -> ShardState:
         """Return a state that was read, and forget it here."""

@@ -74,7 +74,6 @@ class Run:
         self._step = step
         self._assignment = assignment
         self._parts = parts
-        self._is_check = isinstance(assignment.compute, p.Recompute)
         self._untold: list[bool] = []
         """Comparisons that are still to be reported: of the first micro-batch (False), of the whole run (True)."""
         self._digests: dict[int, Callable[[], int]] = {}
@@ -115,6 +114,10 @@ class Run:
             if not self._tries_left and not self._is_check:
                 raise DriveFailedError(f"after {READ_TRIES} tries: {fault}") from fault
             self._unread = fault.with_traceback(None)  # a traceback would hold the graph
+
+    @property
+    def _is_check(self) -> bool:
+        return isinstance(self._assignment.compute, p.Recompute)
 
     @property
     def _at(self) -> int:

@@ -19,7 +19,7 @@ Make = Callable[[Groups], Optimizer]
 
 
 class DeviceUpdates:
-    """What differs on a device from the host.
+    """The updates of a device, as far as they differ from the host's.
 
     Args:
         layout: The layout of the job.
