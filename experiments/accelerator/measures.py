@@ -26,7 +26,7 @@ STRUCK_IN = 4
 BACKWARD_S = 0.01
 """Of each layer, where copies are to go on beside it."""
 HANG_MORE_STEPS = 8
-PRICE = ("--size", "tiny", "--steps", "40")
+PRICE = ("--size", "tiny", "--steps", "15", "--global-batch-size", "32")
 
 
 @dataclass(frozen=True, kw_only=True)

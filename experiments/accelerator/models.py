@@ -80,8 +80,7 @@ class Training:
     plain: bool = False
     """A plain loop of torch without a job, for its peak of memory."""
     pause_s: float = 0.0
-    """In each micro-batch; for `wide`, in the backward of each layer, so that other threads have their turn, as while a
-    device computes."""
+    """In each micro-batch, and in the backward of each layer of `wide`: other threads have their turn meanwhile."""
     slowness: float = 1.0
     """Seconds of the device's clock for each processor second."""
 
