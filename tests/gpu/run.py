@@ -97,7 +97,7 @@ class Telling:
     def line(self, part: int, key: str, case: str, value: object, note: str, not_run: bool) -> None:
         """Tell one line."""
         claim = CLAIMS[key]
-        measured = self.real or part != 3  # prices of a rehearsal mean nothing
+        measured = self.real or claim.bound == "true"  # prices and seconds of a rehearsal mean nothing
         reached = claim.reached(value) and value is not None
         self.missed += (not reached) if measured else value is None
         found = {"part": part, "key": key, "case": case, "value": value, "note": note, **self._about}

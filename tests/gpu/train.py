@@ -144,7 +144,7 @@ def main() -> None:
                 loss = loss_of(model, batch.to(args.device))
             step.backward(loss)
         scheduler.step()
-    print(f"digest {job.digest()}, loss {step.loss:.4f}", flush=True)
+    print(f"digest {job.digest()}", flush=True)
 
 
 if __name__ == "__main__":
