@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,8 @@ from pathlib import Path
 
 MARK = "ELASTRAIN_TESTS_GPU"
 """Variable in the environment of all that one process starts; workers are in sessions of their own."""
+
+_ENDED = threading.Event()
 
 
 class EndedError(Exception):
@@ -29,23 +32,30 @@ class Ended:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the ids of the processes that have a mark."""
+    """Return the ids of the processes whose mark begins so."""
     wanted, found = f"{MARK}={mark}".encode(), []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            if any(each.startswith(wanted) for each in variables):
                 found.append(int(entry.name))
     return found
 
 
 def kill(mark: str) -> None:
-    """Kill all processes that have a mark, until none is left or two seconds have passed."""
+    """Kill all processes whose mark begins so, until none is left or two seconds have passed."""
     until_s = time.monotonic() + 2
     while (left := marked(mark)) and time.monotonic() < until_s:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
+
+
+def end(mark: str) -> None:
+    """Kill all processes whose mark begins so, and let no other one begin."""
+    _ENDED.set()
+    kill(mark)
 
 
 def run(
@@ -56,7 +66,7 @@ def run(
     Raises EndedError if it does not end within the limit, or not with `code`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    mark, began_s = str(folder), time.monotonic()
+    mark, began_s = f"{folder}/", time.monotonic()
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, *command],
@@ -67,10 +77,11 @@ def run(
             start_new_session=True,
         )
     try:
-        found: int | None = process.wait(timeout=max(limit_s, 0.0))
+        found: int | None = process.wait(timeout=0.0 if _ENDED.is_set() else max(limit_s, 0.0))
     except subprocess.TimeoutExpired:
         found = None
     finally:
+        process.kill()  # one that has only just begun does not show its mark yet
         kill(mark)
     with suppress(subprocess.TimeoutExpired):  # a process in the driver cannot be killed: it is left behind
         process.wait(timeout=5)

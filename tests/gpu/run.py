@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -151,6 +152,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="elastrain-gpu-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
+        signal.signal(signal.SIGTERM, lambda *_: (processes.end(f"{folder}/"), sys.exit(128 + signal.SIGTERM)))
         unpacked = folder / "wheels"
         unpacked.mkdir()
         if options.wheels is not None:

@@ -110,7 +110,7 @@ def test_a_process_that_hangs_is_killed_with_what_it_started_and_its_last_words_
     program = f"{child}; print('begun', flush=True); import time; time.sleep(300)"
     with pytest.raises(EndedError, match=r"a job was killed: not done within 1 s; its last words: begun"):
         processes.run("a job", ["-c", program], tmp_path / "job", dict(os.environ), limit_s=1.0)
-    assert processes.marked(str(tmp_path / "job")) == []
+    assert processes.marked(f"{tmp_path}/") == []
 
 
 def test_a_process_that_fails_is_told_with_its_code(tmp_path: Path) -> None:
@@ -274,6 +274,19 @@ def test_without_a_device_one_sentence_says_so() -> None:
     assert ended.stdout.splitlines()[1:] == [
         "There is no device that torch can use on this machine, so nothing was run."
     ]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_ended_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    environment = {**os.environ, "COMMIT": "c", "DEVICE": "late", "PART": "1", "TMPDIR": str(tmp_path)}
+    started = subprocess.Popen([sys.executable, "-m", "tests.gpu.run"], cwd=wheels.ROOT, env=environment)
+    until_s = time.monotonic() + 60
+    while not list(tmp_path.glob("*/part1/*/output.txt")) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    started.terminate()
+    assert started.wait(30) == 143
+    assert processes.marked(f"{tmp_path}/") == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
