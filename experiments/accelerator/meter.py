@@ -17,6 +17,7 @@ from elastrain.buffers.buffer_book import BufferBook
 from elastrain.protocol.messages import Partial, Publish
 from elastrain.runtime.engine.sender import Sender
 from elastrain.runtime.io.heartbeat import LoopHeartbeat
+from elastrain.runtime.tensors.executor import Executor
 from elastrain.runtime.tensors.tensor_arithmetic import TensorArithmetic
 from experiments.accelerator.models import FIRST, Training
 
@@ -66,7 +67,7 @@ class Meter:
         self._late_bytes: list[tuple[int, int]] = []
         """Kernels of the loop's thread, and bytes of a copy of gradients that was submitted then."""
         self._backward = [0, 0]
-        self.buffer_bytes, self._told_s, self._device_s = 0, 0.0, 0.0
+        self.buffer_bytes, self.states_bytes, self._told_s, self._device_s = 0, 0, 0.0, 0.0
         made = order.Host
         order.Host = lambda name, stream: made(name, stream, counts=Counts(name, self))  # type: ignore[assignment,misc]
         self._watch_the_books()
@@ -105,7 +106,11 @@ class Meter:
 
     def close(self) -> None:
         module = torch.get_device_module("late")
-        peak = {"peak_bytes": module.max_memory_allocated(), "buffer_bytes": self.buffer_bytes}
+        peak = {
+            "peak_bytes": module.max_memory_allocated(),
+            "buffer_bytes": self.buffer_bytes,
+            "states_bytes": self.states_bytes,
+        }
         times = {"told_s": self._told_s, "device_s": self._device_s}
         self._write({"step": self._training.steps, **peak, **times, **self._totals})
 
@@ -136,6 +141,7 @@ class Meter:
         """Count the bytes that have to travel: offered partials, published shards, and those of others."""
         send, payload, carry_out = Sender.send, BufferBook.payload, BufferBook.carry_out
         new_buffer, computed = TensorArithmetic.new_buffer, LoopHeartbeat.computed
+        check_is_over = Executor.check_is_over
 
         def watched_computed(heartbeat: LoopHeartbeat, took_s: float) -> None:
             self._told_s += took_s
@@ -169,6 +175,11 @@ class Meter:
             self.buffer_bytes += like.nbytes
             return new_buffer(arithmetic, like)
 
+        def watched_commit(executor: Executor) -> None:
+            self.states_bytes = executor.states_bytes()[0]  # those of backups lie in the host's memory: there are none
+            check_is_over(executor)
+
+        Executor.check_is_over = watched_commit  # type: ignore[method-assign]
         LoopHeartbeat.computed = watched_computed  # type: ignore[method-assign]
         Sender.send, TensorArithmetic.new_buffer = watched_send, watched_new_buffer  # type: ignore[method-assign]
         BufferBook.payload, BufferBook.carry_out = watched_payload, watched_carry_out  # type: ignore[method-assign]

@@ -55,9 +55,10 @@ SETUPS = {
     "teacher": Setup(teacher="fixed"),
     "mean_teacher": Setup(teacher="mean"),
     "wide": Setup(shape="wide"),
+    "wide_in_one_run": Setup(shape="wide", run_length=3),
     "noisy": Setup(shape="noisy"),
 }
-WITHOUT_STAGES = ("mean_teacher", "wide", "noisy")
+WITHOUT_STAGES = ("mean_teacher", "wide", "wide_in_one_run", "noisy")
 """Models whose loop reads all parameters, or that draw in a backward, which are refused; and one for bytes only."""
 
 
