@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -249,6 +250,11 @@ def set_cublas_config(value: str) -> None:
 def master_address() -> str:
     """Return torch's MASTER_ADDR, where scripts that call init_process_group themselves meet."""
     return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+
+def told_to_libraries(names: Iterable[str]) -> dict[str, str]:
+    """Return the values of environment variables that libraries read, each under `variable` and its name."""
+    return {f"variable {name}": os.environ.get(name, "(unset)") for name in names}
 
 
 def read_environment() -> Environment:

@@ -8,4 +8,5 @@ from elastrain.device.landing import DeviceEvent as DeviceEvent
 from elastrain.device.port import DeviceDescription as DeviceDescription
 from elastrain.device.port import DevicePort as DevicePort
 from elastrain.device.port import PinError as PinError
+from elastrain.device.switches import VARIABLES as VARIABLES
 from elastrain.device.switches import switches as switches

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -47,8 +46,7 @@ VARIABLES = (
 
 def switches() -> dict[str, str]:
     """Return the present values by name. A switch that this version of torch lacks has the value `None`."""
-    found = {f"torch.{name}": str(_value(name)) for name in NAMES}
-    return found | {f"variable {name}": os.environ.get(name, "(unset)") for name in VARIABLES}
+    return {f"torch.{name}": str(_value(name)) for name in NAMES}
 
 
 def _value(name: str) -> object:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from elastrain.device import DevicePort, device_of, switches
+from elastrain.base.environment import told_to_libraries
+from elastrain.device import VARIABLES, DevicePort, device_of, switches
 from elastrain.errors import ConfigError
 from elastrain.job.layout import Layout
 from elastrain.job.scaling import UNSCALED, LossScale
@@ -183,6 +184,7 @@ def _of_accelerator(port: DevicePort) -> tuple[dict[str, Any], dict[str, Any]]:
             "device cuDNN": found.cudnn,
             "device Triton": found.triton,
             **switches(),
+            **told_to_libraries(VARIABLES),
         },
     )
 

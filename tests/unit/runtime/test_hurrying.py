@@ -67,7 +67,7 @@ def test_a_step_that_waits_no_longer_does_not_slow_the_end_that_waits_too(
 
 def test_a_loop_that_has_ended_waits_with_the_thread_hurried(asked: list[int], thread: WriterThread) -> None:
     seen: list[list[int]] = []
-    handover = SimpleNamespace(tell=lambda _event: None, wait=lambda: seen.append(asked[1:]))
+    handover = SimpleNamespace(tell_landed=lambda *_: None, wait=lambda: seen.append(asked[1:]))
     loop: Any = SimpleNamespace(
         _connections=SimpleNamespace(faults=SimpleNamespace(reach=lambda _step, _phase: None)),
         _parts=SimpleNamespace(handover=handover),
