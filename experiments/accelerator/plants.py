@@ -48,7 +48,6 @@ PLANTS = {
     "a partial is sent before its copy has landed": Plant(
         where=_MEMORY + "carried", old="event.synchronize()", new="pass"
     ),
-    "a loss is read before it has landed": Plant(where=_LOSSES + "sum_of", old="event.synchronize()", new="pass"),
     "results are told before they have landed": Plant(
         where=_LANDING + "then",
         old="event.then(lambda error: self._landed(call, event, error))",
