@@ -25,7 +25,7 @@ class Case:
     """A job whose lines have to be those of the job of one on the CPU."""
 
     key: str
-    """Of the table."""
+    """The row of the table that the case belongs to."""
     name: str
     job: Job
     resumed_on: str = ""

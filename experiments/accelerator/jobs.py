@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(kw_only=True)
 class Ran:
-    """What a job has left."""
+    """The files and figures that a job has left."""
 
     folder: Path
     job: Job

@@ -24,14 +24,14 @@ from experiments.journals import read_member
 METERED = Training(meters=True, steps=8)
 STRUCK_IN = 4
 BACKWARD_S = 0.01
-"""Of each layer, where copies are to go on beside it."""
+"""Seconds that the backward of each layer takes, so that copies go on beside it."""
 HANG_MORE_STEPS = 8
 PRICE = ("--size", "tiny", "--steps", "15", "--global-batch-size", "32")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Where and how figures are measured."""
+    """The place of a measurement, and its settings."""
 
     folder: Path
     device: str = "late"

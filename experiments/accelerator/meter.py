@@ -58,7 +58,7 @@ class Meter:
         self._late, self._file, self._training = late, path.open("a", buffering=1), training
         self._order = order
         self._facts: dict[str, Any] = {}
-        """Of the present step."""
+        """Figures of the present step."""
         self._totals: Counter[str] = Counter()
         self._doing = threading.local()
         """The kind of message that the thread sends."""

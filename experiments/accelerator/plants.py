@@ -24,7 +24,7 @@ class Plant:
     stages: int = 1
     steps: int = 6
     trouble: str = ""
-    """What happens to a member besides; see `train._Troubles`."""
+    """Faults that happen to a member besides; see `train._Troubles`."""
     slowness: float = 1.0
     refused: str = ""
     """Words with which the job without the bug is refused."""

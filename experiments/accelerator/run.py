@@ -66,7 +66,7 @@ SHOWN = 900
 
 
 class Experiment:
-    """What ran so far, and what became of it. Each case and each plant is a trial, run by one of several threads."""
+    """The trials so far, with their results. Each case and planted bug is a trial, run by one of several threads."""
 
     def __init__(self, folder: Path, device: str, start: Callable[..., Any]) -> None:
         self.folder, self.device, self.start = folder, device, start

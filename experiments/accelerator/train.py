@@ -121,7 +121,7 @@ def _plain(training: Training, meter: Any) -> None:
 
 
 class _Troubles:
-    """What happens to this member, by its name."""
+    """The faults of this member, by its name."""
 
     def __init__(self, training: Training, folder: Path) -> None:
         self._mine = {step: what for member, step, what in training.troubles if member == MEMBER}

@@ -42,7 +42,7 @@ class Setting:
     """The device's name."""
     uuid: str = ""
     nodes: bool = True
-    """Whether the libraries for simulated nodes are there."""
+    """Return True if the libraries for simulated nodes are there."""
     told: set[tuple[str, str]] = field(default_factory=set)
     _undisturbed: Member | EndedError | None = None
     _once: Lock = field(default_factory=Lock)

@@ -28,7 +28,7 @@ PART_S, RUN_S, PROBE_S, REHEARSAL_S = 240.0, 540.0, 90.0, 5400.0
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the environment asks for."""
+    """The settings of a run, from environment variables."""
 
     parts: tuple[int, ...]
     wheels: Path | None

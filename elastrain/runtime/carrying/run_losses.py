@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from elastrain.device.landing import DeviceEvent
 from elastrain.device.port import DevicePort
 from elastrain.job.values import Contribution
 
@@ -15,13 +14,16 @@ Counted = Callable[[float], Contribution]
 
 
 class RunLosses:
-    """The contributions of a run's micro-batches so far. The loop's thread adds them and never waits for a device."""
+    """The contributions of a run's micro-batches so far. The loop's thread adds them and never waits for a device.
+
+    A loss is copied in the loop's stream. So it is there once a later result of that stream has landed.
+    """
 
     def __init__(self, port: DevicePort) -> None:
         self._port = port
         self._sums = [Contribution()]
         """Sums over the first micro-batches, as far as their losses were looked at."""
-        self._added: list[tuple[Tensor | float, DeviceEvent, Counted]] = []
+        self._added: list[tuple[Tensor, Counted]] = []
 
     def add(self, loss: Tensor, counted: Counted) -> None:
         """Add the contribution of the next micro-batch."""
@@ -32,7 +34,7 @@ class RunLosses:
         if value.device.type != "cpu":  # a script may have moved the loss itself
             # Not through the port's side stream, where the engine's copies would wait for this forward.
             value = self._port.empty_pinned((), value.dtype).copy_(value, non_blocking=True)
-        self._added.append((value, self._port.record(), counted))
+        self._added.append((value, counted))
 
     @property
     def count(self) -> int:
@@ -40,12 +42,11 @@ class RunLosses:
         return len(self._added) or len(self._sums) - 1
 
     def sum_of(self, count: int) -> Contribution:
-        """Return the sum over the first `count` micro-batches. On a device, the engine's thread calls it and may wait.
+        """Return the sum over the first `count` micro-batches. On a device, call it when a later result has landed.
 
         Numbers are added one after another, so the sum has the same bits on every member.
         """
         while len(self._sums) <= count:
-            copied, event, counted = self._added[len(self._sums) - 1]
-            event.synchronize()
+            copied, counted = self._added[len(self._sums) - 1]
             self._sums.append(self._sums[-1] + counted(float(copied)))
         return self._sums[count]

@@ -1,4 +1,4 @@
-"""What decides the bits of a device: fixed kernels, and models that lie on one device as a whole."""
+"""Checks of what decides a device's bits: fixed kernels, and models that lie on one device as a whole."""
 
 from __future__ import annotations
 

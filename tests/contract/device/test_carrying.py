@@ -1,4 +1,4 @@
-"""What travels between members, and what the training loop tells, on every device and on the host."""
+"""Tensors that travel between members, and results that the training loop tells, on every device and on the host."""
 
 from __future__ import annotations
 
@@ -87,6 +87,7 @@ def test_losses_travel_with_their_run_and_sum_to_the_same_bits(port: DevicePort)
         plain.add(loss * 1, contribution)
         expected.append(expected[-1] + contribution(float(torch.tensor(value))))
     assert losses.count == len(values)
+    port.synchronize()
     assert [losses.sum_of(count) for count in range(len(values) + 1)] == expected
     assert plain.sum_of(2) == expected[2] and plain.sum_of(4) == expected[4] and plain.sum_of(1) == expected[1]
 
@@ -94,6 +95,7 @@ def test_losses_travel_with_their_run_and_sum_to_the_same_bits(port: DevicePort)
 def test_a_loss_that_the_script_has_moved_to_the_host_counts(port: DevicePort) -> None:
     losses = RunLosses(port)
     losses.add(torch.tensor(2.5, requires_grad=True) * 1, contribution)
+    port.synchronize()
     assert losses.sum_of(1).loss == 2.5
 
 
