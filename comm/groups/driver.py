@@ -47,7 +47,7 @@ class Driver:
     def __init__(self, mesh: Mesh, driven: Driven) -> None:
         self._mesh, self._driven = mesh, driven
         self._pid = os.getpid()
-        self._turn_lock = threading.Lock()  # held by whoever touches the mesh
+        self._turn_lock = threading.Lock()  # held by the thread that touches the mesh
         self._asleep_until_s = 0.0  # the thread, if nothing wakes it
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._calls_lock = threading.Lock()
@@ -147,7 +147,7 @@ class Driver:
             with self._calls_lock:
                 self._ended = True
             while self._calls:
-                self._calls.popleft()()  # operations fail at once now; nobody is left waiting
+                self._calls.popleft()()  # operations fail at once now; no thread is left waiting
             self._driven.check()
             if isinstance(error, Aborted):
                 self._driven.linger()

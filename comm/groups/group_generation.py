@@ -243,7 +243,7 @@ class GroupGeneration:
                 rings.step, description=description, offered=given, location=location, sends=plan.sends, lent=lent
             )
         rings.mine.count_published(rings.step)
-        if plan.sends or (plan.again and plan.awaits):  # else nobody awaits it: whoever sleeps here awaits a later one
+        if plan.sends or (plan.again and plan.awaits):  # else no thread awaits it: a sleeping one awaits a later
             futex_wake_all(rings.mine.published_address)
 
     def _finish(self, read: Set[int]) -> None:

@@ -34,7 +34,7 @@ class _Track:
     busy: bool = False  # a thread works off the queue
     running: GroupGeneration | None = None  # in which an operation is under way
     untold: GroupGeneration | None = None  # as `running`, until its caller has been told, too
-    told: threading.Event | None = None  # somebody waits for that
+    told: threading.Event | None = None  # set if a thread waits for that
 
     def note_told(self) -> None:
         """Note that the callers of all ended operations know. Call this with the state's lock."""

@@ -33,8 +33,8 @@ class Options:
     """Options for `init_process_group(pg_options=…)`.
 
     `node`: members that name the same one share memory; default: the host. `secret`: the job's, for jobs that newcomers
-    join later; by default the launcher's. Without a launcher rank 0 invents one, and torch's store tells it to whoever
-    asks.
+    join later; by default the launcher's. Without a launcher rank 0 invents one, and torch's store tells it to
+    each rank that asks.
     """
 
     mesh: MeshConfig | None = None

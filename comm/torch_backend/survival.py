@@ -10,7 +10,7 @@ survivors agree on who is left, and the attempt is made again (with fewer sample
 
 How they agree. After an attempt without failure all members meet in a barrier: each that comes through it knows that
 all gradients are complete, and steps. When anything fails, the survivors edit the view and tell each other how many
-steps they have made and whether their gradients are complete. If somebody has stepped, or all are complete, the others
+steps they have made and whether their gradients are complete. If a rank has stepped, or all are complete, the others
 step too: their gradients are the same. If not, the attempt is made again. A failure meanwhile only repeats the
 exchange.
 
@@ -39,7 +39,7 @@ from elastrain.comm.torch_backend import bootstrap, view_change
 from elastrain.comm.torch_backend.bootstrap import Session
 from elastrain.comm.wire.addresses import LossCause
 
-_EXCHANGE_S = 2.0  # then somebody may have failed differently: propose again
+_EXCHANGE_S = 2.0  # after that a rank may have failed differently, so propose again
 
 
 class StepDecision(enum.Enum):
@@ -56,10 +56,10 @@ def judge(steps: int, told: list[tuple[int, bool]]) -> tuple[StepDecision, str]:
     """
     newest = max(made for made, _ in told)
     if newest > steps:
-        return StepDecision.STEP, f"somebody has made step {newest}, so that all gradients were complete"
+        return StepDecision.STEP, f"a rank has made step {newest}, so all gradients were complete"
     if all(complete for made, complete in told if made == newest) and min(made for made, _ in told) == newest:
         return StepDecision.STEP, "all gradients are complete"
-    return StepDecision.AGAIN, "some gradients are not complete, and nobody has stepped"
+    return StepDecision.AGAIN, "some gradients are not complete, and no rank has stepped"
 
 
 def may_go_on(agreed: Collection[str], survivors: Collection[str], proven: Collection[str]) -> tuple[bool, str]:
@@ -70,7 +70,7 @@ def may_go_on(agreed: Collection[str], survivors: Collection[str], proven: Colle
     """
     alive = [member for member in agreed if member not in proven]
     here = [member for member in survivors if member in alive]
-    gone = ", ".join(member for member in alive if member not in survivors) or "nobody"
+    gone = ", ".join(member for member in alive if member not in survivors) or "no member"
     words = f"{len(here)} of {len(alive)} that may be alive are here; not proven to have ended: {gone}"
     return 2 * len(here) > len(alive), words
 

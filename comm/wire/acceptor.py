@@ -99,7 +99,7 @@ class Acceptor:
     ) -> None:
         self._loop, self._listeners, self._events, self._limits = loop, tuple(listeners), events, limits
         self._introductions: set[Introduction] = set()
-        self._again_s: float | None = None  # until then nobody is let in
+        self._again_s: float | None = None  # until then no caller is let in
         self._resume()
 
     @property
@@ -131,7 +131,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._pause()
-                return  # else nobody is waiting any more, or the caller hung up
+                return  # else no connection is waiting any more, or the caller hung up
             sock.setblocking(False)
             self._events.tune(sock)
             if same_user(sock):
@@ -153,7 +153,7 @@ class Acceptor:
         except (HandshakeRefused, OSError) as error:
             if introduction.has_heard:
                 self._dismiss(introduction, failure(error))
-            else:  # somebody has only looked whether anybody listens
+            else:  # the caller only tested if a process listens
                 self._forget(introduction)
                 introduction.sock.close()
             return
@@ -176,7 +176,7 @@ class Acceptor:
 
     def next_deadline_s(self) -> float | None:
         """Return the time.monotonic() at which `on_tick` is due, or None."""
-        if not self._introductions:  # asked before every sleep: mostly nobody comes
+        if not self._introductions:  # asked before every sleep, and mostly no caller comes
             return self._again_s
         deadlines = [introduction.deadline_s for introduction in self._introductions]
         return min([*deadlines, *([] if self._again_s is None else [self._again_s])])

@@ -84,7 +84,7 @@ class LossCause(enum.Enum):
 
     BROKEN = "broken"  # its link failed; it may be alive
     DEAD = "dead"  # its process has ended, that is proven
-    LEFT = "left"  # it closed its mesh in good order, after everything that it had to say; or nobody listens there now
+    LEFT = "left"  # it closed its mesh in good order after its last message; or no process listens there now
     UNREACHED = (
         "unreached"  # no first connection to it came about: an error for whatever needs one, and for nothing else
     )

@@ -75,7 +75,7 @@ class MeshConnections:
             if dials(self._links.me, peer.id):
                 choose_address(peer.address, same_node=peer.node == self._links.node)
         if self._beacon is not None:
-            # First of all: whoever is left out must see it before anything that it may be reading is used again.
+            # First of all: a member that is left out must see it before memory that it may be reading is used again.
             self._beacon.tell_generation(generation)
         if renew:
             self._forget_links_between_hosts(peers)
@@ -221,9 +221,9 @@ class MeshConnections:
         link.lost = PeerLost(member=link.peer.id, reason=reason, at_s=known_s, cause=cause)
         self._hang_up(link)
         if ended:
-            link.lending.take_all_back()  # nobody reads there any more
+            link.lending.take_all_back()  # no peer reads there any more
         if cause is LossCause.BROKEN and link.same_host:
-            self._proofs.seek(link.peer)  # else nobody may ever know, where the others' links broke as early as ours
+            self._proofs.seek(link.peer)  # else no member may ever know: all links may have broken at once
         self._tell(link.lost)
         self._maintain_ring()
 

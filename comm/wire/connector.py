@@ -71,7 +71,7 @@ class Connector:
             raise ValueError(f"links on {config.bind_host} need a secret: without one anybody in the network may join")
         self._loop, self._events, self._config = loop, events, config
         self._me, self._credentials = me, credentials
-        self.generation = 0  # told to whoever greets us
+        self.generation = 0  # told to each peer that greets this member
         self._dialled: set[_Dialled] = set()
         self._dial_later: list[tuple[float, _Call]] = []
         listeners = [_listen_unix(), *([_listen_tcp(config.bind_host)] if config.transport == "tcp" else [])]
@@ -130,7 +130,7 @@ class Connector:
             self._dial_later.append((time.monotonic() + _DIAL_AGAIN_S, call))
         elif result not in (0, errno.EINPROGRESS):
             sock.close()
-            # Names of UNIX sockets are random: nobody else will ever listen there.
+            # Names of UNIX sockets are random: no other process will ever listen there.
             ended = result == errno.ECONNREFUSED and sock.family == socket.AF_UNIX
             self._events.on_refused(peer.id, f"no connection to {address}: {os.strerror(result)}", ended)
         else:
@@ -215,7 +215,7 @@ class Connector:
         """Return the time.monotonic() at which `run_timers` is due; inf if never."""
         accept_s = self._acceptor.next_deadline_s()
         due_s = math.inf if accept_s is None else accept_s
-        if self._dialled or self._dial_later:  # asked before every sleep: mostly nobody is dialled
+        if self._dialled or self._dial_later:  # asked before every sleep, and mostly no peer is dialled
             again = [again_s for again_s, _ in self._dial_later]
             due_s = min([due_s, *again, *[dialled.introduction.deadline_s for dialled in self._dialled]])
         return due_s
@@ -231,7 +231,7 @@ class Connector:
             if now_s < call.deadline_s:
                 self._dial(call)
             else:
-                self._events.on_refused(call.peer.id, f"no connection to {call.address}: it accepts nobody", False)
+                self._events.on_refused(call.peer.id, f"no connection to {call.address}: it accepts none", False)
 
     def sockets(self) -> list[socket.socket]:
         """Return all open sockets."""

@@ -10,7 +10,7 @@ Three messages and a welcome, each a type byte, a length and at most 512 bytes; 
 The HMAC (SHA-256) covers the role, both nonces, the job, both names and both generations, so that a proof can neither
 be replayed nor reflected. Nothing is encrypted here; over TCP, `secure` goes on from the session key. The secret must
 be random: an eavesdropper can test guesses of a weak one. A missing secret (None) is the empty one: it keeps strange
-jobs apart, but keeps nobody out; use it on one host only.
+jobs apart, but keeps no attacker out; use it on one host only.
 
 `Handshake` does no I/O; `dial` runs it over a plain socket. Torch may never come in: the launcher uses it.
 """

@@ -89,8 +89,8 @@ class _Control(enum.IntEnum):
     SEGMENT_GONE = FIRST_CONTROL_KIND + 2  # body: number
     RETURNED = FIRST_CONTROL_KIND + 3  # body: tokens of references that the sender of this does not hold any more
     FAREWELL = FIRST_CONTROL_KIND + 4  # body: the generation that leaves the receiver out; 0: the sender ends
-    LOSS = FIRST_CONTROL_KIND + 5  # somebody else was lost; body: the cause (its place in `LossCause`), its id
-    NEWER = FIRST_CONTROL_KIND + 6  # body: a generation that somebody is in
+    LOSS = FIRST_CONTROL_KIND + 5  # a third member was lost; body: the cause (its place in `LossCause`), its id
+    NEWER = FIRST_CONTROL_KIND + 6  # body: a generation that a member is in
 
 
 _SEGMENT_BODY = struct.Struct("<IQ")
@@ -102,9 +102,9 @@ _CAUSES = tuple(LossCause)
 class Opening:
     """Progress in opening a link."""
 
-    begun: bool = False  # somebody wants it, or the peer has come
+    begun: bool = False  # this member wants it, or the peer has come
     used: bool = False  # a message was sent over it
-    patient: bool = False  # whoever needs the link has a deadline, so it needs none of its own
+    patient: bool = False  # the caller has a deadline, so the link needs none of its own
     deadline_s: float = math.inf
     request: Connection | None = None  # by which one end asks the other to dial; open until it has dialled
     requests: int = 0  # that ended without it

@@ -80,7 +80,7 @@ class LinkTable:
 
 REPORTS_MAX = 4096
 
-# What is learnt later replaces only what says less: a proof is never taken back by a guess of somebody else.
+# What is learnt later replaces only what says less: a proof is never taken back by a guess of another member.
 _CERTAINTY = {
     LossCause.UNREACHED: 0,
     LossCause.BROKEN: 1,
@@ -129,7 +129,7 @@ class Reports:
 
     def note(self, member: str, cause: LossCause, generation: int) -> None:
         """Keep a report, up to `REPORTS_MAX` members."""
-        # A limit, because any id may be reported: whoever is left out is noticed later, by its silence.
+        # A limit, because any id may be reported: a member that is left out is noticed later, by its silence.
         if len(self._by_member) < REPORTS_MAX:
             self._by_member[member] = (cause, generation)
 
@@ -236,23 +236,23 @@ class Proofs:
 
     def next_due_s(self) -> float:
         """Return the time.monotonic() at which `run_timers` is due; inf if never."""
-        if not self._searches:  # asked before every sleep: mostly nobody is sought
+        if not self._searches:  # asked before every sleep, and mostly there is no search
             return math.inf
         return min(search.due_s for search in self._searches.values())
 
     def run_timers(self, now_s: float) -> None:
         """Do everything that is due."""
         for member, search in [each for each in self._searches.items() if each[1].due_s <= now_s]:
-            nobody = _nobody_listens(search.address)
+            is_deserted = _is_deserted(search.address)
             search.due_s = now_s + _ASK_AGAIN_S * 2**search.asked
             search.asked += 1
-            if nobody or search.asked == _QUESTIONS_MAX:
+            if is_deserted or search.asked == _QUESTIONS_MAX:
                 self.drop(member)
-            if nobody:
+            if is_deserted:
                 self._found(member)
 
 
-def _nobody_listens(address: str) -> bool:
+def _is_deserted(address: str) -> bool:
     try:
         sock, result = connect(address)
     except OSError:  # no descriptor is left

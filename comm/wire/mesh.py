@@ -1,8 +1,8 @@
 """The mesh: authenticated links to the members of the view, edited in place, driven by one thread that polls.
 
 Links along a ring of the members always stand; all others are opened when they are needed first. What is to be known to
-all (losses, newer views) is handed on along the ring, so a link to a member is not needed to learn of its loss. Whoever
-waits for a member asks for a link to it, and learns of its end there.
+all (losses, newer views) is handed on along the ring, so a link to a member is not needed to learn of its loss. A
+caller that waits for a member asks for a link to it, and learns of its end there.
 
 Links that both the old and the new view have are not touched by an edit: same sockets, same segments. Frames of older
 generations are discarded; newer ones are held until an edit reaches them. Collectives and protocols live above.
@@ -153,7 +153,7 @@ class Mesh:
         """Bring links about to these members of the view, before something is awaited from them.
 
         The end of a member is then seen on its link. A member that cannot be reached is told as PeerLost; a member that
-        does not answer is not: whoever awaits something needs a deadline.
+        does not answer is not, so a caller that awaits a message needs a deadline.
         """
         self._check_open()
         for link in map(self.links.get, members):

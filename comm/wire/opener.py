@@ -41,7 +41,7 @@ class Opener:
         """Open the listeners. Raises OSError if that fails, ValueError for a network without a secret."""
         self._links, self._loop, self._events, self._config = links, loop, events, config
         # Authenticated members that no view of ours names yet, and their newest generation. All that come are kept:
-        # whoever is turned away here does not come again, and would be lost to us in the view that names it.
+        # a member that is turned away here does not come again, and would be lost in the view that names it.
         self._early: dict[str, tuple[Connection, int]] = {}
         self._last_stranger = ""  # why the last unknown connection was refused
         connector_events = ConnectorEvents(on_open=self._on_open, on_refused=self._on_refused)
@@ -191,7 +191,7 @@ class Opener:
         self._connector.run_timers(now_s)
         for link in self._links:
             if link.lost is None and link.stream is None and link.opening.deadline_s <= now_s:
-                hint = f" (somebody was refused: {self._last_stranger})" if self._last_stranger else ""
+                hint = f" (a caller was refused: {self._last_stranger})" if self._last_stranger else ""
                 self._events.failed(link, f"it did not connect in time{hint}", LossCause.BROKEN)
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ class KeyExchange:
         if self._expected is None:
             return self._agree(theirs)
         if not hmac.compare_digest(theirs, self._expected):
-            raise HandshakeRefused("somebody stands between the two ends: the keys of the connection are not theirs")
+            raise HandshakeRefused("a third party stands between the two ends: the connection's keys are not theirs")
         self.done = True
         return b""
 

@@ -96,7 +96,7 @@ def propose(
         # Newcomers would count in the next majority, and could turn a minority into one.
         newcomers = ()
     if not proven and not newcomers:
-        return Proposal(outcome=Outcome.KEEP, reason="nobody goes and nobody comes")
+        return Proposal(outcome=Outcome.KEEP, reason="no member goes and no member comes")
     return _without(view, proven, newcomers, begun=begun)
 
 
@@ -242,7 +242,7 @@ def without_a_suspect(
     by = [m for m in here if m in words[member]]
     others = [m for m in here if member in words[m]]
     how = f"{_some(by)} cannot reach it" if by else f"it cannot reach {_some(others)}"
-    what = "it is ended" if fit else "it is ended, though each of them holds what nobody else does"
+    what = "it is ended" if fit else "it is ended, though each of them holds state that no other member holds"
     # The next view is the same as after the member's death. The member learns from it that it has to end.
     proposal = _without(view, [member], (), begun=begun or view.begun)
     return replace(proposal, reason=f"{member} lives, but {how}: {what}")

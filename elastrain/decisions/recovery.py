@@ -17,8 +17,8 @@ from elastrain.job.world import View
 from elastrain.pipeline.pipeline_plan import PipelinePlan
 
 _NEWCOMERS_ONLY = (
-    "nobody of the job is left: all members of this view came later, and only a durable checkpoint can bring its state "
-    "back"
+    "no member of the job is left: all members of this view came later, and only a durable checkpoint can bring its "
+    "state back"
 )
 
 

@@ -39,7 +39,7 @@ def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, pla
     able = {m: report for m, report in reports.items() if report.work.traced is not None}
     traced = next((report.work.traced for report in able.values()), None)
     if traced is None:
-        return Rerouting(tasks=(), new=(), resends=(), reason="nobody has traced the model yet")
+        return Rerouting(tasks=(), new=(), resends=(), reason="no member has traced the model yet")
     told = {m: _told(report, shape, traced, decision) for m, report in able.items()}
     folded = _folded(shape, traced, decision)
     # Adoptions end with their step: those of a member that is a step behind belong to another step.

@@ -32,7 +32,7 @@ class Difference:
 class Side(Enum):
     """The side that is wrong."""
 
-    NOBODY = "nobody any more"
+    NONE = "no member any more"
     MEMBER = "the member that asked"
     PRIMARY = "the primary"
     UNKNOWN = "one of the two"
@@ -63,7 +63,7 @@ def look_again(
         return Verdict(Side.MEMBER, f"{d}: {changed}")
     # The difference is gone. A replacement would cost a member and repair nothing.
     if found_now == d.told:
-        return Verdict(Side.NOBODY, f"{d}, but computed again it is equal: {d.member} had a passing fault")
+        return Verdict(Side.NONE, f"{d}, but computed again it is equal: {d.member} had a passing fault")
     # Neither of its two results can be trusted, so a third copy would say nothing about the primary.
     if found_now != d.found:
         return Verdict(Side.MEMBER, f"{d}: {d.member} computes the same update with another result each time")

@@ -15,7 +15,7 @@ from elastrain.job.values import Check
 _NAMED = 3
 """Number of differing blocks that a sentence names; it only counts the others."""
 _CAUSES = (
-    "a micro-batch has to be a function of parameters, data and step alone, whoever computes it. Usual causes: "
+    "a micro-batch has to be a function of parameters, data and step alone, on any member. Usual causes: "
     "a random generator of one's own in forward or dataset (torch.Generator, numpy.random.default_rng: draw from the "
     "default ones, which are seeded per micro-batch); a counter, tensor or buffer that is carried from one micro-batch "
     "to the next; another order of a set (PYTHONHASHSEED); another processor or thread count; "

@@ -112,7 +112,7 @@ class Contribution:
     fingerprint: int = 0
     """Sum modulo 2**64 of a hash of each sample's number.
 
-    It proves which samples are included, whoever computed them.
+    It proves which samples are included, whichever members computed them.
     """
 
     # Losses are floats, so the order counts: callers add along the tree, the left child first.

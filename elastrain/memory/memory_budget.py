@@ -189,7 +189,7 @@ def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Shortfall:
     )
     # An operator who raises the limit by the missing bytes must not be refused again for an unknown need.
     is_known = needs.is_measured or (needs.activations_bytes > 0 and not has_disk)
-    unknown = "" if is_known else ", and more for saved activations, which nobody has measured yet"
+    unknown = "" if is_known else ", and more for saved activations, which were not measured yet"
     return Shortfall(
         missing_bytes=missing_bytes,
         reason=f"a member's memory limit is {mib(missing_bytes)} too small for this plan: {mib(wanted_bytes)} are "

@@ -143,12 +143,12 @@ class TaskDesk:
         before = self.progress[action.task]
         if action.kind is ActionKind.FORWARD:
             after = TaskProgress(task=before.task, forwarded=before.forwarded + 1, done=before.done)
-            cut, direction, nobody = action.task.end, Direction.ACTIVATION, self.shape.blocks
+            cut, direction, edge = action.task.end, Direction.ACTIVATION, self.shape.blocks
         else:
             after = TaskProgress(task=before.task, forwarded=before.forwarded, done=before.done + 1)
-            cut, direction, nobody = action.task.begin, Direction.GRADIENT, 0
+            cut, direction, edge = action.task.begin, Direction.GRADIENT, 0
         self.progress[action.task], self._has_open = after, None
-        if cut == nobody:
+        if cut == edge:
             return None
         made = self.shape.name(action.micro_batch, cut, direction)
         # Kept until the commit record is held: after a loss a reader may need it again, and no other member may have

@@ -46,7 +46,7 @@ from elastrain.runtime.loader.loader import DataLoader
 from elastrain.runtime.loop.exit_report import ExitReport, wrong_input_shown
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.loop_state import stateful
-from elastrain.runtime.memory.process_memory import MemoryLimit
+from elastrain.runtime.memory.process_memory import Directories, MemoryLimit
 from elastrain.runtime.memory_answer import MemoryEstimate
 from elastrain.runtime.model.kernels import import_compiler_late
 from elastrain.runtime.model.partition import check_given, describe
@@ -66,7 +66,7 @@ def init(
     deterministic: bool = True,
     cross_check_every: int = 0,
     memory_limit: int | None = None,
-    offload_dirs: Sequence[str] = (),
+    offload_dirs: Directories = (),
     stages: int | None = None,
 ) -> Job:
     """Enter the job, and seed Python, NumPy and torch so that every member builds the same model.
@@ -84,8 +84,8 @@ def init(
             computes one micro-batch of a neighbour. The loop sees it, but its gradients are not added. A difference
             ends the job, or is a warning if not `deterministic`. A newcomer is checked in its first step.
         memory_limit: Bytes that this member may hold. Default: `elastrain run --memory-limit`. No bit changes.
-        offload_dirs: Directories on SSDs (default: `--offload-dir`) for what exceeds the limit. Activations go there
-            first, then optimizer shards.
+        offload_dirs: Directory on an SSD, or several (default: `--offload-dir`), for what exceeds the limit. It takes
+            activations first, then optimizer shards.
         stages: Members of a pipeline, each with some blocks of the model. Default: `--stages`, else 1. No bit changes.
 
     Raises:
@@ -95,8 +95,8 @@ def init(
     """
     with wrong_input_shown():
         environment = read_environment()
-        directories = tuple(offload_dirs) or environment.offload_dirs
-        limit = MemoryLimit.of(environment.memory_limit_bytes if memory_limit is None else memory_limit, directories)
+        limit_bytes = environment.memory_limit_bytes if memory_limit is None else memory_limit
+        limit = MemoryLimit.of(limit_bytes, offload_dirs or environment.offload_dirs)
         settings = Settings(
             seed=seed,
             run_length=run_length,

@@ -226,7 +226,7 @@ class HangDetector(AgentPart):
             return []
         say = (
             f"{', '.join(notice.members)} of {node} stands still, and the job's state is nowhere else: it is waited "
-            f"for, up to {self._times.alike_s:g} s, and nobody joins meanwhile"
+            f"for, up to {self._times.alike_s:g} s, and no member joins meanwhile"
         )
         self._cluster.progress.explain(say)
         return [Log(event="spared_there", fields={"node": node, "members": list(notice.members)}, say=say)]

@@ -49,7 +49,7 @@ class Parking(AgentPart):
             return []
         self.store_away_since_s = now
         goes_on = "training goes on, but" if self._cluster.progress.begun else "the first commit waits for it, and"
-        say = f"the store does not answer: {goes_on} nobody can leave or join the view until it is back"
+        say = f"the store does not answer: {goes_on} no member can leave or join the view until it is back"
         return [Log(event="store_away", fields={"reason": event.problem}, say=say)]
 
     @handles(StoreCameBack)

@@ -56,7 +56,7 @@ class Claim:
         """
         now = owner_of(self._place)
         if now != self._owner:
-            whose = f"job {now.job}" if now else "nobody"
+            whose = f"job {now.job}" if now else "no job"
             raise TakenError(f"{self._place.location} belongs to {whose} now: job {self._owner.job} writes no more")
 
     def release(self) -> None:
@@ -170,7 +170,7 @@ def _become(place: CheckpointPlace, owner: Owner | None, job: str) -> bool:
 
     Another process may be faster; the caller then finds a different owner. Raises TakenError if the owner is alive.
     """
-    hold = _alone_if_nobody_lives(place, owner) if owner is not None else None
+    hold = _alone_if_owner_is_dead(place, owner) if owner is not None else None
     if owner is not None and hold is None:
         return False
     try:
@@ -185,7 +185,7 @@ def _become(place: CheckpointPlace, owner: Owner | None, job: str) -> bool:
     return True
 
 
-def _alone_if_nobody_lives(place: CheckpointPlace, owner: Owner) -> FileHold | None:
+def _alone_if_owner_is_dead(place: CheckpointPlace, owner: Owner) -> FileHold | None:
     """Return an exclusive lock on the owner file, or None if another process is taking the place over.
 
     Raises TakenError if the owner is alive.

@@ -140,7 +140,7 @@ class Mismatches(MemberPart):
         difference = held.difference
         assert difference is not None
         match verdict.wrong:
-            case Side.NOBODY:  # nothing is wrong now, but the log should say that it was
+            case Side.NONE:  # nothing is wrong now, but the log should say that it was
                 held.settle()
                 self._out.do(p.Noticed(reason=verdict.reason))
                 return True

@@ -230,7 +230,7 @@ class AbsentBlock:
             raise ConfigError(
                 f"block {self.name!r} is given {new}, and in the tracing pass it was given "
                 f"{' or '.join(seen) or 'nothing'}; "
-                f"without values nobody can tell what it returns for that ({what}): give all micro-batches the same "
+                f"without values it cannot be known what it returns for that ({what}): give all micro-batches the same "
                 "shapes (pad them to one length, leave none smaller)"
             ) from error
 

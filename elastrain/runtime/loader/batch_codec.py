@@ -99,7 +99,7 @@ def _tensor(
     requires_grad: bool,
     *kind: Any,
 ) -> Tensor:
-    """Make a tensor over the content. It is nobody's view to autograd, as the one that was sent."""
+    """Make a tensor over the content. To autograd it is no view of another tensor, like the tensor that was sent."""
     if math.prod(shape):
         storage = torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
         made = torch.empty(0, dtype=dtype).set_(storage, 0, shape, stride)

@@ -112,7 +112,7 @@ class ForkServer:
 def how_it_ended(exit_code: int) -> str:
     """Describe in words how a process with this exit code ended."""
     if exit_code == -signal.SIGKILL:
-        return "was killed by SIGKILL; if nobody did that, the system or its cgroup is out of memory"
+        return "was killed by SIGKILL; if no user or program sent it, the system or its cgroup is out of memory"
     if exit_code < 0:
         return f"was ended by {signal.Signals(-exit_code).name}: see what it wrote to stderr"
     return f"ended by itself with exit code {exit_code}: see what it wrote to stderr"

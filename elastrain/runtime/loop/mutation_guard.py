@@ -117,7 +117,7 @@ class MutationGuard:
             if parameter.grad is not None:
                 name = next(name for name, _, _, q in self._places if q is parameter)
                 raise ConfigError(
-                    f"parameter {name!r} has a gradient from outside of step.backward(loss), and nobody would apply "
+                    f"parameter {name!r} has a gradient from outside of step.backward(loss), and no update would apply "
                     "it: add up the losses of a micro-batch and call step.backward(loss) once; for gradients that are "
                     "not to be applied use torch.autograd.grad"
                 )

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os import PathLike, fspath
 from pathlib import Path
 
 from elastrain.errors import ConfigError
@@ -24,6 +25,9 @@ MMAP_FROM_BYTES = 256 << 10
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
+
+Directories = str | PathLike[str] | Sequence[str | PathLike[str]]
+"""One directory, or several."""
 
 
 def give_freed_memory_back() -> None:
@@ -177,8 +181,14 @@ class MemoryLimit:
     """System calls for files in the directories, if faults on request replace them."""
 
     @staticmethod
-    def of(limit_bytes: int | None, directories: tuple[str, ...]) -> MemoryLimit | None:
-        """Return the limit, or None without one. Raises ConfigError for directories without a limit."""
+    def of(limit_bytes: int | None, told: Directories) -> MemoryLimit | None:
+        """Return the limit, or None without one. Raises ConfigError for directories without a limit.
+
+        Args:
+            limit_bytes: Bytes that this process may use, or None.
+            told: One directory on an SSD, or several.
+        """
+        directories = tuple(fspath(each) for each in ([told] if isinstance(told, str | PathLike) else told))
         if limit_bytes is None and directories:
             raise ConfigError(
                 f"{directories[0]} is for what a memory limit leaves no room for: give one too (--memory-limit), or "

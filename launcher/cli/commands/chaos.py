@@ -180,7 +180,7 @@ class Chaos:
         situation = Situation.of(state)
         fault = aim(draw, situation, self._plan)
         if fault is None:
-            return DrawnFault(draw=draw, fault=None, struck=False, sentence=f"{draw.kind} finds nobody to strike")
+            return DrawnFault(draw=draw, fault=None, struck=False, sentence=f"{draw.kind} finds no member to strike")
         answer = self._ask(fault, situation)
         placed = replace(fault, place=replace(fault.place, t_s=round(state["running_s"], 3)))
         return DrawnFault(draw=draw, fault=placed, struck=answer.ok, sentence=answer.sentence)

@@ -28,7 +28,7 @@ from elastrain.launcher.shared.rundir import is_file
 
 _PARTS = {
     "base": "interpreter, libraries and data; and what the allocator keeps of the script's own parameters",
-    "computing": "what torch's kernels and allocator keep, which nobody knows before, and one parameter's new gradient",
+    "computing": "what torch's kernels and allocator keep, which is not known before, and one parameter's new gradient",
     "model": "parameters and running statistics; with stages of its blocks from the first commit on",
     "gradients": "copies of the gradient, sums on their way, what is kept for backups, scratch of updates",
     "check": "one more copy, for a neighbour's micro-batch, beyond the states that do not exist yet at its time",

@@ -108,7 +108,7 @@ def _absolute(folder: str) -> str:
     try:
         path = str(Path(folder).expanduser().absolute())  # a shell does not expand `--checkpoint-dir=~/x`
     except RuntimeError:
-        raise ConfigError(f"--checkpoint-dir {folder}: nobody here has that name: write the whole path") from None
+        raise ConfigError(f"--checkpoint-dir {folder}: no user here has that name: write the whole path") from None
     if re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", path):
         raise ConfigError(f"--checkpoint-dir {folder!r}: a control character, or a byte that is no UTF-8: rename it")
     return path

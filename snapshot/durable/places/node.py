@@ -129,4 +129,4 @@ def _decoded(body: bytes, kind: type[T], location: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{location} answers what nobody has asked for: {error}") from None
+        raise CheckpointError(f"{location} answers what this node has not asked for: {error}") from None

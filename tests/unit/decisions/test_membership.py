@@ -195,7 +195,7 @@ def test_spec_difference_names_the_key_and_both_values() -> None:
             {"a": "b", "b": "a"},
             {"0": "a", "1": "b"},
             "b",
-            "b lives, but a cannot reach it: it is ended, though each of them holds what nobody else does",
+            "b lives, but a cannot reach it: it is ended, though each of them holds state that no other member holds",
         ),
     ],
 )

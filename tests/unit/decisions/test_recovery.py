@@ -100,7 +100,7 @@ def test_newcomers_by_themselves_do_not_begin_the_job_anew() -> None:
     begun = replace(view("x", "y"), begun=True)
     decision = decide(begun, {"x": NEWCOMER, "y": NEWCOMER}, SHAPE)
     assert isinstance(decision, Unrecoverable)
-    assert "nobody of the job is left" in decision.reason
+    assert "no member of the job is left" in decision.reason
 
 
 def test_newcomers_by_themselves_begin_a_job_that_has_not_begun() -> None:

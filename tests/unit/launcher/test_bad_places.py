@@ -76,7 +76,7 @@ def test_a_time_comes_to_the_workers_as_it_was_written(time: str) -> None:
         (["--checkpoint-dir", "nowhere://x"], "names no place"),
         (["--checkpoint-dir", "file://"], "it is no URL: write PROTOCOL://PATH"),
         (["--checkpoint-dir", "://x"], "it is no URL: write PROTOCOL://PATH"),
-        (["--checkpoint-dir", "~nobody-of-this-name/x"], "nobody here has that name"),
+        (["--checkpoint-dir", "~nobody-of-this-name/x"], "no user here has that name"),
         (["--checkpoint-dir", "two\nlines"], "a control character, or a byte that is no UTF-8"),
         (["--checkpoint-dir", os.fsdecode(b"latin-\xe9")], "a control character, or a byte that is no UTF-8"),
         (["--resume", "/nowhere"], "there is no such folder"),

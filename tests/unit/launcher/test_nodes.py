@@ -985,7 +985,7 @@ def test_newcomer_that_has_said_nothing_yet_lets_its_agent_remove_the_dead_and_s
     assert survivor.core.parking.parked is not None
     cluster.lease_goes("node0")
     assert survivor.members == ("m2",)
-    cluster.say("m2", LostState(sentence="nobody of the job is left"))
+    cluster.say("m2", LostState(sentence="no member of the job is left"))
     assert survivor.end is not None
     assert (survivor.end.code, survivor.end.everywhere) == (1, True)
 

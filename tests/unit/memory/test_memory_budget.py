@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_the_smallest_limit_that_works_is_the_one_that_the_sentence_asks_for() -
     early = fit_plan(
         150 * MIB, replace(NEEDS, activations_bytes=0, is_measured=False), has_disk=True, disk_bytes_per_s=1e9
     )
-    assert "and more for saved activations, which nobody has measured yet, 150 MiB allowed" in early.reason
+    assert "and more for saved activations, which were not measured yet, 150 MiB allowed" in early.reason
     assert "smaller micro-batches would change the bits" in missing.reason
     assert room(175).activations_bytes == 20 * MIB
 
@@ -185,3 +186,9 @@ def test_an_estimate_that_moves_no_shard_out_is_followed() -> None:
     estimate = replace(FITS, activations_bytes=20 * MIB)
     measured = Measured(kept_to=FITS, peak_bytes=190 * MIB, activations_bytes=30 * MIB)
     assert settle(200 * MIB, estimate, measured) is estimate
+
+
+def test_one_directory_for_offload_may_be_a_string_or_a_path() -> None:
+    for told in ("/ssd", Path("/ssd"), ["/ssd"], (Path("/ssd"),)):
+        limit = MemoryLimit.of(1 << 20, told)
+        assert limit is not None and limit.directories == ("/ssd",)
