@@ -258,7 +258,7 @@ class ArmFault(Tagged, frozen=True, kw_only=True):
     """Number for the worker's `Struck`, if the agent has to carry out the fault; else None."""
 
 
-class HandOver(Tagged, frozen=True, kw_only=True):
+class Drain(Tagged, frozen=True, kw_only=True):
     """An order to drain this node.
 
     The worker ends with the first commit after which other nodes hold everything that it holds.
@@ -289,6 +289,6 @@ class Stop(Tagged, frozen=True, kw_only=True):
 
 
 ToWorker: TypeAlias = (
-    NewView | FirstCommitAllowed | EndReached | ArmFault | HandOver | CheckpointSettled | WriteLast | Refused | Stop
+    NewView | FirstCommitAllowed | EndReached | ArmFault | Drain | CheckpointSettled | WriteLast | Refused | Stop
 )
 TO_WORKER: LineCodec[ToWorker] = LineCodec(ToWorker)

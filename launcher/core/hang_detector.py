@@ -18,7 +18,7 @@ from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Stage, Worker
 from elastrain.launcher.shared.job_values import Command, Kill, Log, TakeStacks, TellNodes
-from elastrain.launcher.shared.notices import Hangs, Notice, SomebodyWaits, Spared
+from elastrain.launcher.shared.notices import Hangs, MemberWaits, Notice, Spared
 from elastrain.launcher.shared.times import HangTimes
 from elastrain.protocol.agent_messages import Progress, WaitReason
 from elastrain.protocol.handlers import handles
@@ -203,7 +203,7 @@ class HangDetector(AgentPart):
         self._cluster.spare(self._cluster.config.node, tuple(sorted(self._spared)))
         return commands + self._tell(now)
 
-    @handles(SomebodyWaits)
+    @handles(MemberWaits)
     def on_waits(self, node: str, now: float) -> list[Command]:
         """Record that a member of another node waits."""
         self._waits_until_s[node] = now + _WAITS_COUNT_S
@@ -342,7 +342,7 @@ class HangDetector(AgentPart):
             return []
         words: list[Notice] = []
         if any(stand.waits_s >= _WAITS_S and self._is_member(member) for member, stand in self._stands.items()):
-            words.append(SomebodyWaits())
+            words.append(MemberWaits())
         if self._spared:
             words.append(Spared(members=tuple(sorted(self._spared))))
         self._told_s = now if words else self._told_s

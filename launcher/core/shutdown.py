@@ -347,4 +347,4 @@ class Stopping(AgentPart):
         when = "at the end of a step, once another node has their state; then this one goes"
         say = f"{sentence}: {members} hand over {when}"
         log = Log(event="leaving", fields={"members": [w.id for w in mine]}, say=say)
-        return [log, *(Tell(member=w.id, message=am.HandOver()) for w in mine)]
+        return [log, *(Tell(member=w.id, message=am.Drain()) for w in mine)]

@@ -32,7 +32,7 @@ class Suspected(Tagged, frozen=True, kw_only=True):
     link_lost: bool = False
 
 
-class SomebodyWaits(Tagged, frozen=True, kw_only=True):
+class MemberWaits(Tagged, frozen=True, kw_only=True):
     """Notice that a member of the sender's node has been idle for a while, because it waits for another member."""
 
 
@@ -131,7 +131,7 @@ Notice: TypeAlias = (
     Beat
     | Exited
     | Suspected
-    | SomebodyWaits
+    | MemberWaits
     | Spared
     | Hangs
     | Speeds

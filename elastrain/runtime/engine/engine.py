@@ -178,7 +178,7 @@ class Engine:
                 self._handle(p.Viewed(view=view))
             case am.FirstCommitAllowed():
                 self._handle(p.CommitAllowed())
-            case am.HandOver():
+            case am.Drain():
                 self._departure.ask()
             case am.WriteLast():
                 self._handle(p.CheckpointWanted(last=True))

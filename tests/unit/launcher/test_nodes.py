@@ -43,11 +43,11 @@ from elastrain.launcher.store.port import MemoryStore
 from elastrain.protocol import agent_messages as am
 from elastrain.protocol.agent_messages import (
     Diverged,
+    Drain,
     Failed,
     Finished,
     FirstCommitAllowed,
     FirstCommitDue,
-    HandOver,
     Hello,
     LostState,
     Progress,
@@ -1526,7 +1526,7 @@ def preempt(cluster: Cluster, name: str) -> Agent:
 def test_a_preempted_node_hands_over_at_the_end_of_the_step_then_leaves() -> None:
     cluster = running()
     agent = preempt(cluster, "node1")
-    assert [c.member for c in agent.done if isinstance(c, Tell) and isinstance(c.message, HandOver)] == ["m1"]
+    assert [c.member for c in agent.done if isinstance(c, Tell) and isinstance(c.message, Drain)] == ["m1"]
     assert agent.end is None
     cluster.die("m1", exit_code=1)
     assert agent.end is not None and (agent.end.code, agent.end.everywhere) == (143, False)
@@ -1551,7 +1551,7 @@ def test_a_preempted_node_with_all_members_hands_over_to_who_is_only_on_the_way(
     assert cluster.agents["node0"].members == ("m0",)
     agent = preempt(cluster, "node0")
     assert agent.end is None
-    assert [c.member for c in agent.done if isinstance(c, Tell) and isinstance(c.message, HandOver)] == ["m0"]
+    assert [c.member for c in agent.done if isinstance(c, Tell) and isinstance(c.message, Drain)] == ["m0"]
     preempt(cluster, "node1")
     assert agent.end is None
     preempt(cluster, "node2")
@@ -1575,7 +1575,7 @@ def test_a_node_that_still_hands_over_writes_the_last_checkpoint_too_once_the_ot
     cluster = a_pair(leave=LeaveTimes(last_checkpoint_s=30.0))
     one, other = preempt(cluster, "node0"), cluster.agents["node1"]
     cluster.tick(0.6)  # no other node was told the same at the same time
-    assert [c.message for c in one.done if isinstance(c, Tell)][-1] == HandOver()
+    assert [c.message for c in one.done if isinstance(c, Tell)][-1] == Drain()
     preempt(cluster, "node1")
     for agent in (one, other):
         assert [c.message for c in agent.done if isinstance(c, Tell)][-1] == am.WriteLast()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from elastrain.base.thread_status import Station, ThreadStatus
 from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.shared.job_values import Command, Kill, TakeStacks, TellNodes
-from elastrain.launcher.shared.notices import Hangs, SomebodyWaits
+from elastrain.launcher.shared.notices import Hangs, MemberWaits
 from elastrain.protocol.agent_messages import Progress, WaitReason
 from tests.unit.launcher.test_core import NOW, Job, logged, of, running
 
@@ -278,7 +278,7 @@ def test_another_agents_word_that_somebody_waits_is_enough_and_grows_old() -> No
     play = Played()
     play.acted["m1"].stands = True
     assert killed(play.go(10.0)) == []
-    play.job.happen(ev.NoticeCame(node="node1", notice=SomebodyWaits()), play.now)
+    play.job.happen(ev.NoticeCame(node="node1", notice=MemberWaits()), play.now)
     assert killed(play.go(1.0)) == ["m1"]
     play.acted["m2"].stands = True
     play.acted["m1"].stands = False

@@ -54,7 +54,7 @@ TO_WORKER: list[am.ToWorker] = [
     am.FirstCommitAllowed(),
     am.EndReached(),
     am.ArmFault(kind="slow", step=4, phase=None, for_s=2.5, options={"factor": 3.0, "how": "busy"}, number=3),
-    am.HandOver(),
+    am.Drain(),
     am.CheckpointSettled(step=3, problem=""),
     am.WriteLast(),
     am.Refused(reason="seed"),

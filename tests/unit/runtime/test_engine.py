@@ -345,7 +345,7 @@ def test_whose_node_leaves_is_stopped_when_its_step_is_committed_and_not_before(
     bench = Bench()
     bench.happens(p.Ready(), advance(3))
     assert bench.handover.wait() == advance(3)
-    bench.turn(am.HandOver())
+    bench.turn(am.Drain())
     assert not bench.reported
     bench.happens(p.Ready(), advance(4))
     with pytest.raises(StoppedError, match="m0 has handed over after step 4"):
@@ -354,7 +354,7 @@ def test_whose_node_leaves_is_stopped_when_its_step_is_committed_and_not_before(
 
 def test_whose_node_leaves_goes_on_until_others_know_that_they_have_all() -> None:
     bench = Bench()
-    bench.turn(am.HandOver())
+    bench.turn(am.Drain())
     m1, m2, nobody = frozenset({"m1"}), frozenset({"m2"}), frozenset[str]()
     commits = [{0: nobody}, {0: m1}, {0: m2}, None, {0: m2}, {0: m2, 1: m1}, {0: nobody, 1: m1}, {0: m1 | m2, 1: m1}]
     for step, elsewhere in enumerate(commits):
