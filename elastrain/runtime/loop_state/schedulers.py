@@ -1,6 +1,6 @@
 """The learning rate schedulers of an optimizer, which torch does not list, and a check of the script's own schedules.
 
-Schedulers are recorded when they are made. Older ones are found among all objects, including frozen ones.
+Schedulers are recorded when they are made. Those older than this module are found among all objects, frozen ones too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,18 @@ from elastrain.runtime.loop_state.loop_state_codec import Packer
 
 _COMPARED = 3
 """Number of first steps whose hyperparameters are kept."""
-_made: list[ref[LRScheduler]] = []
+
+
+def _older() -> list[ref[LRScheduler]]:
+    """Return the schedulers that exist when this module is imported."""
+    frozen = gc.get_freeze_count()
+    if frozen:
+        gc.unfreeze()  # the collector shows no frozen object
+    # type() rather than isinstance(): among all objects there are proxies whose __class__ does things when asked
+    found = [ref(each) for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
+    if frozen:
+        gc.freeze()
+    return found
 
 
 def _remember(cls: type[LRScheduler], *_: Any, **__: Any) -> LRScheduler:
@@ -29,6 +40,7 @@ def _remember(cls: type[LRScheduler], *_: Any, **__: Any) -> LRScheduler:
     return made
 
 
+_made = _older()
 LRScheduler.__new__ = _remember  # type: ignore[assignment, method-assign]
 
 
@@ -37,15 +49,8 @@ def schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
 
     Call it once, when the loop starts. Schedulers with equal state are interchangeable at that time.
     """
-    frozen = gc.get_freeze_count()
-    if frozen:
-        gc.unfreeze()  # the collector shows no frozen object
-    # type() rather than isinstance(): among all objects there are proxies whose __class__ does things when asked
-    older = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
-    if frozen:
-        gc.freeze()
-    alive = {id(each): each for each in (*older, *(made() for made in _made))}
-    found = [each for each in alive.values() if getattr(each, "optimizer", None) is optimizer]
+    alive = [each for made in _made if (each := made()) is not None]
+    found = [each for each in alive if getattr(each, "optimizer", None) is optimizer]
     return sorted(found, key=lambda s: (type(s).__qualname__, json.dumps(Packer().pack("", s.state_dict()))))
 
 
