@@ -7,9 +7,7 @@ a class with its superclasses of the product counted together: who reads it must
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -87,7 +85,6 @@ CAPABILITIES = {
     "offload.report": "offload of any tensor",
 }
 """Module or folder below `elastrain` -> the capability that its lines are counted for."""
-_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 @dataclass(frozen=True)
@@ -198,15 +195,16 @@ def _code_lines(sources: list[Source]) -> Sizes:
 
 
 def code_lines(source: Source) -> int:
-    """Count the lines of a file that have a token of code on them; a docstring is none."""
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
-        if token.type not in _NO_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
+    """Count the lines of a file that have code on them: no blank lines, comments and docstrings."""
+    stripped = [line.strip() for line in source.text.splitlines()]
+    lines = {number for number, line in enumerate(stripped, 1) if line and not line.startswith("#")}
+    docstrings: set[int] = set()
     for node in source.nodes:
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(lines)
+        if isinstance(node, ast.Constant | ast.JoinedStr):  # within a string, a line is code whatever stands on it
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines - docstrings)
 
 
 def _by_file(sizes: Sizes, modules: set[str]) -> Sizes:
@@ -236,7 +234,8 @@ def _functions(source: Source) -> Iterator[tuple[str, Function]]:
             inner = f"{name}.{child.name}" if isinstance(child, Function | ast.ClassDef) else name
             if isinstance(child, Function):
                 yield inner, child
-            pending.append((inner, child))
+            if not isinstance(child, ast.expr):  # an expression has no function in it
+                pending.append((inner, child))
 
 
 def function_lines(node: Function) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.choose import chosen
 from tests.support.sources import ROOT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "reached", "not_reached"),
     [
@@ -38,9 +41,28 @@ def test_what_a_change_reaches(path: str, reached: str, not_reached: str) -> Non
     assert "tests/unit/test_layers.py" in tests, "it reads all sources"
 
 
+def test_in_a_small_tree_a_change_reaches_what_imports_it(tmp_path: Path) -> None:
+    texts = {
+        "elastrain/low.py": "",
+        "elastrain/high.py": "from elastrain import low",
+        "tests/test_low.py": "import elastrain.low",
+        "tests/test_high.py": "def test():\n    from elastrain.high import low",
+        "tests/test_named.py": 'PROGRAM = "import elastrain.high"',
+        "tests/test_page.py": 'PAGE = "page.md"',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    above = ["tests/test_high.py", "tests/test_named.py"]
+    assert chosen(["elastrain/low.py"], tmp_path) == sorted([*above, "tests/test_low.py"])
+    assert chosen(["elastrain/high.py"], tmp_path) == above
+    assert chosen(["page.md", "tests/test_low.py"], tmp_path) == ["tests/test_low.py", "tests/test_page.py"]
+
+
 def test_a_change_of_the_settings_reaches_everything() -> None:
     assert chosen(["docs/index.md", "pyproject.toml"]) == ["tests"]
 
 
+@pytest.mark.slow
 def test_a_test_file_that_changed_is_chosen() -> None:
     assert "tests/unit/job/test_fold.py" in chosen(["tests/unit/job/test_fold.py"])
