@@ -51,7 +51,7 @@ check: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint check-tests
 
 check-tests: $(STAMP)
-	$(PYTEST) -n logical -m "not slow and not on_demand" tests/unit tests/property $(SIM_FIRST)
+	$(PYTEST) -n logical --hypothesis-profile quarter -m "not slow and not on_demand" tests/unit tests/property $(SIM_FIRST)
 
 format: $(STAMP)
 	$(BIN)/ruff format $(FOLDERS)

@@ -23,6 +23,8 @@ settings.register_profile(
     "house", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("house")
+# Of `make check`, by --hypothesis-profile: a quarter of the examples. `make test` and `make test-all` look at all.
+settings.register_profile("quarter", settings.get_profile("house"), max_examples=25)
 
 # Unbuffered, Python writes a line of standard error in pieces, and what other processes write comes between.
 os.environ.pop("PYTHONUNBUFFERED", None)

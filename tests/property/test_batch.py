@@ -11,7 +11,7 @@ from elastrain.base.arithmetic import mix
 from elastrain.job.batch import DataOrder, permuted, sample_fingerprint
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=2 * settings().max_examples, deadline=None, derandomize=True)
 @given(size=st.integers(1, 400), key=st.integers(0, 2**64 - 1))
 def test_a_permutation_sends_each_index_somewhere_else(size: int, key: int) -> None:
     assert sorted(permuted(i, size, key) for i in range(size)) == list(range(size))
@@ -29,7 +29,7 @@ def orders(draw: st.DrawFn) -> DataOrder:
     )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=3 * settings().max_examples // 2, deadline=None, derandomize=True)
 @given(order=orders(), steps=st.integers(1, 12))
 def test_each_sample_is_used_once_per_data_epoch_whatever_the_remainder(order: DataOrder, steps: int) -> None:
     used = Counter(s for step in range(steps) for m in range(order.micro_batches) for s in order.samples(step, m))
@@ -40,7 +40,7 @@ def test_each_sample_is_used_once_per_data_epoch_whatever_the_remainder(order: D
     assert per_epoch[whole_epochs] == rest
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=3 * settings().max_examples // 2, deadline=None, derandomize=True)
 @given(order=orders(), steps=st.integers(1, 12), lost=st.integers(0, 10**6))
 def test_the_sum_of_fingerprints_tells_a_lost_or_doubled_micro_batch(order: DataOrder, steps: int, lost: int) -> None:
     prints = [order.fingerprint(step, m) for step in range(steps) for m in range(order.micro_batches)]

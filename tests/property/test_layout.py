@@ -33,7 +33,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=3 * settings().max_examples // 2, deadline=None, derandomize=True)
 @given(layout=layouts())
 def test_shards_tile_every_flat_that_holds_parameters(layout: Layout) -> None:
     for flat in layout.flats:
@@ -48,7 +48,7 @@ def test_shards_tile_every_flat_that_holds_parameters(layout: Layout) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=3 * settings().max_examples // 2, deadline=None, derandomize=True)
 @given(layout=layouts())
 def test_pieces_tile_every_trained_shard_and_every_trained_parameter(layout: Layout) -> None:
     valid = [0] * len(layout.parameters)
@@ -63,7 +63,7 @@ def test_pieces_tile_every_trained_shard_and_every_trained_parameter(layout: Lay
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=3 * settings().max_examples // 2, deadline=None, derandomize=True)
 @given(layout=layouts())
 def test_leaves_lie_aligned_side_by_side_and_each_parameter_has_one_home(layout: Layout) -> None:
     for flat in layout.flats:
@@ -76,7 +76,7 @@ def test_leaves_lie_aligned_side_by_side_and_each_parameter_has_one_home(layout:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=3 * settings().max_examples // 2, deadline=None, derandomize=True)
 @given(layout=layouts())
 def test_lanes_of_a_shard_are_alike_and_in_block_order(layout: Layout) -> None:
     for shard in layout.shards:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from elastrain.base.arithmetic import FreeRanges
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings().max_examples // 2, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 100)), max_size=80), st.sampled_from([1, 8, 32]))
 def test_nothing_is_handed_out_twice_and_nothing_is_lost(requests: list[tuple[int, int]], alignment: int) -> None:
     free = FreeRanges(256)

@@ -63,14 +63,14 @@ def _same_tensor(left: torch.Tensor | Reference, right: torch.Tensor | Reference
     return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings().max_examples // 2, deadline=None)
 @given(st.lists(frames, min_size=1, max_size=4), st.lists(st.integers(1, 60), max_size=200))
 def test_any_cutting_of_the_bytes_gives_the_same_frames(sent: list[RawFrame], cuts: list[int]) -> None:
     got = _feed(Parser(Caps()), b"".join(map(_bytes, sent)), cuts)
     assert len(got) == len(sent) and all(map(_same, sent, got))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(frames, st.data())
 def test_any_damaged_byte_of_header_or_payload_is_noticed(frame: RawFrame, data: st.DataObject) -> None:
     described = [t if isinstance(t, Reference) else Inline(dtype=t.dtype, shape=tuple(t.shape)) for t in frame.tensors]
@@ -84,7 +84,7 @@ def test_any_damaged_byte_of_header_or_payload_is_noticed(frame: RawFrame, data:
     raise AssertionError(f"byte {position} was changed, and {got} came out")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(st.binary(min_size=1, max_size=5000))
 def test_garbage_never_becomes_a_frame_and_never_takes_memory(junk: bytes) -> None:
     try:

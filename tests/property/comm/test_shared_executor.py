@@ -29,7 +29,7 @@ def _acts(draw: st.DrawFn) -> tuple[Act, ...]:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(
     acts=_acts(),
     paces=st.tuples(*[st.sampled_from([1, 5, 25])] * len(NAMES)),

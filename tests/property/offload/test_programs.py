@@ -249,7 +249,7 @@ limits = st.sampled_from([None, 64 * TENSOR_BYTES, 24 * TENSOR_BYTES])  # a prog
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=3 * settings().max_examples // 5)
 @given(programs, st.sampled_from(ENDS), limits, st.integers(1, 3), st.integers(0, 1000))
 def test_a_program_gives_the_same_bits_or_is_refused_where_torch_refuses_it(
     program: list[Step], end: str, limit_bytes: int | None, threads: int, seed: int
@@ -265,7 +265,7 @@ faults = st.sampled_from(["write_fails_after", "read_fails_after", "full_after",
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=3 * settings().max_examples // 5)
 @given(programs, st.sampled_from(ENDS), limits, faults, st.integers(0, 12))
 def test_a_faulty_drive_is_an_error_or_no_difference_and_never_a_wrong_gradient(
     program: list[Step], end: str, limit_bytes: int | None, fault: str, after: int

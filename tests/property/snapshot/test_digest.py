@@ -21,7 +21,7 @@ def _bits(numel: int, seed: int, *, few: bool) -> torch.Tensor:
     return torch.randint(-(2**31), 2**31, (numel,), generator=generator, dtype=torch.int32)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=3 * settings().max_examples, deadline=None, derandomize=True)
 @given(numel=NUMELS, seed=st.integers(0, 1000), place=st.integers(0, 10**6), bit=st.integers(0, 31))
 def test_every_flipped_bit_changes_the_digest(numel: int, seed: int, place: int, bit: int) -> None:
     values = _bits(numel, seed, few=False)
@@ -30,7 +30,7 @@ def test_every_flipped_bit_changes_the_digest(numel: int, seed: int, place: int,
     assert digest(values.view(torch.float32)) != before
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=3 * settings().max_examples, deadline=None, derandomize=True)
 @given(numel=NUMELS, seed=st.integers(0, 1000), a=st.integers(0, 10**6), b=st.integers(0, 10**6))
 def test_every_swap_of_different_elements_changes_the_digest(numel: int, seed: int, a: int, b: int) -> None:
     values = _bits(numel, seed, few=True)
@@ -41,7 +41,7 @@ def test_every_swap_of_different_elements_changes_the_digest(numel: int, seed: i
     assert digest(values) != before
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=settings().max_examples, deadline=None, derandomize=True)
 @given(numel=NUMELS, seed=st.integers(0, 1000), shift=st.integers(1, 2 * ROW))
 def test_every_shift_changes_the_digest(numel: int, seed: int, shift: int) -> None:
     values = _bits(numel, seed, few=False)
