@@ -30,11 +30,10 @@ COMMAND_LINE = "elastrain.launcher.cli.command_line"
 STARTS_JOBS = re.compile(
     r"elastrain\.init\b|tests[./]integration[./]scripts|support\.(jobs|launching|warm)\b|\"elastrain\""
 )
-LAZY = {
-    "elastrain.comm": ("elastrain.comm.torch_backend",),
-    "elastrain.offload": ("elastrain.offload.activations.hooks", "elastrain.offload.lifetimes.within"),
-}
-"""Packages whose names are imported when they are first used."""
+LAZY = ("elastrain", "elastrain.comm", "elastrain.offload")
+"""Packages that import their names on first use. A file that uses a name depends on the module that defines it."""
+WITHOUT_A_NAME = re.compile(r"import elastrain as |from elastrain(\.\w+)? import \*|getattr\(elastrain\b")
+"""Uses of the package by which the text does not say which of its names are meant."""
 LOOKS_AT_ALL = re.compile(
     r"support import house|support\.(house|table) import|support\.sources import .*\b(files|product)\b"
 )
@@ -43,6 +42,8 @@ ON_REQUEST = frozenset({"elastrain.runtime.memory.memory_keeper", "elastrain.run
 """Modules of the runtime that every job imports, and that do nothing without a limit on memory."""
 ASKS_FOR_THEM = re.compile(r"memory.?limit|memory_keeper|spill|save_on_disk|offload\.", re.IGNORECASE)
 NAMES_A_MODULE = re.compile(r"\b(?:elastrain|tests|experiments)(?:\.\w+)+")
+SCRIPTS = "tests.integration.scripts."
+NAMES_A_SCRIPT = re.compile(r"\b(\w+)\.py\b")
 
 
 def changed(base: str | None) -> set[str]:
@@ -77,24 +78,44 @@ def chosen(paths: Iterable[str], root: Path = ROOT) -> list[str]:
 @cache
 def _graph(root: Path) -> Mapping[str, frozenset[str]]:
     """Return the modules that each module imports or names."""
-    sources = {module_of(path, root): path for folder in FOLDERS for path in files(root / folder)}
-    known = {name.removesuffix(".__init__") for name in sources}
+    paths = {module_of(path, root): path for folder in FOLDERS for path in files(root / folder)}
+    texts = {name.removesuffix(".__init__"): (name, path.read_text()) for name, path in paths.items()}
+    lazy = {package: _homes(*texts[package]) for package in LAZY if package in texts}
     return {
-        name.removesuffix(".__init__"): frozenset(_imported(path.read_text(), name, known))
-        for name, path in sources.items()
+        name: frozenset(_imported(text, file, texts.keys(), lazy))
+        for name, (file, text) in texts.items()
         if name != COMMAND_LINE
     }
 
 
-def _imported(text: str, name: str, known: set[str]) -> Iterable[str]:
-    named = {*imports(text, name), *(NAMES_A_MODULE.findall(text) if name.startswith("tests") else ())}
-    for each in named:
+def _homes(file: str, text: str) -> dict[str, str]:
+    """Return the names of a lazy package, which it imports for type checkers only, with the full name of each."""
+    at_run_time = imports(text, file, typing_too=False)
+    return {full.rpartition(".")[2]: full for full in imports(text, file) - at_run_time}
+
+
+def _imported(text: str, file: str, known: Collection[str], lazy: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
+    is_used_by_people = file.startswith(("tests", "experiments", "examples"))
+    named = {
+        *imports(text, file, typing_too=file.removesuffix(".__init__") not in lazy),
+        *(NAMES_A_MODULE.findall(text) if is_used_by_people else ()),
+        *((SCRIPTS + stem for stem in NAMES_A_SCRIPT.findall(text)) if file.startswith("tests") else ()),
+    }
+    if is_used_by_people and WITHOUT_A_NAME.search(text):
+        named |= lazy.keys() | set(lazy.get("elastrain", {}).values())
+    while named:
+        each = named.pop()
         module = next((part for part in _prefixes(each) if part in known), None)
-        if module is not None:
-            yield module
-            if name.startswith(("tests", "experiments", "examples")):
-                yield from LAZY.get(module, ())
-    if name.startswith("tests.") and STARTS_JOBS.search(text):
+        if module is None or (each.startswith(SCRIPTS) and module != each):
+            continue
+        yield module
+        homes = lazy.get(module, {})
+        name = each.removeprefix(module).removeprefix(".").partition(".")[0]
+        if name in homes:
+            named.add(homes[name])
+        elif not name and module != "elastrain":
+            named |= set(homes.values())
+    if file.startswith("tests.") and STARTS_JOBS.search(text):
         yield from JOB
 
 

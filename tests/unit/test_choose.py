@@ -43,17 +43,24 @@ def test_what_a_change_reaches(path: str, reached: str, not_reached: str) -> Non
 
 def test_in_a_small_tree_a_change_reaches_what_imports_it(tmp_path: Path) -> None:
     texts = {
+        "elastrain/__init__.py": (
+            "if TYPE_CHECKING:\n    from elastrain.far import act\n    from elastrain.high import init"
+        ),
+        "elastrain/far.py": "",
         "elastrain/low.py": "",
         "elastrain/high.py": "from elastrain import low",
         "tests/test_low.py": "import elastrain.low",
         "tests/test_high.py": "def test():\n    from elastrain.high import low",
-        "tests/test_named.py": 'PROGRAM = "import elastrain.high"',
+        "tests/test_named.py": 'PROGRAM = "import elastrain; elastrain.init()"',
+        "tests/test_script.py": 'SCRIPT = "folder/training.py"',
+        "tests/integration/scripts/training.py": "import elastrain as e\ne.act()",
         "tests/test_page.py": 'PAGE = "page.md"',
     }
     for name, text in texts.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    above = ["tests/test_high.py", "tests/test_named.py"]
+    above = ["tests/test_high.py", "tests/test_named.py", "tests/test_script.py"]
+    assert chosen(["elastrain/far.py"], tmp_path) == ["tests/test_script.py"]
     assert chosen(["elastrain/low.py"], tmp_path) == sorted([*above, "tests/test_low.py"])
     assert chosen(["elastrain/high.py"], tmp_path) == above
     assert chosen(["page.md", "tests/test_low.py"], tmp_path) == ["tests/test_low.py", "tests/test_page.py"]
