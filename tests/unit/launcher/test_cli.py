@@ -31,6 +31,7 @@ def test_a_listing_of_commands_cuts_no_sentence_off(group: tuple[str, ...]) -> N
     assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("command", [["--version"], ["--help"], ["checkpoint", "ls", "{folder}"]])
 def test_output_that_cannot_be_written_ends_a_command_with_a_sentence(
@@ -51,6 +52,7 @@ def test_a_reader_that_has_gone_ends_a_command_in_silence(unbuffered: str, folde
     assert (ran.returncode, ran.stderr) == (1, "")
 
 
+@pytest.mark.slow
 def test_a_command_whose_output_is_closed_does_its_work(folder: Path) -> None:
     ran = elastrain(["checkpoint", "ls", "{folder}"], folder, subprocess.DEVNULL, "", shell=">&-")
     assert (ran.returncode, ran.stderr) == (0, "")

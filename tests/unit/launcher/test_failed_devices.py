@@ -238,6 +238,7 @@ def test_devices_are_counted_in_a_child_because_the_launcher_forks(monkeypatch: 
     assert len(asked) == 2
 
 
+@pytest.mark.slow
 def test_without_devices_auto_counts_cores_and_gpu_is_refused() -> None:
     assert local_world_size("auto") == len(os.sched_getaffinity(0))
     with pytest.raises(ConfigError, match="there is no GPU here"):

@@ -70,6 +70,7 @@ def test_what_the_job_and_its_processes_write_is_shown_in_order(tmp_path: Path) 
     assert kept(tmp_path) == ""
 
 
+@pytest.mark.slow
 def test_streams_that_lead_to_two_places_stay_apart(tmp_path: Path) -> None:
     body = "say('one'); child('import sys; print(2); print(3, file=sys.stderr)')"
     with start(body, tmp_path, subprocess.PIPE, subprocess.PIPE) as process:
@@ -88,6 +89,7 @@ def hung_up() -> int:
     return terminal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "screen", [broken, hung_up, lambda: os.open("/dev/full", os.O_WRONLY)], ids=["reader", "terminal", "disk"]
 )
@@ -101,6 +103,7 @@ def test_a_screen_that_is_gone_ends_nothing(screen: Callable[[], int], tmp_path:
     assert len(text.splitlines()) == 2002
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed_from_the_start_end_nothing(shell: str, tmp_path: Path) -> None:
     body = f"assert os.open('/', 0) > 2; say('before'); {LINES}; say('the end')"
@@ -110,6 +113,7 @@ def test_streams_that_are_closed_from_the_start_end_nothing(shell: str, tmp_path
     assert ("1999 ..." in text) == (">&- 2>&-" in shell)
 
 
+@pytest.mark.slow
 def test_a_reader_that_stands_still_holds_nothing_up(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     process = start(f"{30 * (LINES + ';')} say('the end')", tmp_path, writer)
@@ -122,6 +126,7 @@ def test_a_reader_that_stands_still_holds_nothing_up(tmp_path: Path) -> None:
     assert (shown.decode() + kept(tmp_path)).count("1999 ...") >= 30
 
 
+@pytest.mark.slow
 def test_a_reader_that_reads_again_is_told_what_it_has_missed(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     body = f"{20 * (LINES + ';')} open('go', 'w').close(); time.sleep(1); say('the end')"
@@ -138,6 +143,7 @@ def test_a_reader_that_reads_again_is_told_what_it_has_missed(tmp_path: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_a_slow_reader_gets_everything(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     process = start(f"{5 * (LINES + ';')} say('the end')", tmp_path, writer)
@@ -151,6 +157,7 @@ def test_a_slow_reader_gets_everything(tmp_path: Path) -> None:
     assert len(shown.splitlines()) == 10_001 and shown.endswith(b"elastrain: the end\n")
 
 
+@pytest.mark.slow
 def test_what_outlives_the_job_does_not_hold_up_its_end(tmp_path: Path) -> None:
     body = "left = subprocess.Popen(['sleep', '30']); say('the end'); open('pid', 'w').write(str(left.pid))"
     with start(body, tmp_path, subprocess.PIPE, subprocess.STDOUT) as process:
@@ -161,6 +168,7 @@ def test_what_outlives_the_job_does_not_hold_up_its_end(tmp_path: Path) -> None:
             os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_job_on_a_terminal_write_to_one_of_its_size(tmp_path: Path) -> None:
     ours, terminal = pty.openpty()
     ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 33, 123, 0, 0))
@@ -191,6 +199,7 @@ def test_an_exit_code_is_that_of_the_job(tmp_path: Path) -> None:
     assert ended(process) == 7
 
 
+@pytest.mark.slow
 def test_a_log_whose_disk_is_full_ends_no_worker(tmp_path: Path) -> None:
     body = """
         import resource

@@ -470,7 +470,7 @@ _DONE: dict[str, dict[str, Any]] = {
 }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings().max_examples // 4, deadline=None)
 @given(stretches=_STRETCHES, step_s=st.floats(0.01, 5.0))
 def test_no_member_of_a_healthy_job_is_ever_ended(stretches: list[tuple[str, str, float]], step_s: float) -> None:
     play = Played(step_s=step_s)

@@ -24,6 +24,9 @@ from tests.support.pipeline_members import untie
 from tests.support.pipeline_models import CASES, Case, Stack, autocast, batch_of, loss_of, new_tensors_on
 from tests.support.traced import trace
 
+AT_ONCE = ("gpt", "checkpointed", "in-place", "positions", "transposed", "written")
+"""Cases that `make check` looks at."""
+
 
 class Chain:
     """A copy of the model for each member, which hold consecutive blocks. The whole model lies on the CPU."""
@@ -97,7 +100,9 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [*AT_ONCE, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(CASES.keys() - AT_ONCE))]
+)
 def test_gradients_of_a_chain_are_those_of_the_whole_model(name: str) -> None:
     chain = Chain(CASES[name], CASES[name].cuts)
     passes, loss = chain.forward(0)
@@ -105,6 +110,7 @@ def test_gradients_of_a_chain_are_those_of_the_whole_model(name: str) -> None:
     assert_equal(chain.gradients(), chain.gradients_of_the_whole([0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "checkpointed", "encoder-decoder"])
 def test_several_micro_batches_may_be_in_flight(name: str) -> None:
     """Also where a backward computes blocks again after other micro-batches have gone forward."""
@@ -115,6 +121,7 @@ def test_several_micro_batches_may_be_in_flight(name: str) -> None:
     assert_equal(chain.gradients(), chain.gradients_of_the_whole([0, 1, 2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["checkpointed", "transposed", "encoder-decoder"])
 def test_whoever_computes_a_task_again_makes_the_same_tensors_in_whatever_order(name: str) -> None:
     """The middle of three is lost after its backwards; a newcomer has what its neighbours keep."""
@@ -135,6 +142,7 @@ def test_whoever_computes_a_task_again_makes_the_same_tensors_in_whatever_order(
         assert all(torch.equal(one, other) for one, other in zip(again.gradients, of_received, strict=True))
 
 
+@pytest.mark.slow
 def test_where_a_fake_stands_for_what_came_in_before_micro_batches_mix(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken: fakes are made once for all micro-batches, and so is what is known of them."""
     begin, given = Stubs.begin, {}
@@ -156,6 +164,7 @@ def test_where_a_received_tensor_is_not_copied_a_block_changes_it(monkeypatch: p
         test_a_received_tensor_is_left_as_it_came_by_a_block_that_begins_in_place()
 
 
+@pytest.mark.slow
 def test_cuts_may_change_between_two_micro_batches() -> None:
     chain = Chain(CASES["gpt"], (4, 6))
     passes, loss = chain.forward(0)
@@ -179,6 +188,7 @@ def test_a_received_tensor_is_left_as_it_came_by_a_block_that_begins_in_place() 
     assert torch.equal(passes[1].received[0], came)
 
 
+@pytest.mark.slow
 def test_a_repeated_backward_under_another_autocast_state_gives_other_gradients() -> None:
     """And under that of the call the same: whoever repeats it computes outside of the loop."""
     case = Case(lambda: Stack(mixing=True), (2, 4), "loop")

@@ -18,6 +18,8 @@ from elastrain.pipeline.stubs.module_state import KeptByModules
 from tests.support.pipeline_models import Case, Layer, Stack
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 
+SLOW = pytest.mark.slow
+
 _GLOBAL: dict[int, Tensor] = {}
 
 
@@ -91,7 +93,15 @@ def _compare(build: Callable[[], nn.Module]) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["an attribute", "a buffer", "a list", "a dict", "a function", "a function's pair", "a method"]
+    "how",
+    [
+        "an attribute",
+        "a function's pair",
+        *(
+            pytest.param(how, marks=pytest.mark.slow)
+            for how in ("a buffer", "a list", "a dict", "a function", "a method")
+        ),
+    ],
 )
 def test_what_a_block_keeps_from_its_first_forward_is_made_anew_behind_the_tracing_pass(how: str) -> None:
     _remembered.cache_clear()

@@ -24,7 +24,7 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize("run_length", [1, pytest.param(2, marks=SLOW)])
 @pytest.mark.parametrize(
-    "case", ["gpt", "checkpointed", *(pytest.param(each, marks=SLOW) for each in ("autocast-loop", "encoder-decoder"))]
+    "case", ["gpt", *(pytest.param(each, marks=SLOW) for each in ("checkpointed", "autocast-loop", "encoder-decoder"))]
 )
 def test_three_members_make_every_gradient_of_every_run_as_one_does(case: str, run_length: int) -> None:
     runs = -(-MICRO_BATCHES // run_length)
@@ -84,6 +84,7 @@ class Shared(Stack):
         return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "cut", "loop"),
     [
@@ -100,12 +101,14 @@ def test_a_block_that_is_entered_more_than_once_takes_another_tensor_each_time(b
     assert members.found == alone(case, 1).found
 
 
+@pytest.mark.slow
 def test_which_of_two_tensors_a_checkpoint_means_is_not_guessed() -> None:
     case = Case(lambda: Twice(again=True), (3, 3))
     with pytest.raises(ConfigError, match=r"'head' is entered more than once .* train without --offload-dir"):
         in_pipelines(case, chain(("a", "b"), (3,), MICRO_BATCHES), ("a", "b"), 1, loop=_packed_loop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "cut", "loop"),
     [
@@ -121,6 +124,7 @@ def test_what_a_checkpoint_computes_again_is_given_what_came_in(case: Case, cut:
     assert members.found == alone(case, 1).found
 
 
+@pytest.mark.slow
 def test_where_a_checkpoint_is_given_what_came_in_last_micro_batches_mix(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken: what goes back is taken for the micro-batch that went forward last."""
     begin, go_back = Stubs.begin, Stubs.go_back
@@ -170,6 +174,7 @@ class Positioned(Stack):
         return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=SLOW)])
 def test_behind_absent_blocks_code_draws_what_it_draws_behind_present_ones(compiled: bool) -> None:
     """A compiled block sets its random stream inside of what was compiled, which nobody calls where it is absent."""
@@ -195,6 +200,7 @@ class Repeated(Positioned):
         return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=SLOW)])
 def test_blocks_that_are_entered_twice_draw_what_they_draw_in_one_worker(compiled: bool) -> None:
     case = Case(lambda: Repeated(compiled=compiled), (3, 5))
@@ -207,6 +213,7 @@ def test_a_pipeline_of_one_member_is_a_job_of_one() -> None:
     assert found.found == alone(CASES["gpt"], 1).found
 
 
+@pytest.mark.slow
 def test_several_micro_batches_are_in_flight() -> None:
     found = in_pipelines(CASES["gpt"], chain(("a", "b"), (4,), MICRO_BATCHES), ("a", "b"), 1)
     first = [(kind, micro_batch) for member, kind, micro_batch, _ in found.order if member == "a"]
@@ -257,6 +264,7 @@ def _after(use: Any) -> str:
     return str(refused.value)
 
 
+@pytest.mark.slow
 def test_between_two_steps_an_absent_block_is_not_to_be_used() -> None:
     assert "is not on this member, and was called outside of a step" in _after(loss_of)
     assert "state_dict() needs all parameters" in _after(lambda model, batch: model.state_dict())

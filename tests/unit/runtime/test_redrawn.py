@@ -63,6 +63,7 @@ def test_a_backward_that_draws_behind_others_is_refused_with_its_blocks(draw: Dr
         trained(Case(lambda: Hooked(1, draw), (3, 5)), (3,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 def test_a_backward_that_draws_with_the_loss_draws_what_one_worker_does(draw: Draw) -> None:
     case = Case(lambda: Hooked(3, draw), (3, 5))

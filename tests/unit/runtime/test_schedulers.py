@@ -58,6 +58,7 @@ def test_a_scheduler_that_the_collector_does_not_show_is_found(kind: str) -> Non
     assert [id(each) for each in schedulers_of(optimizer)] == [id(each) for each in before]
 
 
+@pytest.mark.slow
 def test_a_frozen_scheduler_that_is_older_than_the_runtime_is_found_and_all_stays_frozen() -> None:
     script = """
 import gc, torch

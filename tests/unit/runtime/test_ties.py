@@ -369,6 +369,7 @@ def test_in_a_pipeline_a_block_alone_has_its_part_with_equal_bits() -> None:
     assert slot.digest(2) == expected.digest(2)
 
 
+@pytest.mark.slow
 def test_a_compiled_head_has_its_part() -> None:
     model, plain = _made(Tied), _made(Tied)
     state = _state(model)

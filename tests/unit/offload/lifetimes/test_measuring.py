@@ -126,6 +126,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_point_takes_as_long_beside_other_programs_as_alone() -> None:
     """By the clock, computing takes three times as long where two others have the same core: another plan."""
     core, others = min(os.sched_getaffinity(0)), []
