@@ -107,7 +107,7 @@ def test_a_shard_that_changes_its_role_counts_once_with_the_larger_one() -> None
         assert 2 * 8 + 6 * 8 <= states <= 2 * 8 + 6 * 8 + 4 * 2 * 2
 
 
-@pytest.mark.parametrize("members", range(2, 9))
+@pytest.mark.parametrize("members", [2, 3, 8, *(pytest.param(count, marks=pytest.mark.slow) for count in range(4, 8))])
 @pytest.mark.parametrize("backups", [0, 1, 2])
 def test_who_has_room_to_train_has_room_for_the_whole_model_at_the_end(members: int, backups: int) -> None:
     """Although activations and what crosses the cuts are nothing: gradients go before the blocks come."""

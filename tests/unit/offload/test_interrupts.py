@@ -64,7 +64,7 @@ class Step:
         return [each.grad for each in self.model.parameters() if each.grad is not None]
 
 
-@pytest.fixture(params=[None, 5 << 14], ids=["no limit", "a limit"])
+@pytest.fixture(params=[pytest.param(None, marks=pytest.mark.slow), 5 << 14], ids=["no limit", "a limit"])
 def offload(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ActivationOffload]:
     made = save_on_disk([tmp_path], min_bytes=1, memory_limit=request.param, deadline_s=20.0)
     yield made

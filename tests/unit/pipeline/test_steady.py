@@ -103,13 +103,18 @@ def test_what_is_kept_from_one_micro_batch_to_the_next_is_refused(how: str) -> N
     ("how", "is_checkpointed"),
     [
         ("an average that is only kept", False),
-        ("a mask", False),
-        ("what others clear", False),
-        ("what it has made", True),
-        ("in place", False),
-        ("random numbers", False),
         ("random numbers", True),
-        ("running statistics", False),
+        *(
+            pytest.param(how, is_checkpointed, marks=pytest.mark.slow)
+            for how, is_checkpointed in [
+                ("a mask", False),
+                ("what others clear", False),
+                ("what it has made", True),
+                ("in place", False),
+                ("random numbers", False),
+                ("running statistics", False),
+            ]
+        ),
     ],
 )
 def test_what_a_block_only_keeps_changes_nothing(how: str, is_checkpointed: bool) -> None:
