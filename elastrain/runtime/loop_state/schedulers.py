@@ -24,8 +24,7 @@ _COMPARED = 3
 def _older() -> list[ref[LRScheduler]]:
     """Return the schedulers that exist when this module is imported."""
     frozen = gc.get_freeze_count()
-    if frozen:
-        gc.unfreeze()  # the collector shows no frozen object
+    gc.unfreeze()  # the collector shows no frozen object
     # type() rather than isinstance(): among all objects there are proxies whose __class__ does things when asked
     found = [ref(each) for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
     if frozen:
@@ -49,8 +48,7 @@ def schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
 
     Call it once, when the loop starts. Schedulers with equal state are interchangeable at that time.
     """
-    alive = [each for made in _made if (each := made()) is not None]
-    found = [each for each in alive if getattr(each, "optimizer", None) is optimizer]
+    found = [each for made in _made if (each := made()) is not None and getattr(each, "optimizer", None) is optimizer]
     return sorted(found, key=lambda s: (type(s).__qualname__, json.dumps(Packer().pack("", s.state_dict()))))
 
 
