@@ -11,10 +11,19 @@ from elastrain import protocol as p
 from elastrain.buffers.background import BackgroundWork
 from elastrain.buffers.captures import Boundaries, Captures
 from elastrain.buffers.folds import Folds
-from elastrain.buffers.port import Arithmetic, CaptureSink, NoSink, StateStore, Tensor
+from elastrain.buffers.port import Arithmetic, CaptureSink, NoSink, State, StateStore, Tensor
 from elastrain.buffers.shard_states import EVER, StateBooks
 from elastrain.buffers.slots import Buffers, GradientSlots
-from elastrain.protocol.messages import Boundary, Gradient, Message, Partial, Publish, RepeatUpdate, ShardCopy
+from elastrain.protocol.messages import (
+    Boundary,
+    FetchedShard,
+    Gradient,
+    Message,
+    Partial,
+    Publish,
+    RepeatUpdate,
+    ShardCopy,
+)
 
 
 class BufferBook:
@@ -40,10 +49,17 @@ class BufferBook:
         self._states = StateBooks(arithmetic, self._buffers, states, scratch)
         self._behind = BackgroundWork(arithmetic, self._states)
         self._captures = Captures(states, NoSink())
+        self._fetched: dict[int, State] = {}
+        """Copies of states by shard, for the training loop."""
 
     def capture_into(self, sink: CaptureSink) -> None:
         """Send states that are captured for a checkpoint to this sink."""
         self._captures = Captures(self._states.states, sink)
+
+    def take_fetched(self) -> dict[int, State]:
+        """Return the copies of states for the training loop, by shard, and forget them."""
+        fetched, self._fetched = self._fetched, {}
+        return fetched
 
     @property
     def has_work_behind(self) -> bool:
@@ -92,6 +108,8 @@ class BufferBook:
                 # Only its maker still has what was sent, so it can tell damage in memory from damage on the way.
                 is_intact = self.slots.is_intact((command.step, command.block, command.node))
                 return p.PartialChecked(step=command.step, block=command.block, is_intact=is_intact)
+            case p.TakeFetched():
+                return self._fetch(command)
             case p.TakeBoundary():
                 self.boundaries.put(command.message, command.payload)
             case p.VoidAttempt():
@@ -186,6 +204,16 @@ class BufferBook:
             step=command.step, shard=shard, parameters=command.parameters, asker=command.asker, digest=found
         )
 
+    def _fetch(self, command: p.TakeFetched) -> p.Event:
+        if command.payload is None:
+            state, told = self._arithmetic.unpack(self._arithmetic.pack(self._states.states[command.shard]))
+        else:
+            state, told = self._arithmetic.unpack(command.payload)
+        told = told if command.digest is None else command.digest
+        intact = self._arithmetic.digest(state) == told and state.shard == command.shard
+        self._fetched[command.shard] = state
+        return p.TookFetched(step=command.step, shard=command.shard, intact=intact, source=command.source)
+
     def payload(self, message: Message) -> list[Tensor]:
         """Return the tensors sent with a message, in the order in which it names them. Checksums come before sums."""
         match message:
@@ -207,7 +235,7 @@ class BufferBook:
                 return [packed, kept, *self._arithmetic.pack(self._states.states[message.shard])]
             case Boundary():
                 return list(self.boundaries[message.name].tensors)
-            case ShardCopy():
+            case ShardCopy() | FetchedShard():
                 return self._arithmetic.pack(self._states.states[message.shard])
         return []
 

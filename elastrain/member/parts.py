@@ -20,6 +20,7 @@ from elastrain.member.shards.backups import Backups
 from elastrain.member.shards.copies import CopiesGiven, CopiesTaken
 from elastrain.member.shards.initial_state import InitialState
 from elastrain.member.shards.primaries import Primaries
+from elastrain.member.shards.state_fetch import StateFetch
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
@@ -76,6 +77,7 @@ class Machine:
         self.checkpointing = Checkpointing(
             checkpoints, shape.sizes, self.views, self.commit, self.custody.holdings, self.out
         )
+        self.fetch = StateFetch(shape.sizes, self.views, self.commit, self.custody.holdings, self.out)
         self.end = JobEnd(me, self.views, self.out)
         self.loop = LoopStages(self.views, self.commit, self.step, self.replicas, self.end, self.out)
         # After a change of view the parts go on in this order. The repair comes last, since another part may find
@@ -88,6 +90,7 @@ class Machine:
             *self.custody.parts,
             self.replicas,
             self.checkpointing,
+            self.fetch,
             self.loop,
             self.end,
             self.custody.repair,

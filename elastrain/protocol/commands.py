@@ -111,6 +111,13 @@ class Backward:
     micro_batch: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class StateFetched:
+    """Give the training loop the states of all shards after `step`, as `TakeFetched` has copied them."""
+
+    step: int
+
+
 # The parameters have arrived by then: the script may look at the model as soon as its loop continues.
 
 
@@ -286,6 +293,7 @@ Command: TypeAlias = (
     | WriteManifest
     | EndCheckpoint
     | HoldBlocks
+    | StateFetched
     | Leave
     | Fail
 )

@@ -257,6 +257,22 @@ class ManifestWritten:
     """With local disks: the manifest, for the other nodes."""
 
 
+# Between two steps: the states stay as they are until the loop asks for work.
+@dataclass(frozen=True, kw_only=True)
+class StateWanted:
+    """The training loop's request for the whole optimizer state of the committed step. Answer: `StateFetched`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TookFetched:
+    """Result of `TakeFetched`. `intact`: the state's digest is the one that came with it."""
+
+    step: int
+    shard: int
+    intact: bool
+    source: str
+
+
 # With the step, because loops that end by a decision of the script may end at different steps.
 @dataclass(frozen=True, kw_only=True)
 class LoopEnded:
@@ -318,4 +334,6 @@ Event: TypeAlias = (
     | PartWritten
     | ManifestWritten
     | LoopEnded
+    | StateWanted
+    | TookFetched
 )

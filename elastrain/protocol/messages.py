@@ -241,6 +241,25 @@ class HasAll:
     step: int
 
 
+# Asked between two steps of the sender: without its vote no member can go on to the next state.
+@dataclass(frozen=True, kw_only=True)
+class FetchShard:
+    """A question for a shard's whole state as of `step`, for the sender's script. Answer: `FetchedShard`."""
+
+    step: int
+    shard: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchedShard:
+    """The shard's whole state as of `step`."""
+
+    step: int
+    shard: int
+    digest: int | None
+    """Digest of that state when it was last compared. None: the digest sent with the tensors counts."""
+
+
 # Only before the first commit: later plans come with a record, and votes say what newcomers have traced.
 @dataclass(frozen=True, kw_only=True)
 class HasTraced:
@@ -273,6 +292,8 @@ Message: TypeAlias = (
     | HasAll
     | TakeLast
     | HasTraced
+    | FetchShard
+    | FetchedShard
 )
 
 # Numbered in the order of the union. Both ends have the same version, because the handshake compares versions.

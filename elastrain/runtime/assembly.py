@@ -53,7 +53,8 @@ from elastrain.runtime.memory.memory_keeper import MemoryKeeper
 from elastrain.runtime.memory.process_memory import MemoryLimit
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.kernels import compute_device
-from elastrain.runtime.model.optimizer import OptimizerProxy, PieceOptimizer
+from elastrain.runtime.model.optimizer import PieceOptimizer
+from elastrain.runtime.model.optimizer_proxy import OptimizerProxy
 from elastrain.runtime.settings import Settings
 from elastrain.runtime.tensors.executor import Executor
 
@@ -113,6 +114,9 @@ class Prepared:
     """The checkpoint that the job starts from, if any."""
     describe: Callable[[], dict[str, Any]]
     """Returns the values that must be equal on all members; see `Settings.describe`."""
+    layout: Layout
+    described: Described
+    """Names, shapes and groups of the parameters."""
     pipelines: Pipelines | None = None
     """None if every member computes whole runs."""
 
@@ -162,7 +166,8 @@ def assemble(
         memory=memory,
         max_grad_norm=request.max_grad_norm,
     )
-    if (checkpoints := _checkpoints(request, layout, chosen, connections, handover)) is not None:
+    described = Described(layout, request.model, request.optimizer)
+    if (checkpoints := _checkpoints(described, chosen, connections, handover)) is not None:
         executor.write_checkpoints(checkpoints)
     parts = _engine_parts(chosen, connections, mesh, executor, report, handover)
     stored = _stored(request.model, chosen, executor, parts, connections.agent)
@@ -182,6 +187,8 @@ def assemble(
         checkpoints=checkpoints,
         first_step=shape.initial.step + 1,
         stored=stored,
+        layout=layout,
+        described=described,
         describe=_describing(request, layout, chosen, connections),
     )
 
@@ -254,7 +261,7 @@ def _stored(
 
 
 def _checkpoints(
-    request: Request, layout: Layout, chosen: Chosen, connections: Connections, handover: LoopChannel
+    described: Described, chosen: Chosen, connections: Connections, handover: LoopChannel
 ) -> Checkpoints | None:
     """Open the writer of checkpoints, if the job writes any. Raises ConfigError if their place is another job's."""
     if chosen.checkpoints is None:
@@ -272,7 +279,7 @@ def _checkpoints(
         has_agent=agent.is_there,
         log=connections.journal.write,
     )
-    made = Checkpoints(bearings, Described(layout, request.model, request.optimizer))
+    made = Checkpoints(bearings, described)
     made.open()
     connections.faults.tools.files = WrittenFiles(me=environment.member, place=chosen.checkpoints.place)
     return made

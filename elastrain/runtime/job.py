@@ -182,8 +182,8 @@ class Job:
     ) -> tuple[Model, Optimizer, DataLoader]:
         """Prepare model, optimizer and loader for the job, and return the same objects.
 
-        Schedulers go on to drive the optimizer's groups, and its class does the sharded update. From now on its `step`,
-        `state_dict` and `load_state_dict` raise ConfigError, and `zero_grad` does nothing.
+        Schedulers go on to drive the optimizer's groups, and its class does the sharded update. From now on its `step`
+        raises ConfigError, and `zero_grad` does nothing. Between two steps its `state_dict` returns the whole state.
 
         Args:
             model: Model to train.

@@ -25,6 +25,7 @@ from elastrain.integrity.checks import Due, neighbour, probes
 from elastrain.job.run_plan import plan
 from elastrain.protocol import agent_messages as am
 from elastrain.runtime.assembly import Connections, Prepared
+from elastrain.runtime.durable.whole_state import WholeState, loaded_pieces
 from elastrain.runtime.io.agent_link import ChannelClosedError
 from elastrain.runtime.io.loop_channel import LoopOver, StepBegun
 from elastrain.runtime.loop.exit_report import NOT_THE_SCRIPTS_FAULT, ExitReport
@@ -107,11 +108,27 @@ class TrainingLoop:
                 "before the optimizer is made and before prepare"
             )
 
+    def _take_loaded(self) -> None:
+        """Let the job begin from the optimizer state that the script has loaded, unless it begins from a checkpoint."""
+        prepared = self._prepared
+        if loaded := prepared.facade.take_loaded():
+            if prepared.stored is not None:
+                say(
+                    "the job begins from its checkpoint (--resume), not from the optimizer state that the script loaded"
+                )
+            else:
+                prepared.optimizer.loaded = loaded_pieces(loaded, prepared.model, prepared.layout)
+        whole = WholeState(prepared.described, prepared.model, self._parts.handover, lambda: self._last_words.step)
+        prepared.facade.fetch = whole.of_optimizer
+        if prepared.pipelines is not None:
+            self._parts.model.whole = whole.of_model
+
     def _join(self) -> int:
         """Announce that this member is ready, wait until it is admitted, and return the step to begin with."""
         parts = self._parts
         self._check_device()
         # All slow work is done before the announcement, because other members wait for this one from then on.
+        self._take_loaded()
         parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died, self._device)
         warm_up(self._prepared.model)
         spec = {
@@ -208,6 +225,7 @@ class TrainingLoop:
         if self._prepared.pipelines is not None:  # blocks came back after the last step
             self._parts.model.statistics.refresh()
         model, memory = self._parts.model, self._prepared.memory
+        model.whole = None
         is_left_partial = memory is not None and not memory.work.has_room_for_all and model.blocks.leave()
         digest = "" if is_left_partial else model.parameters_digest()
         self._connections.journal.write("finished", step=step, digest=digest)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
-from elastrain.snapshot.durable.manifest import BUFFERS, MODEL, OPTIMIZER, GroupEntry, Manifest, PieceEntry
+from elastrain.snapshot.durable.manifest import BUFFERS, MODEL, OPTIMIZER, GroupEntry, ParameterEntry, PieceEntry
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.shard_state import ShardState, Value
 
@@ -52,26 +52,41 @@ def gather(checkpoint: Checkpoint) -> PlainState:
     """
     if MODEL in checkpoint.manifest.attachments:
         return _imported(checkpoint)
-    gathering = _Gathering(checkpoint.manifest)
-    for state in checkpoint.read_shards(range(len(checkpoint.manifest.shards))):
-        gathering.add(state)
+    manifest = checkpoint.manifest
+    gathering = Gathering(manifest.parameters, [shard.pieces for shard in manifest.shards])
+    for shard in checkpoint.read_shards(range(len(manifest.shards))):
+        gathering.add(shard)
     buffers = unpack_named(*checkpoint.read_attachment(BUFFERS)) if BUFFERS in checkpoint.manifest.attachments else {}
-    return gathering.whole(buffers)
+    state = gathering.state()
+    model, masters = gathering.parameters()
+    return PlainState(
+        model={**model, **buffers},
+        masters=masters,
+        state=state,
+        groups=manifest.groups,
+        optimizer=manifest.optimizer,
+    )
 
 
-class _Gathering:
-    """A collection of whole parameters that is filled piece by piece."""
+class Gathering:
+    """A collection of whole parameters that is filled shard by shard.
 
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
+    Args:
+        parameters: All parameters and running statistics of the model.
+        shards: Pieces of each shard, in the order of the shards.
+    """
+
+    def __init__(self, parameters: Sequence[ParameterEntry], shards: Sequence[Sequence[PieceEntry]]) -> None:
+        self._parameters = parameters
+        self._shards = shards
         self._values: dict[int, Tensor] = {}
         self._state: dict[int, dict[str, Value]] = {}
         self._filled: dict[tuple[int, str], int] = {}
         """(parameter, entry) -> number of elements added. The entry of the parameter's own values is ""."""
 
     def add(self, state: ShardState) -> None:
-        entry = self._manifest.shards[state.shard]
-        for number, piece in enumerate(entry.pieces):
+        """Add the state of one shard. Raises CheckpointError if a scalar differs between pieces of a parameter."""
+        for number, piece in enumerate(self._shards[state.shard]):
             values = state.parameters[piece.start : piece.start + piece.numel]
             self._put(self._values, piece.parameter, piece, "", values)
             kept = state.pieces[number] if number < len(state.pieces) else {}
@@ -88,20 +103,27 @@ class _Gathering:
             )
 
     def _put(self, into: dict[Any, Any], key: object, piece: PieceEntry, entry: str, part: Tensor) -> None:
-        numel = self._manifest.parameters[piece.parameter].numel
+        numel = self._parameters[piece.parameter].numel
         if key not in into:
             into[key] = torch.zeros(numel, dtype=part.dtype)
         into[key][piece.offset : piece.offset + piece.valid_numel] = part[: piece.valid_numel]
         count = (piece.parameter, entry)
         self._filled[count] = self._filled.get(count, 0) + piece.valid_numel
 
-    def whole(self, buffers: Mapping[str, Tensor]) -> PlainState:
-        """Return all tensors in the shapes of the model. Raises CheckpointError if elements are missing."""
+    def state(self) -> dict[str, dict[str, Value]]:
+        """Return the optimizer's state by parameter name. Raises CheckpointError if elements are missing."""
         for (index, entry), filled in self._filled.items():
-            if filled != self._manifest.parameters[index].numel:
+            if filled != self._parameters[index].numel:
                 raise CheckpointError(f"{entry or 'values'} of {self._name(index)}: only {filled} elements are there")
-        model, masters = {}, {}
-        for index, spec in enumerate(self._manifest.parameters):
+        return {self._parameters[i].name: self._shaped(i, kept) for i, kept in self._state.items()}
+
+    def parameters(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return all parameters in the model's shapes and dtypes, and the float32 copies of those in half precision.
+
+        Raises CheckpointError if a parameter lies in no shard.
+        """
+        model, masters = dict[str, Tensor](), dict[str, Tensor]()
+        for index, spec in enumerate(self._parameters):
             dtype: torch.dtype = getattr(torch, spec.dtype)
             if index not in self._values and spec.numel:
                 raise CheckpointError(f"{spec.name!r} lies in no shard")
@@ -110,21 +132,15 @@ class _Gathering:
             if dtype != value.dtype and dtype.is_floating_point:
                 masters[spec.name] = value
             model.update((other, model[spec.name]) for other in spec.also)
-        return PlainState(
-            model={**model, **buffers},
-            masters=masters,
-            state={self._manifest.parameters[i].name: self._shaped(i, kept) for i, kept in self._state.items()},
-            groups=self._manifest.groups,
-            optimizer=self._manifest.optimizer,
-        )
+        return model, masters
 
     def _shaped(self, index: int, kept: dict[str, Value]) -> dict[str, Value]:
-        shape = self._manifest.parameters[index].shape
+        shape = self._parameters[index].shape
         here = {name for parameter, name in self._filled if parameter == index}
         return {n: v.view(shape) if isinstance(v, Tensor) and n in here else v for n, v in kept.items()}
 
     def _name(self, index: int) -> str:
-        return repr(self._manifest.parameters[index].name)
+        return repr(self._parameters[index].name)
 
 
 def _same(one: Value, other: Value) -> bool:

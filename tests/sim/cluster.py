@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from elastrain.protocol.messages import Ack, Digests, Gradient, Partial, Publish
 from tests.sim.checks import Checks, Truth, content
 from tests.sim.member import Outbox, Run, SimMember, Violation
 from tests.sim.pipelined import TRACED, PipelinedLoop, TaskRun, micro_batches_of, pipelining_of
+from tests.sim.symbols import State
 
 DEATHS = (object, Report, Partial, Gradient, Ack, Vote, Publish, Publish, Digests, ShardCopy)
 Choice = tuple[Any, Callable[[Any], None], Any]
@@ -94,6 +95,8 @@ class Scenario:
     """Every holder writes its copy."""
     wishes: int = 0
     """Times that somebody's script asks for a checkpoint."""
+    fetches: float = 0.0
+    """Share of the steps before which a member's script asks for the whole optimizer state."""
     full_disks: int = 0
     """Members whose disk takes nothing any more, from some moment on."""
 
@@ -417,6 +420,8 @@ class Cluster:
                 raise Violation(f"{name} enters step {enter.step} without the others' loop state")
             self.members[name].enter(enter.state or str(first))  # what the checkpoint says of the loop
             self._enter(name, enter.step)
+        for step, states in out.fetched:
+            self._fetched(name, step, states)
         self.manifests[name].extend(out.manifests)
         for failure in out.failed:
             self._failed(name, failure)
@@ -543,6 +548,22 @@ class Cluster:
         member = self.members[name]
         if member.loop != step:
             raise Violation(f"the loop of {name} enters step {step} with the state of step {member.loop}")
+        if random.Random(f"{name} {step} {self.seed}").random() < self.scenario.fetches:
+            self.loops[name].append(p.StateWanted)  # the loop stands still until all states are there
+        else:
+            self._begin(name, step)
+
+    def _fetched(self, name: str, step: int, states: Mapping[int, State]) -> None:
+        truth = self.truth
+        found = {shard: state.cell.value for shard, state in states.items()}
+        if sorted(found) != list(range(len(self.shape.shards))):
+            raise Violation(f"{name} gets the states of {sorted(found)} after step {step}, not those of all shards")
+        if truth is not None and not self.flipped and any(found[s] != truth.after(step, s) for s in found):
+            raise Violation(f"{name} gets other states after step {step} than the undisturbed job has")
+        self._begin(name, step + 1)
+
+    def _begin(self, name: str, step: int) -> None:
+        member = self.members[name]
         self.loops[name].append(lambda: member.begin(step))
         if step >= self._end_of(name):
             self.loops[name].append(lambda: p.LoopEnded(step=step))

@@ -59,6 +59,8 @@ class Outbox:
     evicted: bool = False
     phases: list[str] = field(default_factory=list)
     manifests: list[p.WriteManifest] = field(default_factory=list)
+    fetched: list[tuple[int, dict[int, State]]] = field(default_factory=list)
+    """(step, states of all shards) that its script has asked for."""
 
 
 class SimDisk:
@@ -389,6 +391,8 @@ class SimMember:
                 out.advanced.append(command)
             case p.Enter():
                 out.entered.append(command)
+            case p.StateFetched():
+                out.fetched.append((command.step, self.ledger.take_fetched()))
             case p.Fail():
                 out.failed.append(command)
             case p.BeginPart():

@@ -25,6 +25,7 @@ from elastrain.protocol.messages import (
     DigestReply,
     Digests,
     Doubt,
+    FetchShard,
     Gradient,
     Message,
     Partial,
@@ -259,7 +260,7 @@ class Commit(MemberPart):
                 return message.step > self.step
             case Boundary():
                 return message.name.step > self.step + 1
-            case PartReport() | WriteInstead() | CheckpointOver():
+            case PartReport() | WriteInstead() | CheckpointOver() | FetchShard():
                 return message.step > self.step
             # The other kinds belong to no step, and are served whenever they come.
             case _:

@@ -14,6 +14,9 @@ from elastrain.snapshot.durable.manifest import ParameterEntry
 from elastrain.snapshot.durable.plain import PlainState
 from elastrain.snapshot.shard_state import ShardState, Value
 
+States = Mapping[str, Mapping[str, Value]]
+"""State of the optimizer by parameter name, in the shapes of the parameters."""
+
 
 @dataclass(frozen=True)
 class _Overlap:
@@ -75,14 +78,18 @@ def untied(plain: PlainState, homes: Mapping[str, str], source: str) -> PlainSta
 def shard_state(plain: PlainState, layout: Layout, shard: Shard, step: int) -> ShardState:
     """Return the state of one shard after `step`. Gaps between parameters are zero, as in a new model."""
     parameters = torch.zeros(shard.numel, dtype=getattr(torch, shard.master_dtype))
-    overlaps = list(_overlaps(layout, shard))
-    for part in overlaps:
+    for part in _overlaps(layout, shard):
         value = plain.masters.get(part.spec.name, plain.model[part.spec.name])
         parameters[part.start : part.start + part.numel] = _cut(value, part)
-    pieces = layout.pieces[shard.index]
-    at = {part.start: part for part in overlaps}
-    states = [_piece(plain, at[piece.start], piece.stop - piece.start) if piece.start in at else {} for piece in pieces]
+    states = optimizer_pieces(plain.state, layout, shard)
     return ShardState(shard=shard.index, version=step, parameters=parameters, pieces=states)
+
+
+def optimizer_pieces(state: States, layout: Layout, shard: Shard) -> list[dict[str, Value]]:
+    """Return the optimizer's state for each piece of a shard. It is empty for a parameter that was never stepped."""
+    at = {part.start: part for part in _overlaps(layout, shard)}
+    pieces = layout.pieces[shard.index]
+    return [_piece(state, at[piece.start], piece.stop - piece.start) if piece.start in at else {} for piece in pieces]
 
 
 def _overlaps(layout: Layout, shard: Shard) -> Iterator[_Overlap]:
@@ -93,9 +100,8 @@ def _overlaps(layout: Layout, shard: Shard) -> Iterator[_Overlap]:
             yield _Overlap(spec, start - shard.start, stop - start, start - leaf.start)
 
 
-def _piece(plain: PlainState, part: _Overlap, numel: int) -> dict[str, Value]:
-    """Return the optimizer's state for this part of a parameter; empty if it was never stepped."""
-    return {name: _entry(name, value, part, numel) for name, value in plain.state.get(part.spec.name, {}).items()}
+def _piece(state: States, part: _Overlap, numel: int) -> dict[str, Value]:
+    return {name: _entry(name, value, part, numel) for name, value in state.get(part.spec.name, {}).items()}
 
 
 def _entry(name: str, value: Value, part: _Overlap, numel: int) -> Value:

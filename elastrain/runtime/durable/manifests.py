@@ -15,7 +15,9 @@ from elastrain.job.layout import Layout, Shard, round_up
 from elastrain.job.values import Record
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import GroupEntry, Manifest, ParameterEntry, Part, PieceEntry, ShardEntry
+from elastrain.snapshot.durable.plain import Gathering
 from elastrain.snapshot.durable.writing import Written
+from elastrain.snapshot.shard_state import ShardState
 
 _WRITTEN = msgspec.json.Decoder(Written)
 
@@ -64,6 +66,13 @@ class Described:
         state = self._model.state_dict(keep_vars=True)
         found = {name: kept.get(name, value) for name, value in state.items() if name not in known}
         return {name: value for name, value in found.items() if value is not None}
+
+    def gathered(self, states: Mapping[int, ShardState]) -> Gathering:
+        """Return the whole parameters and optimizer state that the states of all shards make up."""
+        gathering = Gathering(self._parameters, [self._pieces(shard) for shard in self._layout.shards])
+        for state in states.values():
+            gathering.add(state)
+        return gathering
 
     def manifest(
         self, begin: Begin, record: Record, told: Sequence[str], attachments: Mapping[str, tuple[Part, ...]]

@@ -39,6 +39,7 @@ from elastrain.runtime.io.loop_channel import (
     LoopChannel,
     LoopFailed,
     LoopOver,
+    StatesGiven,
     StepBegun,
     Told,
     TryAgain,
@@ -247,6 +248,8 @@ class Engine:
                 return self._notes.hear(command, self.view)
             case p.HoldBlocks():
                 self._hold_blocks(command)
+            case p.StateFetched():
+                self._parts.handover.give(StatesGiven(self._parts.executor.books.take_fetched()))
             case p.ReadView():
                 self._parts.journal.write("newer", generation=command.generation)
             case _:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -26,6 +26,7 @@ from elastrain.runtime.carrying.landed_results import Landing
 from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.model.gradients import GradientSlot
 from elastrain.runtime.model.optimizer import Hyper
+from elastrain.snapshot.shard_state import ShardState
 
 LOOK_EVERY_S = 0.5
 """Longest time that either thread waits before it checks whether the engine was stopped."""
@@ -57,9 +58,6 @@ class LoopOver:
     """True if most members left their loops before this step, so that nothing of it counts."""
     last: Record | None = None
     """The record of the last committed step."""
-
-
-Outcome: TypeAlias = Assignment | TaskAssignment | p.Advance | p.Enter | LoopOver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +92,14 @@ class BoundaryMade:
     tensors: tuple[Tensor, ...]
 
 
+@dataclass(frozen=True)
+class StatesGiven:
+    """Copies of the states of all shards, which the script has asked for between two steps."""
+
+    states: Mapping[int, ShardState]
+
+
+Outcome: TypeAlias = Assignment | TaskAssignment | p.Advance | p.Enter | StatesGiven | LoopOver
 Told: TypeAlias = p.Event | StepBegun | TryAgain | LoopFailed | BoundaryMade
 
 
@@ -191,8 +197,19 @@ class LoopChannel:
         """Wait for a run or an action to compute, or for the end of the step."""
         self.tell_landed(p.Ready)
         outcome = self.wait()
-        assert not isinstance(outcome, p.Enter)
+        assert not isinstance(outcome, p.Enter | StatesGiven)
         return outcome
+
+    def fetch_states(self) -> Mapping[int, ShardState]:
+        """Return copies of the states of all shards, by shard. Call it between two steps.
+
+        Raises StoppedError if the job has ended meanwhile.
+        """
+        self.tell(p.StateWanted())
+        outcome = self.wait()
+        if not isinstance(outcome, StatesGiven):
+            raise StoppedError("the job has ended")
+        return outcome.states
 
     def try_again(self, assignment: Assignment) -> Assignment:
         """Ask for another slot for a run whose backward failed. Raises StoppedError if the job has ended meanwhile."""
@@ -245,7 +262,7 @@ def _place_after(outcome: Outcome) -> Station:
     match outcome:
         case Assignment() | TaskAssignment():
             return Station.COMPUTING
-        case p.Advance() | p.Enter():
+        case p.Advance() | p.Enter() | StatesGiven():
             return Station.BETWEEN
         case LoopOver():
             return Station.OUTSIDE

@@ -163,6 +163,11 @@ class Step:
         return self._run.micro_batch if self._run is not None else None
 
     @property
+    def is_under_way(self) -> bool:
+        """True from the entry into `for batch in step` until the step is committed or overruled."""
+        return self._has_entered and self._record is None and not self.is_overruled
+
+    @property
     def is_committed(self) -> bool:
         """True once the step is committed."""
         return self._record is not None

@@ -1,16 +1,16 @@
 """The sharded optimizer: steps pieces of parameters with the class, the hyperparameters and the bits of torch.optim.
 
 The user's optimizer object stays what schedulers drive; an inner one of the same class does the arithmetic. Decides
-nothing about who owns what, and sends nothing. `OptimizerProxy` makes the user's object refuse calls without effect.
+nothing about who owns what, and sends nothing.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ _NOT_HYPER = {"params", "param_names"}
 class PieceOptimizer:
     """An optimizer that applies finished gradients to shard states, in place.
 
-    The groups of the user's `optimizer` go on to hold the hyperparameters; its own state is dropped.
+    The groups of the user's `optimizer` go on to hold the hyperparameters.
     `elementwise=True` vouches for a class that is not in torch.optim. Raises ConfigError (see `check`).
     """
 
@@ -55,7 +55,10 @@ class PieceOptimizer:
         self._device: DeviceUpdates | None = None
         self.counted = frozenset[str]() if type(optimizer) in ELEMENTWISE else self._try_out()
         """Names of the counters that the optimizer itself keeps in its parameter groups."""
-        optimizer.state.clear()
+        for parameter in [parameter for parameter, state in optimizer.state.items() if not is_stepped(state)]:
+            del optimizer.state[parameter]
+        self.loaded: Callable[[Shard], list[dict[str, Any]]] | None = None
+        """Returns the state that the script has loaded for the pieces of a shard, or None if it has loaded none."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if any(parameter.device.type != "cpu" for parameter in parameters):
             self._device = DeviceUpdates(layout, partial(self._same_class, optimizer), self._placeholders)
@@ -80,7 +83,11 @@ class PieceOptimizer:
         return try_out(type(self._facade).__name__, make, [_grouped(each) for each in self.hyperparameters()], kinds)
 
     def committed(self, record: Record) -> None:
-        """Advance the counters in the user's parameter groups, as a step of the optimizer itself would."""
+        """Advance the counters in the user's parameter groups, as a step of the optimizer itself would.
+
+        What the script has loaded is forgotten, because all states exist now.
+        """
+        self.loaded = None
         if self.counted and not record.skipped:
             groups, made = self._facade.param_groups, self._same_class(self._facade, self._placeholders())
             for parameter in (q for group in made.param_groups for q in group["params"]):
@@ -115,6 +122,8 @@ class PieceOptimizer:
         for piece, view in zip(pieces, views, strict=True):
             made = self._same_class(self._facade, [{"params": [view], **_grouped(hyper[piece.group])}])
             states.append(dict(made.state[view]) if view in made.state else {})
+        if self.loaded is not None:
+            states = [loaded or new for loaded, new in zip(self.loaded(shard), states, strict=True)]
         return ShardState(shard=shard.index, parameters=parameters, pieces=states)
 
     def take_over(self, state: ShardState, wrote: str) -> ShardState:
@@ -281,62 +290,6 @@ def _grouped(hyper: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()}
 
 
-class OptimizerProxy:
-    """A guard on the user's optimizer: calls that would have no effect raise ConfigError, and so do step hooks."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-        self._pre_hooks: set[int] = set()
-        self._check_hooks()
-        self._groups = self._parameters()
-        optimizer.register_step_pre_hook(_refuse_step)
-        optimizer.register_state_dict_pre_hook(_refuse_state_dict)
-        optimizer.register_load_state_dict_pre_hook(_refuse_load)
-        self._pre_hooks = set(optimizer._optimizer_step_pre_hooks)
-
-    def check(self) -> None:
-        """Raise ConfigError if groups, state or hooks changed since `prepare`, because changes have no effect."""
-        self._check_hooks()
-        if self._parameters() != self._groups:
-            raise ConfigError(
-                "the optimizer's groups have other parameters than when they were prepared: call add_param_group "
-                "before prepare, and freeze in the loop what is to be trained later"
-            )
-        if any(self.optimizer.state.values()):
-            raise ConfigError(
-                "state was put into the optimizer after prepare, and the sharded optimizer does not use it: this "
-                "version starts with fresh state"
-            )
-
-    def _check_hooks(self) -> None:
-        added = set(self.optimizer._optimizer_step_pre_hooks) - self._pre_hooks
-        if added or self.optimizer._optimizer_step_post_hooks:
-            raise ConfigError(
-                "the optimizer has hooks for its steps (register_step_pre_hook, register_step_post_hook), which would "
-                "never run: each member steps only its shards. Do after `for batch in step` what they do"
-            )
-
-    def _parameters(self) -> list[list[int]]:
-        return [[id(parameter) for parameter in group["params"]] for group in self.optimizer.param_groups]
-
-
-def _refuse_step(*_: Any) -> NoReturn:
-    raise ConfigError(
-        "optimizer.step() would do nothing here: the step is taken, on all members, when `for batch in step` ends. "
-        "Leave the call out; to train on behind the loop, make a new optimizer"
-    )
-
-
-def _refuse_state_dict(*_: Any) -> NoReturn:
-    raise ConfigError(
-        "optimizer.state_dict() has nothing to give: the state is sharded over the members, with verified copies in "
-        "memory. Let the job write durable checkpoints (elastrain run --checkpoint-dir): `elastrain checkpoint export` "
-        "makes plain state dicts of them"
-    )
-
-
-def _refuse_load(*_: Any) -> NoReturn:
-    raise ConfigError(
-        "optimizer.load_state_dict() would do nothing here: the state is sharded over the members. Begin the job from "
-        "a checkpoint with `elastrain run --resume`; `elastrain checkpoint import` makes one of a plain state"
-    )
+def is_stepped(state: dict[str, Any]) -> bool:
+    """Return True if an optimizer state comes from a step. States that constructors create count zero steps."""
+    return bool(state) and float(state.get("step", 1)) > 0

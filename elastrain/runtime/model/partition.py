@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -213,13 +212,6 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, known: set[int], groups: 
         raise ConfigError(
             f"{count} of the optimizer's parameters are not the model's: make the optimizer from this model"
         )
-    if any(_stepped(state) for state in optimizer.state.values()):
-        raise ConfigError("the optimizer already has state from steps taken elsewhere: pass a new one to prepare")
-
-
-def _stepped(state: dict[str, Any]) -> bool:
-    """Return True if an optimizer state comes from a step. States that constructors create count zero steps."""
-    return bool(state) and float(state.get("step", 1)) > 0
 
 
 def _check_parameter(name: str, parameter: nn.Parameter, *, trained: bool) -> None:

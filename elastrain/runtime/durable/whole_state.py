@@ -1,0 +1,80 @@
+"""The whole optimizer state in the form of plain PyTorch: what a script saves, and what it has loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elastrain.errors import ConfigError
+from elastrain.job.layout import Layout, Shard
+from elastrain.runtime.durable.by_name import optimizer_pieces
+from elastrain.runtime.durable.manifests import Described
+from elastrain.runtime.io.loop_channel import LoopChannel
+from elastrain.runtime.loop.step import Step
+from elastrain.snapshot.durable.plain import Gathering
+from elastrain.snapshot.shard_state import Value
+
+Loaded = Mapping[Tensor, Mapping[str, Value]]
+"""State of the optimizer by parameter, as torch.optim keeps it."""
+
+
+class WholeState:
+    """Reader of the whole state between two steps, from its holders. `step` returns the loop's present step."""
+
+    def __init__(
+        self, described: Described, model: nn.Module, handover: LoopChannel, step: Callable[[], Step | None]
+    ) -> None:
+        self._described = described
+        self._names = dict(model.named_parameters(remove_duplicate=False))
+        self._handover = handover
+        self._step = step
+
+    def of_optimizer(self) -> dict[Tensor, dict[str, Any]]:
+        """Return the state of every parameter, in new memory. Other members do not wait.
+
+        Raises ConfigError within a step, because its update is under way, and after the loop.
+        """
+        state = self._gathered("optimizer.state_dict()").state()
+        return {self._names[name]: dict(its) for name, its in state.items()}
+
+    def of_model(self) -> dict[str, Tensor]:
+        """Return all parameters and running statistics by name. Raises as `of_optimizer`."""
+        return self._gathered("model.state_dict()").parameters()[0]
+
+    def _gathered(self, what: str) -> Gathering:
+        step = self._step()
+        if self._handover.has_ended:
+            raise ConfigError(
+                f"{what} comes too late behind the loop over job.steps(…), where the members have let go of the state: "
+                "call it in the body of the loop, at the latest in that of the last step"
+            )
+        if step is not None and step.is_under_way:
+            raise ConfigError(
+                f"{what} was called inside `for batch in step` of step {step.number}, whose update is still to come: "
+                "call it behind that loop"
+            )
+        return self._described.gathered(self._handover.fetch_states())
+
+
+def loaded_pieces(loaded: Loaded, model: nn.Module, layout: Layout) -> Callable[[Shard], list[dict[str, Any]]]:
+    """Return a function that cuts what the script has loaded into the pieces of a shard, on the parameters' device."""
+    known = {spec.name for spec in layout.parameters}
+    named = {name: parameter for name, parameter in model.named_parameters(remove_duplicate=False) if name in known}
+    states = {name: loaded[parameter] for name, parameter in named.items() if parameter in loaded}
+
+    def pieces(shard: Shard) -> list[dict[str, Any]]:
+        device = next(iter(named.values())).device
+        dtype: torch.dtype = getattr(torch, shard.master_dtype)
+
+        def placed(value: Value) -> Value:
+            if not isinstance(value, Tensor) or not value.dim():
+                return value
+            return value.to(device, dtype if value.is_floating_point() else value.dtype)
+
+        cut = optimizer_pieces(states, layout, shard)
+        return [{name: placed(value) for name, value in piece.items()} for piece in cut]
+
+    return pieces
