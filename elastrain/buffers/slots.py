@@ -5,6 +5,7 @@ Slots hold this member's partials. Their content is opaque here: tensors, or sym
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -24,16 +25,20 @@ class UsedSlot:
     blocks: set[int] = field(default_factory=set)
     is_running: bool = True
     is_void: bool = False
-    """True if the loop's present results in it do not count, because their attempt was given up."""
+    """True if the loop's next results in it do not count, because their attempt was given up."""
 
 
 class GradientSlots:
-    """Owner of the gradient slots. A slot is free if it holds no partial and no computation uses it."""
+    """Owner of the gradient slots. A slot is free if it holds no partial and no computation uses it.
+
+    On a device several computations are outstanding. Their results come in the order in which they were started.
+    """
 
     def __init__(self, arithmetic: Arithmetic) -> None:
         self._arithmetic = arithmetic
         self._free: list[GradientSlot] = []
-        self._running: UsedSlot | None = None
+        self._outstanding: deque[UsedSlot | None] = deque()
+        """Slots of the loop's computations that have not ended, oldest first. None: a slot from elsewhere."""
         self._tasks: dict[Task, UsedSlot] = {}
         """Slots of tasks of pipelines that have begun and are not done.
 
@@ -48,9 +53,14 @@ class GradientSlots:
 
     def start_run(self) -> GradientSlot:
         """Return a slot for the next run. The training loop clears it and accumulates into it."""
+        # Never an outstanding one: the next run would overwrite its blocks before they are reported.
         slot = self._free.pop() if self._free else self._arithmetic.new_slot()
-        self._running = UsedSlot(slot)
+        self._outstanding.append(UsedSlot(slot))
         return slot
+
+    def start_check(self) -> None:
+        """Note a computation whose slot is not from here. `end_run` ends it like a run."""
+        self._outstanding.append(None)
 
     def start_action(self, task: Task) -> GradientSlot:
         """Return the slot of a task for its next action.
@@ -58,15 +68,19 @@ class GradientSlots:
         The training loop clears it before the run's first backward.
         """
         if task not in self._tasks:
-            self.start_run()
-            assert self._running is not None
-            self._tasks[task] = self._running
-        self._running = self._tasks[task]
-        return self._running.slot
+            slot = self._free.pop() if self._free else self._arithmetic.new_slot()
+            self._tasks[task] = UsedSlot(slot)
+        self._outstanding.append(self._tasks[task])
+        return self._tasks[task].slot
+
+    @property
+    def _running(self) -> UsedSlot | None:
+        """The slot of the oldest outstanding computation, of which the next results are."""
+        return self._outstanding[0] if self._outstanding else None
 
     @property
     def is_void(self) -> bool:
-        """True if the results of the training loop's present computation do not count."""
+        """True if the next results of the training loop do not count."""
         return self._running is not None and self._running.is_void
 
     def computed(self, event: p.Computed) -> None:
@@ -76,20 +90,23 @@ class GradientSlots:
 
     def block_done(self, event: p.BlockDone) -> None:
         """Enter the block's part of the run as a partial, unless it is known already or the step has ended."""
-        assert self._running is not None
-        if self._running.is_void:
+        running = self._running
+        assert running is not None
+        if running.is_void:
             return
         node, mine = (event.run, event.run + 1), self._own.setdefault((event.step, event.block), {})
         # Covered: the run is computed again after a drive fault, and this block was reported the first time.
         if event.step > self._ended and not is_covered(node, mine):
-            mine[node] = self._running
-            self._running.blocks.add(event.block)
+            mine[node] = running
+            running.blocks.add(event.block)
 
     def change(self) -> GradientSlot:
         """Return another slot for the present run. Blocks that were reported stay in the old one; the rest is void."""
         # Not the same slot, because others may be reading the run's reported blocks from it.
         before = self._running
         assert before is not None
+        # The loop waits for it, so all earlier runs have landed.
+        self._outstanding.clear()
         slot = self.start_run()
         assert self._running is not None
         self._running.is_void = before.is_void
@@ -97,12 +114,11 @@ class GradientSlots:
         return slot
 
     def end_run(self) -> None:
-        """Stop using the present run's slot, unless its task goes on."""
-        if self._running is not None:
-            # A task that goes on keeps its slot: its other micro-batches are added there.
-            if self._running not in self._tasks.values():
-                self._stop(self._running)
-            self._running = None
+        """Stop using the slot of the oldest outstanding run, unless its task goes on."""
+        ended = self._outstanding.popleft() if self._outstanding else None
+        # A task that goes on keeps its slot: its other micro-batches are added there.
+        if ended is not None and ended not in (*self._tasks.values(), *self._outstanding):
+            self._stop(ended)
 
     def _stop(self, slot: UsedSlot) -> None:
         slot.is_running = False
@@ -146,10 +162,11 @@ class GradientSlots:
         return all(self._arithmetic.checksum(self.lane(at, *key)) == checksum for key, checksum in made)
 
     def void_step(self) -> None:
-        """Discard all results of the open step, and those of the present computation."""
-        # The running slot stays in use: the training loop writes into it until it asks for more.
-        if self._running is not None:
-            self._running.is_void = True
+        """Discard all results of the open step, and those of outstanding computations."""
+        # Their slots stay in use: the training loop, or its device, writes into them until they have ended.
+        for used in self._outstanding:
+            if used is not None:
+                used.is_void = True
         self._let_go()
 
     def end_step(self, step: int) -> None:
@@ -166,7 +183,7 @@ class GradientSlots:
         tasks, self._tasks = self._tasks, {}
         # A slot that is being written is freed when the training loop asks for more.
         for used in tasks.values():
-            if used is not self._running:
+            if used not in self._outstanding:
                 used.is_running = False
                 slots[used] = None
         for slot in slots:

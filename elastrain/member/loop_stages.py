@@ -2,6 +2,7 @@
 
 The loop computes in a thread of its own. It asks (`Ready`) and gets one of `Compute`, `Recompute`, `Forward`,
 `Backward` and `Advance`. It goes on computing during a recovery.
+A loop on a device asks for its next run (`Submitted`) while its present one still lands, which `Ready` tells later.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from elastrain.member.pipeline.replicas import Replicas
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
+from elastrain.member.state.runs import OUTSTANDING_MOST
 from elastrain.protocol.messages import LoopHandover
 
 
@@ -28,7 +30,7 @@ class LoopStage(Enum):
     ENTERING = "entering"  # it was given the step at which it begins
     BODY = "body"  # in a step, before its micro-batches: the script may still read the parameters of the last one
     WAITING = "waiting"  # it has asked for work and computes nothing
-    COMPUTING = "computing"  # it was given a run
+    COMPUTING = "computing"  # it was given a run, of which not everything is submitted
     LEAVING = "leaving"  # the step is committed, the body goes on to the next one
     ENDED = "ended"
 
@@ -42,6 +44,7 @@ TABLE: dict[tuple[LoopStage, type], LoopStage] = {
     (LoopStage.WAITING, p.Forward): LoopStage.COMPUTING,
     (LoopStage.WAITING, p.Backward): LoopStage.COMPUTING,
     (LoopStage.COMPUTING, p.Ready): LoopStage.WAITING,
+    (LoopStage.COMPUTING, p.Submitted): LoopStage.WAITING,
     (LoopStage.WAITING, p.Advance): LoopStage.LEAVING,
     (LoopStage.LEAVING, p.Began): LoopStage.BODY,
     (LoopStage.BODY, p.LoopEnded): LoopStage.ENDED,
@@ -87,10 +90,16 @@ class LoopStages(MemberPart):
         self.settings = event.settings
         self._state = (event.step, event.state, None)
 
-    def on_ready(self, event: p.Ready) -> None:
-        """Note that the loop asks for work, which ends the run that it was given."""
+    @handles(p.Submitted)
+    def on_submitted(self, event: p.Submitted) -> None:
+        """Note that the loop asks for work while its device computes the run that it was given."""
         self._move(event)
-        self._open.runs.end_running()
+        self._open.runs.outstanding[-1].is_submitted = True
+
+    def on_ready(self, event: p.Ready) -> None:
+        """Note that the oldest run has ended, and that the loop asks for work unless it has asked before."""
+        if not self._open.runs.end_running().is_submitted:
+            self._move(event)
 
     def on_ended(self, event: p.LoopEnded) -> None:
         """Note that the loop has ended."""
@@ -119,8 +128,8 @@ class LoopStages(MemberPart):
 
     @property
     def is_computing(self) -> bool:
-        """True while the loop computes a run or task."""
-        return self.stage is LoopStage.COMPUTING
+        """True while the loop, or its device, computes a run or task."""
+        return bool(self._open.runs.outstanding)
 
     # --------------------------------------------------------------------------------------------- changes of view
 
@@ -170,22 +179,25 @@ class LoopStages(MemberPart):
 
     def feed(self) -> bool:
         """Answer a loop that has asked: let it leave the step, or give it its next run. Returns True if it did."""
-        if self.stage is not LoopStage.WAITING or not self._commit.parameters.are_here():
+        outstanding = len(self._open.runs.outstanding)
+        is_full = outstanding >= OUTSTANDING_MOST
+        if self.stage is not LoopStage.WAITING or is_full or not self._commit.parameters.are_here():
             return False
         # At the end of the job blocks arrive. They must not appear in the middle of a task.
         if self._end.step is not None and not self._replicas.are_all:
             return False
         if self._commit.record is not None and self.step == self._commit.step:
-            self._give(p.Advance(record=self._commit.record))
+            if not outstanding:  # the device still reads the step's parameters and the loop's state
+                self._give(p.Advance(record=self._commit.record))
         elif self.step == self._open.runs.step:
             self._give_run()
         return self.stage is not LoopStage.WAITING
 
     def _give_run(self) -> None:
-        is_recovering = self._views.is_recovering
-        todo = [run for run in self._open.runs.pending if not is_recovering or run in self._allowed]
+        is_recovering, running = self._views.is_recovering, self._open.runs.running
+        pending = [run for run in self._open.runs.pending if run not in running]
+        todo = [run for run in pending if not is_recovering or run in self._allowed]
         if todo:
-            self._open.runs.start_running(todo[0])
             self._give(self._open.audits.compute(self._open.check.compute(todo[0])))
         elif not is_recovering and (command := self._open.tasks.next_command()) is not None:
             self._give(command)
@@ -196,4 +208,6 @@ class LoopStages(MemberPart):
 
     def _give(self, command: p.Enter | p.Advance | p.Compute | p.Recompute | p.Forward | p.Backward) -> None:
         self._move(command)
+        if not isinstance(command, p.Enter | p.Advance):
+            self._open.runs.start_running(command.run if isinstance(command, p.Compute) else None)
         self._out.do(command)

@@ -212,8 +212,6 @@ class Recovering:
         m = self._machine
         m.step.begin_attempt(m.step.number)
         m.custody.holdings.void_step(m.step.number)
-        if m.loop.is_computing:
-            m.step.runs.void_running()
         m.out.do(p.VoidAttempt(step=m.step.number))
 
     def _resumed(self, decision: Recovery, rerouting: Rerouting | None) -> p.Resumed:
@@ -223,6 +221,6 @@ class Recovering:
             recovery=decision,
             target=m.commit.roles.target,
             own=frozenset(node for partials in m.step.runs.own for node in partials.nodes),
-            is_checking=m.step.check.left > 0 or m.step.audits.next_run() is not None,
+            is_checking=m.step.check.left > 0 or bool(m.step.audits.left()),
             rerouting=rerouting,
         )

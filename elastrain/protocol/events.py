@@ -57,6 +57,14 @@ class Ready:
     # No commit happens without it: the script may still read the parameters that a commit overwrites.
 
 
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """The training loop's request for its next run, once all work of its present one is submitted to the device.
+
+    The results of the present run still land. The `Ready` behind them tells that it has ended, and asks for nothing.
+    """
+
+
 # Shards of the command, not of the present roles, which may have changed while they were read.
 @dataclass(frozen=True, kw_only=True)
 class InitialRead:
@@ -315,6 +323,7 @@ Event: TypeAlias = (
     | InitialRead
     | Began
     | Ready
+    | Submitted
     | BlockDone
     | Checked
     | Traced

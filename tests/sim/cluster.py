@@ -81,6 +81,8 @@ class Scenario:
     """Members whose training loop is left in the middle of the job."""
     slow_behind: bool = False
     """Work that nobody waits for takes longer than any run."""
+    device: bool = False
+    """Loops get their next run while their device still works on the present one: its results come later."""
     run_length: int = 0
     """Micro-batches of a run, each of which goes through the model along a chain; 0: runs are wholes."""
     stages: int = 0
@@ -105,6 +107,8 @@ class Scenario:
         return CheckpointPlan(every_steps=self.checkpoint_every, all_holders=self.local_disks)
 
 
+LANDS = (p.BlockDone, p.Checked, p.Computed, p.Ready)
+"""Events of a loop on a device that come when the device has finished what they tell of."""
 FROZEN = frozenset([7])
 """Shards without a gradient."""
 
@@ -188,6 +192,10 @@ class Cluster:
         self.links: dict[tuple[str, str], deque[p.Arrived]] = defaultdict(deque)
         self.views: dict[str, deque[View]] = defaultdict(deque)
         self.loops: dict[str, deque[Callable[[], p.Event | None]]] = defaultdict(deque)
+        self.asks: dict[str, deque[p.Event]] = defaultdict(deque)
+        """Loops on a device that have submitted their run: they ask for the next one."""
+        self.landing: dict[str, deque[p.Event]] = defaultdict(deque)
+        """What a device has computed, and what its member has not heard of."""
         self.stalling: set[str] = set()
         """Members whose training loop will stand still in the middle of a run."""
         self.stalled: dict[str, int] = {}
@@ -295,7 +303,11 @@ class Cluster:
                 continue
             if self.views[name]:
                 found.append((("view", name), self._view, name))
-            if self.loops[name] and name not in self.stalled:
+            if self.asks[name]:
+                found.append((("ask", name), self._ask, name))
+            if self.landing[name]:
+                found.append((("landing", name), self._land, name))
+            if self.loops[name] and name not in self.stalled and self._is_submitted(name):
                 found.append((("loop", name, getattr(self.loops[name][0], "name", "")), self._loop, name))
             if member.core.copying.is_time:
                 found.append((("copies", name), self._copy, name))
@@ -348,8 +360,21 @@ class Cluster:
 
     def _loop(self, name: str) -> None:
         event = self.loops[name].popleft()()
-        if event is not None:
+        if event is not None and self.scenario.device and isinstance(event, LANDS):
+            self.landing[name].append(event)
+        elif event is not None:
             self._feed(name, event)
+
+    def _is_submitted(self, name: str) -> bool:
+        """A device ends a run only when its loop has submitted all of it, and so has asked for the next one."""
+        loop = self.loops[name]
+        return not self.asks[name] or loop[0] is not p.Ready or loop.count(p.Ready) > 1
+
+    def _ask(self, name: str) -> None:
+        self._feed(name, self.asks[name].popleft())
+
+    def _land(self, name: str) -> None:
+        self._feed(name, self.landing[name].popleft())
 
     def _read(self, name: str) -> None:
         self._feed(name, self.members[name].read_initial())
@@ -493,6 +518,8 @@ class Cluster:
             if run.compute.audited:
                 self.loops[name].append(lambda: self._checked(run.compute, self.members[name].audited(run)))
         self.loops[name].append(p.Ready)
+        if self.scenario.device:
+            self.asks[name].append(p.Submitted())
 
     def _act(self, name: str, run: TaskRun) -> None:
         """A micro-batch through a task; what comes of it is told bit by bit."""

@@ -20,6 +20,7 @@ from elastrain.job.world import View
 from elastrain.member.member_machine import MemberMachine
 from elastrain.member.parts import Machine
 from elastrain.member.state.committed import Roles
+from elastrain.member.state.runs import OUTSTANDING_MOST
 from elastrain.protocol.messages import Message
 from tests.sim.pipelined import Chain, PipelinedLoop, TaskRun
 from tests.sim.symbols import NOTHING, RELEASED, Cell, Lane, Ref, Shelf, Slot, State, Symbols, Violation, symbol
@@ -158,6 +159,8 @@ class SimMember:
         self.settings: dict[int, str] = {}
         self.kept_loop: dict[int, str] = {}
         """Step of a checkpoint -> the state with which the loop went on from it."""
+        self.given: deque[tuple[int, int] | None] = deque()
+        """(step, run) of what its loop was given and what has not landed, oldest first; None: it counts for nothing."""
         self.watch: Callable[[SimMember, p.Command], None] = lambda member, command: None
         """Told of every command after it was carried out."""
 
@@ -355,6 +358,8 @@ class SimMember:
             self.ledger.slots.block_done(event)
         elif isinstance(event, p.Ready):
             self.ledger.slots.end_run()
+            if self.given:
+                self.given.popleft()
         elif isinstance(event, p.Computed) and self.pipelined is not None:
             self.pipelined.note(event)
 
@@ -380,14 +385,20 @@ class SimMember:
             case p.Noticed():
                 out.noticed.append(command.reason)
             case p.Compute():
+                self._is_given((command.step, command.run))
                 out.compute.append(Run(command, self.ledger.slots.start_run()))
             case p.Recompute():
+                self._is_given(None)
+                self.ledger.slots.start_check()
                 out.compute.append(command)
             case p.Forward() | p.Backward() if self.pipelined is not None:
+                self._is_given(None)
                 out.compute.append(self.pipelined.begin(command))
             case p.ReadInitial():
                 self.reads.append(command.shards)
             case p.Advance():
+                if self.given:
+                    raise Violation(f"{self.me} leaves step {command.record.step} while its device still works on it")
                 out.advanced.append(command)
             case p.Enter():
                 out.entered.append(command)
@@ -411,11 +422,20 @@ class SimMember:
             case p.Leave():
                 out.left, out.evicted = True, command.evicted
             case _:
+                if isinstance(command, p.VoidAttempt):
+                    self.given = deque([None] * len(self.given))
                 result = self.work(command)
                 if self.pipelined is not None:
                     self.pipelined.forget(command)
                 return result
         return None
+
+    def _is_given(self, run: tuple[int, int] | None) -> None:
+        if run is not None and run in self.given:
+            raise Violation(f"{self.me} is given run {run[1]} of step {run[0]} again before it has landed")
+        self.given.append(run)
+        if len(self.given) > OUTSTANDING_MOST:
+            raise Violation(f"{self.me} has {len(self.given)} outstanding runs")
 
     def work(self, command: p.Command) -> p.Event | None:
         """The ledger's work. What it writes into the model and is not said to, a checkpoint's reading would undo."""

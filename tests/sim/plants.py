@@ -334,7 +334,7 @@ def counts_what_it_checks(rule: Rule, core: MemberMachine, event: p.Event) -> No
     """What a member computes to check another counts for nothing."""
     if isinstance(event, p.Checked) and event.check is not None:
         runs = core.machine.step.runs
-        if event.run not in runs._ended and event.run != runs.running:
+        if event.run not in runs._ended and event.run not in runs.running:
             told = Contribution(event.check.loss, event.check.weight)
             done = p.BlockDone(step=event.step, run=event.run, block=0, contribution=told, touched=0)
             core.machine.step.reduction.on_block_done(done)
@@ -578,7 +578,7 @@ def hands_out_twice(view: View, reports: dict[str, Report], shape: Shape) -> Rec
 def hands_out_what_is_under_way(rule: Rule, recovering: Recovering) -> Report:
     """A run under way stays with who computes it."""
     report: Report = rule(recovering)
-    free = tuple(run for run in report.work.pending if run != recovering._machine.step.runs.running)
+    free = tuple(run for run in report.work.pending if run not in recovering._machine.step.runs.running)
     return replace(report, work=OpenWork(pending=free, fixed=min(report.work.fixed, len(free))))
 
 

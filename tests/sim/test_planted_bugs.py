@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim import device_plants  # noqa: F401  it adds to PLANTS
 from tests.sim.findings import Finding, Search
 from tests.sim.plants import PLANTS
 from tests.sim.scenarios import cluster_of, draw

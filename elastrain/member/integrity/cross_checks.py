@@ -59,10 +59,14 @@ class Auditing(MemberPart):
         self._owners.update({run: member for member, todo in runs.items() for run in todo})
 
     def next_run(self) -> int | None:
-        """Return the next run that this member has to audit, or None."""
+        """Return the next run that this member has to begin to audit, or None."""
+        return next((run for run in self.left() if run not in self._awaited), None)
+
+    def left(self) -> list[int]:
+        """Return the runs that this member has to audit and whose results are not here."""
         if self._views.current is None:
-            return None
-        return next((run for run in self._audits.runs if run not in self._results and self._is_mine(run)), None)
+            return []
+        return [run for run in self._audits.runs if run not in self._results and self._is_mine(run)]
 
     def _is_mine(self, run: int) -> bool:
         # A lost member sends no result, so its runs are compared with nothing.
@@ -170,7 +174,8 @@ class CrossCheck(MemberPart):
         if not self.left or self._views.current is None:
             return None
         owner = neighbour(self._me, self._views.current.ids, self._probes)
-        return None if owner is None else self._probes[owner]
+        run = None if owner is None else self._probes[owner]
+        return None if run in self._awaited else run  # each result is of a computation that began after the one before
 
     def is_done(self) -> bool:
         """Return True once all checks of this member are computed."""

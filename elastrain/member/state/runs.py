@@ -5,6 +5,7 @@ Partial sums along the fold's tree, with the data that travels with each. No ten
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,11 @@ from elastrain.job.fold import Combine, Fold, Node, absorb, covers, is_covered, 
 from elastrain.job.values import Contribution
 from elastrain.member.contract import MemberPart
 
+OUTSTANDING_MOST = 2
+"""Largest number of runs that the training loop has submitted to its device and that have not landed.
+
+Each needs a gradient slot. The second one is there so that the device has work while the first one lands.
+"""
 Weight = tuple[Contribution, int]
 """Data that travels with a partial: its contribution, and the bit mask of leaves that got a gradient."""
 
@@ -60,22 +66,36 @@ class PartialSet:
         return self._fold.root in self.nodes
 
 
+@dataclass
+class Attempt:
+    """Work that the training loop was given, and that has not landed."""
+
+    run: int | None
+    """The run to add to the step. None for work whose gradients are not added by run."""
+    is_void: bool = False
+    """True if its results do not count, because the step began anew or is over."""
+    is_submitted: bool = False
+    """True if the training loop has asked for more work since."""
+
+
 class Runs(MemberPart):
     """Part that owns the runs handed to this member in the open step. Own partials stay valid in later views."""
 
     def __init__(self, fold: Fold, blocks: int, first: int) -> None:
         self.fold = fold
         self._blocks = blocks
-        self.is_void = False
-        """True if the training loop computes a run or task that was handed out before the step began anew."""
+        self.outstanding: deque[Attempt] = deque()
+        """Work of the training loop that has not landed, oldest first. Results come in this order."""
         self.begin(first)
 
     def begin(self, step: int) -> None:
         """Start anew with a step of which nothing is computed."""
         self.step = step
+        # The number of a run does not tell the attempts apart: the loop may get the same run again at once.
+        for attempt in self.outstanding:
+            attempt.is_void = True
         self.pending: list[int] = []
-        """Runs still to do here, the running one first."""
-        self.running: int | None = None
+        """Runs still to do here, outstanding ones first."""
         self.targets: list[tuple[Node, ...]] = [()] * self._blocks
         """Per block, nodes of the fold that this member completes before it sends them."""
         self.own = [PartialSet(self.fold) for _ in range(self._blocks)]
@@ -84,10 +104,15 @@ class Runs(MemberPart):
         """(block, target) that were sent to the shards' primaries."""
         self._ended: set[int] = set()
 
-    def void_running(self) -> None:
-        """Ignore the result that the training loop is computing, until it asks for more work."""
-        # The number of the run does not tell the attempts apart: the loop may get the same run again at once.
-        self.is_void = True
+    @property
+    def is_void(self) -> bool:
+        """True if the next results of the training loop are of work that was handed out before the step began anew."""
+        return bool(self.outstanding) and self.outstanding[0].is_void
+
+    @property
+    def running(self) -> list[int]:
+        """Runs of the open step that the training loop has been given and that have not landed, oldest first."""
+        return [each.run for each in self.outstanding if each.run is not None and not each.is_void]
 
     def hand(self, runs: Sequence[int]) -> None:
         """Replace the runs still to do. Targets that lose a run shrink, and new runs make targets of their own.
@@ -117,24 +142,24 @@ class Runs(MemberPart):
             targets = self.targets[block]
             self.targets[block] = (*targets, *self.fold.cover(set(runs) - leaves(targets)))
 
-    def start_running(self, run: int) -> None:
-        """Note that the training loop is given this run."""
-        self.running = run
+    def start_running(self, run: int | None) -> None:
+        """Note that the training loop is given this run, or other work."""
+        self.outstanding.append(Attempt(run))
 
-    def end_running(self) -> None:
-        """Note that the training loop has finished the run that it was given, if any."""
-        self.is_void = False
-        run, self.running = self.running, None
-        if run is not None:
-            self._ended.add(run)
-            if run in self.pending:
-                self.pending.remove(run)
+    def end_running(self) -> Attempt:
+        """Note that the oldest outstanding work has landed, if there is any, and return it."""
+        ended = self.outstanding.popleft() if self.outstanding else Attempt(None)
+        if ended.run is not None and not ended.is_void:
+            self._ended.add(ended.run)
+            if ended.run in self.pending:
+                self.pending.remove(ended.run)
+        return ended
 
     @property
     def under_way(self) -> int:
         """Number of runs in `pending` that may be under way already and cannot be taken away."""
-        # It is one more than the running one: the loop may have got the next run before the others read this.
-        return min(len(self.pending), 1 + (self.running is not None))
+        # It is one more than the outstanding ones: the loop may have got the next run before the others read this.
+        return min(len(self.pending), 1 + len(self.running))
 
     def is_computing(self) -> bool:
         """Return True if runs are left to compute here, or none were handed out yet."""

@@ -31,6 +31,7 @@ class SlotAssignment:
             case p.Compute():
                 self._handover.give(Assignment(command, self._executor.books.slots.start_run()))
             case p.Recompute():
+                self._executor.books.slots.start_check()
                 self._handover.give(Assignment(command, self._executor.check_slot()))
             case p.Forward() | p.Backward():
                 if isinstance(command, p.Forward):

@@ -24,6 +24,8 @@ class DeviceWork(NamedTuple):
     step: int
     allowed_s: float
     """Time that the device may take, if the script declared a phase before; else 0."""
+    micro_batch: int | None = None
+    """The micro-batch in which it was submitted, if it was in one."""
 
 
 class DeviceHeartbeat:
@@ -33,6 +35,8 @@ class DeviceHeartbeat:
     """
 
     def __init__(self, whence: Callable[[], DeviceWork]) -> None:
+        self.failed_in: DeviceWork | None = None
+        """The work in which the device was first found to have failed. Later work fails, too."""
         self._whence = whence
         self._trail: Trail | None = None
         self._name = ""
@@ -49,7 +53,7 @@ class DeviceHeartbeat:
         trail.move(Station.WAITING, name=self._name)
 
     def submitted(self) -> None:
-        """Note work that the device has to finish. Call `landed` once for it, also if the device raises an error."""
+        """Note work that the device has to finish. Call `landed` once for it, or `failed`."""
         if self._trail is None:
             return
         with self._lock:
@@ -67,6 +71,12 @@ class DeviceHeartbeat:
             self._trail.thread = threading.get_native_id()
             self._show(self._trail)
 
+    def failed(self) -> None:
+        """Note that the device has failed in its oldest work. For the thread that waited for it."""
+        with self._lock:
+            if self.failed_in is None and self._pending:
+                self.failed_in = self._pending[0]
+
     @property
     def is_computing(self) -> bool:
         """True until all work has landed."""
@@ -74,5 +84,5 @@ class DeviceHeartbeat:
 
     def _show(self, trail: Trail) -> None:
         """Publish the oldest work, because the device finishes its work in about the order of the submissions."""
-        place, step, allowed_s = self._pending[0] if self._pending else (Station.WAITING, -1, 0.0)
-        trail.move(place, step=step, allowed_s=allowed_s, name=self._name)
+        oldest = self._pending[0] if self._pending else DeviceWork(Station.WAITING, -1, 0.0)
+        trail.move(oldest.place, step=oldest.step, allowed_s=oldest.allowed_s, name=self._name)

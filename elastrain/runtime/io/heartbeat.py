@@ -43,6 +43,7 @@ class LoopHeartbeat:
         self._trail = trail
         self._owner = threading.get_ident()
         self._place, self._step = Station.OUTSIDE, -1
+        self._micro_batch: int | None = None
         self._declared: list[tuple[str, float]] = []
         self._phase_s = 0.0
         """Longest timeout of the script's phases since the loop last submitted work to its device."""
@@ -50,9 +51,11 @@ class LoopHeartbeat:
         self._computed_s: deque[float] = deque(maxlen=_MEASURED)
         self._compiling = ExitStack()
 
-    def enter(self, place: Station, step: int | None = None) -> None:
-        """Publish that the loop is at this place. `step` None means the same step as before."""
-        self._place, self._step = place, self._step if step is None else step
+    def enter(self, place: Station, step: int | None = None, micro_batch: int | None = None) -> None:
+        """Publish that the loop is at this place. `step` None means the same step and micro-batch as before."""
+        self._place = place
+        if step is not None:
+            self._step, self._micro_batch = step, micro_batch
         self._show()
 
     def go_on(self) -> None:
@@ -123,9 +126,8 @@ class LoopHeartbeat:
             self._phase_s = max((timeout_s for _, timeout_s in self._declared), default=0.0)
         if self._place is Station.OUTSIDE:
             return DeviceWork(Station.OUTSIDE, self._step, 0.0)
-        if phase_s:
-            return DeviceWork(Station.DECLARED, self._step, phase_s)
-        return DeviceWork(Station.BETWEEN if self._place is Station.BETWEEN else Station.COMPUTING, self._step, 0.0)
+        place = Station.BETWEEN if self._place is Station.BETWEEN else Station.COMPUTING
+        return DeviceWork(Station.DECLARED if phase_s else place, self._step, phase_s, self._micro_batch)
 
     def _show(self) -> None:
         if self._trail is None:

@@ -130,6 +130,8 @@ class LoopChannel:
         self._told: deque[Told | Landed] = deque()
         self._outcomes: queue.SimpleQueue[tuple[Outcome, DeviceEvent] | None] = queue.SimpleQueue()
         """None means that nothing more will come (see `_failure`)."""
+        self._has_run = False
+        """True if the loop has computed a run, and no action of a pipeline, since it asked for work."""
         self._failure: Exception | None = None
         self._ended = False
 
@@ -194,10 +196,17 @@ class LoopChannel:
                 raise StoppedError("the engine has ended")
 
     def next_work(self) -> Assignment | TaskAssignment | p.Advance | LoopOver:
-        """Wait for a run or an action to compute, or for the end of the step."""
+        """Wait for a run or an action to compute, or for the end of the step.
+
+        On a device the loop gets its next run while its present one lands. It gets the next action of a pipeline only
+        behind the present one, because the order of actions depends on the boundary tensors that have landed.
+        """
+        if self._has_run and not self.landing.port.is_host:
+            self.tell(p.Submitted())
         self.tell_landed(p.Ready)
         outcome = self.wait()
         assert not isinstance(outcome, p.Enter | StatesGiven)
+        self._has_run = isinstance(outcome, Assignment)
         return outcome
 
     def fetch_states(self) -> Mapping[int, ShardState]:

@@ -154,7 +154,7 @@ class Run:
 
     def _prepare(self, micro_batch: int) -> None:
         parts = self._parts
-        parts.whereabouts.enter(Station.COMPUTING, self._step)
+        parts.whereabouts.enter(Station.COMPUTING, self._step, micro_batch)
         parts.randomness.begin(self._step, micro_batch)
         torch.clear_autocast_cache()  # else an autocast around the loop would use the last step's weights
         parts.model.statistics.begin()

@@ -180,7 +180,7 @@ class ExitReport:
         whole = f"{sentence}\n" if isinstance(error, ElastrainError) else "".join(traceback.format_exception(error))
         return am.Failed(
             step=self.step.number if self.step else 0,
-            micro_batch=self.step.micro_batch if self.step else None,
+            micro_batch=self.step.failed_micro_batch if self.step else None,
             signature=signature[:_SIGNATURE_CHARS_MAX],
             traceback=whole[-_TRACEBACK_CHARS_MAX:],
             device="" if cause is None else self._device.name_or_unknown(),

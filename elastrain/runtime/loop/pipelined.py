@@ -222,7 +222,7 @@ class ActionForward:
         parts, action, step = self._pipelines.parts, self._action, self._step
         data = load(parts, step, action.micro_batch)
         started_s = time.monotonic()
-        parts.whereabouts.enter(Station.COMPUTING, step)
+        parts.whereabouts.enter(Station.COMPUTING, step, action.micro_batch)
         parts.randomness.begin(step, action.micro_batch)
         # For new blocks: layers in eval mode compute with their running statistics.
         parts.model.statistics.refresh()

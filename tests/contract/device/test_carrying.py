@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,14 +16,16 @@ from elastrain import protocol as p
 from elastrain.device.port import DevicePort
 from elastrain.errors import ConfigError
 from elastrain.job.values import Contribution
+from elastrain.pipeline.pipeline_plan import Task
 from elastrain.runtime.carrying import refused
 from elastrain.runtime.carrying.landed_results import Landing
 from elastrain.runtime.carrying.run_losses import RunLosses
 from elastrain.runtime.carrying.tensor_memory import TensorMemory
-from elastrain.runtime.io.loop_channel import BoundaryMade, LoopChannel, LoopFailed, Told
+from elastrain.runtime.io.loop_channel import Assignment, BoundaryMade, LoopChannel, LoopFailed, TaskAssignment, Told
 from elastrain.runtime.model.flats import in_private_memory
 
 NUMEL = 3000
+TASK = Task(run=0, begin=0, end=1, member="m0")
 
 
 def memory_of(port: DevicePort) -> TensorMemory:
@@ -164,6 +168,21 @@ def test_an_outcome_comes_with_what_the_engine_had_submitted(port: DevicePort) -
     read = made[0] + 1
     thread.join()
     assert torch.equal(read.cpu(), (torch.arange(NUMEL).float() + 7) * 2 + 1)
+
+
+def test_a_loop_on_a_device_asks_for_its_next_run_while_its_present_one_lands(port: DevicePort) -> None:
+    """It waits for its device where it enters a step, and behind an action of a pipeline."""
+    engine = Engine(port)
+    run: Any = Assignment(p.Compute(step=0, run=0), "slot")  # type: ignore[arg-type]
+    action: Any = TaskAssignment(p.Backward(step=0, task=TASK, micro_batch=0), "slot", None)  # type: ignore[arg-type]
+    for given in (run, run, action, p.Advance(record=None)):  # type: ignore[arg-type]
+        engine.channel.give(given)
+        assert engine.channel.next_work() == given
+    early = [] if port.is_host else [p.Submitted]
+    wanted = [p.Ready, *early, p.Ready, *early, p.Ready, p.Ready]
+    told = [type(each) for each in engine.take(len(wanted))]
+    # A device tells a `Ready` when it has come so far, perhaps behind the next request.
+    assert Counter(told) == Counter(wanted) and told[-1] is p.Ready
 
 
 def test_an_error_of_the_device_reaches_the_engine() -> None:

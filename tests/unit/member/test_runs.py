@@ -73,7 +73,7 @@ def test_a_run_that_ended_meanwhile_is_not_done_again() -> None:
     runs = handed(0, 1)
     runs.start_running(0)
     runs.end_running()
-    assert runs.running is None
+    assert runs.running == []
     runs.hand([0, 1, 2])
     assert runs.pending == [1, 2]
     assert runs.targets[0] == ((0, 2), (2, 3))
@@ -88,11 +88,36 @@ def test_a_run_that_ends_after_it_was_taken_away_is_not_done_again_either() -> N
     assert runs.pending == [1]
 
 
-@pytest.mark.parametrize(("running", "under_way"), [(None, 1), (0, 2)])
-def test_the_next_run_counts_as_under_way(running: int | None, under_way: int) -> None:
-    runs = handed(0, 1, 2)
-    runs.running = running
+@pytest.mark.parametrize(("running", "under_way"), [((), 1), ((0,), 2), ((0, 1), 3)])
+def test_the_next_run_counts_as_under_way(running: tuple[int, ...], under_way: int) -> None:
+    runs = handed(0, 1, 2, 3)
+    for run in running:
+        runs.start_running(run)
     assert runs.under_way == under_way
+
+
+def test_runs_end_in_the_order_in_which_they_began() -> None:
+    runs = handed(0, 1, 2)
+    for run in (0, 1):
+        runs.start_running(run)
+    runs.end_running()
+    assert (runs.running, runs.pending, runs.under_way) == ([1], [1, 2], 2)
+
+
+def test_a_step_that_begins_anew_awaits_nothing_of_what_is_outstanding() -> None:
+    runs = handed(0, 1)
+    for run in (0, 1):
+        runs.start_running(run)
+    runs.begin(0)
+    runs.hand([0, 1])
+    assert (runs.is_void, runs.running, runs.under_way) == (True, [], 1)
+    runs.end_running()
+    runs.start_running(0)
+    assert (runs.is_void, runs.running) == (True, [0]), "the second one is void, too"
+    runs.end_running()
+    assert (runs.is_void, runs.pending) == (False, [0, 1]), "the void runs are still to be computed"
+    runs.end_running()
+    assert runs.pending == [1]
 
 
 def test_complete_targets_are_sent_once_per_block() -> None:

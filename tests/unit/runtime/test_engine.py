@@ -106,6 +106,8 @@ class FakeExecutor:
     def start_run(self) -> str:
         return "slot"
 
+    def start_check(self) -> None: ...
+
     def begin_step(self, step: int, hyper: Any, loop_payload: Any) -> None:
         self.hyper[step] = hyper
 

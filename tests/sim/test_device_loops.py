@@ -1,0 +1,62 @@
+"""Members whose loops get their next run while a device still works on the present one, among losses and restarts."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from tests.sim import test_pipelined_members as pipelined
+from tests.sim.cluster import Cluster
+from tests.sim.device_plants import OnDevice, SlippedOnDevice
+from tests.sim.member import SimMember
+from tests.sim.scenarios import cluster_of
+
+SCHEDULES = int(os.environ.get("ELASTRAIN_SIM_DEVICES", "240"))
+
+
+class Watched(OnDevice):
+    """A job that counts how many computations its members have outstanding when they get another one."""
+
+    counted: Counter[int]
+
+    def _compute(self, name: str, run: object) -> None:
+        self.counted[len(self.members[name].given)] += 1
+        super()._compute(name, run)  # type: ignore[arg-type]
+
+
+def test_every_schedule_ends_as_the_undisturbed_job_or_says_why_not() -> None:
+    ended, given = Counter[str](), Counter[int]()
+    for seed in range(SCHEDULES):
+        cluster = cluster_of(seed, Watched)
+        assert isinstance(cluster, Watched)
+        cluster.counted = given
+        try:
+            cluster.run()
+        except Exception as error:  # noqa: BLE001  the seed has to be named whatever went wrong
+            pytest.fail(f"seed {seed} ({cluster.scenario}): {type(error).__name__}: {error}", pytrace=False)
+        ended[cluster.outcome] += 1
+    assert ended["ok"] > SCHEDULES // 2
+    assert given[2] > SCHEDULES, "a second run was given while the first one landed"
+
+
+def test_a_step_that_begins_anew_counts_nothing_of_what_was_outstanding() -> None:
+    for seed in range(SCHEDULES // 10):
+        cluster = cluster_of(seed, SlippedOnDevice)
+        cluster.run()
+        assert cluster.outcome == "ok", f"seed {seed}: {cluster.diverged or cluster.lost}"
+
+
+def test_loops_of_pipelines_wait_for_their_device_between_two_actions() -> None:
+    for seed in range(SCHEDULES // 4):
+        alone = pipelined.cluster_of(seed)
+        cluster = Cluster(replace(alone.scenario, device=True), seed, alone.truth)
+        cluster.run()
+        assert cluster.outcome == "ok" or alone.scenario.crashes, f"seed {seed}"
+        assert all(_outstanding(member) <= 1 for member in cluster.members.values())
+
+
+def _outstanding(member: SimMember) -> int:
+    return len(member.machine.step.runs.outstanding)
