@@ -85,7 +85,8 @@ class GradientSlots:
 
     def computed(self, event: p.Computed) -> None:
         """Forget a task's slot after the last backward of its run, when nothing more is added to it."""
-        if event.is_last:
+        # The same task may have a new slot already, in the attempt that follows a void one.
+        if event.is_last and not self.is_void:
             self._tasks.pop(event.action.task, None)
 
     def block_done(self, event: p.BlockDone) -> None:

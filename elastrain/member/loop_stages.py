@@ -15,6 +15,7 @@ from elastrain.job.values import Recovery
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.job_end import JobEnd
 from elastrain.member.open_step import OpenStep
+from elastrain.member.pipeline.assignments import action_of
 from elastrain.member.pipeline.replicas import Replicas
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
@@ -208,6 +209,11 @@ class LoopStages(MemberPart):
 
     def _give(self, command: p.Enter | p.Advance | p.Compute | p.Recompute | p.Forward | p.Backward) -> None:
         self._move(command)
-        if not isinstance(command, p.Enter | p.Advance):
-            self._open.runs.start_running(command.run if isinstance(command, p.Compute) else None)
+        match command:
+            case p.Compute():
+                self._open.runs.start_running(command.run)
+            case p.Forward() | p.Backward():
+                self._open.runs.start_running(action_of(command))
+            case p.Recompute():
+                self._open.runs.start_running(None)
         self._out.do(command)

@@ -7,7 +7,7 @@ in micro-batch order, whatever order the tensors come in. Pure.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elastrain.pipeline.actions import ActionKind, TaskAction, choose
 from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, Task
@@ -116,9 +116,25 @@ class TaskDesk:
         self.here.add(name)
         return True
 
-    def next_action(self) -> TaskAction | None:
-        """Return the action to compute now, or None if the member has to wait."""
-        return choose(self.ready(), self.in_flight(), self.limit)
+    def next_action(self, outstanding: Collection[TaskAction] = ()) -> TaskAction | None:
+        """Return the action to compute now, or None if the member has to wait.
+
+        Args:
+            outstanding: Actions that the member computes before it, and that `computed` was not told of.
+        """
+        then = replace(self, progress=self._progress_after(outstanding)) if outstanding else self
+        return choose(then.ready(), then.in_flight(), self.limit)
+
+    def _progress_after(self, outstanding: Iterable[TaskAction]) -> dict[Task, TaskProgress]:
+        progress = dict(self.progress)
+        for action in outstanding:
+            task, before = action.task, progress.get(action.task, TaskProgress(task=action.task))
+            count = 1 + action.micro_batch - self.shape.micro_batches_of(task.run).start
+            # A task that ends with the loss goes backward in the action of the forward.
+            is_backward = action.kind is ActionKind.BACKWARD or task.end == self.shape.blocks
+            done = max(before.done, count) if is_backward else before.done
+            progress[task] = TaskProgress(task=task, forwarded=max(before.forwarded, count), done=done)
+        return progress
 
     def ready(self) -> tuple[TaskAction, ...]:
         """Return the actions that could begin now: at most one forward and one backward of each task."""

@@ -533,6 +533,8 @@ class Cluster:
 
         self.loops[name].append(act)
         self.loops[name].append(p.Ready)
+        if self.scenario.device:
+            self.asks[name].append(p.Submitted())
 
     def _parts(self, name: str, run: Run) -> list[Part]:
         """Forward, then backward block by block from the last one."""

@@ -86,10 +86,10 @@ def hands_out_again_what_is_outstanding(rule: Rule, stages: LoopStages) -> None:
 
 
 @_on_device(60, Runs, "end_running", lambda scenario: scenario.runs > scenario.members)
-def ends_the_newest_run(rule: Rule, runs: Runs) -> None:
+def ends_the_newest_run(rule: Rule, runs: Runs) -> Any:
     """What has landed is the oldest outstanding run."""
     runs.outstanding.rotate(1)
-    rule(runs)
+    return rule(runs)
 
 
 @_on_device(60, LoopStages, "feed")

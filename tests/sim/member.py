@@ -19,8 +19,10 @@ from elastrain.job.values import Check, Contribution, Shape
 from elastrain.job.world import View
 from elastrain.member.member_machine import MemberMachine
 from elastrain.member.parts import Machine
+from elastrain.member.pipeline.assignments import action_of
 from elastrain.member.state.committed import Roles
 from elastrain.member.state.runs import OUTSTANDING_MOST
+from elastrain.pipeline.actions import TaskAction
 from elastrain.protocol.messages import Message
 from tests.sim.pipelined import Chain, PipelinedLoop, TaskRun
 from tests.sim.symbols import NOTHING, RELEASED, Cell, Lane, Ref, Shelf, Slot, State, Symbols, Violation, symbol
@@ -159,8 +161,8 @@ class SimMember:
         self.settings: dict[int, str] = {}
         self.kept_loop: dict[int, str] = {}
         """Step of a checkpoint -> the state with which the loop went on from it."""
-        self.given: deque[tuple[int, int] | None] = deque()
-        """(step, run) of what its loop was given and what has not landed, oldest first; None: it counts for nothing."""
+        self.given: deque[tuple[int, int | TaskAction] | None] = deque()
+        """(step, run or action) of what its loop was given and has not landed; None: it counts for nothing."""
         self.watch: Callable[[SimMember, p.Command], None] = lambda member, command: None
         """Told of every command after it was carried out."""
 
@@ -392,7 +394,7 @@ class SimMember:
                 self.ledger.slots.start_check()
                 out.compute.append(command)
             case p.Forward() | p.Backward() if self.pipelined is not None:
-                self._is_given(None)
+                self._is_given((command.step, action_of(command)))
                 out.compute.append(self.pipelined.begin(command))
             case p.ReadInitial():
                 self.reads.append(command.shards)
@@ -430,10 +432,10 @@ class SimMember:
                 return result
         return None
 
-    def _is_given(self, run: tuple[int, int] | None) -> None:
-        if run is not None and run in self.given:
-            raise Violation(f"{self.me} is given run {run[1]} of step {run[0]} again before it has landed")
-        self.given.append(run)
+    def _is_given(self, work: tuple[int, int | TaskAction] | None) -> None:
+        if work is not None and work in self.given:
+            raise Violation(f"{self.me} is given {work[1]} of step {work[0]} again before it has landed")
+        self.given.append(work)
         if len(self.given) > OUTSTANDING_MOST:
             raise Violation(f"{self.me} has {len(self.given)} outstanding runs")
 

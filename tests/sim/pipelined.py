@@ -62,7 +62,8 @@ class PipelinedLoop:
         self._length = length
         self._micro_batches = micro_batches
         self._saved: dict[tuple[Task, int], list[int]] = {}
-        self._made: dict[BoundaryName, Cell] = {}
+        self._made: dict[int, tuple[Boundary, Cell]] = {}
+        """By the message's id: what was made, until the books have it."""
         self._told: dict[Task, Contribution] = {}
         self._kept: list[Cell] = []
         """Memory of what was put into the books."""
@@ -187,7 +188,7 @@ class PipelinedLoop:
                 cut, direction = task.begin, Direction.GRADIENT
             name = BoundaryName(command.step, command.micro_batch, cut, direction)
             made = Boundary(name=name, tensors=(), contribution=told)
-            self._made[name] = Cell(value)
+            self._made[id(made)] = made, Cell(value)
         action = TaskAction(kind, command.micro_batch, task)
         return p.Computed(step=command.step, action=action, made=made, is_last=is_last)
 
@@ -196,8 +197,8 @@ class PipelinedLoop:
     def note(self, event: p.Computed) -> None:
         """Before the core hears of it: the tensors lie in the books."""
         books = self._member.ledger
-        if event.made is not None and event.made.name in self._made:
-            cell = self._made.pop(event.made.name)
+        if id(event.made) in self._made and event.made is not None and not books.slots.is_void:
+            _, cell = self._made.pop(id(event.made))
             books.boundaries.put(event.made, [cell])
             self._kept.append(cell)
             self._release()
@@ -207,7 +208,7 @@ class PipelinedLoop:
         """Behind it: what belongs to an attempt that is over was let go of, and what another copy has replaced."""
         match command:
             case p.EndAttempt() | p.VoidAttempt():
-                self._made = {name: cell for name, cell in self._made.items() if name.step > command.step}
+                self._made = {key: its for key, its in self._made.items() if its[0].name.step > command.step}
                 self._release()
             case p.TakeBoundary():
                 self._release()

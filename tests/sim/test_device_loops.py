@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
 from tests.sim import test_pipelined_members as pipelined
-from tests.sim.cluster import Cluster
+from tests.sim.cluster import Cluster, Scenario
 from tests.sim.device_plants import OnDevice, SlippedOnDevice
-from tests.sim.member import SimMember
 from tests.sim.scenarios import cluster_of
 
 SCHEDULES = int(os.environ.get("ELASTRAIN_SIM_DEVICES", "240"))
@@ -25,6 +23,12 @@ class Watched(OnDevice):
     def _compute(self, name: str, run: object) -> None:
         self.counted[len(self.members[name].given)] += 1
         super()._compute(name, run)  # type: ignore[arg-type]
+
+
+def in_pipelines(seed: int, make: type[Cluster], scenario: Scenario | None = None) -> Cluster:
+    """The job of this seed in pipelines, on devices."""
+    alone = pipelined.cluster_of(seed, scenario)
+    return make(alone.scenario, seed, alone.truth)
 
 
 def test_every_schedule_ends_as_the_undisturbed_job_or_says_why_not() -> None:
@@ -49,14 +53,20 @@ def test_a_step_that_begins_anew_counts_nothing_of_what_was_outstanding() -> Non
         assert cluster.outcome == "ok", f"seed {seed}: {cluster.diverged or cluster.lost}"
 
 
-def test_loops_of_pipelines_wait_for_their_device_between_two_actions() -> None:
-    for seed in range(SCHEDULES // 4):
-        alone = pipelined.cluster_of(seed)
-        cluster = Cluster(replace(alone.scenario, device=True), seed, alone.truth)
+def test_loops_of_pipelines_get_their_next_action_while_the_present_one_lands() -> None:
+    given = Counter[int]()
+    for seed in range(SCHEDULES // 2):
+        cluster = in_pipelines(seed, Watched)
+        assert isinstance(cluster, Watched)
+        cluster.counted = given
         cluster.run()
-        assert cluster.outcome == "ok" or alone.scenario.crashes, f"seed {seed}"
-        assert all(_outstanding(member) <= 1 for member in cluster.members.values())
+        assert cluster.outcome == "ok" or cluster.scenario.crashes, f"seed {seed}"
+    assert given[2] > SCHEDULES
 
 
-def _outstanding(member: SimMember) -> int:
-    return len(member.machine.step.runs.outstanding)
+@pytest.mark.parametrize("kind", sorted(pipelined.OTHERS))
+def test_the_same_among_other_faults(kind: str) -> None:
+    for seed in range(SCHEDULES // 20):
+        scenario = pipelined.OTHERS[kind](pipelined.draw(seed))
+        cluster = in_pipelines(seed, OnDevice, scenario)
+        cluster.run()

@@ -233,7 +233,7 @@ class Tasks(MemberPart):
 
     def next_command(self) -> p.Forward | p.Backward | None:
         """Return the loop's next command. None if it waits for a boundary tensor, or has done its tasks."""
-        action = None if self._desk is None else self._desk.next_action()
+        action = None if self._desk is None else self._desk.next_action(self._runs.actions)
         return None if action is None else self._command(action)
 
     def _command(self, action: TaskAction) -> p.Forward | p.Backward:
@@ -255,3 +255,9 @@ class Tasks(MemberPart):
         if present is None:
             return first_plan(traced.graph, members, wish)
         return next_plan(traced.graph, present, members, wish)
+
+
+def action_of(command: p.Forward | p.Backward) -> TaskAction:
+    """Return the action that the command lets the training loop compute."""
+    kind = ActionKind.FORWARD if isinstance(command, p.Forward) else ActionKind.BACKWARD
+    return TaskAction(kind, command.micro_batch, command.task)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from elastrain.job.fold import Combine, Fold, Node, absorb, covers, is_covered, leaves
 from elastrain.job.values import Contribution
 from elastrain.member.contract import MemberPart
+from elastrain.pipeline.actions import TaskAction
 
 OUTSTANDING_MOST = 2
 """Largest number of runs that the training loop has submitted to its device and that have not landed.
@@ -70,8 +71,8 @@ class PartialSet:
 class Attempt:
     """Work that the training loop was given, and that has not landed."""
 
-    run: int | None
-    """The run to add to the step. None for work whose gradients are not added by run."""
+    work: int | TaskAction | None
+    """The run or action of the open step, or None for a check of another member."""
     is_void: bool = False
     """True if its results do not count, because the step began anew or is over."""
     is_submitted: bool = False
@@ -112,7 +113,12 @@ class Runs(MemberPart):
     @property
     def running(self) -> list[int]:
         """Runs of the open step that the training loop has been given and that have not landed, oldest first."""
-        return [each.run for each in self.outstanding if each.run is not None and not each.is_void]
+        return [each.work for each in self.outstanding if isinstance(each.work, int) and not each.is_void]
+
+    @property
+    def actions(self) -> list[TaskAction]:
+        """Actions of the open step's pipelines that the training loop has been given and that have not landed."""
+        return [each.work for each in self.outstanding if isinstance(each.work, TaskAction) and not each.is_void]
 
     def hand(self, runs: Sequence[int]) -> None:
         """Replace the runs still to do. Targets that lose a run shrink, and new runs make targets of their own.
@@ -142,17 +148,17 @@ class Runs(MemberPart):
             targets = self.targets[block]
             self.targets[block] = (*targets, *self.fold.cover(set(runs) - leaves(targets)))
 
-    def start_running(self, run: int | None) -> None:
-        """Note that the training loop is given this run, or other work."""
-        self.outstanding.append(Attempt(run))
+    def start_running(self, work: int | TaskAction | None) -> None:
+        """Note that the training loop is given this run or action, or a check."""
+        self.outstanding.append(Attempt(work))
 
     def end_running(self) -> Attempt:
         """Note that the oldest outstanding work has landed, if there is any, and return it."""
         ended = self.outstanding.popleft() if self.outstanding else Attempt(None)
-        if ended.run is not None and not ended.is_void:
-            self._ended.add(ended.run)
-            if ended.run in self.pending:
-                self.pending.remove(ended.run)
+        if isinstance(ended.work, int) and not ended.is_void:
+            self._ended.add(ended.work)
+            if ended.work in self.pending:
+                self.pending.remove(ended.work)
         return ended
 
     @property

@@ -130,8 +130,8 @@ class LoopChannel:
         self._told: deque[Told | Landed] = deque()
         self._outcomes: queue.SimpleQueue[tuple[Outcome, DeviceEvent] | None] = queue.SimpleQueue()
         """None means that nothing more will come (see `_failure`)."""
-        self._has_run = False
-        """True if the loop has computed a run, and no action of a pipeline, since it asked for work."""
+        self._has_computed = False
+        """True if the loop was given a run or an action when it last asked for work."""
         self._failure: Exception | None = None
         self._ended = False
 
@@ -198,15 +198,14 @@ class LoopChannel:
     def next_work(self) -> Assignment | TaskAssignment | p.Advance | LoopOver:
         """Wait for a run or an action to compute, or for the end of the step.
 
-        On a device the loop gets its next run while its present one lands. It gets the next action of a pipeline only
-        behind the present one, because the order of actions depends on the boundary tensors that have landed.
+        On a device, ask for it while the present one lands.
         """
-        if self._has_run and not self.landing.port.is_host:
+        if self._has_computed and not self.landing.port.is_host:
             self.tell(p.Submitted())
         self.tell_landed(p.Ready)
         outcome = self.wait()
         assert not isinstance(outcome, p.Enter | StatesGiven)
-        self._has_run = isinstance(outcome, Assignment)
+        self._has_computed = isinstance(outcome, Assignment | TaskAssignment)
         return outcome
 
     def fetch_states(self) -> Mapping[int, ShardState]:
@@ -239,12 +238,15 @@ class LoopChannel:
         return bool(self._told)
 
     def take(self) -> Iterator[Told]:
-        """Yield what the loop has sent, until nothing is left: boundary tensors first, the rest in order.
+        """Yield what the loop has sent, until nothing is left: boundary tensors of each run or action first.
 
-        Another member waits for a boundary tensor, but none waits for gradient sums that were sent before it.
+        Another member waits for a boundary tensor, but none waits for gradient sums that were sent before it. All else
+        is in order, and nothing is taken before the end of the run or action in front of it.
         """
         while self._told:
-            together = [self._told.popleft() for _ in range(len(self._told))]
+            together: list[Told | Landed] = []
+            while self._told and not (together and _is_end(together[-1])):
+                together.append(self._told.popleft())
             for told in sorted(together, key=lambda each: not _is_boundary(each)):
                 if isinstance(told, Landed):
                     told.event.wait()
@@ -261,6 +263,10 @@ class LoopChannel:
         self._failure = self._failure or failure
         self._ended = True
         self._outcomes.put(None)
+
+
+def _is_end(told: Told | Landed) -> bool:
+    return told.make is p.Ready if isinstance(told, Landed) else isinstance(told, p.Ready)
 
 
 def _is_boundary(told: Told | Landed) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 import torch
 from torch import Tensor
 
+from elastrain.device import DeviceEvent, device_of
 from elastrain.job.layout import STATISTICS, Layout, Shard
 from elastrain.runtime.model import statistics
 from elastrain.runtime.model.flats import Allocate, FlatBuffers, view_of
@@ -25,6 +26,7 @@ class GradientPart:
         mine = {flat.index: flat for flat in layout.flats if flat.folded and flat.block in blocks}
         self.buffers = FlatBuffers({i: (flat.folded_numel, flat.master_dtype) for i, flat in mine.items()}, allocate)
         flats = self.buffers.flats
+        self.port = device_of(next((flat.device for flat in flats.values() if flat.numel()), torch.device("cpu")))
         self.views: dict[int, Tensor] = {
             leaf.index: view_of(flats[leaf.flat], leaf.start, layout.parameters[leaf.parameter].shape)
             for leaf in layout.leaves
@@ -58,7 +60,8 @@ class GradientMemory:
         self._groups = tuple((block,) for block in blocks) if apart else (blocks,)
         self._held: Collection[int] = blocks
         self._allocate = allocate
-        self._free: list[list[GradientPart]] = [[] for _ in self._groups]
+        self._free: list[list[tuple[GradientPart, DeviceEvent]]] = [[] for _ in self._groups]
+        """Parts by group, each with the event behind its last use. Another stream may use it next."""
         self._lock = threading.Lock()
 
     @property
@@ -83,8 +86,11 @@ class GradientMemory:
     def take(self, group: int) -> GradientPart:
         """Return a free or new part, with arbitrary content. Raises the errors of `allocate`."""
         with self._lock:
-            if self._free[group]:
-                return self._free[group].pop()
+            free = self._free[group].pop() if self._free[group] else None
+        if free is not None:
+            part, used = free
+            used.wait()
+            return part
         part = GradientPart(self.layout, self._groups[group], self._allocate)
         with self._lock:
             self.nbytes += part.buffers.nbytes
@@ -94,7 +100,7 @@ class GradientMemory:
         """Keep a part for the next run, or free its memory if its block is no longer held."""
         with self._lock:
             if not self.apart or group in self._held:
-                self._free[group].append(part)
+                self._free[group].append((part, part.port.record()))
             else:
                 self.nbytes -= part.buffers.nbytes
 
@@ -104,7 +110,7 @@ class GradientMemory:
             self._held = frozenset(blocks)
             for group in range(len(self._groups)):
                 if group not in self._held:
-                    self.nbytes -= sum(part.buffers.nbytes for part in self._free[group])
+                    self.nbytes -= sum(part.buffers.nbytes for part, _ in self._free[group])
                     self._free[group].clear()
 
 

@@ -147,7 +147,7 @@ def test_a_boundary_is_taken_first_and_behind_its_copy(port: DevicePort) -> None
     target = port.empty_pinned(NUMEL, torch.float32)
     copied = port.copy_out(source * 3, target)
     boundary = BoundaryMade(p.Ready(), (target,))  # type: ignore[arg-type]
-    engine.channel.tell_landed(p.Ready)
+    engine.channel.tell_landed(lambda: p.LoopEnded(step=0))
     engine.channel.tell_landed(lambda: boundary, after=[copied], is_boundary=True)
     first, *_ = engine.take(2)
     assert first is boundary or not port.is_host  # a device may deliver them one by one
@@ -171,7 +171,7 @@ def test_an_outcome_comes_with_what_the_engine_had_submitted(port: DevicePort) -
 
 
 def test_a_loop_on_a_device_asks_for_its_next_run_while_its_present_one_lands(port: DevicePort) -> None:
-    """It waits for its device where it enters a step, and behind an action of a pipeline."""
+    """It waits for its device where it enters a step only."""
     engine = Engine(port)
     run: Any = Assignment(p.Compute(step=0, run=0), "slot")  # type: ignore[arg-type]
     action: Any = TaskAssignment(p.Backward(step=0, task=TASK, micro_batch=0), "slot", None)  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def test_a_loop_on_a_device_asks_for_its_next_run_while_its_present_one_lands(po
         engine.channel.give(given)
         assert engine.channel.next_work() == given
     early = [] if port.is_host else [p.Submitted]
-    wanted = [p.Ready, *early, p.Ready, *early, p.Ready, p.Ready]
+    wanted = [p.Ready, *[*early, p.Ready] * 3]
     told = [type(each) for each in engine.take(len(wanted))]
     # A device tells a `Ready` when it has come so far, perhaps behind the next request.
     assert Counter(told) == Counter(wanted) and told[-1] is p.Ready

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import Schedule1F1B
 
 from elastrain.pipeline import actions
-from elastrain.pipeline.actions import TaskAction
+from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.open_tasks import StepShape, TaskDesk, readers
 from elastrain.pipeline.pipeline_plan import PipelinePlan, Task, routes
 from elastrain.pipeline.planning import PlanWish, first_plan
@@ -52,6 +53,45 @@ class Members:
 def ends(seed: int) -> bool:
     """Play random routes over random members with random limits, in a random order."""
     rng = random.Random(seed)
+    members = drawn(rng)
+    while actions_now := members.next_actions():
+        member, action = rng.choice(actions_now)
+        members.compute(member, action)()
+    return members.is_done
+
+
+def ends_on_devices(seed: int) -> bool:
+    """Play the same where members get another action while the present one lands."""
+    rng = random.Random(seed)
+    members = drawn(rng)
+    outstanding: dict[str, list[TaskAction]] = {member: [] for member in members.desks}
+    forwards: dict[Task, list[int]] = {}
+    while True:
+        may_begin = [
+            (member, action)
+            for member, desk in members.desks.items()
+            if len(outstanding[member]) < 2 and (action := desk.next_action(outstanding[member])) is not None
+        ]
+        may_land = [member for member, given in outstanding.items() if given]
+        if not may_begin and not may_land:
+            return members.is_done
+        if may_begin and (not may_land or rng.random() < 0.6):
+            member, action = rng.choice(may_begin)
+            assert action not in outstanding[member]
+            outstanding[member].append(action)
+            continue
+        member = rng.choice(may_land)
+        action = outstanding[member].pop(0)
+        members.compute(member, action)()
+        if action.kind is ActionKind.FORWARD:
+            done = forwards.setdefault(action.task, [])
+            assert action.micro_batch == members.shape.micro_batches_of(action.task.run)[len(done)], "in order"
+            done.append(action.micro_batch)
+            if action.task.end == members.shape.blocks:  # the loss goes backward at once
+                members.compute(member, replace(action, kind=ActionKind.BACKWARD))()
+
+
+def drawn(rng: random.Random) -> Members:
     blocks, names = rng.randint(2, 8), [f"m{i}" for i in range(rng.randint(2, 5))]
     shape = StepShape(number=0, micro_batches=rng.randint(2, 12), run_length=rng.choice([1, 1, 2, 3]), blocks=blocks)
     tasks = []
@@ -59,11 +99,11 @@ def ends(seed: int) -> bool:
         cuts = sorted(rng.sample(range(1, blocks), rng.randint(0, blocks - 1)))
         points = [0, *cuts, blocks]
         tasks += [Task(run, a, b, rng.choice(names)) for a, b in pairwise(points)]
-    members = Members(shape, tasks, {name: rng.randint(1, 3) for name in names})
-    while actions_now := members.next_actions():
-        member, action = rng.choice(actions_now)
-        members.compute(member, action)()
-    return members.is_done
+    return Members(shape, tasks, {name: rng.randint(1, 3) for name in names})
+
+
+def test_members_that_get_an_action_before_the_last_one_has_landed_block_nobody() -> None:
+    assert all(ends_on_devices(seed) for seed in range(250))
 
 
 def test_the_rule_blocks_nobody_for_random_routes_and_limits() -> None:

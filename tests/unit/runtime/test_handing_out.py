@@ -53,3 +53,25 @@ def test_what_was_made_in_an_attempt_that_is_void_stands_for_nothing() -> None:
     handing.give(p.Forward(step=3, task=TASK, micro_batch=0))
     handing.keep(made(("right",)))
     assert books.boundaries[NAME].tensors == ("right",)
+
+
+def test_the_end_of_a_void_task_leaves_the_slot_of_the_same_task_in_the_next_attempt() -> None:
+    handing, books, given = bench()
+    handing.give(p.Forward(step=3, task=TASK, micro_batch=0))
+    books.slots.void_step()
+    handing.give(p.Forward(step=3, task=TASK, micro_batch=0))
+    handing.note(p.Computed(step=3, action=TaskAction(ActionKind.BACKWARD, 0, TASK), made=None, is_last=True))
+    handing.note(p.Ready())
+    handing.give(p.Forward(step=3, task=TASK, micro_batch=1))
+    assert given[1].slot is given[2].slot is not given[0].slot
+
+
+def test_a_task_with_two_outstanding_actions_keeps_its_slot_until_both_have_landed() -> None:
+    handing, books, given = bench()
+    for micro_batch in (0, 1):
+        handing.give(p.Forward(step=3, task=TASK, micro_batch=micro_batch))
+    books.slots.void_step()
+    handing.note(p.Ready())
+    assert books.slots.start_run() is not given[0].slot, "the second action writes to it"
+    handing.note(p.Ready())
+    assert books.slots.start_run() is given[0].slot

@@ -57,6 +57,19 @@ def test_boundary_tensors_are_taken_before_the_gradients_that_were_told_before_t
     assert list(between.take()) == [made, done, p.Ready()]
 
 
+def test_a_boundary_tensor_is_not_taken_before_the_end_of_the_action_in_front_of_its_own() -> None:
+    """What the engine takes before that is of the action in front, which may be void."""
+    between, _ = handover()
+    task = Task(run=0, begin=1, end=2, member="m1")
+    done = p.BlockDone(step=0, run=0, block=1, contribution=Contribution(), touched=1)
+    computed = p.Computed(step=0, action=TaskAction(ActionKind.BACKWARD, 0, task), made=None, is_last=True)
+    made = BoundaryMade(event=computed, tensors=())
+    told = [done, made, p.Submitted(), p.Ready(), done, made, p.Ready()]
+    for each in told:
+        between.tell(each)
+    assert list(between.take()) == [made, done, p.Submitted(), p.Ready(), made, done, p.Ready()]
+
+
 def test_asking_for_work_waits_for_the_engine() -> None:
     between, _ = handover()
 
