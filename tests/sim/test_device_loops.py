@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from unittest.mock import patch
 
 import pytest
 
+from elastrain.member.state.runs import Runs
 from tests.sim import test_pipelined_members as pipelined
 from tests.sim.cluster import Cluster, Scenario
 from tests.sim.device_plants import OnDevice, SlippedOnDevice
+from tests.sim.member import Violation
 from tests.sim.scenarios import cluster_of
 
-SCHEDULES = int(os.environ.get("ELASTRAIN_SIM_DEVICES", "240"))
+SCHEDULES = int(os.environ.get("ELASTRAIN_SIM_DEVICES", "160"))
 
 
 class Watched(OnDevice):
@@ -70,3 +73,8 @@ def test_the_same_among_other_faults(kind: str) -> None:
         scenario = pipelined.OTHERS[kind](pipelined.draw(seed))
         cluster = in_pipelines(seed, OnDevice, scenario)
         cluster.run()
+
+
+def test_an_action_that_is_given_again_while_it_lands_is_found() -> None:
+    with patch.object(Runs, "actions", []), pytest.raises(Violation, match="again before it has landed"):
+        in_pipelines(0, OnDevice).run(limit=5_000)

@@ -23,9 +23,6 @@ class DeviceWatch(Protocol):
     def landed(self) -> None:
         """Note that the oldest results have landed. Another thread calls it."""
 
-    def failed(self) -> None:
-        """Note that the device has failed before the oldest results have landed. The same thread calls it."""
-
 
 class Landing:
     """The order in which results of the loop land. `watch`: told of each, in a job on a device."""
@@ -71,6 +68,6 @@ class Landing:
             return self.port.record()
 
     def _landed(self, call: Landed, event: DeviceEvent, error: Exception | None) -> None:
-        if self._watch is not None:
-            self._watch.landed() if error is None else self._watch.failed()
+        if self._watch is not None and error is None:
+            self._watch.landed()
         call(event, error)

@@ -35,8 +35,6 @@ class DeviceHeartbeat:
     """
 
     def __init__(self, whence: Callable[[], DeviceWork]) -> None:
-        self.failed_in: DeviceWork | None = None
-        """The work in which the device was first found to have failed. Later work fails, too."""
         self._whence = whence
         self._trail: Trail | None = None
         self._name = ""
@@ -53,7 +51,7 @@ class DeviceHeartbeat:
         trail.move(Station.WAITING, name=self._name)
 
     def submitted(self) -> None:
-        """Note work that the device has to finish. Call `landed` once for it, or `failed`."""
+        """Note work that the device has to finish. Call `landed` once for it, unless the device fails."""
         if self._trail is None:
             return
         with self._lock:
@@ -71,11 +69,11 @@ class DeviceHeartbeat:
             self._trail.thread = threading.get_native_id()
             self._show(self._trail)
 
-    def failed(self) -> None:
-        """Note that the device has failed in its oldest work. For the thread that waited for it."""
+    @property
+    def oldest(self) -> DeviceWork | None:
+        """The oldest work that is not known to have landed. A device that fails has failed there or behind it."""
         with self._lock:
-            if self.failed_in is None and self._pending:
-                self.failed_in = self._pending[0]
+            return self._pending[0] if self._pending else None
 
     @property
     def is_computing(self) -> bool:

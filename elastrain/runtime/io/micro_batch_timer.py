@@ -35,8 +35,6 @@ class MicroBatchTimer:
         ended.then(partial(self._landed, began, ended))
 
     def _landed(self, began: DeviceEvent, ended: DeviceEvent, error: Exception | None) -> None:
-        if error is not None:
-            self._whereabouts.device.failed()
-            return
-        self._whereabouts.device.landed()
-        self._whereabouts.computed(began.elapsed_s(ended))
+        if error is None:
+            self._whereabouts.device.landed()
+            self._whereabouts.computed(began.elapsed_s(ended))

@@ -136,6 +136,12 @@ class ExitReport:
             return
         self._reported = error
         if (cause := self._device.error_in(error)) is not None:
+            if self.step is not None and not isinstance(cause, torch.OutOfMemoryError):
+                first = self.step.unfinished_micro_batch
+                if first not in (None, self.step.micro_batch):
+                    error.add_note(
+                        f"elastrain: the loop was ahead of its device, which may have failed in micro-batch {first}"
+                    )
             error.add_note(f"elastrain: {self._device.words(cause, self._agent.me)}")
             if self._device_has_failed:  # the loop and the engine both meet its error, each as one of its own
                 return
@@ -180,7 +186,7 @@ class ExitReport:
         whole = f"{sentence}\n" if isinstance(error, ElastrainError) else "".join(traceback.format_exception(error))
         return am.Failed(
             step=self.step.number if self.step else 0,
-            micro_batch=self.step.failed_micro_batch if self.step else None,
+            micro_batch=self.step.micro_batch if self.step else None,
             signature=signature[:_SIGNATURE_CHARS_MAX],
             traceback=whole[-_TRACEBACK_CHARS_MAX:],
             device="" if cause is None else self._device.name_or_unknown(),

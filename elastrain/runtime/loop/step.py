@@ -168,13 +168,10 @@ class Step:
         return self._has_entered and self._record is None and not self.is_overruled
 
     @property
-    def failed_micro_batch(self) -> int | None:
-        """The micro-batch in which the device has failed, or that is being computed, for error reports.
-
-        The loop submits more work before the device's failure in an earlier micro-batch is found.
-        """
-        failed = self._parts.whereabouts.device.failed_in
-        return self.micro_batch if failed is None else failed.micro_batch
+    def unfinished_micro_batch(self) -> int | None:
+        """The first micro-batch whose work on the device is not known to have landed, for error reports."""
+        oldest = self._parts.whereabouts.device.oldest
+        return None if oldest is None else oldest.micro_batch
 
     @property
     def is_committed(self) -> bool:

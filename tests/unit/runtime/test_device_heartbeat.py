@@ -154,17 +154,17 @@ def test_the_wait_for_the_loader_gives_the_device_no_time(beacon: Beacon) -> Non
     assert watched.shown == (Station.COMPUTING, 4, 0.0)
 
 
-def test_a_failure_is_that_of_the_oldest_work_although_more_was_submitted(beacon: Beacon) -> None:
+def test_the_oldest_work_has_its_micro_batch_although_more_was_submitted(beacon: Beacon) -> None:
     watched = Watched(beacon)
     for micro_batch in (2, 3, 4):
         watched.loop.enter(Station.COMPUTING, 1, micro_batch)
         watched.device.submitted()
     watched.loop.enter(Station.WAITING)
     watched.device.landed()
-    assert watched.device.failed_in is None
-    in_thread(watched.device.failed)
-    in_thread(watched.device.failed)
-    assert watched.device.failed_in is not None and watched.device.failed_in.micro_batch == 3
+    assert watched.device.oldest is not None and watched.device.oldest.micro_batch == 3
+    for _ in range(2):
+        watched.device.landed()
+    assert watched.device.oldest is None
 
 
 @given(moves=st.lists(st.booleans(), max_size=40))

@@ -247,6 +247,17 @@ def test_the_engines_error_is_told_and_the_loops_own_is_only_shown(
     assert own.__notes__[0].startswith("elastrain: H200 (UUID GPU-0) has failed in m1")
 
 
+def test_a_report_says_from_where_on_the_device_may_have_failed(two: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[am.Failed] = []
+    channel: Any = SimpleNamespace(send=lambda message, fd=None: told.append(message))
+    report = ExitReport(AgentLink("m1", channel), lambda: None, ready(), lambda _code: None)
+    report.step = SimpleNamespace(number=3, micro_batch=6, unfinished_micro_batch=4)  # type: ignore[assignment]
+    report.report(torch.AcceleratorError(ILLEGAL))
+    assert told[0].micro_batch == 6, "where members are compared, the place is the loop's"
+    assert "the loop was ahead of its device, which may have failed in micro-batch 4" in told[0].traceback
+    assert "micro-batch" not in told[0].signature
+
+
 def test_the_process_does_not_end_before_the_engines_report_is_sent(
     two: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
