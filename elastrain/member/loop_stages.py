@@ -95,7 +95,7 @@ class LoopStages(MemberPart):
     def on_submitted(self, event: p.Submitted) -> None:
         """Note that the loop asks for work while its device computes the run that it was given."""
         self._move(event)
-        self._open.runs.outstanding[-1].is_submitted = True
+        self._open.runs.submit()
 
     def on_ready(self, event: p.Ready) -> None:
         """Note that the oldest run has ended, and that the loop asks for work unless it has asked before."""

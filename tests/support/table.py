@@ -59,8 +59,8 @@ ALLOWED = {
     }
 }
 """The public face: what a user is best served by counts more here than a limit for ourselves."""
-TOTALS = {"function_median": 6, "function_p90": 16, "product_files": 400, "product_code": 47_004}
-"""Figures of the whole product, and where they have to arrive. Of its code, 1,854 lines are training on devices."""
+TOTALS = {"function_median": 6, "function_p90": 16, "product_files": 400, "product_code": 47_008}
+"""Figures of the whole product, and where they have to arrive. Of its code, 1,858 lines are training on devices."""
 COMMENTS_PERCENT = 6.0
 """Of the lines of the pure parts, at least."""
 SLACK = {"product_code": 100, "comments_percent": 0.2}

@@ -152,6 +152,10 @@ class Runs(MemberPart):
         """Note that the training loop is given this run or action, or a check."""
         self.outstanding.append(Attempt(work))
 
+    def submit(self) -> None:
+        """Note that the training loop asks for more work before the newest has landed."""
+        self.outstanding[-1].is_submitted = True
+
     def end_running(self) -> Attempt:
         """Note that the oldest outstanding work has landed, if there is any, and return it."""
         ended = self.outstanding.popleft() if self.outstanding else Attempt(None)
