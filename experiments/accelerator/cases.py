@@ -13,6 +13,8 @@ from experiments.accelerator.jobs import Job, Ran, run_job
 from experiments.accelerator.models import SETUPS, WITHOUT_STAGES, Training
 
 IN_A_STEP = ("forward", "backward", "reduce", "commit", "apply", "publish")
+STEPS = 14
+"""Steps of the longest job."""
 STEP, LATER = 2, 4
 """Steps in which members are struck: the later one where agents have to know the job's pace."""
 EVERY = 2
@@ -77,14 +79,14 @@ def _of_losses(plain: Training, stage: int | None = None) -> list[Case]:
     found.append(make("a whole node is lost", replace(training, backups=1), (whole_node,), nodes=3))
     first = tuple((member, step, "killed") for member, step in ((victim, STEP),))
     if stage is None:
-        training = replace(training, members=2, backups=1, steps=14)
+        training = replace(training, members=2, backups=1, steps=STEPS)
         first = (("m0", STEP, "killed"), ("m1", -1, "killed after the other"))
         found.append(
             make("two losses and two joins, until none of the first members is left", replace(training, troubles=first))
         )
     else:
         last = (other, -1, "killed after the other")
-        found.append(make("two losses and two joins", replace(training, steps=14, troubles=(*first, last))))
+        found.append(make("two losses and two joins", replace(training, steps=STEPS, troubles=(*first, last))))
     return found
 
 
@@ -114,9 +116,8 @@ def _faults(phase: str, victim: str, other: str, training: Training) -> tuple[st
 
 
 def reference_of(training: Training) -> Training:
-    """Return the undisturbed job of one on the CPU with which a job is compared."""
-    plain = Training(model=training.model, steps=training.steps, micro_batches=training.micro_batches, device="cpu")
-    return replace(plain, backups=1)
+    """Return the undisturbed job of one on the CPU with which jobs of a model are compared, up to their last steps."""
+    return Training(model=training.model, steps=STEPS, micro_batches=training.micro_batches, device="cpu")
 
 
 def run_case(case: Case, folder: Path, **how: Any) -> list[Ran]:

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from experiments.accelerator.commands import followed, marked
 from experiments.accelerator.models import Training
 from experiments.jobs import Script, alone, elastic
 from experiments.journals import Member, Run, read_member, read_run
 from experiments.recovery.figures import samples_amiss, steps_lost
 from experiments.storm.oracle import difference, read_steps, unfinished
-from experiments.storm.processes import MARK, Processes, leftovers
+from experiments.storm.processes import Processes, leftovers
 from tests.support import warm
 
 TRAIN = Path(__file__).with_name("train.py")
 DEADLINE_S = 90.0
 SETTLE_S = 5.0
+ALONE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""What the launcher sets for its workers, for a job of one without a launcher."""
 DESCRIPTORS_MORE = 4
 """So many more descriptors than in an earlier step of the whole job are no leftovers: loaders and links come and go."""
 
@@ -39,6 +39,8 @@ class Job:
     faults: Sequence[str] = ()
     """Lines of a faults file."""
     options: Sequence[str] = ()
+    then: Sequence[Training] = ()
+    """Trainings that the same processes run afterwards."""
     losses: int = 0
     """Number of members that have to be lost; otherwise nothing was tried."""
 
@@ -96,13 +98,18 @@ class Ran:
     def has_planted(self) -> bool:
         return (self.folder / "planted").exists()
 
+    def until(self, steps: int) -> list[str]:
+        """Return the lines of a job of one as they are if it ends after so many steps."""
+        lines = self.steps["alone"][:steps]
+        return [*lines, f"{steps} {lines[-1].split()[1]}"] if len(lines) == steps else self.steps["alone"]
+
     def amiss(self, reference: Ran) -> dict[str, Any]:
         """Return the faults by the key of the table that they count for; figures of 0 are left out."""
         training, lives = self.job.training, [each for each in (self.before, self) if each is not None]
         members: list[Member] = [member for life in lives for member in life.run.members.values()]
         lost, repeated = samples_amiss(members, training.order, training.steps)
         found = {
-            "digest": next(filter(None, self._wrong(lives, reference.steps["alone"])), ""),
+            "digest": next(filter(None, self._wrong(lives, reference.until(training.steps))), ""),
             "steps_lost": steps_lost(members),
             "samples_lost": lost,
             "samples_repeated": repeated,
@@ -115,13 +122,14 @@ class Ran:
 
     def _wrong(self, lives: Sequence[Ran], alone: Sequence[str]) -> Iterator[str]:
         """Yield what is wrong with the end of the job, and with the steps of all its lives."""
-        yield self._end()
+        yield self.end()
         yield from (difference(life._comparable(), alone) for life in lives)
         yield unfinished(self.steps, alone)
         if len(self.run.deaths_s) < self.job.losses:
             yield f"{len(self.run.deaths_s)} members were lost for {self.job.losses}: nothing was tried"
 
-    def _end(self) -> str:
+    def end(self) -> str:
+        """Return how a job ended that did not end well, and its last words."""
         if self.code == 0:
             return ""
         told = [line for line in self.output.splitlines() if re.match(r"elastrain:|\w*Error", line)] or [self.output]
@@ -155,48 +163,46 @@ def run_job(
     kill_when: Callable[[], bool] = lambda: False,
 ) -> Ran:
     """Run a job in a folder of its own, until its end, or until `kill_when`: then all its processes are killed."""
-    mark, run, temporary = uuid.uuid4().hex, folder / "run", folder / "tmp"
+    run, temporary = folder / "run", folder / "tmp"
     temporary.mkdir(parents=True)
     run.mkdir()
-    processes, script = Processes(mark), Script(path=TRAIN, args=(job.training.to_json(),))
+    script = Script(path=TRAIN, args=tuple(each.to_json() for each in (job.training, *job.then)))
     options = [*job.options, *(("--stages", str(job.stages)) if job.stages > 1 else ())]
     if job.faults:
         (folder / "faults.txt").write_text("".join(f"{fault}\n" for fault in job.faults))
         options += ["--faults", str(folder / "faults.txt")]
-    environment = {MARK: mark, "PYTHONHASHSEED": "0", "ACCELERATOR_STAGES": str(job.stages)}
-    members = job.training.members
-    extra = {"temporary": temporary, "environment": environment, "options": options, "nodes": job.nodes}
-    started = (
-        alone(run, script, start=_with(start, environment))
-        if job.is_alone
-        else elastic(run, script, members=members, start=start, **extra)
-    )
-    try:
+    with marked() as (processes, variables):
+        environment = {**variables, "PYTHONHASHSEED": "0", "ACCELERATOR_STAGES": str(job.stages)}
+        started = (
+            alone(run, script, start=_with(start, environment | (ALONE if job.training.deterministic else {})))
+            if job.is_alone
+            else elastic(
+                run,
+                script,
+                members=job.training.members,
+                start=start,
+                temporary=temporary,
+                environment=environment,
+                options=options,
+                nodes=job.nodes,
+            )
+        )
+
+        def look() -> bool:
+            if not job.training.timed:  # looking at the memory of processes costs them time
+                processes.note_segments()
+            return kill_when()
+
         with started as process:
-            code = _followed(process, processes, run, deadline_s, kill_when)
+            dump = partial(_dump_stacks, processes, run)
+            code = followed(process, processes, deadline_s, look=look, at_deadline=dump)
         left = () if code is None else leftovers(processes, run, temporary, _name_of(run), settle_s=SETTLE_S)
-    finally:
-        processes.end()
     return Ran(folder=run, job=job, code=code, left=left)
 
 
-def _followed(
-    process: subprocess.Popen[bytes], processes: Processes, run: Path, deadline_s: float, kill_when: Callable[[], bool]
-) -> int | None:
-    until_s = time.monotonic() + deadline_s
-    while process.poll() is None:
-        if kill_when():
-            processes.end()
-            process.wait()
-            return None
-        if time.monotonic() > until_s:
-            workers = read_run(run).pids.values() if (run / "events.jsonl").exists() else processes.all()
-            processes.dump_stacks([pid for pid in workers if processes.owns(pid)])
-            processes.end()
-            return None
-        processes.note_segments()
-        time.sleep(0.1)
-    return process.returncode
+def _dump_stacks(processes: Processes, run: Path) -> None:
+    workers = read_run(run).pids.values() if (run / "events.jsonl").exists() else processes.all()
+    processes.dump_stacks([pid for pid in workers if processes.owns(pid)])
 
 
 def _with(start: Callable[..., Any], environment: dict[str, str]) -> Callable[..., Any]:

@@ -11,16 +11,28 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from elastrain.job.batch import DataOrder
+from experiments.train_gpt import model as train_gpt
+from experiments.train_gpt.model import GPTConfig
 from tests.contract.late.models import GPT, Convolutions
 
 FIRST = 2
 """Steps before this one do not count for figures: what is made in them is used again later."""
+WARM = 3
+"""Steps before those that are timed."""
 SEED, SAMPLES, MICRO_BATCH_SIZE = 5, 200, 2
 WIDE, LAYERS = 160, 48
+CONFIGS = {
+    "rehearsal": GPTConfig(layers=3, heads=2, width=32, context=16, vocabulary=64),
+    "bits": GPTConfig(layers=6, heads=8, width=512, context=256, vocabulary=8192),
+    "124m": train_gpt.SIZES["124m"],
+    "1b": GPTConfig(layers=18, heads=16, width=2048, context=1024, vocabulary=50304),
+}
+"""Models of `make test-gpu`. `bits` reaches tensor cores and split-K; `rehearsal` stands for the others on `late`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +52,8 @@ class Setup:
     """Each micro-batch counts by its number of tokens."""
     teacher: str = ""
     """A registered teacher takes part in the loss: `fixed`, or `mean` of earlier parameters."""
+    config: GPTConfig | None = None
+    """The shape of a model of `make test-gpu`."""
 
 
 SETUPS = {
@@ -58,6 +72,11 @@ SETUPS = {
     "wide_in_one_run": Setup(shape="wide", run_length=3),
     "noisy": Setup(shape="noisy"),
 }
+FOR_GPU = {
+    f"{size}{name}": Setup(config=config, **how)
+    for size, config in CONFIGS.items()
+    for name, how in {"": {}, " bf16": {"dtype": torch.bfloat16}, " autocast": {"autocast": torch.bfloat16}}.items()
+}
 WITHOUT_STAGES = ("mean_teacher", "wide", "wide_in_one_run", "noisy")
 """Models whose loop reads all parameters, or that draw in a backward, which are refused; and one for bytes only."""
 
@@ -70,6 +89,9 @@ class Training:
     device: str = "late"
     steps: int = 6
     micro_batches: int = 4
+    micro_batch_size: int = MICRO_BATCH_SIZE
+    run_length: int = 0
+    """0: that of the setup."""
     members: int = 1
     backups: int | str = 1
     troubles: Sequence[tuple[str, int, str]] = ()
@@ -79,7 +101,20 @@ class Training:
     meters: bool = False
     """Count what the device is asked for, and compute no digest before the end."""
     plain: bool = False
-    """A plain loop of torch without a job, for its peak of memory."""
+    """A plain loop of torch without a job."""
+    ddp: bool = False
+    """The plain loop in DistributedDataParallel, in a group of one."""
+    deterministic: bool = True
+    wait_from: int = 0
+    """Step from which survivors wait for newcomers after each step."""
+    timed: bool = False
+    """Measure the steps after the first ones, as `tests.gpu.timing` does, and compute no digests."""
+    copies: bool = False
+    """With `timed`: follow the copies, too."""
+    seconds: float = 0.0
+    """With `steps=0`: time that a plain loop's timed steps take, roughly. 0: as many steps as the training before."""
+    beside: int = 1
+    """Plain loops that begin their timed steps at the same time."""
     pause_s: float = 0.0
     """In each micro-batch, and in the backward of each layer of `wide`: other threads have their turn meanwhile."""
     slowness: float = 1.0
@@ -87,13 +122,14 @@ class Training:
 
     @property
     def setup(self) -> Setup:
-        return SETUPS[self.model]
+        return SETUPS[self.model] if self.model in SETUPS else FOR_GPU[self.model]
 
     @property
     def order(self) -> DataOrder:
         """Return the order of the samples, for the judge."""
-        size = self.micro_batches * MICRO_BATCH_SIZE
-        return DataOrder(dataset_size=SAMPLES, global_batch_size=size, micro_batch_size=MICRO_BATCH_SIZE, seed=SEED)
+        size = self.micro_batches * self.micro_batch_size
+        order = {"global_batch_size": size, "micro_batch_size": self.micro_batch_size, "seed": SEED}
+        return DataOrder(dataset_size=SAMPLES, **order)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -102,8 +138,9 @@ class Training:
 class Samples(Dataset[tuple[Tensor, Tensor]]):
     """Words or images, drawn by their index."""
 
-    def __init__(self, shape: str) -> None:
-        self._shape = shape
+    def __init__(self, setup: Setup) -> None:
+        self._shape = setup.shape
+        self._words, self._length = (setup.config.vocabulary, setup.config.context) if setup.config else (37, 8)
 
     def __len__(self) -> int:
         return SAMPLES
@@ -114,7 +151,15 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
             return torch.randn(3, 8, 8, generator=drawn), torch.randint(5, (), generator=drawn)
         if self._shape == "wide":
             return torch.randn(WIDE, generator=drawn), torch.randn(WIDE, generator=drawn)
-        return torch.randint(37, (8,), generator=drawn), torch.randint(37, (8,), generator=drawn)
+        given, targets = torch.randint(self._words, (2, self._length), generator=drawn)
+        return given, targets
+
+
+class Language(train_gpt.GPT):
+    """A model of `make test-gpu`, and its loss."""
+
+    def forward(self, given: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(super().forward(given).flatten(0, 1).float(), targets.flatten())
 
 
 class Wide(nn.Module):
@@ -165,6 +210,9 @@ class Taught(nn.Module):
 def build(training: Training) -> nn.Module:
     """Make the model on the training's device. Ties stay."""
     setup = training.setup
+    if setup.config is not None:
+        with torch.device(training.device if training.timed else "cpu"):
+            return Language(setup.config).to(setup.dtype).to(training.device)
     kinds: dict[str, Callable[[], nn.Module]] = {
         "text": lambda: GPT(recomputes=setup.recomputes),
         "images": Convolutions,
@@ -182,9 +230,13 @@ def teacher_of(model: nn.Module, training: Training) -> Taught | None:
     return Taught(copy.deepcopy(model).requires_grad_(False)) if training.setup.teacher else None
 
 
-def optimizer_of(model: nn.Module, training: Training) -> torch.optim.Optimizer:
-    """Make the optimizer over all parameters that are trained."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are trained."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def optimizer_of(trained: Sequence[Tensor], training: Training) -> torch.optim.Optimizer:
+    """Make the optimizer."""
     if training.setup.optimizer == "SGD":
         return torch.optim.SGD(trained, lr=0.01, momentum=0.9)
     return torch.optim.AdamW(trained, lr=1e-3, fused=True)

@@ -16,9 +16,10 @@ import tempfile
 import threading
 import time
 import traceback
+import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,12 +27,12 @@ from typing import Any
 
 from experiments.accelerator import measures
 from experiments.accelerator.cases import Case, all_cases, reference_of, run_case
+from experiments.accelerator.commands import end_on_sigterm
 from experiments.accelerator.jobs import DEADLINE_S, Job, Ran, run_job, total
 from experiments.accelerator.measures import PARTS, Bench
 from experiments.accelerator.models import Training
 from experiments.accelerator.plants import PLANTS
 from experiments.harness import Reach, add_record_flag, record, report
-from experiments.jobs import unwind_on_sigterm
 from tests.support import warm
 
 _ALL, _NONE = Reach(limit=1, at_least=True), Reach(limit=0)
@@ -59,8 +60,8 @@ REACHES = {
 }
 ON_DEMAND = ("floor", "cpu_price")
 CASES, PLANTED = ("digest_equal_cpu", "digest_equal", "resumed_equal"), "planted_found"
-QUICK_S = 185.0
-"""`--quick` begins nothing after so many seconds: what runs then takes up to 40 more."""
+QUICK_S = 205.0
+"""`--quick` begins nothing that would take longer than this, if it takes as long as the longest case so far."""
 PLANT_DEADLINE_S = 60.0
 SHOWN = 900
 
@@ -75,9 +76,9 @@ class Experiment:
         self.amiss: list[dict[str, Any]] = []
         self.failed: list[str] = []
         self.measured: dict[str, Any] = {}
-        self._references: dict[str, Ran] = {}
-        self._clean: dict[str, bool] = {}
-        self._lock = threading.RLock()
+        self._made: dict[str, Future[Any]] = {}
+        """Jobs with which others are compared, by what they run."""
+        self._lock = threading.Lock()
 
     def try_case(self, case: Case, number: int) -> None:
         """Run a case and judge it."""
@@ -141,20 +142,33 @@ class Experiment:
 
     def _reference(self, training: Training) -> Ran:
         wanted = reference_of(training)
-        with self._lock:
-            if (key := wanted.to_json()) not in self._references:
-                self._references[key] = self._run(Job(training=wanted), f"reference-{len(self._references)}")
-            return self._references[key]
+        make = partial(self._run, Job(training=wanted), f"reference-{wanted.model}-{wanted.micro_batches}")
+        found: Ran = self._once(wanted.to_json(), make)
+        return found
 
     def _is_clean(self, job: Job, refused: str) -> bool:
+        def try_it() -> bool:
+            ran = self._run(job, f"clean-{uuid.uuid4().hex[:8]}")
+            amiss = ran.amiss(self._reference(job.training))
+            is_clean = refused in ran.output if refused else not amiss
+            if not is_clean:
+                print(f"AMISS without a planted bug: {job}: {str(amiss)[:SHOWN]}\n    {ran.folder}", flush=True)
+            return is_clean
+
+        return bool(self._once(f"{job} {refused}", try_it))
+
+    def _once(self, key: str, make: Callable[[], Any]) -> Any:
+        """Return what a function makes, which is called once per key: other threads wait for it."""
         with self._lock:
-            if (key := f"{job} {refused}") not in self._clean:
-                ran = self._run(job, f"clean-{len(self._clean)}")
-                amiss = ran.amiss(self._reference(job.training))
-                self._clean[key] = refused in ran.output if refused else not amiss
-                if not self._clean[key]:
-                    print(f"AMISS without a planted bug: {job}: {str(amiss)[:SHOWN]}\n    {ran.folder}", flush=True)
-            return self._clean[key]
+            is_mine = key not in self._made
+            made = self._made.setdefault(key, Future())
+        if is_mine:
+            try:
+                made.set_result(make())
+            except BaseException as error:
+                made.set_exception(error)
+                raise
+        return made.result()
 
     def _run(self, job: Job, name: str, deadline_s: float = DEADLINE_S) -> Ran:
         return run_job(job, self.folder / name, deadline_s=deadline_s, start=self.start)
@@ -162,7 +176,7 @@ class Experiment:
 
 def main() -> int:
     args = _arguments()
-    unwind_on_sigterm()
+    end_on_sigterm()
     begun_s, seed = time.monotonic(), args.seed if args.seed is not None else random.randrange(1 << 16)
     keys = args.only or [key for key in REACHES if key not in ON_DEMAND]
     folder = args.keep or Path(tempfile.mkdtemp(prefix="elastrain-accelerator-"))
@@ -214,17 +228,18 @@ def _drawn(trials: Sequence[tuple[str, Callable[[], None]]], chance: random.Rand
 
 
 def _run_all(trials: Sequence[Callable[[], None]], jobs: int, until_s: float) -> int:
-    """Run trials, `jobs` at a time, and begin none after `until_s`. Returns how many ran."""
-    ran = []
+    """Run trials, `jobs` at a time, and begin none that would not end in time. Returns how many ran."""
+    took_s = [0.0]
 
     def one(trial: Callable[[], None]) -> None:
-        if time.monotonic() < until_s:
-            ran.append(trial)
+        began_s = time.monotonic()
+        if began_s + max(took_s) < until_s:
             trial()
+            took_s.append(time.monotonic() - began_s)
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(one, trials))
-    return len(ran)
+    return len(took_s) - 1
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""The training script: `train.py TRAINING` with a `models.Training` as JSON.
+"""The training script: `train.py TRAINING …` with `models.Training`s as JSON, which run one after the other.
 
 Lines go to `steps/<member>.txt` in the run's folder: step, digest, loss, gradient norm, skipped, learning rate, and at
 the end how many steps there were, and the digest. What the device counted goes to `facts/<member>.jsonl`.
@@ -7,11 +7,14 @@ the end how many steps there were, and the digest. What the device counted goes 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import signal
 import sys
 import time
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,13 @@ if __name__ == "__main__":  # as a script: make `experiments` importable from an
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import elastrain
+from elastrain.device import device_of
 from experiments.accelerator import models, plants
 from experiments.accelerator.meter import Meter, NoMeter
-from experiments.accelerator.models import SEED, Training
+from experiments.accelerator.models import SEED, WARM, Training
 
 MEMBER = os.environ.get("ELASTRAIN_MEMBER", "")
 """Empty alone."""
@@ -34,39 +39,73 @@ SETTLED = 3
 
 
 def main() -> None:
-    training = Training(**json.loads(sys.argv[1]))
-    folder = Path(os.environ.get("ELASTRAIN_RUN_DIR", "."))
+    steps, folder = 0, Path(os.environ.get("ELASTRAIN_RUN_DIR", "."))
     _register(folder)
     torch.set_num_threads(1)
+    for text in sys.argv[1:]:
+        training = Training(**json.loads(text))
+        prepare_device(training)
+        steps = run(training if training.steps or training.seconds else replace(training, steps=steps), folder)
+        gc.collect()  # DistributedDataParallel is a cycle
+        if training.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def prepare_device(training: Training) -> None:
+    """Make torch know the test device."""
     if training.device == "late":
         from tests.support import late
 
         late.install()
-        place = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0")
-        late.configure(uuid=f"late-{'-'.join(place)}", slowness=training.slowness)
+        late.configure(slowness=training.slowness)
+        if training.setup.config is None:  # otherwise all members share one device
+            place = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0")
+            late.configure(uuid=f"late-{'-'.join(place)}")
         torch.__future__.set_swap_module_params_on_conversion(True)
+
+
+def run(training: Training, folder: Path) -> int:
+    """Run one training. Returns its number of steps."""
     plants.plant(training.plant, folder)
-    meter = Meter(folder / "facts" / f"{MEMBER or 'alone'}.jsonl", training) if training.device == "late" else NoMeter()
+    file, meter = f"{MEMBER or 'alone'}.jsonl", NoMeter()
+    trainer = Plain(training) if training.plain and not training.steps else None
+    training = training if trainer is None else replace(training, steps=WARM + trainer.fitting(training.seconds))
+    del trainer
+    gc.collect()
+    if training.timed:
+        from tests.gpu.timing import Timing
+
+        meter = Timing(folder / "times" / file, training)
+    elif training.device == "late":
+        meter = Meter(folder / "facts" / file, training)
     if training.plain:
         _plain(training, meter)
     else:
         _train(training, folder, meter)
+    return training.steps
 
 
 def _train(training: Training, folder: Path, meter: Any) -> None:
     """Train as README shows."""
     setup = training.setup
-    job = elastrain.init(seed=SEED, backups=training.backups, loss_scale=setup.loss_scale, run_length=setup.run_length)
+    job = elastrain.init(
+        seed=SEED,
+        backups=training.backups,
+        loss_scale=setup.loss_scale,
+        run_length=training.run_length or setup.run_length,
+        deterministic=training.deterministic,
+    )
     model = models.build(training)
     teacher = models.teacher_of(model, training)
     if teacher is not None:
         job.register("teacher", teacher)
-    optimizer = models.optimizer_of(model, training)
+    optimizer = models.optimizer_of(models.trained(model), training)
     order = training.order
     loader = elastrain.DataLoader(
-        models.Samples(setup.shape),
+        models.Samples(setup),
         global_batch_size=order.global_batch_size,
         micro_batch_size=order.micro_batch_size,
+        pin_memory=training.timed and training.device == "cuda",
     )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
@@ -89,35 +128,91 @@ def _train(training: Training, folder: Path, meter: Any) -> None:
             meter.backward_begins()
             step.backward(loss, weight=weight)
             meter.end()
-        digest = job.digest() if watched else "-"  # a member of a pipeline has the parameters of its own blocks only
-        rate = optimizer.param_groups[0]["lr"]
-        lines.write(f"{step.number} {digest} {step.loss!r} {step.grad_norm!r} {step.skipped} {rate!r}\n")
+        if not training.timed:
+            digest = job.digest() if watched else "-"  # a member of a pipeline has its own blocks' parameters only
+            rate = optimizer.param_groups[0]["lr"]
+            lines.write(f"{step.number} {digest} {step.loss!r} {step.grad_norm!r} {step.skipped} {rate!r}\n")
         scheduler.step()
         if teacher is not None and setup.teacher == "mean":
             teacher.follow(model)
         meter.end_step()
-        _wait_for_newcomers(folder, job.world_size, training)
-    lines.write(f"{training.steps} {job.digest()}\n")
+        if step.number >= training.wait_from:
+            _wait_for_newcomers(folder, job.world_size, training)
+    if not training.timed:
+        lines.write(f"{training.steps} {job.digest()}\n")
     meter.close()
 
 
 def _plain(training: Training, meter: Any) -> None:
-    """Train as plain PyTorch does, with the same sums of gradients."""
-    torch.manual_seed(SEED)
-    model = models.build(training)
-    optimizer = models.optimizer_of(model, training)
-    data = models.Samples(training.setup.shape)
+    trainer = Plain(training)
     for step in range(training.steps):
         meter.begin_step(step)
-        for index in range(training.micro_batches):
-            samples = [data[position % len(data)] for _, position in training.order.samples(step, index)]
-            given, targets = models.moved(torch.utils.data.default_collate(samples), training)
-            (model(given, targets) / training.micro_batches).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        trainer.step()
         meter.end_step()
     meter.close()
+
+
+class Plain:
+    """The loop of plain PyTorch, with the same sums of gradients, and with float32 masters of parameters below that."""
+
+    def __init__(self, training: Training) -> None:
+        torch.manual_seed(SEED)
+        torch.use_deterministic_algorithms(training.timed and training.deterministic)
+        self.training = training
+        module: torch.nn.Module = models.build(training)
+        if training.ddp and training.device == "late":  # Gloo knows no test device
+            module, self.training = module.cpu(), replace(training, device="cpu")
+        self.parameters = models.trained(module)
+        self.model = module
+        if training.ddp:
+            _join_group("nccl" if training.device == "cuda" else "gloo")
+            self.model = DistributedDataParallel(module, gradient_as_bucket_view=True)
+        self.masters: list[torch.Tensor] = list(self.parameters)
+        self.has_masters = training.setup.dtype != torch.float32
+        if self.has_masters:
+            self.masters = [parameter.detach().float() for parameter in self.parameters]
+        for parameter in self.parameters if self.has_masters and not training.ddp else ():
+            parameter.grad_dtype = torch.float32
+        self.optimizer = models.optimizer_of(self.masters, training)
+        data, order = models.Samples(training.setup), training.order
+        drawn = [[data[at] for _, at in order.samples(0, index)] for index in range(training.micro_batches)]
+        self.batches = [torch.utils.data.default_collate(each) for each in drawn]
+        if training.device == "cuda":
+            self.batches = [[each.pin_memory() for each in batch] for batch in self.batches]
+
+    def step(self) -> None:
+        """Compute one step, without waiting for the device."""
+        for number, batch in enumerate(self.batches, 1):
+            if isinstance(self.model, DistributedDataParallel):
+                self.model.require_backward_grad_sync = number == len(self.batches)
+            given, targets = models.moved(batch, self.training)
+            (self.model(given, targets) / len(self.batches)).backward()
+        if self.has_masters:
+            for master, parameter in zip(self.masters, self.parameters, strict=True):
+                master.grad = None if parameter.grad is None else parameter.grad.float()
+        torch.nn.utils.clip_grad_norm_(self.masters, 1.0)
+        self.optimizer.step()
+        if self.has_masters:
+            with torch.no_grad():
+                torch._foreach_copy_(self.parameters, self.masters)
+        self.optimizer.zero_grad()
+        self.model.zero_grad()
+
+    def fitting(self, seconds: float) -> int:
+        """Return the number of steps that take so long."""
+        for _ in range(WARM):
+            self.step()
+        port = device_of(torch.device(self.training.device))
+        port.synchronize()
+        began_s = time.perf_counter()
+        self.step()
+        port.synchronize()
+        return min(100, max(4, round(seconds / (time.perf_counter() - began_s))))
+
+
+@cache
+def _join_group(backend: str) -> None:
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
 
 
 class _Troubles:
@@ -147,8 +242,11 @@ class _Troubles:
         (self._folder / "struck").write_text(repr(time.monotonic()))
         if what == "loop hangs":
             time.sleep(1000)
-        if what == "killed" or self._training.device != "late":
+        if what == "killed" or self._training.device == "cpu":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._training.device != "late":
+            strike_gpu(what, self._training.device)
+            return
         from tests.support import late
 
         match what:
@@ -158,6 +256,20 @@ class _Troubles:
                 late.configure(capacity_bytes=torch.get_device_module("late").memory_allocated() + 1024)
             case "stream hangs":
                 late.hang_at(30)
+
+
+def strike_gpu(what: str, device: str) -> None:
+    """Bring about an error that sticks to the process, ask for too much memory, or submit work that does not end."""
+    if what == "stream hangs":
+        for _ in range(64):
+            torch.cuda._sleep(1 << 40)
+    elif what == "out of memory":
+        torch.empty(1 << 46, dtype=torch.uint8, device=device)
+    else:  # read far behind the memory that the device has given
+        small = torch.zeros(1 << 20, device=device)
+        interface = {"data": (small.data_ptr(), False), "shape": (1 << 40,), "typestr": "<f4", "version": 2}
+        wide = torch.as_tensor(type("Wide", (), {"__cuda_array_interface__": interface})(), device=device)
+        wide[1 << 39 :: 1 << 36].sum().item()
 
 
 def _wait_for_newcomers(folder: Path, world_size: int, training: Training) -> None:
@@ -172,7 +284,7 @@ def _wait_for_newcomers(folder: Path, world_size: int, training: Training) -> No
 
 def _register(folder: Path) -> None:
     """Make the folders of this process's lines. SIGUSR1 writes its stacks."""
-    for part in ("steps", "facts", "stacks"):
+    for part in ("steps", "facts", "times", "stacks"):
         (folder / part).mkdir(exist_ok=True)
     stacks = (folder / "stacks" / f"{MEMBER or 'alone'}.txt").open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)

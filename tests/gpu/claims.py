@@ -16,6 +16,8 @@ PARTS = {
 }
 LATER = (5, 6, 7)
 """Test parts that a later version brings."""
+REHEARSED = ("late", "cpu")
+"""Devices that show nothing."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from elastrain.comm.shm.segments import SharedMemory
 from elastrain.device import DeviceEvent, DevicePort, device_of
 from elastrain.device.accelerators import Accelerator
 from elastrain.runtime.carrying.tensor_memory import PinInPlace
+from experiments.accelerator.models import Training
 
 Span = tuple[float, float]
 LEAST_BYTES = 64
@@ -122,9 +123,9 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     parser.add_argument("--megabytes", type=int, default=256)
     args = parser.parse_args()
-    from tests.gpu.train import prepare_device
+    from experiments.accelerator.train import prepare_device
 
-    prepare_device(args.device)
+    prepare_device(Training(device=args.device))
     print(json.dumps(rates(device_of(torch.device(args.device)), args.megabytes << 20)))
 
 

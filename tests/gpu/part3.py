@@ -3,65 +3,56 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
-from itertools import product
-from pathlib import Path
+from itertools import chain, product
 from typing import Any
 
-from tests.gpu.parts import HERE, Setting, tells
-from tests.gpu.processes import EndedError
+import torch
 
-MEASURE = str(HERE / "measure.py")
+from experiments.accelerator import commands
+from experiments.accelerator.commands import EndedError
+from experiments.accelerator.jobs import Job, Ran
+from experiments.accelerator.models import CONFIGS, SAMPLES, WARM, Training
+from experiments.train_gpt.model import GPT, parameter_count
+from tests.gpu.parts import Setting, tells
+
 MODELS = ("124m", "1b")
 TOKENS = {"2k": 2048, "8k": 8192, "32k": 32768}
 SMALL = {"2k": 32, "8k": 64, "32k": 128}
 """Tokens of a rehearsal."""
+RATES_S = 40.0
 Found = dict[str, Any]
 
 
-def tokens_of(setting: Setting, name: str) -> int:
-    """Return the tokens per member and step."""
-    return (SMALL if setting.small else TOKENS)[name]
+def training(setting: Setting, model: str, tokens: str, micro_tokens: str, **fields: Any) -> Training:
+    """Return a plain loop that is timed. Tokens are those of one member and step."""
+    name, numbers = ("rehearsal", SMALL) if setting.small else (model, TOKENS)
+    context = CONFIGS[name].context
+    size = max(1, numbers[micro_tokens] // context)
+    count = max(1, numbers[tokens] // (size * context))
+    settings: Found = {"device": setting.device, "timed": True, "deterministic": False, "steps": 0, "plain": True}
+    settings |= {"seconds": 0.1 if setting.small else 1.5, "micro_batch_size": size, "run_length": count, **fields}
+    members = settings.get("members", 1)
+    assert size * count * members <= SAMPLES, "the data has fewer samples than a step"
+    return Training(model=f"{name} bf16", micro_batches=count * members, **settings)
 
 
-def arguments(setting: Setting, out: Path, model: str, kinds: str, tokens: str, micro: str, *more: str) -> list[str]:
-    """Return the arguments of a process that measures; its results go to the folder `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    numbers = ",".join(str(tokens_of(setting, each)) for each in tokens.split())
-    given = ["--device", setting.device, "--kinds", kinds, "--tokens", numbers, "--out", str(out), *more]
-    given += ["--model", "small" if setting.small else model, "--micro-tokens", str(tokens_of(setting, micro))]
-    return [MEASURE, *given, *(["--seconds", "0.1"] if setting.small else [])]
+def member(plain: Training, members: int = 1, **fields: Any) -> Training:
+    """Return the training of members of a job that have the work of the plain loop each."""
+    count = plain.micro_batches * members
+    return replace(plain, plain=False, members=members, micro_batches=count, beside=1, **fields)
 
 
-def results(out: Path) -> list[list[Found]]:
-    """Return what each process has measured."""
-    return [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
+def timed(setting: Setting, name: str, first: Training, *then: Training) -> list[Found]:
+    """Run trainings one after the other in the same processes. Returns the lines of all processes."""
+    return lines(setting.run(name, Job(training=first, then=then)))
 
 
-def alone(setting: Setting, name: str, *given: str, **variables: str) -> list[Found]:
-    """Run one process that measures."""
-    out = setting.folder / name / "out"
-    setting.run(name, arguments(setting, out, *given), limit_s=75, **variables)
-    return results(out)[0]
-
-
-def side_by_side(setting: Setting, name: str, count: int, *given: str) -> list[Found]:
-    """Run as many plain processes at the same time; return the one result of each."""
-    out = setting.folder / name / "out"
-    command = arguments(setting, out, *given, "--members", str(count))
-    calls = [partial(setting.run, f"{name}-{number}", command, limit_s=75) for number in range(count)]
-    for each in setting.together(*calls, beside=count):
-        each.result()
-    return [found[0] for found in results(out)]
-
-
-def job(setting: Setting, name: str, count: int, *given: str) -> list[Found]:
-    """Run a job of several members that measure; return the one result of each."""
-    folder = setting.folder / name
-    command = arguments(setting, folder / "out", *given, "--members", str(count))
-    launched = ["-m", "elastrain.launcher", "run", "--nproc-per-node", str(count), "--run-dir", str(folder / "run")]
-    setting.run(name, [*launched, *command], limit_s=75)
-    return [found[-1] for found in results(folder / "out")]
+def lines(ran: Ran) -> list[Found]:
+    """Return what the processes of a job have measured."""
+    paths = sorted((ran.folder / "times").glob("*.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
 def mean(found: list[Found], key: str) -> float:
@@ -82,10 +73,10 @@ def rates(setting: Setting) -> None:
 
 def rates_of(setting: Setting) -> dict[str, float]:
     """Return the rates of copies, which are measured once."""
-    path = setting.folder / "rates" / "output.txt"
+    path = setting.folder / "rates.txt"
     if not path.exists():
-        size = ["--megabytes", "1"] if setting.small else []
-        setting.run("rates", ["-m", "tests.gpu.copies", "--device", setting.device, *size], limit_s=40)
+        command = ["-m", "tests.gpu.copies", "--device", setting.device, *(["--megabytes", "1"] * setting.small)]
+        commands.run("rates", command, path, deadline_s=setting.limited(RATES_S))
     found: dict[str, float] = json.loads(path.read_text().splitlines()[-1])
     return found
 
@@ -95,27 +86,28 @@ def step_times(setting: Setting) -> None:
     """Measure plain loop, DDP, a job of one and the plain loop again in one process, for each model and setting."""
     plain_s: dict[tuple[str, str, str], float] = {}
     for model, kind in product(MODELS, ("free", "deterministic")):
-        more = ["--deterministic"] if kind == "deterministic" else []
-        variables = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if more else {}
+        found = []
         try:
-            found = alone(
-                setting, f"steps-{model}-{kind}", model, "plain,ddp,job,plain", "8k 32k", "8k", *more, **variables
-            )
+            for tokens in ("8k", "32k"):
+                first = training(setting, model, tokens, "8k", deterministic=kind == "deterministic")
+                as_long = replace(first, seconds=0.0)
+                found.append((first, replace(as_long, ddp=True), member(as_long), as_long))
+            measured = timed(setting, f"steps-{model}-{kind}", *chain(*found))
         except EndedError as error:
             for tokens, key in product(("8k", "32k"), ("time_ratio", "ddp_ratio")):
                 setting.tell(key, None, f"{model}, {tokens}, {kind}", str(error))
             continue
-        for tokens, (before, ddp, member, after) in zip(("8k", "32k"), (found[:4], found[4:]), strict=True):
+        for tokens, (before, ddp, one, after) in zip(("8k", "32k"), (measured[:4], measured[4:]), strict=True):
             case = f"{model}, {tokens}, {kind}"
             plain_s[model, tokens, kind] = step_s = mean([before, after], "step_s")
             note = f"plain {before['step_s']:.4f} and {after['step_s']:.4f}, DDP {ddp['step_s']:.4f}, member "
-            note += f"{member['step_s']:.4f} s; {member['steps']} steps"
-            setting.tell("time_ratio", member["step_s"] / step_s, case, note)
-            setting.tell("ddp_ratio", member["step_s"] / ddp["step_s"], case, note)
+            note += f"{one['step_s']:.4f} s; {one['steps']} steps"
+            setting.tell("time_ratio", one["step_s"] / step_s, case, note)
+            setting.tell("ddp_ratio", one["step_s"] / ddp["step_s"], case, note)
             if tokens == "32k" and kind == "free":
-                peaks = f"{member['peak_bytes'] / 1e9:.3f} and {before['peak_bytes'] / 1e9:.3f} GB"
-                setting.tell("peak_ratio", member["peak_bytes"] / max(1, before["peak_bytes"]), model, peaks)
-                setting.tell("host_bytes", member["host_bytes"], model)
+                peaks = f"{one['peak_bytes'] / 1e9:.3f} and {before['peak_bytes'] / 1e9:.3f} GB"
+                setting.tell("peak_ratio", one["peak_bytes"] / max(1, before["peak_bytes"]), model, peaks)
+                setting.tell("host_bytes", one["host_bytes"], model)
     for model, tokens in product(MODELS, ("8k", "32k")):
         pair = [plain_s.get((model, tokens, kind)) for kind in ("deterministic", "free")]
         if pair[0] and pair[1]:
@@ -126,14 +118,20 @@ def step_times(setting: Setting) -> None:
 def sharing(setting: Setting) -> None:
     """Let 2 and 4 members share the device, and as many plain processes."""
     for count in (2, 4):
-        setting.compare("sharing_ratio", f"{count} members", partial(sharing_ratio, setting, count))
+        try:
+            value, note = sharing_ratio(setting, count)
+        except EndedError as error:
+            value, note = None, str(error)
+        setting.tell("sharing_ratio", value, f"{count} members", note)
 
 
-def sharing_ratio(setting: Setting, count: int) -> tuple[object, str]:
+def sharing_ratio(setting: Setting, count: int) -> tuple[float, str]:
     """Return the throughput of members over that of plain processes, and a note."""
-    plain = side_by_side(setting, f"plain{count}", count, "124m", "plain", "32k", "8k")
-    steps = str(max(each["steps"] for each in plain))
-    members = job(setting, f"sharing{count}", count, "124m", "job", "32k", "8k", "--steps", steps)
+    one = training(setting, "124m", "32k", "8k", beside=count)
+    calls = [partial(timed, setting, f"plain{count}/{number}", one) for number in range(count)]
+    plain = list(chain(*setting.together(*calls, beside=count)))
+    steps = WARM + max(each["steps"] for each in plain)
+    members = timed(setting, f"sharing{count}", member(one, count, steps=steps))
     plain_s, member_s = mean(plain, "step_s"), mean(members, "step_s")
     return plain_s / member_s, f"plain {plain_s:.4f}, member {member_s:.4f} s"
 
@@ -142,11 +140,11 @@ def sharing_ratio(setting: Setting, count: int) -> tuple[object, str]:
 def carrying(setting: Setting) -> None:
     """Follow the copies of two members, and calculate what they would take."""
     rate = rates_of(setting)
-    plain = alone(setting, "compute", "124m", "plain", " ".join(TOKENS), "2k")
-    for tokens, compute in zip(TOKENS, plain, strict=True):
-        more = ["--steps", str(compute["steps"]), "--copies", "--backups", "0"]
+    plain = {tokens: training(setting, "124m", tokens, "2k") for tokens in TOKENS}
+    for tokens, compute in zip(TOKENS, timed(setting, "compute", *plain.values()), strict=True):
+        two = member(plain[tokens], 2, steps=WARM + compute["steps"], copies=True, backups=0)
         try:
-            found = job(setting, f"carrying-{tokens}", 2, "124m", "job", tokens, "2k", *more)
+            found = timed(setting, f"carrying-{tokens}", two)
         except EndedError as error:
             setting.tell("carried_share", None, tokens, str(error))
             continue
@@ -155,8 +153,16 @@ def carrying(setting: Setting) -> None:
         note += f"{mean(found, 'copied_bytes') / 1e6:.0f} MB per step"
         setting.tell("carried_share", exposed_s / step_s, tokens, note)
         setting.tell("hidden", 1 - exposed_s / copies_s if copies_s else None, tokens, note)
+        compute |= {"parameters": parameters_of(two), "micro_batches": plain[tokens].micro_batches}
         share = calculated_share(compute, rate, members=2)
         setting.tell("carried_share_calculated", share, tokens, f"plain step {compute['step_s']:.4f} s")
+
+
+def parameters_of(training: Training) -> int:
+    """Return the number of parameters of a model."""
+    assert training.setup.config is not None
+    with torch.device("meta"):
+        return parameter_count(GPT(training.setup.config))
 
 
 def calculated_share(compute: Found, rate: dict[str, float], *, members: int) -> float:

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import TypeVar
+from typing import Any
 
-from experiments.journals import Member, Run, read_member, read_run
-from tests.gpu import processes
-from tests.gpu.claims import CLAIMS
-from tests.gpu.processes import EndedError
+from experiments.accelerator.commands import EndedError
+from experiments.accelerator.jobs import Job, Ran, run_job
+from experiments.accelerator.models import Training
+from experiments.journals import Member
+from tests.gpu.claims import CLAIMS, REHEARSED
 
-T = TypeVar("T")
-HERE = Path(__file__).resolve().parent
-REHEARSED = ("late", "cpu")
-"""Devices that show nothing."""
-TRAIN = str(HERE / "train.py")
 Tell = Callable[[str, str, object, str, bool], None]
 """Key, case, value, note, and whether the case was not run."""
+LIMIT_S = 75.0
+"""The longest time of a job."""
 
 
 @dataclass(kw_only=True)
@@ -34,7 +33,6 @@ class Setting:
     device: str
     """Torch's name of the kind."""
     folder: Path
-    environment: Mapping[str, str]
     until_s: float
     """Monotonic time at which the part has to have ended."""
     tell_line: Tell
@@ -44,7 +42,7 @@ class Setting:
     nodes: bool = True
     """Return True if the libraries for simulated nodes are there."""
     told: set[tuple[str, str]] = field(default_factory=set)
-    _undisturbed: Member | EndedError | None = None
+    _alone: dict[Training, Ran | EndedError] = field(default_factory=dict)
     _once: Lock = field(default_factory=Lock)
 
     @property
@@ -57,116 +55,77 @@ class Setting:
         """Seconds until the part has to have ended."""
         return self.until_s - time.monotonic()
 
+    def limited(self, limit_s: float) -> float:
+        """Return the seconds that a process may take."""
+        return max(0.0, min(limit_s * (3 if self.small else 1), self.left_s))
+
     def tell(self, key: str, value: object, case: str = "", note: str = "") -> None:
         """Tell a value of a claim's case."""
         self.told.add((key, case))
         self.tell_line(key, case, value, note, False)
 
-    def run(
-        self, name: str, command: Sequence[str], *, limit_s: float = 60.0, code: int = 0, **variables: str
-    ) -> processes.Ended:
-        """Run a Python process with a time limit, which also ends with the part. Raises EndedError."""
-        environment = {**self.environment, **variables}
-        limit_s = min(limit_s * (3 if self.small else 1), self.left_s)
-        return processes.run(name, command, self.folder / name, environment, limit_s=limit_s, code=code)
+    def training(self, kind: str = "", **fields: Any) -> Training:
+        """Return a training of the model whose bits are compared."""
+        model = f"{'rehearsal' if self.small else 'bits'}{kind and ' '}{kind}"
+        settings = {"device": self.device, "steps": 10, "micro_batches": 8, "micro_batch_size": 4, "wait_from": 4}
+        return Training(**{"model": model, **settings, **fields})
 
-    def alone(self, name: str, *arguments: str, limit_s: float = 60.0) -> Member:
-        """Run the training script as a job of one."""
-        folder = self.folder / name
-        (folder / "run").mkdir(parents=True)
-        variables = {
-            "ELASTRAIN_RUN_DIR": str(folder / "run"),
-            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        }  # as workers have it
-        self.run(name, [TRAIN, *self.script(arguments)], limit_s=limit_s, **variables)
-        return read_member(folder / "run")
+    def run(self, name: str, job: Job) -> Ran:
+        """Run a job. Raises EndedError unless it ends well in time."""
+        limit_s = self.limited(LIMIT_S)
+        ran = run_job(job, self.folder / name, deadline_s=limit_s, start=subprocess.Popen)
+        if ran.code != 0:
+            raise EndedError(f"{name} {ran.end()}" + (f" after {limit_s:.0f} s" if ran.code is None else ""))
+        return ran
 
-    def undisturbed(self, *arguments: str) -> Member:
-        """Return the job of one that most cases are compared with; it runs once per part, with the same arguments."""
+    def alone(self, training: Training) -> Ran:
+        """Return the undisturbed job of one with which a job of a training is compared; it runs once per part."""
+        wanted = replace(training, members=1, troubles=(), wait_from=0, meters=False)
         with self._once:
-            if self._undisturbed is None:
+            if wanted not in self._alone:
                 try:
-                    self._undisturbed = self.alone("undisturbed", *arguments)
+                    self._alone[wanted] = self.run(f"alone{len(self._alone)}", Job(training=wanted))
                 except EndedError as error:
-                    self._undisturbed = error
-        if isinstance(self._undisturbed, EndedError):
-            raise self._undisturbed
-        return self._undisturbed
+                    self._alone[wanted] = error
+        found = self._alone[wanted]
+        if isinstance(found, EndedError):
+            raise found
+        return found
 
-    def job(
-        self,
-        name: str,
-        members: int,
-        *arguments: str,
-        options: Sequence[str] = (),
-        faults: Sequence[str] = (),
-        limit_s: float = 75.0,
-        hold: bool = False,
-    ) -> Job:
-        """Run the training script in a job of several members per node, with faults.
+    def equal(self, name: str, job: Job, *, joined: bool = False) -> tuple[object, str]:
+        """Run a job, and judge it. None: it, or the job of one, did not end well."""
+        try:
+            return self.judged(self.run(name, job), joined=joined)
+        except EndedError as error:
+            return None, str(error)
 
-        hold: True to slow the script down until the first newcomer computes.
-        """
-        folder = self.folder / name
-        folder.mkdir(parents=True)
-        if hold:
-            (folder / "hold").touch()
-            arguments = (*arguments, "--hold", str(folder / "hold"), "--members", str(members))
-        plan: list[str] = []
-        if faults:
-            (folder / "faults.txt").write_text("\n".join(faults) + "\n")
-            plan = ["--faults", str(folder / "faults.txt")]
-        command = ["-m", "elastrain.launcher", "run", "--nproc-per-node", str(members), *plan, *options]
-        command += ["--run-dir", str(folder / "run"), TRAIN, *self.script(arguments)]
-        ended = self.run(name, command, limit_s=limit_s)
-        return Job(run=read_run(folder / "run"), output=ended.output, folder=folder)
+    def judged(self, ran: Ran, *, joined: bool = False) -> tuple[object, str]:
+        """Return whether a job has the digests and samples of the job of one (with a newcomer), and why not."""
+        amiss = ran.amiss(self.alone(ran.job.training))
+        amiss.pop("leftovers", None)  # a driver may leave files
+        if joined and not newcomers(ran):
+            amiss["joined"] = "nobody joined"
+        return not amiss, "; ".join(f"{key}: {value}" for key, value in amiss.items())
 
-    def script(self, arguments: Sequence[str]) -> list[str]:
-        """Return the arguments of the training script."""
-        return ["--device", self.device, *(["--small"] if self.small else []), *arguments]
+    def compare(self, key: str, jobs: Mapping[str, Job], *, joined: bool = False) -> None:
+        """Run jobs at the same time, as many as there are cores for, and tell for each case whether it is equal."""
+        calls = [
+            lambda case=case, job=job: self.equal(f"{key} {case}", job, joined=joined) for case, job in jobs.items()
+        ]
+        for case, (value, note) in zip(jobs, self.together(*calls), strict=True):
+            self.tell(key, value, case, note)
 
-    def together(self, *calls: Callable[[], T], beside: int = 0) -> list[Future[T]]:
-        """Make calls at the same time, `beside` of them or as many as there are cores for, and wait for all."""
+    def together(self, *calls: Callable[[], Any], beside: int = 0) -> list[Any]:
+        """Make calls at the same time, `beside` of them or as many as there are cores for, and return their values."""
         beside = beside or (1 if self.small else max(1, min(4, (os.cpu_count() or 1) // 4)))
         with ThreadPoolExecutor(beside) as pool:
-            return [pool.submit(call) for call in calls]
-
-    def compare(self, key: str, case: str, make: Callable[[], tuple[object, str]]) -> None:
-        """Tell the value and the note that a function makes, or what kept a process of it from its end."""
-        try:
-            value, note = make()
-        except EndedError as error:
-            value, note = None, str(error)
-        self.tell(key, value, case, note)
+            return [each.result() for each in [pool.submit(call) for call in calls]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A job that has ended well."""
-
-    run: Run
-    output: str
-    folder: Path
-
-    @property
-    def digests(self) -> set[str | None]:
-        """The digests of all members that reached the end."""
-        return {member.digest for member in self.run.members.values() if member.ended_at_step is not None}
-
-    def newcomers(self, first: int) -> list[Member]:
-        """Return the members beyond the first ones that have computed."""
-        members = self.run.members.values()
-        return [each for each in members if int(each.id.removeprefix("m")) >= first and each.micro_batches]
-
-    def joined(self, alone: Member, first: int) -> tuple[bool, str]:
-        """Return whether a newcomer has computed and all ended with the digest of the job of one, and why not."""
-        equal, note = self.equals(alone)
-        return equal and bool(self.newcomers(first)), note or ("" if self.newcomers(first) else "nobody joined")
-
-    def equals(self, alone: Member) -> tuple[bool, str]:
-        """Return whether all members ended with the digest of the job of one, and the digests if not."""
-        equal = self.digests == {alone.digest} and alone.digest is not None
-        return equal, "" if equal else f"{sorted(map(str, self.digests))}, alone {alone.digest}"
+def newcomers(ran: Ran) -> list[Member]:
+    """Return the members beyond the first ones that have computed."""
+    first = ran.job.training.members
+    return [each for each in ran.run.members.values() if int(each.id.removeprefix("m")) >= first and each.micro_batches]
 
 
 Case = Callable[[Setting], None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.gpu import processes, shown, wheels
-from tests.gpu.claims import CLAIMS, LATER, PARTS
-from tests.gpu.parts import REHEARSED, Setting, run_part
+from experiments.accelerator import commands
+from tests.gpu import shown, wheels
+from tests.gpu.claims import CLAIMS, LATER, PARTS, REHEARSED
 
 NO_DEVICE, LACKING, MISSED = 2, 3, 1
 """Exit codes: there is no device; libraries are missing; a line does not reach its bound."""
@@ -63,22 +62,11 @@ class Options:
 
 def _commit() -> str:
     """Return the commit of the checkout, with `+` if tracked files but the lines and their pages differ from it."""
-    named = ["git", "-C", str(wheels.ROOT), "rev-parse", "--short=12", "HEAD"]
-    differs = [
-        "git",
-        "-C",
-        str(wheels.ROOT),
-        "diff",
-        "--quiet",
-        "HEAD",
-        "--",
-        ".",
-        ":!docs/shown-on.md",
-        ":!tests/gpu/*.md",
-    ]
+    git, written = ["git", "-C", str(wheels.ROOT)], (":!docs/shown-on.md", ":!tests/gpu/*.md", ":!tests/gpu/*.jsonl")
+    named, differs = [*git, "rev-parse", "--short=12", "HEAD"], [*git, "diff", "--quiet", "HEAD", "--", ".", *written]
     try:
         found = subprocess.run(named, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-        dirty = subprocess.run([*differs, ":!tests/gpu/*.jsonl"], capture_output=True, timeout=20).returncode
+        dirty = subprocess.run(differs, capture_output=True, timeout=20).returncode
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return found + ("+" if dirty else "")
@@ -123,21 +111,22 @@ def said_of(note: str) -> str:
     return note if len(note) < 300 else f"{note[:80]} … {note[-200:]}"
 
 
-def probe(options: Options, environment: Mapping[str, str], folder: Path) -> dict[str, Any]:
+def probe(options: Options, folder: Path) -> dict[str, Any]:
     """Return the device's kind, name, driver and versions; kind None: there is none. Raises EndedError."""
     command = ["-m", "tests.gpu.probe", options.device]
-    ended = processes.run("the look for a device", command, folder / "probe", environment, limit_s=PROBE_S)
-    found: dict[str, Any] = json.loads(ended.output.splitlines()[-1])
+    output = commands.run("the look for a device", command, folder / "probe.txt", deadline_s=PROBE_S)
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
 
 
-def environment_of(unpacked: Path) -> dict[str, str]:
-    """Return the environment of all processes: this checkout first, then unpacked wheels."""
+def set_environment(unpacked: Path) -> None:
+    """Set the environment of all processes: this checkout first, then unpacked wheels."""
     paths = [str(wheels.ROOT), str(unpacked), *filter(None, [os.environ.get("PYTHONPATH")])]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ELASTRAIN_")}
     kept |= {"PYTHONPATH": os.pathsep.join(paths), "PATH": f"{unpacked / 'bin'}:{os.environ.get('PATH', '')}"}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)  # a fresh checkout would be compiled by each process
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    os.environ.clear()
+    os.environ.update({**kept, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"})
 
 
 def main() -> int:
@@ -152,19 +141,19 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="elastrain-gpu-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        signal.signal(signal.SIGTERM, lambda *_: (processes.end(f"{folder}/"), sys.exit(128 + signal.SIGTERM)))
+        commands.end_on_sigterm()
         unpacked = folder / "wheels"
         unpacked.mkdir()
         if options.wheels is not None:
             print(
                 f"From {options.wheels}: {', '.join(wheels.unpack(options.wheels, unpacked)) or 'nothing is needed'}."
             )
-        environment = environment_of(unpacked)
+        set_environment(unpacked)
         missing = wheels.lacking(wheels.requirements(), [str(unpacked), *sys.path])
         print(wheels.sentence(missing), flush=True)
         try:
-            about = probe(options, environment, folder)
-        except processes.EndedError as error:
+            about = probe(options, folder)
+        except commands.EndedError as error:
             print(f"The device cannot be used. {error}")
             return NO_DEVICE
         if about["kind"] is None:
@@ -174,6 +163,8 @@ def main() -> int:
             print(f"Nothing was run. {about['broken']}".strip())
             return LACKING
         sys.path.insert(1, str(unpacked))
+        from tests.gpu.parts import Setting, run_part  # they import torch and elastrain
+
         nodes = not any(each.only_for == "simulated nodes" for each in missing)
         telling = Telling(about, options)
         for part in parts:
@@ -181,7 +172,6 @@ def main() -> int:
             setting = Setting(
                 device=telling.kind,
                 folder=folder / f"part{part}",
-                environment=environment,
                 until_s=min(until_s, began_s + (PART_S if telling.real else until_s)),
                 tell_line=partial(telling.line, part),
                 name=telling.name,

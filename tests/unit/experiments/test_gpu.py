@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments.journals import Member
-from tests.gpu import parts, processes, run, shown, wheels
+from experiments.accelerator import commands
+from experiments.accelerator.commands import EndedError
+from experiments.accelerator.jobs import Ran
+from tests.gpu import parts, run, shown, wheels
 from tests.gpu.claims import CLAIMS, LATER, PARTS
 from tests.gpu.copies import length
 from tests.gpu.part3 import calculated_share
 from tests.gpu.parts import Setting, cases_of, run_part, tells
-from tests.gpu.processes import EndedError
 from tests.gpu.wheels import Requirement
 
 BUILT = [part for part in PARTS if part not in LATER]
@@ -46,7 +47,6 @@ def a_setting(folder: Path, told: list[tuple[object, ...]], *, left_s: float = 6
     return Setting(
         device="cuda",
         folder=folder,
-        environment=dict(os.environ),
         until_s=time.monotonic() + left_s,
         tell_line=lambda *line: told.append(line),
     )
@@ -102,22 +102,6 @@ def test_one_sentence_says_what_is_missing_and_what_for() -> None:
     assert wheels.sentence([]) == "Nothing is missing."
 
 
-# ---------------------------------------------------------------------------------------------------------- processes
-
-
-def test_a_process_that_hangs_is_killed_with_what_it_started_and_its_last_words_are_kept(tmp_path: Path) -> None:
-    child = "import subprocess, sys; subprocess.Popen(['sleep', '300'], start_new_session=True)"
-    program = f"{child}; print('begun', flush=True); import time; time.sleep(300)"
-    with pytest.raises(EndedError, match=r"a job was killed: not done within 1 s; its last words: begun"):
-        processes.run("a job", ["-c", program], tmp_path / "job", dict(os.environ), limit_s=1.0)
-    assert processes.marked(f"{tmp_path}/") == []
-
-
-def test_a_process_that_fails_is_told_with_its_code(tmp_path: Path) -> None:
-    with pytest.raises(EndedError, match="ended with 3"):
-        processes.run("a job", ["-c", "import sys; sys.exit(3)"], tmp_path, dict(os.environ), limit_s=30)
-
-
 # -------------------------------------------------------------------------------------------------------------- parts
 
 
@@ -134,7 +118,7 @@ def test_what_keeps_a_case_from_its_end_is_a_line(tmp_path: Path, monkeypatch: p
     @tells("members_equal")
     def hangs(setting: Setting) -> None:
         setting.tell("members_equal", True, "2 members")
-        setting.run("endless", ["-c", "import time; time.sleep(60)"], limit_s=0.5)
+        commands.run("endless", ["-c", "import time; time.sleep(60)"], tmp_path / "output.txt", deadline_s=0.5)
 
     @tells("runs_equal")
     def misspelt(setting: Setting) -> None:
@@ -174,14 +158,14 @@ def test_a_job_of_one_that_fails_fails_once_for_all_that_compare_with_it(
 ) -> None:
     setting, tries = a_setting(tmp_path, []), []
 
-    def fail(*_: object) -> Member:
+    def fail(*_: object) -> Ran:
         tries.append(1)
-        raise EndedError("undisturbed was killed")
+        raise EndedError("alone was killed")
 
-    monkeypatch.setattr(setting, "alone", fail)
-    for _ in range(2):
+    monkeypatch.setattr(setting, "run", fail)
+    for members in (2, 4):
         with pytest.raises(EndedError, match="was killed"):
-            setting.undisturbed()
+            setting.alone(setting.training(members=members))
     assert len(tries) == 1
 
 
@@ -189,9 +173,8 @@ def test_a_job_of_one_that_fails_fails_once_for_all_that_compare_with_it(
 
 
 def test_the_generated_pages_are_those_of_the_table_and_the_lines() -> None:
-    lines = shown.read()
-    assert shown.README.read_text() == shown.readme(lines), "run `python -m tests.gpu.shown`"
-    assert shown.PAGE.read_text() == shown.page(shown.PAGE.read_text(), lines), "run `python -m tests.gpu.shown`"
+    for path, text in shown.pages().items():
+        assert path.read_text() == text, "run `python -m tests.gpu.shown`"
 
 
 def test_a_claim_is_shown_once_the_newest_line_of_each_case_reaches_its_bound() -> None:
@@ -205,7 +188,7 @@ def test_a_claim_is_shown_once_the_newest_line_of_each_case_reaches_its_bound() 
     assert "*shown*: A GPU, 2026-12-01" in shown.section(lines)
     lines.append(line("sharing_ratio", None, "4 members", note="was killed"))
     assert not shown.is_shown(claim, shown.newest(lines))
-    assert "4 members: none (was killed)" in shown.readme(lines)
+    assert "4 members: none (was killed)" in shown.tables(lines)
 
 
 def test_values_reach_bounds() -> None:
@@ -276,16 +259,23 @@ def test_without_a_device_one_sentence_says_so() -> None:
     ]
 
 
+def environment_of(process: Path) -> list[bytes]:
+    try:
+        return (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
 @pytest.mark.slow
 def test_a_run_that_is_ended_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     environment = {**os.environ, "COMMIT": "c", "DEVICE": "late", "PART": "1", "TMPDIR": str(tmp_path)}
     started = subprocess.Popen([sys.executable, "-m", "tests.gpu.run"], cwd=wheels.ROOT, env=environment)
-    until_s = time.monotonic() + 60
-    while not list(tmp_path.glob("*/part1/*/output.txt")) and time.monotonic() < until_s:
+    until_s, mine = time.monotonic() + 60, f"TMPDIR={tmp_path}".encode()
+    while not list(tmp_path.glob("*/part1/*/run/output.log")) and time.monotonic() < until_s:
         time.sleep(0.1)
     started.terminate()
     assert started.wait(30) == 143
-    assert processes.marked(f"{tmp_path}/") == []
+    assert [path for path in Path("/proc").glob("[0-9]*") if mine in environment_of(path)] == []
     assert list(tmp_path.iterdir()) == []
 
 
