@@ -153,12 +153,14 @@ def _weights(device: torch.device) -> Tensor:
 
 
 def _odd_numbers(count: int, *, seed: int, device: torch.device) -> Tensor:
-    """Return `count` pseudo-random odd 64-bit numbers: the SplitMix64 hash of each position."""
+    """Return `count` pseudo-random odd 64-bit numbers: the SplitMix64 hash of each position. Waits for the device."""
     z = torch.arange(count, dtype=torch.int64, device=device) + (seed << 40)
     z = z * _signed(GOLDEN)
     z = (z ^ _shift(z, 30)) * _signed(FACTORS[0])
     z = (z ^ _shift(z, 27)) * _signed(FACTORS[1])
-    return (z ^ _shift(z, 31)) | 1
+    z = (z ^ _shift(z, 31)) | 1
+    z[0].item()  # they are kept, and other streams that read them do not wait for this one
+    return z
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:

@@ -197,7 +197,8 @@ def main() -> int:
     if args.before is not None:
         values |= measures.cpu_price(args.before, folder, 3 if args.quick else 9)
     if args.floor is not None:
-        values |= measures.floor(args.floor, ["--quick", "--seed", str(seed)] if args.quick else [])
+        quick = ["--quick", "--seed", str(seed)] if args.quick else []
+        values |= measures.floor(args.floor, [*quick, *(["--record"] if args.record else [])])
     values["seconds"] = round(time.monotonic() - begun_s)
     if args.record:
         record("accelerator", values, quick=args.quick, settings={"device": args.device, "jobs": args.jobs})

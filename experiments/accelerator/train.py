@@ -68,10 +68,9 @@ def run(training: Training, folder: Path) -> int:
     """Run one training. Returns its number of steps."""
     plants.plant(training.plant, folder)
     file, meter = f"{MEMBER or 'alone'}.jsonl", NoMeter()
-    trainer = Plain(training) if training.plain and not training.steps else None
-    training = training if trainer is None else replace(training, steps=WARM + trainer.fitting(training.seconds))
-    del trainer
-    gc.collect()
+    if not training.steps:
+        training = replace(training, steps=WARM + Plain(training).fitting())
+        gc.collect()
     if training.timed:
         from tests.gpu.timing import Timing
 
@@ -109,10 +108,8 @@ def _train(training: Training, folder: Path, meter: Any) -> None:
     )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
-    troubles, lines = (
-        _Troubles(training, folder),
-        (folder / "steps" / f"{MEMBER or 'alone'}.txt").open("a", buffering=1),
-    )
+    troubles = _Troubles(training, folder)
+    lines = (folder / "steps" / f"{MEMBER or 'alone'}.txt").open("a", buffering=1)
     watched = not training.meters and int(os.environ.get("ACCELERATOR_STAGES", "1")) == 1
     for step in job.steps(loader, until=training.steps):
         meter.begin_step(step.number)
@@ -198,8 +195,8 @@ class Plain:
         self.optimizer.zero_grad()
         self.model.zero_grad()
 
-    def fitting(self, seconds: float) -> int:
-        """Return the number of steps that take so long."""
+    def fitting(self) -> int:
+        """Return the number of steps that take as long as the timed ones are to take."""
         for _ in range(WARM):
             self.step()
         port = device_of(torch.device(self.training.device))
@@ -207,7 +204,7 @@ class Plain:
         began_s = time.perf_counter()
         self.step()
         port.synchronize()
-        return min(100, max(4, round(seconds / (time.perf_counter() - began_s))))
+        return min(100, max(4, round(self.training.seconds / (time.perf_counter() - began_s))))
 
 
 @cache

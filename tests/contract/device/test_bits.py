@@ -12,6 +12,7 @@ from elastrain.device import DevicePort, switches
 from elastrain.errors import ConfigError
 from elastrain.runtime.model import partition
 from elastrain.runtime.model.kernels import KERNELS, LARGER, kernel_digests
+from elastrain.snapshot import digest
 
 CPU = torch.device("cpu")
 AS_THE_CPU = ("cpu", "late")
@@ -40,6 +41,18 @@ def test_the_settings_of_a_script_change_no_fixed_kernel_and_stay_as_they_are(po
 def test_a_device_with_the_cpus_kernels_has_the_cpus_digests(port: DevicePort) -> None:
     fixed = {**KERNELS, **LARGER}
     assert (kernel_digests(port.device, fixed) == kernel_digests(CPU, fixed)) is (port.device.type in AS_THE_CPU)
+
+
+def test_what_digests_share_has_landed_before_another_stream_reads_it(port: DevicePort) -> None:
+    tensor = port.empty(3 * digest.ROW + 5, torch.int32).zero_()
+    port.synchronize()
+    for shared in (digest._weights, digest._cached_multipliers):
+        shared.cache_clear()
+    with port.side_stream("first"):
+        submitted = digest.digest_later(tensor)
+        with port.side_stream("second"):
+            found = digest.digest(tensor)
+        assert submitted() == found == digest.digest(tensor.cpu())
 
 
 def test_switches_can_be_told_to_other_members(port: DevicePort) -> None:
