@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,9 +15,9 @@ from elastrain.job.world import PHASES
 from experiments.accelerator.cases import all_cases, reference_of
 from experiments.accelerator.jobs import Job, Ran, total
 from experiments.accelerator.measures import PARTS
-from experiments.accelerator.models import SETUPS, Training
+from experiments.accelerator.models import FOR_GPU, SETUPS, Training
 from experiments.accelerator.plants import PLANTS, changed_code
-from experiments.accelerator.run import REACHES
+from experiments.accelerator.run import REACHES, Experiment, _run_all
 from experiments.harness import ROOT
 
 README = ROOT / "experiments" / "accelerator" / "README.md"
@@ -59,3 +63,59 @@ def test_races_are_counted_from_facts_and_from_tracebacks(tmp_path: Path) -> Non
         "digest": 1,
         "steps_lost": 2,
     }
+
+
+def test_a_reference_is_compared_up_to_the_last_step_of_a_shorter_job(tmp_path: Path) -> None:
+    def ran(name: str, lines: list[str]) -> Ran:
+        (tmp_path / name / "steps").mkdir(parents=True)
+        (tmp_path / name / "steps" / "alone.txt").write_text("".join(f"{line}\n" for line in lines))
+        return Ran(folder=tmp_path / name, job=Job(training=Training()), code=0)
+
+    longest = ran("longest", ["0 aa 1.0", "1 bb 0.9", "2 cc 0.8", "3 cc"])
+    assert longest.until(2) == ["0 aa 1.0", "1 bb 0.9", "2 bb"]
+    assert longest.until(3) == longest.steps["alone"]
+    broken = ran("broken", ["0 aa 1.0"])
+    assert broken.until(2) == ["0 aa 1.0"]
+
+
+def test_no_case_begins_that_would_not_end_in_time() -> None:
+    ran: list[int] = []
+
+    def case(number: int) -> None:
+        time.sleep(0.2)
+        ran.append(number)
+
+    cases = [lambda number=number: case(number) for number in range(9)]
+    assert _run_all(cases, 1, time.monotonic() + 0.5) == 2
+    assert ran == [0, 1]
+
+
+def test_what_cases_share_is_made_once_and_others_do_not_wait_for_it(tmp_path: Path) -> None:
+    experiment, made, begun, may_end = (
+        Experiment(tmp_path, "cpu", lambda: None),
+        [],
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def make() -> str:
+        made.append(1)
+        begun.set()
+        assert may_end.wait(10)
+        return "a"
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(experiment._once, "shared", make)]
+        assert begun.wait(10)
+        found.append(pool.submit(experiment._once, "shared", make))
+        assert experiment._once("other", lambda: "b") == "b"
+        may_end.set()
+        assert [each.result() for each in found] == ["a", "a"]
+    assert made == [1]
+
+
+def test_a_training_is_told_to_its_script_as_json() -> None:
+    for model in (*SETUPS, *FOR_GPU):
+        training = Training(model=model, troubles=(("m1", 2, "killed"),), timed=True)
+        told = Training(**json.loads(training.to_json()))
+        assert (told.setup, told.order, told.timed) == (training.setup, training.order, True)
