@@ -9,14 +9,37 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from experiments.storm.processes import MARK, Processes
 
 _live: set[Processes] = set()
 _over = threading.Event()
+
+
+class Once:
+    """Values that threads share, by keys. Each is made once: threads that ask for it meanwhile wait for it."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Future[Any]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the value of a key. Raises what `make` raised, for all that ask."""
+        with self._lock:
+            is_mine = key not in self._made
+            made = self._made.setdefault(key, Future())
+        if is_mine:
+            try:
+                made.set_result(make())
+            except BaseException as error:
+                made.set_exception(error)
+                raise
+        return made.result()
 
 
 class EndedError(Exception):

@@ -25,6 +25,8 @@ DEADLINE_S = 90.0
 SETTLE_S = 5.0
 ALONE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """What the launcher sets for its workers, for a job of one without a launcher."""
+JUDGED = ("late", "cpu")
+"""Devices of jobs whose shared memory is looked for afterwards."""
 DESCRIPTORS_MORE = 4
 """So many more descriptors than in an earlier step of the whole job are no leftovers: loaders and links come and go."""
 
@@ -189,7 +191,7 @@ def run_job(
         )
 
         def look() -> bool:
-            if not job.training.timed:  # looking at the memory of processes costs them time
+            if job.training.device in JUDGED:  # looking at the memory of processes costs them time
                 processes.note_segments()
             return kill_when()
 

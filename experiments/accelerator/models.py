@@ -54,6 +54,7 @@ class Setup:
     """A registered teacher takes part in the loss: `fixed`, or `mean` of earlier parameters."""
     config: GPTConfig | None = None
     """The shape of a model of `make test-gpu`."""
+    samples: int = SAMPLES
 
 
 SETUPS = {
@@ -73,7 +74,7 @@ SETUPS = {
     "noisy": Setup(shape="noisy"),
 }
 FOR_GPU = {
-    f"{size}{name}": Setup(config=config, **how)
+    f"{size}{name}": Setup(config=config, samples=4096, **how)
     for size, config in CONFIGS.items()
     for name, how in {"": {}, " bf16": {"dtype": torch.bfloat16}, " autocast": {"autocast": torch.bfloat16}}.items()
 }
@@ -129,7 +130,7 @@ class Training:
         """Return the order of the samples, for the judge."""
         size = self.micro_batches * self.micro_batch_size
         order = {"global_batch_size": size, "micro_batch_size": self.micro_batch_size, "seed": SEED}
-        return DataOrder(dataset_size=SAMPLES, **order)
+        return DataOrder(dataset_size=self.setup.samples, **order)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -139,11 +140,11 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
     """Words or images, drawn by their index."""
 
     def __init__(self, setup: Setup) -> None:
-        self._shape = setup.shape
+        self._shape, self._count = setup.shape, setup.samples
         self._words, self._length = (setup.config.vocabulary, setup.config.context) if setup.config else (37, 8)
 
     def __len__(self) -> int:
-        return SAMPLES
+        return self._count
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         drawn = torch.Generator().manual_seed(index)

@@ -19,7 +19,7 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any
 
 from experiments.accelerator import measures
 from experiments.accelerator.cases import Case, all_cases, reference_of, run_case
-from experiments.accelerator.commands import end_on_sigterm
+from experiments.accelerator.commands import Once, end_on_sigterm
 from experiments.accelerator.jobs import DEADLINE_S, Job, Ran, run_job, total
 from experiments.accelerator.measures import PARTS, Bench
 from experiments.accelerator.models import Training
@@ -76,7 +76,7 @@ class Experiment:
         self.amiss: list[dict[str, Any]] = []
         self.failed: list[str] = []
         self.measured: dict[str, Any] = {}
-        self._made: dict[str, Future[Any]] = {}
+        self.compared = Once()
         """Jobs with which others are compared, by what they run."""
         self._lock = threading.Lock()
 
@@ -143,7 +143,7 @@ class Experiment:
     def _reference(self, training: Training) -> Ran:
         wanted = reference_of(training)
         make = partial(self._run, Job(training=wanted), f"reference-{wanted.model}-{wanted.micro_batches}")
-        found: Ran = self._once(wanted.to_json(), make)
+        found: Ran = self.compared.get(wanted.to_json(), make)
         return found
 
     def _is_clean(self, job: Job, refused: str) -> bool:
@@ -155,20 +155,7 @@ class Experiment:
                 print(f"AMISS without a planted bug: {job}: {str(amiss)[:SHOWN]}\n    {ran.folder}", flush=True)
             return is_clean
 
-        return bool(self._once(f"{job} {refused}", try_it))
-
-    def _once(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return what a function makes, which is called once per key: other threads wait for it."""
-        with self._lock:
-            is_mine = key not in self._made
-            made = self._made.setdefault(key, Future())
-        if is_mine:
-            try:
-                made.set_result(make())
-            except BaseException as error:
-                made.set_exception(error)
-                raise
-        return made.result()
+        return bool(self.compared.get(f"{job} {refused}", try_it))
 
     def _run(self, job: Job, name: str, deadline_s: float = DEADLINE_S) -> Ran:
         return run_job(job, self.folder / name, deadline_s=deadline_s, start=self.start)

@@ -13,7 +13,7 @@ import torch
 from experiments.accelerator import commands
 from experiments.accelerator.commands import EndedError
 from experiments.accelerator.jobs import Job, Ran
-from experiments.accelerator.models import CONFIGS, SAMPLES, WARM, Training
+from experiments.accelerator.models import CONFIGS, WARM, Training
 from experiments.train_gpt.model import GPT, parameter_count
 from tests.gpu.parts import Setting, tells
 
@@ -34,7 +34,6 @@ def training(setting: Setting, model: str, tokens: str, micro_tokens: str, **fie
     settings: Found = {"device": setting.device, "timed": True, "deterministic": False, "steps": 0, "plain": True}
     settings |= {"seconds": 0.1 if setting.small else 1.5, "micro_batch_size": size, "run_length": count, **fields}
     members = settings.get("members", 1)
-    assert size * count * members <= SAMPLES, "the data has fewer samples than a step"
     return Training(model=f"{name} bf16", micro_batches=count * members, **settings)
 
 

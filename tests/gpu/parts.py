@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
-from experiments.accelerator.commands import EndedError
+from experiments.accelerator.commands import EndedError, Once
 from experiments.accelerator.jobs import Job, Ran, run_job
 from experiments.accelerator.models import Training
 from experiments.journals import Member
@@ -22,7 +21,7 @@ from tests.gpu.claims import CLAIMS, REHEARSED
 
 Tell = Callable[[str, str, object, str, bool], None]
 """Key, case, value, note, and whether the case was not run."""
-LIMIT_S = 75.0
+LIMIT_S = 90.0
 """The longest time of a job."""
 
 
@@ -42,8 +41,7 @@ class Setting:
     nodes: bool = True
     """Return True if the libraries for simulated nodes are there."""
     told: set[tuple[str, str]] = field(default_factory=set)
-    _alone: dict[Training, Ran | EndedError] = field(default_factory=dict)
-    _once: Lock = field(default_factory=Lock)
+    alones: Once = field(default_factory=Once)
 
     @property
     def small(self) -> bool:
@@ -81,15 +79,8 @@ class Setting:
     def alone(self, training: Training) -> Ran:
         """Return the undisturbed job of one with which a job of a training is compared; it runs once per part."""
         wanted = replace(training, members=1, troubles=(), wait_from=0, meters=False)
-        with self._once:
-            if wanted not in self._alone:
-                try:
-                    self._alone[wanted] = self.run(f"alone{len(self._alone)}", Job(training=wanted))
-                except EndedError as error:
-                    self._alone[wanted] = error
-        found = self._alone[wanted]
-        if isinstance(found, EndedError):
-            raise found
+        name = f"alone-{wanted.model}-{wanted.steps}"
+        found: Ran = self.alones.get(wanted, lambda: self.run(name, Job(training=wanted)))
         return found
 
     def equal(self, name: str, job: Job, *, joined: bool = False) -> tuple[object, str]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from experiments.accelerator.jobs import Job, Ran, total
 from experiments.accelerator.measures import PARTS
 from experiments.accelerator.models import FOR_GPU, SETUPS, Training
 from experiments.accelerator.plants import PLANTS, changed_code
-from experiments.accelerator.run import REACHES, Experiment, _run_all
+from experiments.accelerator.run import REACHES, _run_all
 from experiments.harness import ROOT
 
 README = ROOT / "experiments" / "accelerator" / "README.md"
@@ -88,30 +86,6 @@ def test_no_case_begins_that_would_not_end_in_time() -> None:
     cases = [lambda number=number: case(number) for number in range(9)]
     assert _run_all(cases, 1, time.monotonic() + 0.5) == 2
     assert ran == [0, 1]
-
-
-def test_what_cases_share_is_made_once_and_others_do_not_wait_for_it(tmp_path: Path) -> None:
-    experiment, made, begun, may_end = (
-        Experiment(tmp_path, "cpu", lambda: None),
-        [],
-        threading.Event(),
-        threading.Event(),
-    )
-
-    def make() -> str:
-        made.append(1)
-        begun.set()
-        assert may_end.wait(10)
-        return "a"
-
-    with ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(experiment._once, "shared", make)]
-        assert begun.wait(10)
-        found.append(pool.submit(experiment._once, "shared", make))
-        assert experiment._once("other", lambda: "b") == "b"
-        may_end.set()
-        assert [each.result() for each in found] == ["a", "a"]
-    assert made == [1]
 
 
 def test_a_training_is_told_to_its_script_as_json() -> None:

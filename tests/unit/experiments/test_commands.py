@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,23 @@ def test_nothing_begins_once_the_program_is_about_to_end(tmp_path: Path, monkeyp
     assert len(ended) == 1
     with pytest.raises(EndedError, match="not begun"):
         commands.run("a job", ["-c", ""], tmp_path / "output.txt", deadline_s=10)
+
+
+def test_what_jobs_share_is_made_once_and_others_do_not_wait_for_it() -> None:
+    shared = commands.Once()
+    made, begun, may_end = [], threading.Event(), threading.Event()
+
+    def make() -> str:
+        made.append(1)
+        begun.set()
+        assert may_end.wait(10)
+        return "a"
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(shared.get, "shared", make)]
+        assert begun.wait(10)
+        found.append(pool.submit(shared.get, "shared", make))
+        assert shared.get("other", lambda: "b") == "b"
+        may_end.set()
+        assert [each.result() for each in found] == ["a", "a"]
+    assert made == [1]
