@@ -111,7 +111,7 @@ def _finished(total: int, size_bytes: int) -> int:
 
 def _weighted_sum(flat: Tensor) -> Tensor:
     """Return the weighted sum over all rows, mod 2**64. `flat` holds 1-D integers."""
-    weights = _weights(flat.device)
+    weights = _odd_numbers(ROW, seed=1, device=flat.device)
     full_rows, rest = divmod(flat.numel(), ROW)
     left = flat[full_rows * ROW :].to(torch.int64).mul_(weights[:rest]).sum()
     total = left * _multipliers(flat.device, full_rows)[-1]
@@ -139,19 +139,10 @@ def _row_sums(table: Tensor, weights: Tensor) -> Tensor:
 def _multipliers(device: torch.device, full_rows: int) -> Tensor:
     """Return one multiplier per full row, and one more for the incomplete row at the end."""
     size = 1 << full_rows.bit_length()
-    return _cached_multipliers(device, size)[: full_rows + 1]
+    return _odd_numbers(size, seed=2, device=device)[: full_rows + 1]
 
 
 @cache
-def _cached_multipliers(device: torch.device, size: int) -> Tensor:
-    return _odd_numbers(size, seed=2, device=device)
-
-
-@cache
-def _weights(device: torch.device) -> Tensor:
-    return _odd_numbers(ROW, seed=1, device=device)
-
-
 def _odd_numbers(count: int, *, seed: int, device: torch.device) -> Tensor:
     """Return `count` pseudo-random odd 64-bit numbers: the SplitMix64 hash of each position. Waits for the device."""
     z = torch.arange(count, dtype=torch.int64, device=device) + (seed << 40)
