@@ -22,7 +22,7 @@ help:
 	@echo "make test    lint, and the tests that a change can reach: since BASE, of the working tree, or of the last commit"
 	@echo "make test-all  lint and all tests that run without a GPU (some fourteen minutes on two quiet cores)"
 	@echo "make test-gpu  test parts on the GPU of this machine, with PYTHON as it is; tests/gpu/README.md has its variables"
-	@echo "make test-floor  the same parts on the test device under torch 2.11, in an environment of its own (3 GB)"
+	@echo "make test-floor  the same parts on the test device under torch 2.11, in an environment of its own (3 GB); FULL=1: all rows"
 	@echo "make wheel   the wheel in an environment of its own, and one job with it (a minute or two)"
 	@echo "make sim     whole jobs in virtual time, from SEED=0 on SCHEDULES=2000 of them, and the planted bugs"
 	@echo "make docs    pages and API reference, in site/ (a quarter of a minute)"
@@ -73,7 +73,7 @@ run-all: $(STAMP)
 test-gpu:
 	@$(PYTHON) -m tests.gpu.run
 
-# The lowest version of torch that is allowed.
+# The lowest version of torch that is allowed. FULL=1: with every row of experiments/accelerator.
 test-floor:
 	$(PYTHON) -m venv build/floor
 	grep -v '^torch==' constraints.txt > build/floor/constraints.txt
