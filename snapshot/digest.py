@@ -20,6 +20,7 @@ import xxhash
 from torch import Tensor
 
 from elastrain.base.arithmetic import FACTORS, GOLDEN, MASK, scramble
+from elastrain.device import DeviceEvent, device_of
 
 ROW = 16384
 """Elements that share a multiplier. It belongs to the definition: changing it changes every digest."""
@@ -111,13 +112,14 @@ def _finished(total: int, size_bytes: int) -> int:
 
 def _weighted_sum(flat: Tensor) -> Tensor:
     """Return the weighted sum over all rows, mod 2**64. `flat` holds 1-D integers."""
-    weights = _odd_numbers(ROW, seed=1, device=flat.device)
+    weights = _multipliers(flat.device, ROW, seed=1)
     full_rows, rest = divmod(flat.numel(), ROW)
     left = flat[full_rows * ROW :].to(torch.int64).mul_(weights[:rest]).sum()
-    total = left * _multipliers(flat.device, full_rows)[-1]
+    multipliers = _multipliers(flat.device, 1 << full_rows.bit_length(), seed=2)
+    total = left * multipliers[full_rows]
     if full_rows:
         sums = _row_sums(flat[: full_rows * ROW].view(full_rows, ROW), weights)
-        total += sums.mul_(_multipliers(flat.device, full_rows)[:-1]).sum()
+        total += sums.mul_(multipliers[:full_rows]).sum()
     return total
 
 
@@ -136,22 +138,21 @@ def _row_sums(table: Tensor, weights: Tensor) -> Tensor:
     return sums
 
 
-def _multipliers(device: torch.device, full_rows: int) -> Tensor:
-    """Return one multiplier per full row, and one more for the incomplete row at the end."""
-    size = 1 << full_rows.bit_length()
-    return _odd_numbers(size, seed=2, device=device)[: full_rows + 1]
+def _multipliers(device: torch.device, count: int, *, seed: int) -> Tensor:
+    """Return `count` numbers that the current stream may read, whichever stream has made them."""
+    numbers, made = _odd_numbers(count, seed=seed, device=device)
+    made.wait()
+    return numbers
 
 
 @cache
-def _odd_numbers(count: int, *, seed: int, device: torch.device) -> Tensor:
-    """Return `count` pseudo-random odd 64-bit numbers: the SplitMix64 hash of each position. Waits for the device."""
+def _odd_numbers(count: int, *, seed: int, device: torch.device) -> tuple[Tensor, DeviceEvent]:
+    """Return `count` pseudo-random odd 64-bit numbers: the SplitMix64 hash of each position. Returns an event, too."""
     z = torch.arange(count, dtype=torch.int64, device=device) + (seed << 40)
     z = z * _signed(GOLDEN)
     z = (z ^ _shift(z, 30)) * _signed(FACTORS[0])
     z = (z ^ _shift(z, 27)) * _signed(FACTORS[1])
-    z = (z ^ _shift(z, 31)) | 1
-    z[0].item()  # they are kept, and other streams that read them do not wait for this one
-    return z
+    return (z ^ _shift(z, 31)) | 1, device_of(device).record()
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:

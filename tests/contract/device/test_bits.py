@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def test_a_device_with_the_cpus_kernels_has_the_cpus_digests(port: DevicePort) -
     assert (kernel_digests(port.device, fixed) == kernel_digests(CPU, fixed)) is (port.device.type in AS_THE_CPU)
 
 
-def test_what_digests_share_has_landed_before_another_stream_reads_it(port: DevicePort) -> None:
+def test_what_digests_share_may_be_made_by_another_thread_and_stream(port: DevicePort) -> None:
     tensor = port.empty(3 * digest.ROW + 5, torch.int32).zero_()
     port.synchronize()
     digest._odd_numbers.cache_clear()
@@ -52,6 +53,14 @@ def test_what_digests_share_has_landed_before_another_stream_reads_it(port: Devi
         with port.side_stream("second"):
             found = digest.digest(tensor)
         assert submitted() == found == digest.digest(tensor.cpu())
+    digest._odd_numbers.cache_clear()
+
+    def in_a_thread() -> int:
+        with port.side_stream("third"):
+            return digest.digest(tensor)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(in_a_thread).result() == digest.digest(tensor)
 
 
 def test_switches_can_be_told_to_other_members(port: DevicePort) -> None:
