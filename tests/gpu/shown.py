@@ -109,13 +109,13 @@ def section(lines: Iterable[Line]) -> str:
         "| claim | state |\n|---|---|\n"
     )
     text += "".join(f"| {each.text} (`{each.key}`) | {_state(each, found)} |\n" for each in CLAIMS.values())
-    floor = [line for line in lines if line["key"] == "floor"]
+    floor = [line for (key, _), line in found.items() if key == "floor"]
     if floor:
-        said = "passed" if floor[-1]["value"] is True else "failed"
-        torch = floor[-1]["versions"]["torch"]
-        text += (
-            f"\nUnder torch {torch}, `make test-floor` {said} on {floor[-1]['date'][:10]} ({floor[-1]['commit']}).\n"
-        )
+        text += "\nOn the test device under the lowest version of torch, by `make test-floor`:\n\n"
+        text += "| step | newest run |\n|---|---|\n"
+    for line in floor:
+        said, torch = "passed" if line["value"] is True else "failed", line["versions"]["torch"]
+        text += f"| {line['case']} | {said}: torch {torch}, {line['date'][:10]}, {line['commit']} |\n"
     return text + f"\n{END}"
 
 

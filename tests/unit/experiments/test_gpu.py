@@ -204,6 +204,17 @@ def test_what_a_rehearsal_has_told_shows_nothing() -> None:
     assert not shown.is_shown(CLAIMS["runs_equal"], shown.newest([line("runs_equal", True, rehearsal=True)]))
 
 
+def test_the_newest_run_of_each_step_under_the_lowest_torch_is_shown() -> None:
+    lines = [
+        line("runs_equal", False) | {"part": None, "key": "floor", "case": "test part 1", "commit": "old"},
+        line("runs_equal", True) | {"part": None, "key": "floor", "case": "test part 1", "commit": "new"},
+    ]
+    text = shown.section(lines)
+    assert "| test part 1 | passed: torch 2.11.0, 2026-12-01, new |" in text
+    assert "old" not in text
+    assert "no device has run them" in text
+
+
 def test_a_line_has_every_field(tmp_path: Path) -> None:
     shown.append([line("runs_equal", True)], tmp_path / "lines")
     assert shown.read(tmp_path / "lines") == [line("runs_equal", True)]
