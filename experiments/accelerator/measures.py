@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from elastrain.snapshot.digest import ROW
 from experiments.accelerator import models
 from experiments.accelerator.jobs import Job, Ran, run_job
 from experiments.accelerator.models import FIRST, Training
@@ -26,6 +27,8 @@ STRUCK_IN = 4
 BACKWARD_S = 0.01
 """Seconds that the backward of each layer takes, so that copies go on beside it."""
 HANG_MORE_STEPS = 8
+DIGESTS_BYTES = 2 * 8 * ROW
+"""Memory of digests on the device: the weights of a row, and the products of one. Shards here have one whole row."""
 PRICE = ("--size", "tiny", "--steps", "15", "--global-batch-size", "32")
 
 
@@ -100,9 +103,8 @@ def device_bytes(bench: Bench) -> Figures:
     numbers = sum(p.numel() for p in models.build(replace(wide, device="cpu")).parameters())
     parameters = gradients = 4 * numbers
     last = [lines[-1] for lines in members.facts.values()]
-    shares = [
-        each["peak_bytes"] / (parameters + gradients + each["states_bytes"] + each["buffer_bytes"]) for each in last
-    ]
+    account = parameters + gradients + DIGESTS_BYTES
+    shares = [each["peak_bytes"] / (account + each["states_bytes"] + each["buffer_bytes"]) for each in last]
     alone_bytes, runs_bytes, plain_bytes = (ran.facts["alone"][-1]["peak_bytes"] for ran in (one, runs, plain))
     return {
         "device_bytes": max(shares),

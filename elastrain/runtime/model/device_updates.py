@@ -31,7 +31,7 @@ class DeviceUpdates:
         self.is_fused = True
         """False if the device has no fused kernel of the class."""
         self._layout = layout
-        self._most_numel = min(MOST_NUMEL, sum(shard.numel for shard in layout.shards) // 8)
+        self._numel = sum(shard.numel for shard in layout.shards)
         try:
             self._scalars = [_scalars_there(make, group) for group in groups(True)]
         except RuntimeError as error:
@@ -42,10 +42,14 @@ class DeviceUpdates:
             self._scalars = [_scalars_there(make, group) for group in groups(False)]
 
     def parts(self, sizes: Sequence[int]) -> list[slice]:
-        """Divide gradients of these sizes into parts, so that scaled ones need little memory beside the gradients."""
-        starts, numel = [0], 0
+        """Divide gradients of these sizes into parts, so that scaled ones need little memory beside the gradients.
+
+        A part has at most an eighth of them, but single shards and 1/64 of the model are not divided: each part costs
+        a call of the optimizer.
+        """
+        most, starts, numel = min(MOST_NUMEL, max(sum(sizes) // 8, self._numel // 64)), [0], 0
         for index, size in enumerate(sizes):
-            if numel and numel + size > self._most_numel:
+            if numel and numel + size > most:
                 starts.append(index)
                 numel = 0
             numel += size

@@ -122,20 +122,32 @@ def test_an_error_of_the_device_is_not_taken_for_a_kernel_that_is_missing() -> N
         PieceOptimizer(torch.optim.Adagrad(_parameters(*NUMELS)), _layout(*NUMELS))
 
 
+@pytest.mark.parametrize("share", [1, 1 / 3])
 @pytest.mark.parametrize("name", ["Adam", "RMSprop"])
-def test_scaled_gradients_need_an_eighth_of_the_gradients_and_only_during_the_update(name: str) -> None:
-    numel = 64 << 10
-    layout, parameters = cut(_layout(numel).parameters, blocks=["b"], shard_numel=numel // 64), _parameters(numel)
+def test_scaled_gradients_need_an_eighth_of_the_members_own_and_only_during_the_update(name: str, share: float) -> None:
+    numel = 96 << 10
+    layout, parameters = cut(_layout(numel).parameters, blocks=["b"], shard_numel=numel // 96), _parameters(numel)
     optimizer = PieceOptimizer(MAKERS[name](parameters), layout)
     states = _states(optimizer, layout, parameters)
     gradient = torch.ones(numel, device="late")
     items = [(state, gradient[s.start : s.stop], None) for state, s in zip(states, layout.shards, strict=True)]
-    optimizer.apply(items, hyper=optimizer.hyperparameters(), factors=(0.5, 0.25))
+    mine = items[: int(share * len(items))]
+    optimizer.apply(mine, hyper=optimizer.hyperparameters(), factors=(0.5, 0.25))
     device = torch.get_device_module("late")
     before = device.memory_allocated()
     device.reset_peak_memory_stats()
-    optimizer.apply(items, hyper=optimizer.hyperparameters(), factors=(0.5, 0.25))
+    optimizer.apply(mine, hyper=optimizer.hyperparameters(), factors=(0.5, 0.25))
     assert device.memory_allocated() == before
     kernels = 3 if name == "RMSprop" else 1  # RMSprop's kernels need memory of their own
-    assert device.max_memory_allocated() - before <= kernels * gradient.nbytes // 8 + 4096
+    assert device.max_memory_allocated() - before <= kernels * int(share * gradient.nbytes) // 8 + 4096
     assert late.races() == []
+
+
+def test_gradients_are_applied_in_few_calls() -> None:
+    layout = cut(_layout(96 << 10).parameters, blocks=["b"], shard_numel=128)
+    optimizer = PieceOptimizer(MAKERS["Adam"](_parameters(96 << 10)), layout)
+    assert optimizer._device is not None
+    for count, most in ((768, 8), (256, 8), (24, 2), (12, 1)):
+        parts = optimizer._device.parts([128] * count)
+        assert len(parts) <= most
+        assert [index for part in parts for index in range(count)[part]] == list(range(count))
