@@ -22,8 +22,21 @@ NUMEL = 6000  # small enough to be quick, large enough for shared memory and for
 Collective = Callable[[Group], list[tuple[torch.Tensor, torch.Tensor]]]  # what came, what is right
 
 
+class _There(threading.local):
+    """The device of a thread's tensors."""
+
+    device = torch.device("cpu")
+
+
+_THERE = _There()
+
+
 def _given(rank: int, numel: int = NUMEL) -> torch.Tensor:
-    return torch.full((numel,), float(rank + 1))
+    return torch.full((numel,), float(rank + 1), device=_THERE.device)
+
+
+def _empty() -> torch.Tensor:
+    return torch.empty(NUMEL, device=_THERE.device)
 
 
 def _all_reduce(group: Group, numel: int = NUMEL) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -39,26 +52,26 @@ def _broadcast(group: Group) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _all_gather(group: Group) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    outs = [torch.empty(NUMEL) for _ in range(group.size)]
+    outs = [_empty() for _ in range(group.size)]
     group.all_gather(outs, _given(group.rank)).wait()
     return [(out, _given(rank)) for rank, out in enumerate(outs)]
 
 
 def _reduce_scatter(group: Group) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    out = torch.empty(NUMEL)
+    out = _empty()
     group.reduce_scatter(out, [_given(group.rank)] * group.size).wait()
     return [(out, sum((_given(r) for r in range(1, group.size)), _given(0)))]
 
 
 def _all_to_all(group: Group) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    outs = [torch.empty(NUMEL) for _ in range(group.size)]
+    outs = [_empty() for _ in range(group.size)]
     group.all_to_all(outs, [_given(10 * group.rank + to) for to in range(group.size)]).wait()
     return [(out, _given(10 * rank + group.rank)) for rank, out in enumerate(outs)]
 
 
 def _to_one_and_back(group: Group) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    mine, out, reduced = _given(group.rank), torch.empty(NUMEL), _given(group.rank)
-    outs = [torch.empty(NUMEL) for _ in range(group.size)] if group.rank == 0 else None
+    mine, out, reduced = _given(group.rank), _empty(), _given(group.rank)
+    outs = [_empty() for _ in range(group.size)] if group.rank == 0 else None
     group.gather(outs, mine).wait()
     group.scatter(out, outs).wait()
     group.reduce(reduced, root=0).wait()
@@ -67,7 +80,7 @@ def _to_one_and_back(group: Group) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _ring(group: Group) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    left, out = (group.rank - 1) % group.size, torch.empty(NUMEL)
+    left, out = (group.rank - 1) % group.size, _empty()
     group.send(_given(group.rank), (group.rank + 1) % group.size, tag=3)
     group.recv(out, left, tag=3).wait()
     return [(out, _given(left))]
@@ -91,8 +104,9 @@ COLLECTIVES: dict[str, Collective] = {
 }
 
 
-def run(name: str, group: Group) -> str:
+def run(name: str, group: Group, device: torch.device = _There.device) -> str:
     """ "" when all that came is right; else the lost member, the error, or that a result was wrong."""
+    _THERE.device = device
     try:
         found = COLLECTIVES[name](group)
     except MemberLost as error:
