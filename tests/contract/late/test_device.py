@@ -139,3 +139,29 @@ def test_what_needs_values_waits(how: str) -> None:
         "unique": values.unique,
     }[how]()
     assert late.stats()["waits"] == waits + 1
+
+
+def test_a_storage_that_is_resized_loses_its_bytes_and_gets_new_ones_under_all_views() -> None:
+    memory = torch.get_device_module("late")
+    values = torch.ones(1000, device="late")
+    view, storage, held = values[5:], values.untyped_storage(), memory.memory_allocated()
+    storage.resize_(0)
+    assert storage.nbytes() == 0 and memory.memory_allocated() == held - 4096
+    with pytest.raises(RuntimeError, match="illegal access to memory of late that resize_ has freed"):
+        view.sum()
+    storage.resize_(4000)
+    assert storage.nbytes() == 4000 and memory.memory_allocated() == held and view.isnan().all()
+    view.fill_(3)
+    assert values[5:].sum() == 3 * 995
+    with pytest.raises(RuntimeError, match="late resizes a storage of 4000 bytes to 0, and not to 8000"):
+        storage.resize_(8000)
+
+
+def test_a_storage_is_resized_in_the_order_of_the_current_stream() -> None:
+    values, side = torch.ones(1000, device="late"), torch.get_device_module("late").Stream()
+    side.wait_stream(torch.get_device_module("late").current_stream())
+    with torch.get_device_module("late").stream(side):
+        values.add_(1)
+    with pytest.raises(late.RaceError, match="resize_ on stream 0 writes memory that aten::add_"):
+        values.untyped_storage().resize_(0)
+    late.races(forget=True)

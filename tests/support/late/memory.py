@@ -82,6 +82,11 @@ class Block:
     """Copies into it that have not been carried out."""
     recorded: set[int] = field(default_factory=set)
     """Streams that `record_stream` named."""
+    room: int = field(init=False)
+    """Bytes of its addresses."""
+
+    def __post_init__(self) -> None:
+        self.room = max(-(-self.nbytes // GRAIN), 1) * GRAIN
 
 
 class Memory:
@@ -145,6 +150,18 @@ class Memory:
         self._used[slot] = block
         return flat
 
+    def resize(self, block: Block, nbytes: int) -> None:
+        """Free the bytes of a block, or give it new ones, at its address. Tensors over it stay."""
+        if block.nbytes and nbytes not in (0, block.nbytes):
+            raise RuntimeError(f"late resizes a storage of {block.nbytes} bytes to 0, and not to {nbytes}")
+        before, rounded = -(-block.nbytes // GRAIN) * GRAIN, self.check_room(max(nbytes - block.nbytes, 0))
+        if rounded > block.room:
+            raise RuntimeError(f"late has {block.room} bytes for a storage that is to have {nbytes}")
+        if nbytes != block.nbytes:
+            block.host, block.nbytes = torch.full((nbytes,), 0xFF, dtype=torch.uint8).untyped_storage(), nbytes
+            self.live_bytes += rounded if nbytes else -before
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
     def _slot(self) -> int:
         if self._empty_slots:
             return self._empty_slots.pop()
@@ -197,6 +214,8 @@ def span_of(tensor: Tensor) -> tuple[int, int]:
 def alias_of(tensor: Tensor) -> Tensor:
     """Return the CPU tensor over the bytes of a device tensor, conjugated or negated as that one is."""
     place = tensor.storage_offset(), tensor.shape, tensor.stride()
+    if span_of(tensor)[1] > block_of(tensor).nbytes:
+        raise RuntimeError(f"illegal access to memory of late that resize_ has freed, of shape {tuple(tensor.shape)}")
     alias = torch.empty(0, dtype=tensor.dtype).set_(block_of(tensor).host, *place)
     alias = alias.conj() if tensor.is_conj() else alias
     return torch._neg_view(alias) if tensor.is_neg() else alias

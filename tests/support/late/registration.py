@@ -16,7 +16,7 @@ from tests.support.late.copies import copy_
 from tests.support.late.faults import faults
 from tests.support.late.kernels import fallback_of, run, wrap
 from tests.support.late.memory import LOCK, MEMORY, NAME, block_of, is_late
-from tests.support.late.order import STREAMS, current_stream, reap
+from tests.support.late.order import STREAMS, current_stream, reap, submit
 
 Storage = torch.UntypedStorage
 COMPOSITES = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
@@ -171,6 +171,25 @@ def _register_storages() -> None:
         return _on_device(self) if is_coming else to(self, device=device, non_blocking=non_blocking)
 
     kept.clone, kept.to = clone_here, to_there
+    resize: Any = kept.resize_
+    nbytes: Any = kept.nbytes
+
+    def resize_here(self: Storage, size: int) -> Storage:
+        if self.device.type != NAME:
+            return resize(self, size)  # type: ignore[no-any-return]
+        with LOCK:
+            reap()
+            block = MEMORY.blocks[self.data_ptr()]
+            submit("resize_", [], [(block, (0, block.nbytes))])  # whoever uses the old bytes comes before
+            MEMORY.resize(block, size)
+            submit("resize_", [], [(block, (0, block.nbytes))])  # and whoever uses the new ones, which were another's
+        return self
+
+    def nbytes_here(self: Storage) -> int:
+        block = MEMORY.blocks.get(self.data_ptr()) if self.device.type == NAME else None
+        return int(nbytes(self)) if block is None else block.nbytes
+
+    kept.resize_, kept.nbytes = resize_here, nbytes_here
 
 
 def _on_device(storage: Storage) -> Storage:
