@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +19,12 @@ from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.environment import Environment
 from elastrain.base.resume import Resume
 from elastrain.comm.shm.heartbeat_page import Lane, Trail
-from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.device.finding import device_of
 from elastrain.device.port import DevicePort
 from elastrain.job.layout import Layout
 from elastrain.job.values import Shape
 from elastrain.member.member_machine import MemberMachine
-from elastrain.protocol import agent_messages as am
 from elastrain.runtime.carrying import refused
 from elastrain.runtime.carrying.landed_results import Landing
 from elastrain.runtime.carrying.tensor_memory import TensorMemory
@@ -35,13 +33,12 @@ from elastrain.runtime.durable.member_checkpoints import Bearings, Checkpoints
 from elastrain.runtime.durable.node_disks import reader_of
 from elastrain.runtime.durable.stored_initial import StoredInitial, initial_of
 from elastrain.runtime.engine.engine import Engine, EngineParts
-from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.faults.broken_parts import altered
 from elastrain.runtime.faults.flips import MemberMemory, WrittenFiles
-from elastrain.runtime.io.agent_link import AgentLink, connect
-from elastrain.runtime.io.heartbeat import LoopHeartbeat, show_stacks_on_request
-from elastrain.runtime.io.journal import Journal
+from elastrain.runtime.io.agent_link import AgentLink
+from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.io.loop_channel import LoopChannel
+from elastrain.runtime.io.member_connections import Connections
 from elastrain.runtime.io.member_mesh import open_mesh
 from elastrain.runtime.loader.loader import DataLoader
 from elastrain.runtime.loop.computed_run import StepParts
@@ -71,19 +68,6 @@ class Chosen:
     checkpoints: CheckpointOptions | None = None
     place: tuple[int, int] = (0, 1)
     """Rank and world size that this member is expected to have in its first view."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Connections:
-    """The connections and files that a member keeps open from `init` to its end."""
-
-    journal: Journal
-    beacon: Beacon
-    agent: AgentLink
-    faults: ArmedFaults
-    whereabouts: LoopHeartbeat
-    stacks: TextIO | None
-    """The file that gets this process's stacks on a signal. It stays open as long as the process lives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,25 +103,6 @@ class Prepared:
     """Names, shapes and groups of the parameters."""
     pipelines: Pipelines | None = None
     """None if every member computes whole runs."""
-
-
-def open_connections(environment: Environment) -> Connections:
-    """Open the journal and the beacon, and connect to the launcher if there is one.
-
-    Raises ConnectionError if it does not answer, and RefusedError if it has another secret.
-    """
-    journal = Journal(environment.run_dir, environment.member)
-    beacon = Beacon()
-    agent = AgentLink(environment.member, connect(environment))
-    faults = ArmedFaults(journal, lambda number: agent.say(am.Struck(number=number)))
-    return Connections(
-        journal=journal,
-        beacon=beacon,
-        agent=agent,
-        faults=faults,
-        whereabouts=LoopHeartbeat(Trail(beacon.page, Lane.LOOP)),
-        stacks=show_stacks_on_request(environment.run_dir, environment.member),
-    )
 
 
 def seed_generators(seed: int) -> None:

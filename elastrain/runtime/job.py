@@ -33,14 +33,13 @@ from elastrain.job.scaling import LossScale, rule_of
 from elastrain.job.world import View
 from elastrain.runtime.assembly import (
     Chosen,
-    Connections,
     Prepared,
     Request,
     assemble,
-    open_connections,
     seed_generators,
 )
 from elastrain.runtime.io.heartbeat import PHASE_TIMEOUT_S
+from elastrain.runtime.io.member_connections import Connections, open_connections
 from elastrain.runtime.io.member_device import MemberDevice
 from elastrain.runtime.loader.loader import DataLoader
 from elastrain.runtime.loop.exit_report import ExitReport, wrong_input_shown

@@ -24,10 +24,11 @@ from elastrain.integrity.audits import duties
 from elastrain.integrity.checks import Due, neighbour, probes
 from elastrain.job.run_plan import plan
 from elastrain.protocol import agent_messages as am
-from elastrain.runtime.assembly import Connections, Prepared
 from elastrain.runtime.durable.whole_state import WholeState, loaded_pieces
+from elastrain.runtime.assembly import Prepared
 from elastrain.runtime.io.agent_link import ChannelClosedError
 from elastrain.runtime.io.loop_channel import LoopOver, StepBegun
+from elastrain.runtime.io.member_connections import Connections
 from elastrain.runtime.loop.exit_report import NOT_THE_SCRIPTS_FAULT, ExitReport
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.device_reads import DeviceReads

@@ -21,25 +21,24 @@ class RunLosses:
 
     def __init__(self, port: DevicePort) -> None:
         self._port = port
+        self._added: list[tuple[Tensor | float, Counted]] = []
         self._sums = [Contribution()]
-        """Sums over the first micro-batches, as far as their losses were looked at."""
-        self._added: list[tuple[Tensor, Counted]] = []
+        """Sums over the first micro-batches, as far as `sum_of` was asked for them."""
 
     def add(self, loss: Tensor, counted: Counted) -> None:
         """Add the contribution of the next micro-batch."""
-        value = loss.detach().reshape(())
+        value: Tensor | float = loss.detach().reshape(())
         if self._port.is_host:
-            self._sums.append(self._sums[-1] + counted(float(value)))
-            return
-        if value.device.type != "cpu":  # a script may have moved the loss itself
+            value = float(value)
+        elif loss.device.type != "cpu":  # a script may have moved the loss itself
             # Not through the port's side stream, where the engine's copies would wait for this forward.
-            value = self._port.empty_pinned((), value.dtype).copy_(value, non_blocking=True)
+            value = self._port.empty_pinned((), loss.dtype).copy_(loss.detach().reshape(()), non_blocking=True)
         self._added.append((value, counted))
 
     @property
     def count(self) -> int:
         """Number of micro-batches that were added."""
-        return len(self._added) or len(self._sums) - 1
+        return len(self._added)
 
     def sum_of(self, count: int) -> Contribution:
         """Return the sum over the first `count` micro-batches. On a device, call it when a later result has landed.
@@ -47,6 +46,6 @@ class RunLosses:
         Numbers are added one after another, so the sum has the same bits on every member.
         """
         while len(self._sums) <= count:
-            copied, counted = self._added[len(self._sums) - 1]
-            self._sums.append(self._sums[-1] + counted(float(copied)))
+            loss, counted = self._added[len(self._sums) - 1]
+            self._sums.append(self._sums[-1] + counted(float(loss)))
         return self._sums[count]

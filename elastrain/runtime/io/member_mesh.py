@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from elastrain.base.environment import Environment
 from elastrain.comm.wire.addresses import MeshConfig
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.device.port import DevicePort
 from elastrain.runtime.carrying.tensor_memory import PinInPlace
-
-if TYPE_CHECKING:
-    from elastrain.runtime.assembly import Connections
+from elastrain.runtime.io.member_connections import Connections
 
 APART_SEGMENT_BYTES = 8 << 20
 """Segment size in jobs with stages, where blocks come and go. Only whole segments are returned to the kernel, so

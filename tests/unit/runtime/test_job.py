@@ -20,6 +20,7 @@ from elastrain.errors import ConfigError
 from elastrain.job.scaling import UNSCALED
 from elastrain.runtime import assembly
 from elastrain.runtime.assembly import Chosen
+from elastrain.runtime.io.member_connections import Connections
 from elastrain.runtime.job import Job
 from elastrain.runtime.memory.process_memory import MemoryLimit
 from elastrain.runtime.settings import Settings
@@ -184,7 +185,7 @@ def test_a_reserved_name_cannot_be_registered() -> None:
 
 
 def test_what_init_has_fixed_is_frozen() -> None:
-    for kind in (Chosen, assembly.Connections, assembly.Prepared, assembly.Request, MemoryLimit):
+    for kind in (Chosen, Connections, assembly.Prepared, assembly.Request, MemoryLimit):
         assert kind.__dataclass_params__.frozen, kind  # type: ignore[attr-defined]
 
 
