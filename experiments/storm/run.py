@@ -1,6 +1,7 @@
 """Random models under random kills: is the result ever not that of an undisturbed job of one?
 
-`python -m experiments.storm.run [--seed S] [--minutes N] [--case SEED] [--record]`. What is drawn stands in `cases.py`;
+`python -m experiments.storm.run [--seed S] [--minutes N] [--case SEED] [--device late]
+[--record]`. What is drawn stands in `cases.py`;
 what one case does in `one.py`.
 """
 
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,9 @@ def figures(outcomes: Sequence[Outcome], cases: Sequence[Case], seconds: float) 
     }
 
 
-def storm(seeds: Sequence[int], folder: Path, *, minutes: float, faithful: bool) -> tuple[list[Outcome], list[Case]]:
+def storm(
+    seeds: Sequence[int], folder: Path, *, minutes: float, faithful: bool, device: str = "cpu"
+) -> tuple[list[Outcome], list[Case]]:
     """One case after another until the time is over; at least one. With `faithful`, say all that was done."""
     begun_s = time.monotonic()
     outcomes: list[Outcome] = []
@@ -60,6 +64,7 @@ def storm(seeds: Sequence[int], folder: Path, *, minutes: float, faithful: bool)
         if outcomes and spent_s + max(outcome.seconds for outcome in outcomes) / 2 > minutes * 60:
             break
         case = draw(seed)
+        case = replace(case, started=case.started.on(device))
         cases.append(case)
         outcome = run_case(case, folder / str(seed))
         outcomes.append(outcome)
@@ -82,7 +87,8 @@ def _tell(case: Case, outcome: Outcome, folder: Path, *, fully: bool) -> None:
     if outcome.failed or fully:
         print("\n".join([str(case), *(f"  {line}" for line in (*outcome.struck, *outcome.sentences()))]), flush=True)
     if outcome.failed:
-        print(f"  again: python -m experiments.storm.run --case {case.seed}; kept in {folder}", flush=True)
+        on = "" if case.started.device == "cpu" else f" --device {case.started.device}"
+        print(f"  again: python -m experiments.storm.run --case {case.seed}{on}; kept in {folder}", flush=True)
 
 
 def main() -> int:
@@ -90,6 +96,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="which cases: seed · 10,000 and the following")
     parser.add_argument("--minutes", type=float, default=10.0, help="no new case when they are over")
     parser.add_argument("--case", type=int, help="this one only")
+    parser.add_argument(
+        "--device", choices=("cpu", "late"), default="cpu", help="of the members, not of the job of one"
+    )
     parser.add_argument("--times", type=int, default=1, help="with --case: so often")
     parser.add_argument(
         "--keep", type=Path, help="where the folders of failing cases stay; default: a temporary folder"
@@ -102,15 +111,17 @@ def main() -> int:
     if args.case is None:
         first = args.seed * CASES_PER_SEED
         seeds = range(first, first + CASES_PER_SEED)
-        outcomes, cases = storm(seeds, folder, minutes=args.minutes, faithful=False)
+        outcomes, cases = storm(seeds, folder, minutes=args.minutes, faithful=False, device=args.device)
     else:
         outcomes, cases = [], []
         for time_ in range(args.times):
-            some, drawn = storm([args.case], folder / f"{time_}", minutes=args.minutes, faithful=True)
+            some, drawn = storm(
+                [args.case], folder / f"{time_}", minutes=args.minutes, faithful=True, device=args.device
+            )
             outcomes, cases = outcomes + some, cases + drawn
     values = figures(outcomes, cases, time.monotonic() - begun_s)
     if args.record:
-        settings = {"seed": args.seed, "minutes": args.minutes, "case": args.case}
+        settings = {"seed": args.seed, "minutes": args.minutes, "case": args.case, "device": args.device}
         record("storm", values, quick=args.minutes < 10, settings=settings)
     if not values["failed_cases"]:
         shutil.rmtree(folder, ignore_errors=True)

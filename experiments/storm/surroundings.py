@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Infrastructure:
     checkpoints: str = "none"
     """The layout of their directory."""
     every: str = ""
+    device: str = "cpu"
+    """Device of the members; the job of one computes on the CPU."""
 
     def options(self, folder: Path, limit_bytes: int | None) -> tuple[str, ...]:
         """Of `elastrain run`; folders are made."""
@@ -47,11 +49,16 @@ class Infrastructure:
             found += ("--checkpoint-every", self.every)
         return found
 
+    def on(self, device: str) -> Infrastructure:
+        """The same on a device; elsewhere than on the CPU there are no memory limits."""
+        return self if device == "cpu" else replace(self, device=device, memory="none", slack_bytes=0, spills=False)
+
     def __str__(self) -> str:
         memory = self.memory + (f" +{self.slack_bytes >> 20} MiB" if self.memory == "tight" else "")
         checkpoints = self.checkpoints + (f" every {self.every}" if self.every else "")
         spills = ", spilling" if self.spills else ""
-        return f"{self.stages} stages, memory {memory}{spills}, checkpoints {checkpoints}"
+        where = "" if self.device == "cpu" else f" on {self.device}"
+        return f"{self.stages} stages{where}, memory {memory}{spills}, checkpoints {checkpoints}"
 
 
 PLAIN = Infrastructure()

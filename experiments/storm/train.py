@@ -35,7 +35,8 @@ def main() -> None:
     torch.set_num_threads(1)
     training = case.training
     job = elastrain.init(seed=case.seed, run_length=training.run_length, backups=training.backups)
-    net = models.build(case)
+    device = _device(case)
+    net = models.build(case).to(device)
     optimizer = models.build_optimizer(net, training)
     scheduler = models.build_scheduler(optimizer, training)
     loader = elastrain.DataLoader(
@@ -49,8 +50,8 @@ def main() -> None:
         factor = 0.5 + models.drawn(training)
         for inputs, labels in step:
             models.sleep_ms(training.pause_ms, uneven=training.uneven)
-            outputs = net(models.as_input(inputs, case.model))
-            loss, weight = models.loss_of(outputs, labels, training)
+            outputs = net(models.as_input(inputs, case.model).to(device))
+            loss, weight = models.loss_of(outputs, labels.to(device), training)
             loss = loss * factor
             if step.number == training.nan_at:
                 loss = loss * float("nan")
@@ -67,6 +68,17 @@ def main() -> None:
         if models.MEMBER and (folder / "hold").exists():
             time.sleep(HOLD_S)
     lines.write(f"{training.steps} {job.digest()}\n")
+
+
+def _device(case: Case) -> str:
+    """The device of a member. Alone, the script computes on the CPU."""
+    device = case.started.device if models.MEMBER else "cpu"
+    if device == "late":
+        from tests.support import late
+
+        late.install()
+        torch.__future__.set_swap_module_params_on_conversion(True)  # ties stay
+    return device
 
 
 def _register(folder: Path):  # type: ignore[no-untyped-def]  # a text file, unbuffered by lines
