@@ -39,7 +39,7 @@ class Accelerator:
     def empty_pinned(self, size: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """See `DevicePort.empty_pinned`. Torch caches freed pinned memory."""
         try:
-            return torch.empty(size, dtype=dtype, pin_memory=True)
+            return torch.empty(size, dtype=dtype, device="cpu", pin_memory=True)
         except NotImplementedError:  # a PrivateUse1 device without an allocator of pinned memory
             wanted = torch.empty(size, dtype=dtype, device="meta")
             pages = torch.frombuffer(mmap.mmap(-1, max(wanted.nbytes, 1)), dtype=torch.uint8)

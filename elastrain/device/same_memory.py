@@ -45,7 +45,7 @@ class HostDevice:
 
     def empty(self, size: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """See `DevicePort.empty`. Raises RuntimeError if there is no memory."""
-        return torch.empty(size, dtype=dtype)
+        return torch.empty(size, dtype=dtype, device="cpu")
 
     empty_pinned = empty
 

@@ -102,7 +102,7 @@ def _tensor(
     """Make a tensor over the content. To autograd it is no view of another tensor, like the tensor that was sent."""
     if math.prod(shape):
         storage = torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
-        made = torch.empty(0, dtype=dtype).set_(storage, 0, shape, stride)
+        made = torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)
     else:
         made = torch.empty_strided(shape, stride, dtype=dtype)
     if kind:

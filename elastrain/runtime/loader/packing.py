@@ -57,7 +57,7 @@ def take(fd: int) -> memoryview:
     size_bytes = os.fstat(fd).st_size
     if size_bytes > _READ_UP_TO_BYTES:
         return _mapped(fd, size_bytes)
-    memory = torch.empty(size_bytes, dtype=torch.uint8).numpy().data  # aligned, which a bytearray is not
+    memory = torch.empty(size_bytes, dtype=torch.uint8, device="cpu").numpy().data  # a bytearray is not aligned
     os.preadv(fd, [memory], 0)
     return memory
 

@@ -142,7 +142,7 @@ class MutationGuard:
                 start, last = offset_bytes // whole.element_size(), parameter.numel() - 1
                 positions += [start + last * part // (_SAMPLED - 1) for part in range(_SAMPLED)]
                 names.append(name)
-        return torch.tensor(positions, dtype=torch.int64).to(whole.device, non_blocking=True), names
+        return torch.tensor(positions, dtype=torch.int64, device="cpu").to(whole.device, non_blocking=True), names
 
     def _judge(self, names: Sequence[str], changed: Tensor) -> None:
         """Raise ConfigError if a sampled value has changed. `changed`: one byte for each."""

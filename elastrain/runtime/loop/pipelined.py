@@ -37,7 +37,7 @@ from elastrain.runtime.model.flats import Allocate
 from elastrain.runtime.model.statistics import MeasuredLayer
 
 _NONE = Contribution()
-_NO_LOSS = torch.zeros(())
+_NO_LOSS = torch.zeros((), device="cpu")
 """A loss in place of one whose value is known otherwise."""
 
 

@@ -137,7 +137,7 @@ class Packer:
             ConfigError: As `check` does.
         """
         self.check()
-        whole = torch.zeros(self.size_bytes, dtype=torch.uint8)
+        whole = torch.zeros(self.size_bytes, dtype=torch.uint8, device="cpu")
         for bulk in self._bulk:
             if bulk.tensor.nbytes:
                 target = whole[bulk.start : bulk.start + bulk.tensor.nbytes]
@@ -248,7 +248,7 @@ def _placed(made: Tensor, own: Any, far: torch.device | None) -> Tensor:
 
 def _cut(whole: Tensor | None, start: int, size_bytes: int) -> Tensor:
     if not size_bytes:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     if whole is None or start + size_bytes > whole.numel():
         raise ConfigError("the state that came for this member lacks bytes: run the same script on all members")
     return whole[start : start + size_bytes].clone()

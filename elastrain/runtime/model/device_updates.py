@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from elastrain.errors import ConfigError
 from elastrain.job.layout import Layout
 from elastrain.snapshot.shard_state import ShardState
 
@@ -80,5 +81,12 @@ def _scalars_there(make: Make, group: dict[str, Any]) -> frozenset[str]:
     [parameter] = group["params"]
     parameter.grad = torch.zeros_like(parameter)
     made.step()
-    scalars = {name: its for name, its in made.state[parameter].items() if isinstance(its, Tensor) and not its.dim()}
-    return frozenset(name for name, its in scalars.items() if its.device.type != "cpu")
+    tensors = {name: its for name, its in made.state[parameter].items() if isinstance(its, Tensor)}
+    for name, its in tensors.items():
+        if its.dim() and its.device != parameter.device:
+            raise ConfigError(
+                f"{type(made).__name__} keeps its state {name!r} on {its.device}, and the parameters are on "
+                f"{parameter.device}, from where alone this version sends states to other members: let the optimizer "
+                "keep it there, or train on the CPU"
+            )
+    return frozenset(name for name, its in tensors.items() if not its.dim() and its.device.type != "cpu")

@@ -30,12 +30,12 @@ def copy_plainly(source: Tensor, out: Tensor) -> None:
 
 def allocated(allocate: Allocate, numel: int, dtype: torch.dtype) -> Tensor:
     """Call `allocate`, or return an empty tensor for 0 elements, which `allocate` does not accept."""
-    return allocate(numel, dtype) if numel else torch.empty(0, dtype=dtype)
+    return allocate(numel, dtype) if numel else torch.empty(0, dtype=dtype, device="cpu")
 
 
 def in_private_memory(numel: int, dtype: torch.dtype) -> Tensor:
     """Allocate a tensor in the host's memory that no other member can read; an `Allocate`."""
-    return torch.zeros(numel, dtype=dtype)
+    return torch.zeros(numel, dtype=dtype, device="cpu")
 
 
 def view_of(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:

@@ -33,7 +33,7 @@ _AWAY = 12345  # added to numbers in an optimizer's attributes, to see if they c
 @functools.cache
 def of_all() -> frozenset[str]:
     """Return the names of the attributes of every optimizer. Call it late: making one may import torch's compiler."""
-    return frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {"step", "_opt_called", "_step_count"}
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1, device="cpu")]))) | {"step", "_opt_called", "_step_count"}
 
 
 def try_out(name: str, make: Make, groups: Groups, kinds: Sequence[tuple[torch.dtype, set[int]]]) -> frozenset[str]:
@@ -140,9 +140,9 @@ class _Run:
         ]
 
     def _numbers(self, seed: int) -> list[Tensor]:
-        own = torch.Generator().manual_seed(seed)
+        own = torch.Generator("cpu").manual_seed(seed)
         sizes = [(torch.Size(shape).numel(), dtype) for _, dtype, shape in self._stand_ins]
-        return [torch.randn(size, dtype=dtype, generator=own) for size, dtype in sizes]
+        return [torch.randn(size, dtype=dtype, generator=own, device="cpu") for size, dtype in sizes]
 
 
 def _check_equal(groups: Groups, others: Groups) -> None:

@@ -47,3 +47,11 @@ def test_without_a_device_that_works_the_job_ends_and_names_both_causes(tmp_path
     assert done.exit_code == 1
     assert "no device is left after failures of Late Test Device (UUID late-x)" in done.output
     assert "either the script makes it fail, or the device is broken" in done.output
+
+
+def test_a_script_that_makes_the_device_torchs_default_loses_a_member_and_no_bit(tmp_path: Path) -> None:
+    given = {"DEVICE_FAULTS": "m1@3 error", "DEVICE_DEFAULT": "1"}
+    arguments = (*ARGUMENTS, "--loaders", "1")
+    done = run_job(tmp_path, workers=2, script=SCRIPT, arguments=arguments, slow_until="m2", **given)
+    assert_equal_to_undisturbed(done, *arguments, script=SCRIPT)
+    assert "m1" not in done.digests

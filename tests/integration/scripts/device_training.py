@@ -1,6 +1,6 @@
 """Trains on the test device, whose failures DEVICE_FAULTS orders ("m1@3 error,m2@any oom"); without it on the CPU.
 
-Each worker has the device of its slot, or all have the one of DEVICE_SHARED.
+Each worker has the device of its slot, or all have the one of DEVICE_SHARED. With DEVICE_DEFAULT it is torch's default.
 """
 
 import argparse
@@ -38,15 +38,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--backups", default="1")
+    parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--slow-while", type=Path, help="micro-batches wait a little while this file exists")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.__future__.set_swap_module_params_on_conversion(True)
     job = elastrain.init(seed=7, run_length=2, backups=args.backups if args.backups == "all" else int(args.backups))
     device = "cpu" if ORDERS is None else "late"
+    if "DEVICE_DEFAULT" in os.environ:
+        torch.set_default_device(device)
     model = Model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    loader = elastrain.DataLoader(Samples(), global_batch_size=40, micro_batch_size=4)
+    loader = elastrain.DataLoader(Samples(), global_batch_size=40, micro_batch_size=4, num_workers=args.loaders)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=0.5)
     for step in job.steps(loader, until=args.steps):
         for inputs, labels in step:

@@ -152,3 +152,28 @@ def test_an_error_of_the_device_is_not_taken_for_memory_that_cannot_be_pinned() 
 def test_pin_memory_takes_a_truth_value() -> None:
     with pytest.raises(ConfigError, match="pin_memory must be True or False; got 'cuda'"):
         DataLoader(Pairs(), global_batch_size=4, micro_batch_size=2, pin_memory="cuda")  # type: ignore[arg-type]
+
+
+class OfDefault:
+    """A dataset whose tensors lie where torch puts them."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(2), index
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_with_a_default_device_loader_processes_make_the_same_batches_in_host_memory(is_large: bool) -> None:
+    def collate(samples: Any) -> Any:
+        made = torch.utils.data.default_collate(samples)
+        return [made, torch.ones(1 << 20)] if is_large else made
+
+    with _running(OfDefault(), collate_fn=collate) as loader:
+        plain = loader.get(0, 1)
+    with torch.device("late"), _running(OfDefault(), collate_fn=collate) as loader:
+        batch = loader.get(0, 1)
+    tensors = [*batch[0], batch[1]] if is_large else batch
+    assert {each.device.type for each in tensors} == {"cpu"}
+    assert all(map(torch.equal, tensors, [*plain[0], plain[1]] if is_large else plain))

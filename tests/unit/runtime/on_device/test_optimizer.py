@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from elastrain.errors import ConfigError
 from elastrain.job.layout import Layout, ParameterSpec, cut
 from elastrain.runtime.model.optimizer import PieceOptimizer
 from elastrain.snapshot.shard_state import ShardState
@@ -31,6 +32,21 @@ class Own(torch.optim.Optimizer):
                     state = self.state[parameter]
                     state.setdefault("count", torch.zeros((), device=parameter.device)).add_(1)
                     parameter.addcdiv_(parameter.grad, state["count"], value=-group["lr"])
+
+
+class OnHost(torch.optim.Optimizer):
+    """A user's own class, which keeps its momentum in host memory."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in (each for each in group["params"] if each.grad is not None):
+                momentum = self.state[parameter].setdefault("momentum", torch.zeros(parameter.shape, device="cpu"))
+                momentum.mul_(0.9).add_(parameter.grad.cpu())
+                parameter.add_(momentum.to(parameter.device), alpha=-group["lr"])
 
 
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -58,8 +74,8 @@ def _layout(*numels: int) -> Layout:
 
 
 def _parameters(*numels: int) -> list[Tensor]:
-    drawn = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(numel, generator=drawn).to("late")) for numel in numels]
+    drawn = torch.Generator("cpu").manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(numel, generator=drawn, device="cpu").to("late")) for numel in numels]
 
 
 def _states(optimizer: PieceOptimizer, layout: Layout, parameters: list[Tensor]) -> list[ShardState]:
@@ -115,6 +131,16 @@ def test_a_class_without_a_fused_kernel_on_the_device_takes_the_kernels_that_the
         items = [(state, torch.ones_like(state.parameters), None) for state in states]
         optimizer.apply(items, hyper=optimizer.hyperparameters())
     assert PieceOptimizer(torch.optim.Adagrad(parameters), layout).hyperparameters()[0]["fused"]
+
+
+def test_states_in_other_memory_than_the_parameters_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="OnHost keeps its state 'momentum' on cpu, and the parameters are on late:0"):
+        PieceOptimizer(OnHost(_parameters(*NUMELS)), _layout(*NUMELS), elementwise=True)
+
+
+def test_a_users_own_class_is_tried_out_with_a_default_device_too() -> None:
+    with torch.device("late"):
+        PieceOptimizer(Own(_parameters(*NUMELS)), _layout(*NUMELS), elementwise=True)
 
 
 def test_an_error_of_the_device_is_not_taken_for_a_kernel_that_is_missing() -> None:
