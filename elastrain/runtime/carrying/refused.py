@@ -1,7 +1,8 @@
-"""Refusals of jobs on a device, by name and before anything has changed: memory limits, compiled models, graphs."""
+"""Refusals of jobs on a device, by name: memory limits, devices without float64, compiled models, graphs."""
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from elastrain.device.port import DevicePort
@@ -9,7 +10,7 @@ from elastrain.errors import ConfigError
 
 
 def check(port: DevicePort, model: nn.Module, *, has_limit: bool) -> None:
-    """Raise ConfigError for a memory limit or a compiled model in a job on a device.
+    """Raise ConfigError for what a job on a device cannot have: a memory limit, a compiled model, or no float64.
 
     Args:
         port: Device of the model.
@@ -23,6 +24,15 @@ def check(port: DevicePort, model: nn.Module, *, has_limit: bool) -> None:
             f"a memory limit counts the host's memory, and the model is on {port.device}, of which this version "
             "moves nothing to drives: leave --memory-limit, memory_limit= and --offload-dir out"
         )
+    try:
+        torch.linalg.vector_norm(port.empty(1, torch.float32), dtype=torch.float64)
+    except (RuntimeError, TypeError) as error:
+        if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+            raise
+        raise ConfigError(
+            f"{port.device} does not compute in float64 ({error}), in which norms of gradients and running statistics "
+            "are added up: train on another device or on the CPU"
+        ) from error
     for name, module in model.named_modules():
         # By name, because an import of torch's compiler costs a second.
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:

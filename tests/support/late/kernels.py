@@ -17,6 +17,7 @@ from tests.support.late import private_names as private
 from tests.support.late import randomness
 from tests.support.late.memory import LOCK, MEMORY, alias_of, block_of, is_late, like, span_of
 from tests.support.late.order import Clock, Span, Stream, Timed, reap, submit, this_thread, wait_for
+from tests.support.late.settings import settings
 
 _WAITS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _aten = torch.ops.aten
@@ -85,6 +86,8 @@ class Call:
         self.kwargs = dict(zip(list(self.given)[count:], on_host[count:], strict=True))
         for name, tensor in self._elsewhere:
             refuse(plan.name, name, tensor, name in plan.written)
+        if not settings.float64 and any(_is_float64(value) for value in self.given.values()):
+            raise RuntimeError(f"Required aspect fp64 is not supported on the device (in {plan.name})")
         if "device" in self.kwargs:
             self.kwargs["device"] = torch.device("cpu")
         self.waits = plan.waits or (plan.is_indexing and self._is_waiting_index())
@@ -159,6 +162,10 @@ def wrap(host: Tensor, stream: Stream, what: str) -> Tensor:
     block = MEMORY.adopt(host.untyped_storage(), stream.number)
     block.accesses[(0, block.nbytes, stream.number, True)] = (stream.clock.get(stream.number, 0), what)
     return like(MEMORY.flat(block, host.dtype), host)
+
+
+def _is_float64(value: object) -> bool:
+    return value is torch.float64 or (isinstance(value, Tensor) and value.dtype is torch.float64)
 
 
 def run(operator: Any, *args: Any, **kwargs: Any) -> Any:

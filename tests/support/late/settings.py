@@ -24,6 +24,8 @@ class Settings:
     """Seconds that the device's clock advances for each processor second of a kernel."""
     patience: int = 1
     """Number of times that `Event.query` returns False for work that nothing has waited for."""
+    float64: bool = True
+    """False: kernels refuse float64, as XPUs without it do."""
     raises: bool = True
     """False: races are listed by `late.races()` only."""
     fail_at: int = 0

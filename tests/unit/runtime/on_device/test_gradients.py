@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from elastrain.device import device_of
+from elastrain.errors import ConfigError
+from elastrain.runtime.carrying import refused
 from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.loop.step import weight_of
 from elastrain.runtime.model.flat_model import ModelState
@@ -70,3 +73,14 @@ def test_a_weight_on_the_device_costs_one_wait_and_one_in_host_memory_none() -> 
     waits = late.stats()["waits"]
     assert weight_of(torch.tensor(3.0)) == 3.0 and late.stats()["waits"] == waits
     assert weight_of(weight) == 3.0 and late.stats()["waits"] == waits + 1
+
+
+def test_a_device_without_float64_is_refused_by_name() -> None:
+    port = device_of(torch.device("late"))
+    refused.check(port, nn.Linear(2, 2), has_limit=False)
+    late.configure(float64=False)
+    try:
+        with pytest.raises(ConfigError, match="late:0 does not compute in float64"):
+            refused.check(port, nn.Linear(2, 2), has_limit=False)
+    finally:
+        late.configure(float64=True)
