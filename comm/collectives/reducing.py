@@ -118,7 +118,8 @@ def fold(
 ) -> None:
     """Reduce flat tensors along `steps` into `out`, which is one of them or overlaps none of them.
 
-    Half precision is accumulated in float32, and rounded once if `out` has half precision.
+    Half precision is accumulated in float32, and rounded once if `out` has half precision. The average of integers is
+    their sum, which may overflow, divided and rounded toward zero, as NCCL does.
 
     Args:
         parts: One tensor per rank, or one partial sum per host.
@@ -144,7 +145,8 @@ def fold(
             now[left] = combine(now[left], now[right], out=there)
         total = now[0]
         if reduction == "avg":
-            total = torch.div(total, count or len(parts), out=total if steps else None)
+            rounding = None if inner.is_floating_point or inner.is_complex else "trunc"
+            total = torch.div(total, count or len(parts), rounding_mode=rounding, out=total if steps else None)
         if total.data_ptr() != target.data_ptr():
             target.copy_(total)
 
@@ -169,5 +171,5 @@ def check_reduction(reduction: Reduction, tensor: torch.Tensor) -> None:
         raise ValueError(f"{reduction} needs integers or booleans; got {tensor.dtype}")
     if reduction in ("min", "max") and tensor.is_complex():
         raise ValueError(f"complex numbers have no {reduction}")
-    if reduction == "avg" and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise ValueError(f"avg needs floating point numbers; got {tensor.dtype}")
+    if reduction == "avg" and tensor.dtype is torch.bool:
+        raise ValueError("booleans have no avg: convert them to integers or floating point numbers first")

@@ -83,6 +83,14 @@ def test_all_reduce_of_every_dtype(transport: Transport, dtype: torch.dtype, num
 @pytest.mark.parametrize("reduction", ["avg", "min", "max", "prod", "band", "bor", "bxor"])
 def test_every_reduction(transport: Transport, reduction: Reduction) -> None:
     dtype = torch.int32 if reduction.startswith("b") else torch.float32
+    _check_reduction(transport, reduction, dtype)
+
+
+def test_the_average_of_integers(transport: Transport) -> None:
+    _check_reduction(transport, "avg", torch.int64)
+
+
+def _check_reduction(transport: Transport, reduction: Reduction, dtype: torch.dtype) -> None:
     with party(transport, 4) as made:
         for numel in (10, 20_000):
             inputs = _inputs(4, numel, dtype)

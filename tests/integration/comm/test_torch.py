@@ -84,6 +84,9 @@ def test_every_call_of_torch_distributed(tmp_path: Path, nodes: bool) -> None:
             work = dist.all_reduce(tensor, op, async_op=True)
             assert work is not None and work.wait() and work.is_completed()
             assert tensor.tolist() == [wanted] * 2
+        counts = torch.tensor([rank, -rank - 1])
+        dist.all_reduce(counts, dist.ReduceOp.AVG)
+        assert counts.tolist() == [1, -2]
         tensor = torch.full((2, 2), float(rank))
         dist.broadcast(tensor, 1)
         assert tensor.tolist() == [[1.0, 1.0]] * 2
