@@ -138,9 +138,8 @@ def _place(spot: ThreadStatus, usual_s: float, pace: Pace, times: HangTimes) -> 
 
 
 def _over(where: str, thread: Standstill, limit_s: float, device: str = "") -> Overdue | None:
-    if not thread.for_s > limit_s:
-        return None
-    return Overdue(where=where, for_s=thread.for_s, limit_s=limit_s, thread=thread, device=device)
+    found = Overdue(where=where, for_s=thread.for_s, limit_s=limit_s, thread=thread, device=device)
+    return found if thread.for_s > limit_s else None
 
 
 def _early_s(pace: Pace, times: HangTimes, *, is_new: bool) -> float:
@@ -152,6 +151,8 @@ def _early_s(pace: Pace, times: HangTimes, *, is_new: bool) -> float:
 
 _LOOKS_AT_MOST_S = 0.5
 """A longer time between two observations was the agent's own standstill, and does not count for the workers."""
+_ADVICE = ': code there that takes longer than {:.3g} s belongs into `with job.phase("evaluation", timeout=SECONDS)`'
+"""What helps a healthy script that evaluates between two steps, without a word to anybody."""
 _WAITS_S = 1.0
 """A member with nothing to do for this time waits for another one. Other agents are told at this interval."""
 _WAITS_COUNT_S = 2.5
@@ -263,9 +264,8 @@ class HangDetector(AgentPart):
     def _look_at(self, worker: Worker, now: float) -> list[Command]:
         if worker.id in self._judged:
             return []
-        found = overdue(
-            self._stands[worker.id], pace=self._pace, times=self._times, is_new=worker.progress.step is None
-        )
+        is_new = worker.progress.step is None
+        found = overdue(self._stands[worker.id], pace=self._pace, times=self._times, is_new=is_new)
         if found is None:
             self._spared.discard(worker.id)
             return []
@@ -325,17 +325,16 @@ class HangDetector(AgentPart):
         if self._stands[worker.id].stopped:
             say += f". Let it go on with: kill -CONT {worker.pid}"
         self._cluster.progress.explain(say)
-        return [
-            Log(event="hang_spared", fields={"member": worker.id, "reason": say}, say=say),
-            TakeStacks(reason=say, tell=True),
-        ]
+        log = Log(event="hang_spared", fields={"member": worker.id, "reason": say}, say=say)
+        return [log, TakeStacks(reason=say, tell=True)]
 
     def _sentence(self, worker: Worker, found: Overdue) -> str:
         stand = self._stands[worker.id]
-        step = stand.device.spot.step if found.thread is stand.device else stand.loop.spot.step
+        spot = (stand.device if found.thread is stand.device else stand.loop).spot
         usual = f" (a step takes {self._pace.step_s:.2g} s)" if self._pace.step_s is not None else ""
-        at = f" of step {step}" if step >= 0 else ""
-        return f"{worker.id} hangs: no sign of life for {found.for_s:.1f} s{usual}, {found.where}{at}"
+        at = f" of step {spot.step}" if spot.step >= 0 else ""
+        advice = _ADVICE.format(found.limit_s) if spot.place is Station.BETWEEN and not stand.stopped else ""
+        return f"{worker.id} hangs: no sign of life for {found.for_s:.1f} s{usual}, {found.where}{at}{advice}"
 
     def _tell(self, now: float) -> list[Command]:
         if self._cluster.config.alone or now - self._told_s < _WAITS_S:

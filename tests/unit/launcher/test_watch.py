@@ -196,6 +196,28 @@ def test_a_declared_stretch_has_its_own_bound_and_a_stopped_process_none() -> No
     assert killed(play.go(4.0)) == ["m1"]
 
 
+@pytest.mark.parametrize(
+    ("how", "is_named"),
+    [
+        ({"place": Station.BETWEEN, "stands": True}, True),
+        ({"place": Station.BETWEEN, "stands": True, "engine_stands": True}, True),
+        ({"place": Station.COMPUTING, "stands": True}, False),
+        ({"place": Station.BETWEEN, "stopped": True}, False),
+    ],
+    ids=["between two steps", "a held interpreter lock between two steps", "in a micro-batch", "stopped"],
+)
+def test_who_takes_long_between_two_steps_reads_that_job_phase_gives_more_time(
+    how: dict[str, Any], is_named: bool
+) -> None:
+    play = Played()
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"] = Acted(**how)
+    [taken] = of(TakeStacks, play.go(31.0))[:1]
+    advice = 'than 30 s belongs into `with job.phase("evaluation", timeout=SECONDS)`'
+    assert taken.reason.endswith(advice) == is_named, taken.reason
+    assert ("job.phase" in taken.reason) == is_named
+
+
 def test_an_engine_that_a_declared_stretch_keeps_from_turning_is_not_blamed() -> None:
     """A checkpoint may hold the interpreter for all of its time."""
     play = Played()
