@@ -25,7 +25,6 @@ from elastrain.device.port import DevicePort
 from elastrain.job.layout import Layout
 from elastrain.job.values import Shape
 from elastrain.member.member_machine import MemberMachine
-from elastrain.runtime.carrying import refused
 from elastrain.runtime.carrying.landed_results import Landing
 from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.durable.manifests import Described
@@ -75,6 +74,7 @@ class Request:
     """The arguments that the script passes to `prepare`."""
 
     model: nn.Module
+    """The model without a wrapper of torch.compile around all of it."""
     optimizer: torch.optim.Optimizer
     loader: DataLoader
     max_grad_norm: float | None
@@ -116,7 +116,7 @@ def assemble(
     request: Request, layout: Layout, chosen: Chosen, connections: Connections, report: Callable[[Exception], None]
 ) -> Prepared:
     """Make all parts of a worker and connect them. Raises ConfigError if something cannot be prepared."""
-    port = _port(request, chosen)
+    port = device_of(compute_device(request.model))
     mesh = open_mesh(chosen.environment, connections, port, are_blocks_apart=chosen.settings.stages > 1)
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
     memory = TensorMemory(mesh.memory.empty, mesh.memory.scratch, port)
@@ -156,13 +156,6 @@ def assemble(
         described=described,
         describe=_describing(request, layout, chosen, connections),
     )
-
-
-def _port(request: Request, chosen: Chosen) -> DevicePort:
-    """Return the port to the model's device. Raises ConfigError for what is not done there."""
-    port = device_of(compute_device(request.model))
-    refused.check(port, request.model, has_limit=chosen.limit is not None)
-    return port
 
 
 def _handover(connections: Connections, mesh: Mesh, port: DevicePort) -> LoopChannel:

@@ -28,9 +28,11 @@ from elastrain.base.environment import (
 )
 from elastrain.base.environment import stages as told_stages
 from elastrain.base.processes import open_missing
+from elastrain.device import device_of
 from elastrain.errors import ConfigError
 from elastrain.job.scaling import LossScale, rule_of
 from elastrain.job.world import View
+from elastrain.pipeline.stubs.naming import uncompiled
 from elastrain.runtime.assembly import (
     Chosen,
     Prepared,
@@ -38,6 +40,7 @@ from elastrain.runtime.assembly import (
     assemble,
     seed_generators,
 )
+from elastrain.runtime.carrying import refused
 from elastrain.runtime.io.heartbeat import PHASE_TIMEOUT_S
 from elastrain.runtime.io.member_connections import Connections, open_connections
 from elastrain.runtime.io.member_device import MemberDevice
@@ -47,8 +50,9 @@ from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.loop_state import stateful
 from elastrain.runtime.memory.process_memory import Directories, MemoryLimit
 from elastrain.runtime.memory_answer import MemoryEstimate
-from elastrain.runtime.model.kernels import import_compiler_late
+from elastrain.runtime.model.kernels import compute_device, import_compiler_late
 from elastrain.runtime.model.partition import check_given, describe
+from elastrain.runtime.ranks import Ranked
 from elastrain.runtime.settings import Settings, stages_of
 from elastrain.runtime.training_loop import TrainingLoop
 
@@ -136,7 +140,7 @@ def _check_process(environment: Environment) -> None:
         warnings.warn(f"this process was started by {parent} and is a job of one beside it", stacklevel=3)
 
 
-class Job:
+class Job(Ranked):
     """The part of this process in a job. `init` makes it; its construction does nothing, and `open` connects."""
 
     has_entered: ClassVar[bool] = False
@@ -202,17 +206,19 @@ class Job:
         if max_grad_norm is not None and not (isinstance(max_grad_norm, int | float) and max_grad_norm > 0):
             raise ConfigError(f"max_grad_norm must be a number above 0; got {max_grad_norm!r}")
         loader.bind(self._chosen.settings.seed)
-        layout = describe(model, optimizer, blocks)
+        inner = uncompiled(model)
+        layout = describe(inner, optimizer, blocks)
         self._chosen.settings.check(layout)
         request = Request(
-            model=model, optimizer=optimizer, loader=loader, max_grad_norm=max_grad_norm, elementwise=elementwise
+            model=inner, optimizer=optimizer, loader=loader, max_grad_norm=max_grad_norm, elementwise=elementwise
         )
         if (wish := statement_wish()) is not None:
             self._statement = MemoryEstimate(wish, request, layout, self._chosen)
             self._statement.answer_at_once()
             return model, optimizer, loader
         connections, last_words = self._opened()
-        self._device.take(model, connections.agent.say)
+        refused.check(device_of(compute_device(inner)), model, has_limit=self._chosen.limit is not None)
+        self._device.take(inner, connections.agent.say)
         self._prepared = assemble(request, layout, self._chosen, connections, last_words.report)
         return model, optimizer, loader
 
@@ -303,25 +309,16 @@ class Job:
             loop.give_back_model()
 
     @property
-    def rank(self) -> int:
-        """Position of this member in the current view. Before its first view, the position that the launcher expects.
+    def member(self) -> str:
+        """Id of this member, such as "m0". A worker that replaces another one has an id of its own."""
+        return self._chosen.environment.member
 
-        A member that joins a running job is never 0 before it has joined.
-        """
-        view, me = self._view, self._chosen.environment.member
-        return view.rank(me) if view else self._chosen.place[0]
-
-    @property
-    def world_size(self) -> int:
-        """Number of members in the current view. Before the first view, the number that the launcher expects."""
-        view = self._view
-        return len(view.members) if view else self._chosen.place[1]
-
-    @property
-    def _view(self) -> View | None:
-        """The current view if this member belongs to it, else None."""
+    def _own_view(self) -> View | None:
         view = self._prepared.engine.view if self._prepared else None
-        return view if view and self._chosen.environment.member in view else None
+        return view if view and self.member in view else None
+
+    def _expected_place(self) -> tuple[int, int]:
+        return self._chosen.place
 
     def digest(self) -> str:
         """Return the digest of the model's parameters, which is equal on all members and to an undisturbed job's."""

@@ -1,5 +1,7 @@
 """The choice of a model's blocks, by a rule or by the user's patterns, and trees of arguments and results.
 
+Names are those of the model without `torch.compile`, whose wrappers add a part to each name below them.
+
 Trees are those of `torch.utils._pytree`, with dataclasses as additional nodes. Dataclass types themselves are not
 registered with torch: that is left to the script.
 """
@@ -18,7 +20,30 @@ from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tr
 
 from elastrain.errors import ConfigError
 
+_WRAPPED = "_orig_mod"
+"""The name of the module in a wrapper that `torch.compile` returns."""
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a module, parameter or buffer as it is without wrappers of `torch.compile`."""
+    return ".".join(part for part in name.split(".") if part != _WRAPPED) if _WRAPPED in name else name
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module in a wrapper of `torch.compile`, and other modules as they are."""
+    # By name, because an import of torch's compiler costs a second.
+    while type(module).__name__ == "OptimizedModule":
+        module = module.get_submodule(_WRAPPED)
+    return module
+
+
+def module_of(model: nn.Module, name: str) -> nn.Module:
+    """Return the submodule with this plain name: the wrapper if it is compiled, because hooks run before that."""
+    module = model
+    for part in filter(None, name.split(".")):
+        module = uncompiled(module).get_submodule(part)
+    return module
 
 
 def blocks_of(model: nn.Module, patterns: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -45,8 +70,9 @@ def blocks_of(model: nn.Module, patterns: Sequence[str] | None = None) -> tuple[
 
 
 def _matching(model: nn.Module, pattern: str) -> list[str]:
-    expression = re.compile(r"\.".join("[^.]+" if part == "*" else re.escape(part) for part in pattern.split(".")))
-    named = (name for name, module in model.named_modules() if name and _owns(module))
+    parts = plain_name(pattern).split(".")
+    expression = re.compile(r"\.".join("[^.]+" if part == "*" else re.escape(part) for part in parts))
+    named = dict.fromkeys(plain_name(name) for name, module in model.named_modules() if name and _owns(module))
     found = [name for name in named if expression.fullmatch(name)]
     if not found:
         raise ConfigError(f"no submodule that owns parameters is called {pattern!r}: see named_modules()")
@@ -54,7 +80,7 @@ def _matching(model: nn.Module, pattern: str) -> list[str]:
 
 
 def _owners(module: nn.Module, prefix: str) -> Iterator[str]:
-    for name, child in module.named_children():
+    for name, child in _children(module):
         if isinstance(child, _CONTAINERS):
             yield from _in_container(child, f"{prefix}{name}.")
         elif _owns(child):
@@ -63,11 +89,15 @@ def _owners(module: nn.Module, prefix: str) -> Iterator[str]:
 
 
 def _in_container(container: nn.Module, prefix: str) -> Iterator[str]:
-    for name, child in container.named_children():
+    for name, child in _children(container):
         if isinstance(child, _CONTAINERS):
             yield from _in_container(child, f"{prefix}{name}.")
         elif _owns(child):
             yield f"{prefix}{name}"
+
+
+def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((name, uncompiled(child)) for name, child in uncompiled(module).named_children())
 
 
 def _has_stack(module: nn.Module) -> bool:
@@ -86,7 +116,7 @@ def _distinct(model: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
     """Remove names of modules that were named before: a module registered twice is the block of its first name."""
     first: dict[int, str] = {}
     for name in names:
-        first.setdefault(id(model.get_submodule(name)), name)
+        first.setdefault(id(uncompiled(module_of(model, name))), name)
     return tuple(first.values())
 
 

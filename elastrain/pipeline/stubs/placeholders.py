@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from elastrain.errors import ConfigError, CutError
+from elastrain.pipeline.stubs.naming import module_of
 
 ON_RANK_0 = (
     "because its memory limit left no room for all blocks at the end of the loop: the whole model is on rank 0, so use "
@@ -93,7 +94,7 @@ class Entries:
         check_not_compiled(model)
         self._replaced: list[tuple[nn.Module, str, Forward | None]] = []
         for place, name in enumerate(blocks):
-            module = model.get_submodule(name)
+            module = module_of(model, name)
             attribute = "forward" if module._compiled_call_impl is None else "_compiled_call_impl"
             self._replaced.append((module, attribute, module.__dict__.get(attribute)))
             setattr(module, attribute, _Way(entry, place, getattr(module, attribute)))

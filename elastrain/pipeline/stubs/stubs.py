@@ -17,7 +17,7 @@ from elastrain.pipeline.stubs.draws import BackwardDraws, UntracedDraws
 from elastrain.pipeline.stubs.fakes import NOT_HERE, AbsentBlock, Fakes
 from elastrain.pipeline.stubs.generators import Generators, device_of
 from elastrain.pipeline.stubs.module_state import KeptByLoop
-from elastrain.pipeline.stubs.naming import flatten, is_fake, leaves_of
+from elastrain.pipeline.stubs.naming import flatten, is_fake, leaves_of, module_of
 from elastrain.pipeline.stubs.passes import SAME, StubPass
 from elastrain.pipeline.stubs.placeholders import AbsentParameter, Entries, Forward
 from elastrain.pipeline.stubs.stateful_blocks import Steady
@@ -68,7 +68,7 @@ class Stubs:
         self._draws = UntracedDraws(traced.graph.blocks, traced.draws, Generators(device_of(model)))
         self._standing = contextlib.ExitStack()
         self._standing.callback(Entries(model, traced.names, self._enter).close)
-        modules = {name: model.get_submodule(name) for name in traced.names}
+        modules = {name: module_of(model, name) for name in traced.names}
         compiled = {name for name, each in modules.items() if each._compiled_call_impl is not None}
         outputs = (*traced.outputs, *({} for _ in traced.graph.never_entered))
         names = zip(modules.items(), outputs, strict=True)

@@ -21,7 +21,7 @@ from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.stubs.draws import TracedDraws
 from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, Given, given, left_as_it_was, not_compiled
 from elastrain.pipeline.stubs.module_state import BeforePass, KeptByModules
-from elastrain.pipeline.stubs.naming import is_fake, leaves_of, mapped
+from elastrain.pipeline.stubs.naming import is_fake, leaves_of, mapped, module_of
 from elastrain.pipeline.stubs.origins import CodeBetween, Origins
 from elastrain.pipeline.stubs.placeholders import Entries, Forward, check_caller_not_compiled
 from elastrain.pipeline.stubs.recording import EnteredBlock, SeenEntry, graph_of_entries
@@ -95,7 +95,7 @@ class TracingPass:
         self._stack = contextlib.ExitStack()
         called = self._between.called
         for name in self._blocks:
-            hook = model.get_submodule(name).register_forward_pre_hook(lambda *_, it=name: called.append(it))
+            hook = module_of(model, name).register_forward_pre_hook(lambda *_, it=name: called.append(it))
             self._stack.callback(hook.remove)
         self._has_grad = True
         self._before: BeforePass | None = None
@@ -131,7 +131,7 @@ class TracingPass:
         if not self._entered:
             raise ConfigError(f"the forward entered none of the blocks {list(self._blocks)}: name those that it calls")
         draws = self._between.finish(len(self._entered))
-        held = Counter(x for name in self._blocks for x in KeptByModules(self._model.get_submodule(name)).things)
+        held = Counter(x for name in self._blocks for x in KeptByModules(module_of(self._model, name)).things)
         graph, crossing = graph_of_entries(self._blocks, self._places, self._entered, self._origins)
         return TracedModel(
             graph=graph,
@@ -162,11 +162,11 @@ class TracingPass:
             at = self._places.setdefault(place, len(self._entered))
             leaves = leaves_of((args, kwargs))
             check_entry(name, leaves)
-            if self._model.get_submodule(name)._compiled_call_impl is not None:  # its hooks are behind the entry
+            if module_of(self._model, name)._compiled_call_impl is not None:  # its hooks are behind the entry
                 self._between.called.append(name)
             self._between.enter(at, name, leaves)
             taken = {i: self._origins.number(leaf) for i, leaf in enumerate(leaves) if is_fake(leaf)}
-            if self._model.get_submodule(name)._get_backward_hooks()[0]:  # type: ignore[no-untyped-call]  # of torch
+            if module_of(self._model, name)._get_backward_hooks()[0]:  # type: ignore[no-untyped-call]  # of torch
                 self._origins.hooked(at, list(filter(is_fake, leaves)))
             activations = list(filter(is_fake, leaves))
             versions = [each._version for each in activations]
@@ -193,7 +193,7 @@ class TracingPass:
 
         The costs are FLOPs, saved bytes and the ids of changed attributes, as `EnteredBlock` adds them up.
         """
-        handed, module = Handed(name, args, kwargs), self._model.get_submodule(name)
+        handed, module = Handed(name, args, kwargs), module_of(self._model, name)
         with left_as_it_was(module) as changed:
             kept = KeptByModules(module)
             numbers = kept.numbers()

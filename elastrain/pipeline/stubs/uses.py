@@ -17,7 +17,7 @@ from torch.autograd import forward_ad, graph
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.fakes import Fakes
-from elastrain.pipeline.stubs.naming import is_fake, leaves_of
+from elastrain.pipeline.stubs.naming import is_fake, leaves_of, plain_name
 from elastrain.pipeline.stubs.passes import ReceivedCopy
 from elastrain.pipeline.stubs.placeholders import AbsentParameter
 
@@ -107,7 +107,7 @@ def _registered(model: nn.Module, blocks: Sequence[str]) -> dict[int, tuple[str,
     """Return, by id of a parameter, its first name and the blocks in which it is registered."""
     found: dict[int, tuple[str, frozenset[str]]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        of = {block for block in blocks if name.startswith(f"{block}.")}
+        of = {block for block in blocks if plain_name(name).startswith(f"{block}.")}
         first, before = found.get(id(parameter), (name, frozenset()))
         found[id(parameter)] = (first, before | of)
     return found

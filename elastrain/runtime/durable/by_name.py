@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
 from elastrain.job.layout import STATISTICS, Layout, ParameterSpec, Shard
+from elastrain.pipeline.stubs.naming import plain_name
 from elastrain.snapshot.durable.manifest import ParameterEntry
 from elastrain.snapshot.durable.plain import PlainState
 from elastrain.snapshot.shard_state import ShardState, Value
@@ -53,7 +54,8 @@ def homes(model: nn.Module, layout: Layout) -> dict[str, str]:
 
     A name that the layout does not know maps to itself.
     """
-    state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+    named = model.state_dict(keep_vars=True).items()
+    state = {plain_name(name): value for name, value in named if isinstance(value, Tensor)}
     found = {(state[spec.name].data_ptr(), spec.shape): spec.name for spec in layout.parameters if spec.numel}
     return {name: found.get((value.data_ptr(), tuple(value.shape)), name) for name, value in state.items()}
 
@@ -64,7 +66,8 @@ def untied(plain: PlainState, homes: Mapping[str, str], source: str) -> PlainSta
     Raises ConfigError if two names of one tied weight have different values in the checkpoint.
     """
     model, first = dict[str, Tensor](), dict[str, str]()
-    for name, value in plain.model.items():
+    for saved, value in plain.model.items():
+        name = plain_name(saved)  # earlier versions wrote the names of wrappers
         home = homes.get(name, name)
         other = model.setdefault(home, value)
         if first.setdefault(home, name) != name and not _same_bits(value, other):
@@ -72,7 +75,9 @@ def untied(plain: PlainState, homes: Mapping[str, str], source: str) -> PlainSta
                 f"{first[home]!r} and {name!r} are one weight in the model, and two in {source}, with other values: "
                 "leave out the wrong one, or do not tie them"
             )
-    return replace(plain, model=model, state={homes.get(name, name): kept for name, kept in plain.state.items()})
+    return replace(
+        plain, model=model, state={homes.get(n := plain_name(name), n): kept for name, kept in plain.state.items()}
+    )
 
 
 def shard_state(plain: PlainState, layout: Layout, shard: Shard, step: int) -> ShardState:

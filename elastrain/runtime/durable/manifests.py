@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from elastrain.job.layout import Layout, Shard, round_up
 from elastrain.job.values import Record
+from elastrain.pipeline.stubs.naming import plain_name
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import GroupEntry, Manifest, ParameterEntry, Part, PieceEntry, ShardEntry
 from elastrain.snapshot.durable.plain import Gathering
@@ -41,12 +42,12 @@ class Described:
         self._layout = layout
         self._model = model
         self._optimizer = type(optimizer).__name__
-        named = dict(model.named_parameters(remove_duplicate=False))
+        named = {plain_name(n): q for n, q in model.named_parameters(remove_duplicate=False)}
         known = {spec.name for spec in layout.parameters}
         names = {id(parameter): name for name, parameter in named.items() if name in known}
         groups = ([id(each) for each in group["params"]] for group in optimizer.param_groups)
         self._groups = [tuple(names[each] for each in group if each in names) for group in groups]
-        state = model.state_dict()
+        state = {plain_name(name): value for name, value in model.state_dict().items()}
         self._parameters = tuple(
             # The model's dtype, because shards keep running statistics in a wider dtype.
             ParameterEntry(
@@ -63,7 +64,7 @@ class Described:
         """Return the model's buffers that are no running statistics. Values in `kept` take precedence."""
         known = {name for entry in self._parameters for name in (entry.name, *entry.also)}
         # With `keep_vars`, because in a pipeline a plain state_dict() raises if this member lacks some blocks.
-        state = self._model.state_dict(keep_vars=True)
+        state = {plain_name(name): value for name, value in self._model.state_dict(keep_vars=True).items()}
         found = {name: kept.get(name, value) for name, value in state.items() if name not in known}
         return {name: value for name, value in found.items() if value is not None}
 

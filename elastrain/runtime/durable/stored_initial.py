@@ -23,6 +23,7 @@ from elastrain.device.port import DevicePort
 from elastrain.errors import ConfigError, StateLostError
 from elastrain.job.scaling import Scaler
 from elastrain.job.values import Initial
+from elastrain.pipeline.stubs.naming import plain_name
 from elastrain.runtime.durable import by_name
 from elastrain.runtime.durable.node_disks import Reader, places_of
 from elastrain.runtime.io.loop_channel import LoopFailed, Told
@@ -130,9 +131,9 @@ class StoredInitial:
                 self._check_names(self._open().manifest)
 
     def _check_names(self, manifest: Manifest) -> None:
-        found = {self._homes.get(each.name, each.name): each for each in manifest.parameters}
+        found = {self._homes.get(n := plain_name(each.name), n): each for each in manifest.parameters}
         by_name.check(found, self._model.layout, str(self._resume))
-        more = sorted(each.name for each in manifest.parameters if each.name not in self._homes)
+        more = sorted(each.name for each in manifest.parameters if plain_name(each.name) not in self._homes)
         if more and not self._resume.accepts_changes:
             raise ConfigError(f"{self._resume} has {more[0]!r}, and the model does not: it is of another model")
 

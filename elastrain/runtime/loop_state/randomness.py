@@ -21,6 +21,7 @@ from torch import nn
 from elastrain.device import DevicePort, device_of, is_accelerator
 from elastrain.job.batch import block_key
 from elastrain.offload.original_hooks import OriginalsHook
+from elastrain.pipeline.stubs.naming import module_of
 
 BEFORE, AFTER = -1, -2
 """Numbers used instead of a micro-batch, for draws of the loop at the start of a step and after its commit."""
@@ -66,7 +67,7 @@ class BlockRandomness:
         """The last key that a backward set without a restored generator. It does not identify an entry."""
         self._enter = self.enter
         self._model = model
-        self._modules = {block: model.get_submodule(block) for block in blocks if block}
+        self._modules = {block: module_of(model, block) for block in blocks if block}
         # The hooks stay on copies of the model, whose entries are counted separately.
         hooks = {name: OriginalsHook(self._hook(name), stays=True) for name in self._modules}
         self._hooks = {name: each.register_forward_pre_hook(hooks[name]) for name, each in self._modules.items()}

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from elastrain.errors import ConfigError
 from elastrain.job.layout import STATISTICS, Layout, Shard
 from elastrain.offload.original_hooks import OriginalsHook
+from elastrain.pipeline.stubs.naming import module_of
 from elastrain.pipeline.stubs.placeholders import AbsentParameter, absent
 from elastrain.runtime.model import statistics
 from elastrain.runtime.model.flats import (
@@ -82,7 +83,7 @@ class ModelState:
         ]
         self.ties.forward_is_over()
         if apart:
-            self._hooks += [self._guarded(model.get_submodule(name)) for name in {"", *layout.blocks}]
+            self._hooks += [self._guarded(module_of(model, name)) for name in {"", *layout.blocks}]
             giving = model.register_state_dict_post_hook(OriginalsHook(self._give_whole))  # type: ignore[no-untyped-call]
             self._hooks.append(giving)
 
@@ -100,7 +101,7 @@ class ModelState:
                 block = layout.blocks[leaf.block]
                 its = [place for place in places[leaf.parameter] if place.block == block]
                 land = partial(self._land, leaf.index, parameter)
-                self.ties.uses[leaf.index] = LaterUse(model.get_submodule(block), its, flat.alias_of, land)
+                self.ties.uses[leaf.index] = LaterUse(module_of(model, block), its, flat.alias_of, land)
                 found[leaf.parameter].leaves.add(leaf.index)
                 continue
             view = view_of(self._memory.flats[flat.index], leaf.start, tuple(parameter.shape))

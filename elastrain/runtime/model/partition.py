@@ -16,7 +16,7 @@ from elastrain.device.finding import is_accelerator
 from elastrain.errors import ConfigError
 from elastrain.job.layout import FROZEN, STATISTICS, Layout, ParameterSpec, cut
 from elastrain.offload.overlaps import WAY_OUT, shared_memory
-from elastrain.pipeline.stubs.naming import blocks_of
+from elastrain.pipeline.stubs.naming import blocks_of, plain_name
 from elastrain.runtime.loader.loader import DataLoader
 from elastrain.runtime.model.statistics import buffers_of, tracking
 
@@ -57,7 +57,7 @@ def named_blocks(model: nn.Module, patterns: Sequence[str] | None = None) -> tup
     """
     blocks = blocks_of(model, patterns)
     used = {registration.block for places in registrations_of(model, blocks) for registration in places}
-    used |= {_block_of(path, blocks) for path, _ in tracking(model)}
+    used |= {_block_of(plain_name(path), blocks) for path, _ in tracking(model)}
     empty = [name for name in blocks if name not in used]
     if empty:
         raise ConfigError(f"these blocks own no parameter: {empty}; leave them out")
@@ -67,7 +67,8 @@ def named_blocks(model: nn.Module, patterns: Sequence[str] | None = None) -> tup
 def registrations_of(model: nn.Module, blocks: Iterable[str]) -> list[list[Registration]]:
     """Return, per distinct parameter in the model's order, all places where it is registered."""
     places: dict[int, list[Registration]] = {}
-    for path, module in model.named_modules():
+    for raw, module in model.named_modules():
+        path = plain_name(raw)
         block = _block_of(path, blocks)
         for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             name = f"{path}.{attribute}" if path else attribute
@@ -184,8 +185,8 @@ def _statistics(model: nn.Module, blocks: Sequence[str]) -> list[ParameterSpec]:
     """
     return [
         ParameterSpec(
-            name=name,
-            block=_block_of(path, blocks),
+            name=plain_name(name),
+            block=_block_of(plain_name(path), blocks),
             shape=tuple(value.shape),
             dtype="float64",
             group=STATISTICS,

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from elastrain.errors import ConfigError
 from elastrain.job.layout import STATISTICS, Layout, Leaf
 from elastrain.offload.original_hooks import OriginalsHook
+from elastrain.pipeline.stubs.naming import plain_name
 
 Ask = Callable[[Tensor, Callable[[Tensor], None]], None]
 """A function that takes values on a device, and a function that gets them later as bytes on the host."""
@@ -107,7 +108,7 @@ class RunningStatistics:
         self._homes: list[tuple[nn.Module, str, Leaf]] = []
         self._layers: dict[nn.Module, _Layer] = {}
         for path, module in tracking(model):
-            names = {name.rpartition(".")[2]: leaves[name] for name, _ in buffers_of(path, module)}
+            names = {n.rpartition(".")[2]: leaves[plain_name(n)] for n, _ in buffers_of(path, module)}
             self._layers[module] = _Layer(module=module, leaves={a: leaf.index for a, leaf in names.items()})
             for attribute, leaf in names.items():
                 self._homes.append((module, attribute, leaf))

@@ -17,6 +17,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
+from elastrain.pipeline.stubs.naming import plain_name
 from elastrain.runtime.model.statistics import buffers_of, tracking
 from elastrain.snapshot.digest import checksum, digests
 
@@ -44,12 +45,15 @@ class PlainAttributes:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._statistics = {name for path, module in tracking(model) for name, _ in buffers_of(path, module)}
+        self._statistics = {
+            plain_name(name) for path, module in tracking(model) for name, _ in buffers_of(path, module)
+        }
         self._sums: dict[str, tuple[Any, int]] = {}
         self._model = model
-        self.modules = dict(model.named_modules())
-        self.parameters = {f"{name}.requires_grad": q for name, q in model.named_parameters()}
-        self._hooked: dict[str, object] = {f"hooks of {p or 'the model'!r}": each for p, each in self.modules.items()}
+        # Of a wrapper of torch.compile and its module, which have one name, the module has the attributes.
+        self.modules = {plain_name(path): module for path, module in model.named_modules()}
+        self.parameters = {f"{plain_name(name)}.requires_grad": q for name, q in model.named_parameters()}
+        self._hooked: dict[str, object] = {f"hooks of {p or 'the model'!r}": each for p, each in model.named_modules()}
         self._hooked |= {f"hooks of parameter {name!r}": each for name, each in model.named_parameters()}
         self._hooked["hooks of all modules"] = torch.nn.modules.module
         self._places: dict[str, tuple[dict[str, Any], str]] = {}

@@ -68,6 +68,7 @@ def test_before_its_first_view_a_worker_has_the_rank_that_its_launcher_expects(m
     monkeypatch.setenv("ELASTRAIN_AGENT", "elastrain/nobody/listens")
     job = Job(replace(chosen(), place=expected_place()))
     assert (alone, job.rank, job.world_size) == ((0, 1), 2, 3)
+    assert (job.is_main, Job(chosen()).is_main, job.member) == (False, True, chosen().environment.member)
 
 
 def test_opening_it_needs_the_launcher_that_started_it() -> None:
