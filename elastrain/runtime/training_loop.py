@@ -23,6 +23,7 @@ from elastrain.errors import ConfigError, ElastrainError, StoppedError
 from elastrain.integrity.audits import duties
 from elastrain.integrity.checks import Due, neighbour, probes
 from elastrain.job.run_plan import plan
+from elastrain.job.values import Record
 from elastrain.protocol import agent_messages as am
 from elastrain.runtime.durable.whole_state import WholeState, loaded_pieces
 from elastrain.runtime.assembly import Prepared
@@ -32,6 +33,7 @@ from elastrain.runtime.io.member_connections import Connections
 from elastrain.runtime.loop.exit_report import NOT_THE_SCRIPTS_FAULT, ExitReport
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.device_reads import DeviceReads
+from elastrain.runtime.loop_state.loop_numbers import LoopNumbers
 from elastrain.runtime.loop_state.loop_state import LoopSnapshot, LoopState
 from elastrain.runtime.loop_state.randomness import BEFORE
 from elastrain.runtime.model.kernels import compute_device, warm_up
@@ -61,6 +63,7 @@ class TrainingLoop:
         self._carried = LoopState(prepared.facade.optimizer, dict(registered), prepared.model, prepared.parts.layers)
         self._carried.counted = prepared.optimizer.counted
         self._reads = DeviceReads()
+        self._numbers = LoopNumbers(registered.values())
 
     def steps(self, until: int) -> Iterator[Step]:
         """Join the job, and yield the steps up to `until` (exclusive) from the one that the other members are in."""
@@ -73,7 +76,7 @@ class TrainingLoop:
                 break
             self._settings.check_threads(threads, self._device)
             step = Step(number, self._parts, taken, partial(self._enter, number, taken), self._prepared.pipelines)
-            step.committed = self._prepared.optimizer.committed
+            step.committed = self._committed
             self._last_words.step = step
             try:
                 yield step
@@ -148,15 +151,28 @@ class TrainingLoop:
         assert isinstance(entered, p.Enter)
         if entered.state is not None:
             self._carried.load(entered.state, entered.payload or ())
+            self._say_numbers(entered.step)
         elif (stored := self._prepared.stored) is not None:
             parts.layers.load_state_dict(stored.buffers(parts.layers.state_dict()))
             if (loop := stored.loop()) is not None:
                 self._carried.load(*loop, stored.changed(spec))
+                if (view := self._prepared.engine.view) is not None and view.ids[0] == self._me:
+                    self._say_numbers(entered.step)
                 if not stored.accepts_changes:
                     self._carried.course.resume(loop[0])
         parts.model.statistics.refresh()
         parts.untouched.begin()
         return entered.step
+
+    def _say_numbers(self, step: int) -> None:
+        """Say which numbers of the script's loop differ from the job's; in a resumed job, rank 0 says it for all."""
+        if sentence := self._numbers.difference(self._carried.numbers):
+            say(f"{self._me} begins with step {step}: {sentence}")
+            self._connections.journal.write("numbers_differ", step=step, reason=sentence)
+
+    def _committed(self, record: Record) -> None:
+        self._prepared.optimizer.committed(record)
+        self._numbers.look(within=True)
 
     def _begin(self, number: int) -> LoopSnapshot:
         """Return the loop state for newcomers, taken at the start of the step before the loop's body changes it."""
@@ -165,12 +181,14 @@ class TrainingLoop:
         self._parts.model.statistics.check_settled(self._reads.ask)
         self._connections.whereabouts.hear_compiler()
         self._prepared.facade.check()
+        self._numbers.look()
         taken = self._take()
         self._parts.randomness.begin(number, BEFORE)
         return taken
 
     def _take(self) -> LoopSnapshot:
         self._parts.layers.note()
+        self._carried.numbers = self._numbers.told()
         if self._prepared.checkpoints is not None:
             self._prepared.checkpoints.at_step.use_buffers(self._parts.layers.state_dict())
         return self._carried.take(self._prepared.optimizer.hyperparameters())
@@ -181,6 +199,7 @@ class TrainingLoop:
         self._parts.untouched.check_settled(self._reads)
         self._parts.model.statistics.check_settled(self._reads.ask)
         self._parts.layers.enter()
+        self._numbers.look()
         hyper = self._prepared.optimizer.hyperparameters()
         self._carried.course.enter(hyper, self._carried.counted)
         settings = taken.settings(number, hyper, self._parts.layers, self._reads)

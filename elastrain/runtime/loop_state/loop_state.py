@@ -192,6 +192,8 @@ class LoopState:
             check_apart(name, thing, model)
         self.counted: frozenset[str] = frozenset()
         """Names of the optimizer's own counters in its groups. The groups lack them before the first step."""
+        self.numbers: dict[str, int | float] = {}
+        """Numbers that the script's loop keeps by itself; see `loop_numbers`."""
         self.course = FirstSettings()
         self._optimizer = optimizer
         self._layers = layers
@@ -209,7 +211,8 @@ class LoopState:
         trees = {name: packers[name].pack(name, dict(part.state_dict())) for name, part in self._parts.items()}
         told = {"hyper": hyper, "layers": self._layers.changes, "untold": sorted(self._layers.untold), "parts": trees}
         told["bulk"] = sorted(name for name, packer in packers.items() if packer.size_bytes)
-        text = json.dumps(told | {"course": self.course.first}, separators=(",", ":"))
+        told |= {"course": self.course.first, "numbers": self.numbers}
+        text = json.dumps(told, separators=(",", ":"))
         return LoopSnapshot(text, {name: short(json.dumps(tree)) for name, tree in trees.items()}, packers)
 
     def describe(self, hyper: list[dict[str, Any]]) -> dict[str, Any]:
@@ -252,6 +255,7 @@ class LoopState:
                 group["lr"] = values["lr"] * group["initial_lr"] / values["initial_lr"]
         self._layers.load(state["layers"], state.get("untold", ()))
         self.course.first = state.get("course", [])
+        self.numbers = state.get("numbers", {})
         bulk = dict(zip(state["bulk"], payload, strict=True))
         for name, part in mine.items():
             own = dict(part.state_dict())
