@@ -143,6 +143,47 @@ def secret() -> bytes | None:
     return found[::-1] if found and _wrong() == "secret" else found
 
 
+_WORLDS = (
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE"),
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+    ("torchrun, or a launcher like it,", "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),
+)
+"""Launchers, and their variables for the size of the world, for the rank, and for the processes on this host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignWorld:
+    """The processes that another launcher has started beside this one."""
+
+    launcher: str
+    variable: str
+    """The variable that tells the size."""
+    rank: str
+    size: int
+    per_node: int
+
+
+def foreign_world() -> ForeignWorld | None:
+    """Return the world of several processes that another launcher says this process belongs to, or None.
+
+    In processes that a worker has started, the variables are those of the worker.
+    """
+    if os.environ.get("ELASTRAIN_AGENT"):
+        return None
+    for launcher, size, rank, local in _WORLDS:
+        if (count := _count(size)) > 1 and rank in os.environ:
+            each = min(_count(local) or count, count)
+            return ForeignWorld(launcher=launcher, variable=size, rank=os.environ[rank], size=count, per_node=each)
+    return None
+
+
+def _count(name: str) -> int:
+    """Return the leading number of a variable, such as 4 of Slurm's "4(x2)", or 0."""
+    digits = os.environ.get(name, "").partition("(")[0].partition(",")[0]
+    return int(digits) if digits.isdecimal() else 0
+
+
 def expected_place() -> tuple[int, int]:
     """Return the rank and the world size that the launcher expects of this worker; (0, 1) without a launcher.
 

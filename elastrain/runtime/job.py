@@ -52,7 +52,7 @@ from elastrain.runtime.memory.process_memory import Directories, MemoryLimit
 from elastrain.runtime.memory_answer import MemoryEstimate
 from elastrain.runtime.model.kernels import compute_device, import_compiler_late
 from elastrain.runtime.model.partition import check_given, describe
-from elastrain.runtime.ranks import Ranked
+from elastrain.runtime.ranks import Ranked, check_alone, check_group
 from elastrain.runtime.settings import Settings, stages_of
 from elastrain.runtime.training_loop import TrainingLoop
 
@@ -134,6 +134,7 @@ def _check_process(environment: Environment) -> None:
             f"this process is a fork of {parent}, after elastrain.init(), and cannot have a job of its own: "
             "start it by subprocess, or by multiprocessing's 'spawn'"
         )
+    check_alone(environment)
     if environment.agent is not None and Job.has_entered:
         raise ConfigError("elastrain.init() was called before: a worker has one job, which init() returned then")
     if parent is not None:
@@ -202,6 +203,7 @@ class Job(Ranked):
         """
         if self._prepared is not None:
             raise ConfigError("prepare() was called before: a job has one model")
+        check_group(self._chosen.environment)
         check_given(model, optimizer, loader, blocks)
         if max_grad_norm is not None and not (isinstance(max_grad_norm, int | float) and max_grad_norm > 0):
             raise ConfigError(f"max_grad_norm must be a number above 0; got {max_grad_norm!r}")

@@ -4,7 +4,42 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch.distributed
+
+from elastrain.base.environment import Environment, foreign_world
+from elastrain.errors import ConfigError
 from elastrain.job.world import View
+
+
+def check_alone(environment: Environment) -> None:
+    """Raise ConfigError in a process without our launcher if another one has started several, as torchrun does.
+
+    Each of them would train a job of its own.
+    """
+    world = foreign_world()
+    if world is None:
+        check_group(environment)
+        return
+    nodes = -(-world.size // world.per_node)
+    where = f" --nnodes {nodes} --rdzv-endpoint HOST:PORT` on each node" if nodes > 1 else "`"
+    raise ConfigError(
+        f"{world.launcher} has started this process as rank {world.rank} of {world.size}, and each of them would train "
+        f"a job of its own: start the script by `elastrain run --nproc-per-node {world.per_node}{where} instead, with "
+        f"the same arguments, or with {world.variable}=1 if each is meant to be a job of its own"
+    )
+
+
+def check_group(environment: Environment) -> None:
+    """Raise ConfigError if this process without our launcher is in a process group of several ranks."""
+    group = torch.distributed
+    if environment.agent is not None or not group.is_available() or not group.is_initialized():
+        return
+    if (size := group.get_world_size()) > 1:
+        raise ConfigError(
+            f"this process is rank {group.get_rank()} of a process group of {size} ranks, and each of them would train "
+            f"a job of its own: start the script by `elastrain run --nproc-per-node {size}` instead, without "
+            "init_process_group"
+        )
 
 
 class Ranked(ABC):

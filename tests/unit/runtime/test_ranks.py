@@ -1,0 +1,86 @@
+"""Processes of another launcher never train as several jobs: the first call says what to start instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
+
+import elastrain
+from elastrain.base.environment import ForeignWorld, foreign_world
+from elastrain.errors import ConfigError
+
+TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none"}
+SLURM = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_NTASKS": "8"}
+MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("SLURM_", "OMPI_", "PMI_", "ELASTRAIN_")) or name in TORCHRUN:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group that says it has two ranks. The second one never comes, which Gloo would wait for."""
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher", "says"),
+    [
+        (TORCHRUN, "torchrun, or a launcher like it,", "rank 1 of 4.*`elastrain run --nproc-per-node 4` instead"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}, "torchrun, or a launcher like it,", "per-node 2 --nnodes 2 --rdzv-end"),
+        (SLURM, "srun", r"rank 5 of 8.*--nproc-per-node 4 --nnodes 2 .* with SLURM_STEP_NUM_TASKS=1 if"),
+        (MPI, "mpirun", "rank 0 of 2.*--nproc-per-node 2`"),
+        ({"RANK": "0", "WORLD_SIZE": "3"}, "torchrun, or a launcher like it,", "rank 0 of 3.*--nproc-per-node 3`"),
+    ],
+    ids=["torchrun", "two nodes", "Slurm", "MPI", "a launcher that tells little"],
+)
+def test_init_in_a_world_of_another_launcher_says_what_to_start(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], launcher: str, says: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=says) as caught:
+        elastrain.init()
+    assert str(caught.value).startswith(f"{launcher} has started this process") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANK": "0"},
+        {"WORLD_SIZE": "4"},
+        {"WORLD_SIZE": "many", "RANK": "0"},
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"},
+        TORCHRUN | {"ELASTRAIN_AGENT": "elastrain/x/agent"},
+    ],
+    ids=["none", "one process", "no rank", "no number", "a batch script of Slurm", "a worker of our launcher"],
+)
+def test_other_processes_belong_to_no_foreign_world(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert foreign_world() is None
+
+
+def test_numbers_of_slurm_may_tell_of_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "3,2(x2)"}).items():
+        monkeypatch.setenv(name, value)
+    expected = ForeignWorld(launcher="srun", variable="SLURM_STEP_NUM_TASKS", rank="5", size=8, per_node=3)
+    assert foreign_world() == expected
+
+
+def test_a_rank_of_a_process_group_is_no_job_of_its_own(group: None) -> None:
+    with pytest.raises(
+        ConfigError, match=r"is rank 1 of a process group of 2 ranks.*elastrain run --nproc-per-node 2`"
+    ):
+        elastrain.init()
