@@ -44,6 +44,7 @@ from elastrain.runtime.carrying import refused
 from elastrain.runtime.io.heartbeat import PHASE_TIMEOUT_S
 from elastrain.runtime.io.member_connections import Connections, open_connections
 from elastrain.runtime.io.member_device import MemberDevice
+from elastrain.runtime.io.turns import Turns
 from elastrain.runtime.loader.loader import DataLoader
 from elastrain.runtime.loop.exit_report import ExitReport, wrong_input_shown
 from elastrain.runtime.loop.step import Step
@@ -315,12 +316,12 @@ class Job(Ranked):
         """Id of this member, such as "m0". A worker that replaces another one has an id of its own."""
         return self._chosen.environment.member
 
-    def _own_view(self) -> View | None:
-        view = self._prepared.engine.view if self._prepared else None
-        return view if view and self.member in view else None
+    def _turns(self) -> Turns:
+        return self._opened()[0].turns
 
-    def _expected_place(self) -> tuple[int, int]:
-        return self._chosen.place
+    def _standing(self) -> tuple[View | None, tuple[int, int]]:
+        view = self._prepared.engine.view if self._prepared else None
+        return view if view and self.member in view else None, self._chosen.place
 
     def digest(self) -> str:
         """Return the digest of the model's parameters, which is equal on all members and to an undisturbed job's."""

@@ -1,14 +1,16 @@
-"""The place of this process in its job: rank, world size, member id. They are known from `init` on."""
+"""The place of this process in its job: rank, world size, member id, and turns. They are known from `init` on."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 
 import torch.distributed
 
 from elastrain.base.environment import Environment, foreign_world
 from elastrain.errors import ConfigError
 from elastrain.job.world import View
+from elastrain.runtime.io.turns import MAIN_FIRST_TIMEOUT_S, Turns
 
 
 def check_alone(environment: Environment) -> None:
@@ -56,24 +58,40 @@ class Ranked(ABC):
 
         A member that joins a running job is never 0 before it has joined.
         """
-        view = self._own_view()
-        return view.rank(self.member) if view else self._expected_place()[0]
+        view, expected = self._standing()
+        return view.rank(self.member) if view else expected[0]
 
     @property
     def world_size(self) -> int:
         """Number of members in the current view. Before the first view, the number that the launcher expects."""
-        view = self._own_view()
-        return len(view.members) if view else self._expected_place()[1]
+        view, expected = self._standing()
+        return len(view.members) if view else expected[1]
 
     @property
     def is_main(self) -> bool:
         """True on rank 0. Another member becomes the main one if that is lost: ask again in each step."""
         return self.rank == 0
 
-    @abstractmethod
-    def _own_view(self) -> View | None:
-        """Return the current view if this member belongs to it, else None."""
+    def main_first(self, timeout: float = MAIN_FIRST_TIMEOUT_S) -> AbstractContextManager[None]:
+        """Let the main member run the code inside first, such as a download into a cache, then the others.
+
+        Where a job has several nodes, the member of lowest rank on each node goes first there, because nodes need not
+        share a disk. All members call it alike, before the loop or between two steps. If the first one is lost inside,
+        its successor goes first. An exception inside lets the others go on.
+
+        Raises:
+            ConfigError: `timeout` is no number of seconds above 0.
+            TimeoutError: The first member has not left it within `timeout` seconds.
+        """
+        return self._turns().take(lambda: self._standing()[0], timeout)
 
     @abstractmethod
-    def _expected_place(self) -> tuple[int, int]:
-        """Return rank and world size that the launcher expects in the first view."""
+    def _turns(self) -> Turns:
+        """Return the turns of this member. Raises ConfigError before it has entered the job."""
+
+    @abstractmethod
+    def _standing(self) -> tuple[View | None, tuple[int, int]]:
+        """Return the current view if this member belongs to it, and the rank and world size that the launcher expects.
+
+        The latter are those of the first view.
+        """

@@ -181,6 +181,7 @@ class TrainingLoop:
         self._parts.model.statistics.check_settled(self._reads.ask)
         self._connections.whereabouts.hear_compiler()
         self._prepared.facade.check()
+        self._connections.turns.begin(number)
         self._numbers.look()
         taken = self._take()
         self._parts.randomness.begin(number, BEFORE)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
 from elastrain.job.layout import Layout, Shard
+from elastrain.pipeline.stubs.naming import plain_name
 from elastrain.runtime.durable.by_name import optimizer_pieces
 from elastrain.runtime.durable.manifests import Described
 from elastrain.runtime.io.loop_channel import LoopChannel
@@ -28,7 +29,7 @@ class WholeState:
         self, described: Described, model: nn.Module, handover: LoopChannel, step: Callable[[], Step | None]
     ) -> None:
         self._described = described
-        self._names = dict(model.named_parameters(remove_duplicate=False))
+        self._names = {plain_name(n): q for n, q in model.named_parameters(remove_duplicate=False)}
         self._handover = handover
         self._step = step
 
@@ -62,7 +63,8 @@ class WholeState:
 def loaded_pieces(loaded: Loaded, model: nn.Module, layout: Layout) -> Callable[[Shard], list[dict[str, Any]]]:
     """Return a function that cuts what the script has loaded into the pieces of a shard, on the parameters' device."""
     known = {spec.name for spec in layout.parameters}
-    named = {name: parameter for name, parameter in model.named_parameters(remove_duplicate=False) if name in known}
+    every = {plain_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
+    named = {name: parameter for name, parameter in every.items() if name in known}
     states = {name: loaded[parameter] for name, parameter in named.items() if parameter in loaded}
 
     def pieces(shard: Shard) -> list[dict[str, Any]]:

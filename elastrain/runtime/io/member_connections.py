@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TextIO
 
-from elastrain.base.environment import Environment
+from elastrain.base.environment import Environment, told_devices
 from elastrain.comm.shm.heartbeat_page import Lane, Trail
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.protocol import agent_messages as am
@@ -13,6 +13,7 @@ from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.io.agent_link import AgentLink, connect
 from elastrain.runtime.io.heartbeat import LoopHeartbeat, show_stacks_on_request
 from elastrain.runtime.io.journal import Journal
+from elastrain.runtime.io.turns import Turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class Connections:
     agent: AgentLink
     faults: ArmedFaults
     whereabouts: LoopHeartbeat
+    turns: Turns
     stacks: TextIO | None
     """The file that gets this process's stacks on a signal. It stays open as long as the process lives."""
 
@@ -36,12 +38,14 @@ def open_connections(environment: Environment) -> Connections:
     journal = Journal(environment.run_dir, environment.member)
     beacon = Beacon()
     agent = AgentLink(environment.member, connect(environment))
+    whereabouts = LoopHeartbeat(Trail(beacon.page, Lane.LOOP))
     faults = ArmedFaults(journal, lambda number: agent.say(am.Struck(number=number)))
     return Connections(
         journal=journal,
         beacon=beacon,
         agent=agent,
         faults=faults,
-        whereabouts=LoopHeartbeat(Trail(beacon.page, Lane.LOOP)),
+        whereabouts=whereabouts,
+        turns=Turns(environment, told_devices()[1], whereabouts),
         stacks=show_stacks_on_request(environment.run_dir, environment.member),
     )

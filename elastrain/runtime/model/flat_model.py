@@ -181,7 +181,7 @@ class ModelState:
         if self._lent is not None:
             lent, self._lent = self._lent, None
             self._guard(self._memory.flats.keys() - self.blocks.coming())
-            state.update((name, lent[name]) for name in state if name in lent)
+            state.update((name, lent[plain_name(name)]) for name in state if plain_name(name) in lent)
 
     @property
     def nbytes(self) -> int:
