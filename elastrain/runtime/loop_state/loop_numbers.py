@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import CodeType, FrameType
-from typing import Any
 
 import numpy as np
 from torch import nn
 
 Number = int | float
+_NUMBERS = frozenset((int, float, *(np.dtype(code).type for code in "bBhHiIlLqQefd")))
 _LOOKED_INTO = 64
 """Items; a larger dict is not looked into."""
 _CLOCK_S = 3_600.0
@@ -50,13 +50,13 @@ class LoopNumbers:
         """Return the numbers that newcomers should have, by name."""
         clocks = time.time(), time.monotonic(), time.perf_counter(), time.process_time()
         names = sorted(self._changed - self._own)
-        found = ((name, self._last[name]) for name in names if name in self._last)
+        found = ((name, _plain(self._last[name])) for name in names if name in self._last)
         return {name: value for name, value in found if math.isfinite(value) and not is_time(value, clocks)}
 
     def difference(self, told: Mapping[str, Number]) -> str:
         """Return a sentence if the job has other numbers than this member at its first step, else ""."""
         mine = self._numbers()
-        differ = [name for name, value in told.items() if name in mine and not _is_equal(mine[name], value)]
+        differ = [name for name, value in told.items() if mine.get(name, value) != value]
         if not differ:
             return ""
         each = ", ".join(f"{name!r} is {mine[name]:g} here and {told[name]:g} in the job" for name in differ[:3])
@@ -107,29 +107,21 @@ def numbers_in(frame: FrameType, registered: Collection[int], reset: Collection[
     """
     mine = {_module_of(frame), "__main__"}
     for name, value in {**frame.f_globals, **frame.f_locals}.items():
-        if _is_number(value):
-            if name not in reset:
-                yield name, _plain(value)
-        elif id(value) not in registered and name not in reset:
-            for inner, its in _items(value, mine):
-                if _is_number(its):
-                    yield f"{name}{inner}", _plain(its)
+        kind = type(value)
+        if name in reset:
+            continue
+        if kind in _NUMBERS:
+            yield name, value
+        elif issubclass(kind, dict):
+            if len(value) <= _LOOKED_INTO and id(value) not in registered:
+                yield from ((f"{name}[{key!r}]", its) for key, its in list(value.items()) if type(its) in _NUMBERS)
+        elif kind.__module__ in mine and id(value) not in registered and not issubclass(kind, nn.Module):
+            its_own = list(getattr(value, "__dict__", {}).items())
+            yield from ((f"{name}.{key}", its) for key, its in its_own if type(its) in _NUMBERS)
 
 
-def _items(value: Any, modules: Collection[str]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        if len(value) <= _LOOKED_INTO:
-            yield from ((f"[{key!r}]", its) for key, its in value.items() if isinstance(key, str | int))
-    elif type(value).__module__ in modules and not isinstance(value, nn.Module):
-        yield from ((f".{key}", its) for key, its in getattr(value, "__dict__", {}).items())
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) or isinstance(value, np.integer | np.floating)
-
-
-def _plain(value: Any) -> Number:
-    return int(value) if isinstance(value, int | np.integer) else float(value)
+def _plain(value: Number) -> Number:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def set_first(code: CodeType, at: int) -> set[str]:
@@ -149,12 +141,8 @@ def set_first(code: CodeType, at: int) -> set[str]:
 
 
 def changes(before: Mapping[str, Number], now: Mapping[str, Number]) -> set[str]:
-    """Return the names that have another value now. Names that are new have not changed."""
-    return {name for name, value in now.items() if name in before and not _is_equal(before[name], value)}
-
-
-def _is_equal(one: Number, other: Number) -> bool:
-    return one == other or (one != one and other != other)
+    """Return the names that have another value now. New names, and those that are NaN now, have not changed."""
+    return {name for name, value in now.items() if before.get(name, value) != value and value == value}
 
 
 def is_time(value: Number, clocks: Iterable[float]) -> bool:
