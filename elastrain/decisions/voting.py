@@ -103,8 +103,8 @@ def _contribution(step: int, votes: Sequence[Vote], *, is_deterministic: bool) -
     """Return the contribution of the step's gradient. Every primary has folded it for itself, and all must agree."""
     told = [vote.contribution for vote in votes if vote.contribution is not None]
     # Without determinism a run computed again has another loss. The shards then have to agree on the samples only, and
-    # the first member's loss counts.
-    compared = told if is_deterministic else [replace(each, loss=0.0) for each in told]
+    # the first member's loss and figures count.
+    compared = told if is_deterministic else [replace(each, loss=0.0, sums=()) for each in told]
     if len({repr(each) for each in compared}) != 1:  # repr: a NaN loss is the same NaN to all
         return Disagreement(reason=f"shards of step {step} were folded from different contributions: {told}")
     return told[0]

@@ -104,6 +104,10 @@ def _results_differ(left: Check, right: Check, blocks: Sequence[str]) -> str:
         ours, theirs = getattr(left, name), getattr(right, name)
         if repr(ours) != repr(theirs):
             parts.append(f"{name} {ours!r} against {theirs!r}")
+    mine, other = dict(left.sums), dict(right.sums)
+    for name in sorted(mine.keys() | other.keys()):
+        if repr(mine.get(name)) != repr(other.get(name)):
+            parts.append(f"step.add({name!r}, …) {mine.get(name)} against {other.get(name)}")
     if differing:
         count = f"{len(differing)} of {len(left.digests)} blocks"
         parts.append(

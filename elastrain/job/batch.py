@@ -46,6 +46,15 @@ class DataOrder:
         """Micro-batches per step (M)."""
         return self.global_batch_size // self.micro_batch_size
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that it takes to use every sample once, rounded up."""
+        return -(-self.dataset_size // self.global_batch_size)
+
+    def epoch(self, step: int) -> int:
+        """Return the number of the epoch that the step's first sample belongs to."""
+        return step * self.global_batch_size // self.dataset_size
+
     def positions(self, step: int, micro_batch: int) -> range:
         """Return the micro-batch's positions in the endless concatenation of the epochs."""
         if not (0 <= micro_batch < self.micro_batches and step >= 0):

@@ -100,9 +100,13 @@ class Shape:
         return tuple(shard.size_bytes for shard in self.shards)
 
 
+Sums = tuple[tuple[str, float], ...]
+"""Figures that a script adds up over a step, as (name, sum), sorted by name."""
+
+
 @dataclass(frozen=True)
 class Contribution:
-    """Loss, weight, sample count and fingerprint of a partial. They are added along the same tree as its gradient."""
+    """Loss, weight, sample count, fingerprint and figures of a partial, added along the same tree as its gradient."""
 
     loss: float = 0.0
     """Sum of weight × loss."""
@@ -114,6 +118,7 @@ class Contribution:
 
     It proves which samples are included, whichever members computed them.
     """
+    sums: Sums = ()
 
     # Losses are floats, so the order counts: callers add along the tree, the left child first.
     def __add__(self, other: Contribution) -> Contribution:
@@ -122,7 +127,18 @@ class Contribution:
             self.weight + other.weight,
             self.samples + other.samples,
             (self.fingerprint + other.fingerprint) % (1 << 64),
+            added(self.sums, other.sums),
         )
+
+
+def added(left: Sums, right: Sums) -> Sums:
+    """Add figures by name, the left one first. A name that one side lacks keeps the value of the other side."""
+    if not left or not right:
+        return left or right
+    sums = dict(left)
+    for name, value in right:
+        sums[name] = sums[name] + value if name in sums else value
+    return tuple(sorted(sums.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +151,8 @@ class Check:
     weight: float
     digests: tuple[int, ...]
     """Per block, the digest of its summed gradients (and running statistics)."""
+    sums: Sums = ()
+    """Figures of the script, added up like the loss."""
     kept: tuple[str, ...] = field(default=(), repr=False, compare=False)
     """Names of what forwards change in the model besides running statistics, for messages about differences."""
 

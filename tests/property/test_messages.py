@@ -56,7 +56,8 @@ def tuples(items: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, 
     return st.lists(items, max_size=3).map(tuple)
 
 
-contributions = st.builds(Contribution, floats, floats, ints, st.integers(0, (1 << 64) - 1))
+sums = st.dictionaries(names, floats, max_size=3).map(lambda told: tuple(sorted(told.items())))
+contributions = st.builds(Contribution, floats, floats, ints, st.integers(0, (1 << 64) - 1), sums)
 holders = st.builds(Holders, names, st.lists(names, max_size=2).map(tuple))
 roles = tuples(st.tuples(ints, holders))
 boundary_names = st.builds(BoundaryName, ints, ints, ints, st.sampled_from(Direction))
@@ -247,3 +248,5 @@ def test_counts_and_fingerprints_add_up_in_any_order(parts: list[Contribution]) 
         backward = part + backward
     assert (forward.samples, forward.fingerprint) == (backward.samples, backward.fingerprint)
     assert 0 <= forward.fingerprint < 1 << 64
+    named = {name for part in parts for name, _ in part.sums}
+    assert [name for name, _ in forward.sums] == [name for name, _ in backward.sums] == sorted(named)

@@ -252,7 +252,9 @@ class SimMember:
             symbol([gradient for key, gradient in gradients.items() if key[0] == block])
             for block in range(self.shape.blocks)
         )
-        return Check(micro_batch=self._last_of(run), loss=told.loss, weight=told.weight, digests=digests)
+        return Check(
+            micro_batch=self._last_of(run), loss=told.loss, weight=told.weight, digests=digests, sums=told.sums
+        )
 
     def _last_of(self, run: int) -> int:
         """The number of a run's last micro-batch: that of its first one is the run's own number."""
@@ -266,7 +268,9 @@ class SimMember:
     def contribution_of_run(self, step: int, run: int) -> Contribution:
         seed = symbol("loss", step, run, self.digest())
         noise = symbol(self.noise) % 100 / 1e6 if self.noise else 0.0
-        return Contribution((seed % 1000) / 7.0 + noise, 2.0, 2, seed)
+        # The second figure is one that only some runs add to.
+        sums = (("answers", (seed % 77) / 3.0 + noise), *([("rare", 0.1)] if run % 3 == 1 else []))
+        return Contribution((seed % 1000) / 7.0 + noise, 2.0, 2, seed, sums)
 
     def check_of_run(self, step: int, run: int, loss_scale: float) -> Check:
         """Of its first micro-batch; the number of the run stands for that of the micro-batch."""
@@ -276,7 +280,7 @@ class SimMember:
             symbol(carried, "grad", step, run, block, weights, self.noise, loss_scale)
             for block in range(self.shape.blocks)
         )
-        return Check(micro_batch=run, loss=told.loss, weight=told.weight, digests=digests)
+        return Check(micro_batch=run, loss=told.loss, weight=told.weight, digests=digests, sums=told.sums)
 
     def flip(self, rng: random.Random) -> None:
         """One bit somewhere in this member's memory, or in what it computes or copies next."""

@@ -89,7 +89,9 @@ class PipelinedLoop:
 
     def _loss(self, step: int, micro_batch: int, taken: int, scale: float) -> tuple[int, Contribution]:
         seed = symbol("loss", step, micro_batch, taken)
-        return symbol("loss", seed, scale), Contribution((seed % 1000) / 7.0, 2.0, 2, seed)
+        return symbol("loss", seed, scale), Contribution(
+            (seed % 1000) / 7.0, 2.0, 2, seed, ((("answers", (seed % 77) / 3.0),))
+        )
 
     def _accumulate(self, slot: Slot, place: int, block: int, taken: int, back: int) -> None:
         for key in self._member.symbols.keys:

@@ -37,7 +37,19 @@ Moment = tuple[Callable[[Any], bool], str, Callable[[Any], None]]
 # ------------------------------------------------------------------------------------------------------ in one line
 
 HIDDEN = {
-    *("payload", "contribution", "touched", "square_norms", "settings", "state", "base", "reason", "checks", "at_s"),
+    *(
+        "payload",
+        "contribution",
+        "touched",
+        "square_norms",
+        "settings",
+        "state",
+        "base",
+        "reason",
+        "checks",
+        "sums",
+        "at_s",
+    ),
     *("checkpoint", "writing"),
     *("loss_scale", "digest", "told", "target", "own", "is_checking", "index", "turn", "needed", "before", "traceback"),
     *("address", "loss", "weight", "incarnation", "spec"),

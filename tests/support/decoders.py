@@ -227,7 +227,7 @@ def _read_ring(ring: SlotRing, data: bytes) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- messages
 
-_CONTRIBUTION = Contribution(loss=1.5, weight=4.0, samples=4, fingerprint=99)
+_CONTRIBUTION = Contribution(loss=1.5, weight=4.0, samples=4, fingerprint=99, sums=(("correct", 3.0),))
 _RECORD = Record(
     step=3,
     generation=2,

@@ -85,6 +85,19 @@ class DataLoader:
         return self._unbound.micro_batches
 
     @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps that it takes to use every sample once, rounded up.
+
+        If global batches do not divide the dataset, an epoch ends inside a step, and the next one begins in the same
+        step. No sample is dropped, so `until=epochs * steps_per_epoch` may train on some samples of one epoch more.
+        """
+        return self._unbound.steps_per_epoch
+
+    def __len__(self) -> int:
+        """Return `steps_per_epoch`: global batches, where torch's DataLoader counts the batches of one process."""
+        return self.steps_per_epoch
+
+    @property
     def order(self) -> DataOrder:
         """The order of the samples in micro-batches. Raises RuntimeError before `bind`."""
         if self._order is None:

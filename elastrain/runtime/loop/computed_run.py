@@ -116,6 +116,11 @@ class Run:
             self._unread = fault.with_traceback(None)  # a traceback would hold the graph
 
     @property
+    def figures(self) -> RunLosses:
+        """The collector of the figures that the script adds to; see `Step.add`."""
+        return self._losses
+
+    @property
     def _is_check(self) -> bool:
         return isinstance(self._assignment.compute, p.Recompute)
 
@@ -205,7 +210,7 @@ class Run:
     def _check(at: int, losses: RunLosses, count: int, digests: Digests, kept: tuple[str, ...]) -> Check:
         told = losses.sum_of(count)
         made = tuple(digest() for digest in digests)
-        return Check(micro_batch=at, loss=told.loss, weight=told.weight, digests=made, kept=kept)
+        return Check(micro_batch=at, loss=told.loss, weight=told.weight, digests=made, sums=told.sums, kept=kept)
 
     def _tell_check(self, check: Callable[[], Check] | None, *, whole: bool) -> None:
         step, run = self._step, self._assignment.compute.run

@@ -207,11 +207,11 @@ class ActionForward:
     def __init__(self, step: int, assignment: TaskAssignment, pipelines: Pipelines) -> None:
         command = assignment.compute
         assert isinstance(command, p.Forward)
-        self.backward_is_due = False
+        self.backward_is_due, self._loss_scale = False, command.loss_scale
         self._step, self._assignment, self._pipelines = step, assignment, pipelines
-        self._loss_scale = command.loss_scale
         self._action = TaskAction(ActionKind.FORWARD, command.micro_batch, command.task)
         self._pass: StubPass | None = None
+        self._losses = RunLosses(pipelines.parts.handover.landing.port)
 
     @property
     def micro_batch(self) -> int:
@@ -253,11 +253,15 @@ class ActionForward:
             made = self._pipelines.packed(passed.going)
             self._pipelines.tell_made(self._step, ActionResult(action=action, made=made))
             return
-        losses = RunLosses(parts.handover.landing.port)
-        losses.add(loss, partial(counted, parts.loader.order, self._step, action.micro_batch, weight=weight))
+        self._losses.add(loss, partial(counted, parts.loader.order, self._step, action.micro_batch, weight=weight))
         backward = ActionBackward(self._step, self._assignment, self._pipelines)
-        whole = scaled(loss, weight * self._loss_scale)
-        backward.run(waiting, weight, partial(losses.sum_of, 1), whole.backward, forward=action)
+        counts, whole = partial(self._losses.sum_of, 1), scaled(loss, weight * self._loss_scale)
+        backward.run(waiting, weight, counts, whole.backward, forward=action)
+
+    @property
+    def figures(self) -> RunLosses | None:
+        """The collector of figures. None if the task does not end with the loss: values may be fakes there."""
+        return self._losses if self._action.task.end == self._pipelines.graph_blocks else None
 
     def _received(self) -> Sequence[Tensor | None]:
         kept = self._assignment.received

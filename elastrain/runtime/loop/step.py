@@ -1,7 +1,6 @@
 """One step as the training loop sees it: an iterator over the micro-batches that this member computes.
 
 It goes on until the step is committed. If a member is lost, it also yields micro-batches that the member left undone.
-`check_loss` and `weight_of` check the arguments of `step.backward`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
-import numpy as np
 from torch import Tensor
 
 from elastrain import protocol as p
@@ -19,6 +17,7 @@ from elastrain.job.values import Record
 from elastrain.runtime.io.loop_channel import Assignment, LoopOver, TaskAssignment
 from elastrain.runtime.loop.computed_run import Run, StepParts
 from elastrain.runtime.loop.pipelined import ActionForward, Pipelines
+from elastrain.runtime.loop.told_numbers import check_loss, check_name, figure_of, weight_of
 from elastrain.runtime.loop.tracing import TracingRun
 from elastrain.runtime.loop_state.randomness import AFTER
 from elastrain.runtime.tensors.tensor_arithmetic import grad_norm
@@ -27,65 +26,10 @@ if TYPE_CHECKING:
     from elastrain.runtime.loop_state.loop_state import LoopSnapshot
 
 
-def check_loss(loss: Any) -> None:
-    """Raise ConfigError unless `loss` is a real scalar tensor with a graph."""
-    if not isinstance(loss, Tensor):
-        raise ConfigError(
-            f"step.backward() takes the loss of a micro-batch as a tensor with its graph; got {type(loss).__name__}: "
-            "pass the loss itself, not loss.item()"
-        )
-    if loss.numel() != 1 or not loss.requires_grad:
-        raise ConfigError(
-            f"step.backward() takes the scalar loss of a model in training; got shape {tuple(loss.shape)}"
-            + ("" if loss.requires_grad else " without a gradient: is everything under torch.no_grad()?")
-        )
-    if not loss.is_floating_point():
-        raise ConfigError(f"step.backward() takes a loss of real numbers; got {loss.dtype}: use its .abs() or .real")
-
-
-def weight_of(weight: Any) -> float:
-    """Return the weight of a micro-batch as a float, from any number or from a tensor or array of one element.
-
-    Raises ConfigError if it is no number, not finite, or negative.
-    """
-    number = _number(weight)
-    if number is None:
-        raise ConfigError(
-            f"step.backward(weight=…) takes one number for the whole micro-batch; got {_what(weight)}: "
-            "sum it up, as in weight=mask.sum()"
-        )
-    if not math.isfinite(number) or number < 0.0:
-        raise ConfigError(
-            f"step.backward(weight=…) takes a finite number from 0 on, such as the micro-batch's tokens; got {number}"
-        )
-    return number
-
-
-def _number(weight: Any) -> float | None:
-    if isinstance(weight, Tensor):
-        return float(weight.detach()) if weight.numel() == 1 and not weight.is_complex() else None
-    if isinstance(weight, np.ndarray):
-        return float(weight.item()) if weight.size == 1 and weight.dtype.kind in "biuf" else None
-    if isinstance(weight, str | bytes | np.complexfloating) or not isinstance(weight, SupportsFloat):
-        return None
-    try:
-        return float(weight)
-    except OverflowError:
-        return math.inf
-    except (TypeError, ValueError):
-        return None
-
-
-def _what(weight: Any) -> str:
-    if isinstance(weight, Tensor | np.ndarray):
-        return f"a {type(weight).__name__} of shape {tuple(weight.shape)} and {weight.dtype}"
-    return f"{weight!r}" if isinstance(weight, str | bytes) else f"a {type(weight).__name__}"
-
-
 class Step:
     """One optimizer step. `number` counts from 0.
 
-    `loss`, `samples`, `skipped`, `grad_norm` and `loss_scale` are known after `for batch in step`.
+    `loss`, `samples`, `sums`, `skipped`, `grad_norm` and `loss_scale` are known after `for batch in step`.
     """
 
     def __init__(
@@ -157,6 +101,26 @@ class Step:
         check_loss(loss)
         self._run.backward(loss, weight_of(weight))
 
+    def add(self, name: str, value: Any) -> None:
+        """Add to a figure of the step, such as the number of correct answers. Call it before `backward`.
+
+        After the step every member has the sum over the global batch in `sums`. It is folded like the loss, in float64:
+        its bits do not depend on which member computed what. A micro-batch counts once, also if another member computes
+        it again. A figure has to be a function of parameters, data and step; a time, for example, is none.
+
+        Args:
+            name: Name of the figure, up to 100 characters.
+            value: A number or a tensor of one element. The loop does not wait for a tensor on a device.
+        """
+        if self._run is None or not self._run.backward_is_due:
+            raise ConfigError(
+                f"step.add({name!r}, …) comes inside `for batch in step`, before the step.backward(loss) that sends "
+                "off what the micro-batch has counted"
+            )
+        check_name(name)
+        if self._run.figures is not None:
+            self._run.figures.note(name, figure_of(name, value))
+
     @property
     def micro_batch(self) -> int | None:
         """The micro-batch that is being computed, for error reports."""
@@ -188,6 +152,19 @@ class Step:
     def samples(self) -> int:
         """Number of samples in the global batch."""
         return self._committed.contribution.samples
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """Sums over the global batch of what `add` was given, by name. Names that no micro-batch added are missing."""
+        return dict(self._committed.contribution.sums)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch, from 0, that the first sample of this step belongs to.
+
+        An epoch may end inside a step: the step's other samples then belong to the next epoch.
+        """
+        return self._parts.loader.order.epoch(self.number)
 
     @property
     def skipped(self) -> bool:

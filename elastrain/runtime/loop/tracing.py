@@ -20,6 +20,8 @@ class TracingRun:
     """An iterator over the one batch of the tracing pass. After one call of `backward`, `traced` has the result."""
 
     micro_batch = 0
+    figures = None
+    """Figures are not collected: the micro-batch is computed again."""
 
     def __init__(self, step: int, parts: StepParts, model: nn.Module, stages: int) -> None:
         self.backward_is_due = False

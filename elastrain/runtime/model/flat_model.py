@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from elastrain.errors import ConfigError
 from elastrain.job.layout import STATISTICS, Layout, Shard
 from elastrain.offload.original_hooks import OriginalsHook
-from elastrain.pipeline.stubs.naming import module_of
+from elastrain.pipeline.stubs.naming import module_of, plain_name
 from elastrain.pipeline.stubs.placeholders import AbsentParameter, absent
 from elastrain.runtime.model import statistics
 from elastrain.runtime.model.flats import (

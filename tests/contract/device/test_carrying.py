@@ -96,6 +96,23 @@ def test_losses_travel_with_their_run_and_sum_to_the_same_bits(port: DevicePort)
     assert plain.sum_of(2) == expected[2] and plain.sum_of(4) == expected[4] and plain.sum_of(1) == expected[1]
 
 
+def test_figures_travel_with_their_micro_batch_as_they_were_when_they_were_noted(port: DevicePort) -> None:
+    losses, loss = RunLosses(port), torch.tensor(2.5, requires_grad=True)
+    right = memory_of(port).taken_in(torch.tensor([3]))
+    losses.note("right", right if not port.is_host else 3.0)
+    losses.note("right", 0.1)
+    losses.note("answers", 4.0)
+    right.zero_()
+    losses.add(loss * 1, contribution)
+    losses.add(loss * 1, contribution)
+    losses.note("right", 0.2)
+    losses.add(loss * 1, contribution)
+    port.synchronize()
+    assert losses.sum_of(1).sums == losses.sum_of(2).sums == (("answers", 4.0), ("right", 3.1))
+    assert losses.sum_of(3).sums == (("answers", 4.0), ("right", 3.1 + 0.2))
+    assert losses.sum_of(3).loss == 7.5
+
+
 def test_a_loss_that_the_script_has_moved_to_the_host_counts(port: DevicePort) -> None:
     losses = RunLosses(port)
     losses.add(torch.tensor(2.5, requires_grad=True) * 1, contribution)

@@ -92,3 +92,9 @@ def test_every_pair_that_differs_is_named_so_that_the_odd_one_shows() -> None:
 def test_blocks_without_a_name_have_a_number() -> None:
     sentence = difference(0, {"a": [CHECK], "b": [replace(CHECK, digests=(1, 2, 3, 4, 0))]}, BLOCKS)
     assert "gradients of 1 of 5 blocks: block 4" in sentence
+
+
+def test_a_figure_that_differs_is_named_with_the_call_that_it_came_from() -> None:
+    one, other = replace(CHECK, sums=(("right", 3.0),)), replace(CHECK, sums=(("right", 4.0), ("seconds", 0.5)))
+    said = difference(3, {"a": [one], "b": [other]}, BLOCKS)
+    assert "(step.add('right', …) 3.0 against 4.0; step.add('seconds', …) None against 0.5)" in said

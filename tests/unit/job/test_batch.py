@@ -82,3 +82,12 @@ def test_sizes_that_do_not_fit_are_refused(fields: dict[str, Any], sentence: str
 def test_micro_batches_that_do_not_exist_are_refused(step: int, micro_batch: int) -> None:
     with pytest.raises(ValueError, match="no micro-batch"):
         _order().positions(step, micro_batch)
+
+
+def test_an_epoch_that_ends_inside_a_step_counts_by_the_first_sample_of_each_step() -> None:
+    order = _order(dataset_size=10, global_batch_size=4)
+    assert order.steps_per_epoch == 3
+    assert [order.epoch(step) for step in range(7)] == [order.samples(step, 0)[0][0] for step in range(7)]
+    assert [order.epoch(step) for step in range(7)] == [0, 0, 0, 1, 1, 2, 2]
+    assert _order(dataset_size=8, global_batch_size=4).steps_per_epoch == 2
+    assert _order(dataset_size=3, global_batch_size=8, micro_batch_size=4).steps_per_epoch == 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elastrain.errors import ConfigError
-from elastrain.runtime.loop.step import check_loss, weight_of
+from elastrain.runtime.loop.told_numbers import check_loss, check_name, figure_of, weight_of
 
 COUNTS: list[Any] = [
     7,
@@ -55,6 +55,31 @@ def test_what_cannot_count_is_refused(weight: Any) -> None:
 def test_what_is_not_one_number_is_refused_with_what_came(weight: Any) -> None:
     with pytest.raises(ConfigError, match=r"one number for the whole micro-batch; got"):
         weight_of(weight)
+
+
+@pytest.mark.parametrize("count", COUNTS, ids=lambda w: f"{type(w).__name__} {getattr(w, 'dtype', '')}")
+def test_a_figure_may_be_a_number_of_any_kind(count: Any) -> None:
+    assert figure_of("right", count) == 7.0
+    assert figure_of("right", torch.tensor(True)) == 1.0
+    assert figure_of("change", -3) == -3.0
+
+
+@pytest.mark.parametrize("value", [None, "7", torch.ones(3), torch.tensor(1j), {}], ids=repr)
+def test_what_is_no_figure_is_refused_by_its_name(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^step\.add\('right', n\) takes one number of the micro-batch; got"):
+        figure_of("right", value)
+
+
+def test_a_figure_on_a_device_stays_there_so_that_the_loop_does_not_wait() -> None:
+    far = torch.ones((), device="meta")
+    assert figure_of("right", far) is far
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101, 7, None, b"right"])
+def test_a_figure_has_a_short_name(name: Any) -> None:
+    check_name("x" * 100)
+    with pytest.raises(ConfigError, match="name of 1 to 100 characters; got"):
+        check_name(name)
 
 
 @pytest.mark.parametrize(
