@@ -33,6 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,embedded,nodes,plot]'
+	-$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[integrations]' # else their tests are skipped
 	@touch $(STAMP)
 
 $(DOCS): $(STAMP)

@@ -28,12 +28,18 @@ if TYPE_CHECKING:
     from elastrain.job.scaling import LossScale
     from elastrain.runtime.job import Job, init
     from elastrain.runtime.loader.loader import DataLoader
+    from elastrain.runtime.loggers.event_files import TensorBoard
+    from elastrain.runtime.loggers.jsonl import Jsonl
+    from elastrain.runtime.loggers.wandb_run import Wandb
 
 _HOMES = {
     "init": "elastrain.runtime.job",
     "Job": "elastrain.runtime.job",
     "DataLoader": "elastrain.runtime.loader.loader",
     "LossScale": "elastrain.job.scaling",
+    "Jsonl": "elastrain.runtime.loggers.jsonl",
+    "TensorBoard": "elastrain.runtime.loggers.event_files",
+    "Wandb": "elastrain.runtime.loggers.wandb_run",
 }
 _ROOMS = ("comm", "offload")
 """Packages with names for scripts: `elastrain.offload.save_on_disk` works after `import elastrain`."""
@@ -47,11 +53,14 @@ __all__ = [
     "DriveFailedError",
     "ElastrainError",
     "Job",
+    "Jsonl",
     "LossScale",
     "NoRoomError",
     "RefusedError",
     "StateLostError",
     "StoppedError",
+    "TensorBoard",
+    "Wandb",
     "__version__",
     "comm",
     "init",

@@ -46,6 +46,7 @@ from elastrain.runtime.io.member_connections import Connections, open_connection
 from elastrain.runtime.io.member_device import MemberDevice
 from elastrain.runtime.io.turns import Turns
 from elastrain.runtime.loader.loader import DataLoader
+from elastrain.runtime.loggers.job_lines import JobLines
 from elastrain.runtime.loop.exit_report import ExitReport, wrong_input_shown
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.loop_state import stateful
@@ -157,6 +158,8 @@ class Job(Ranked):
         self._has_loop = False
         self._statement: MemoryEstimate | None = None
         """The estimate that is made instead of a job under `elastrain doctor`, else None."""
+        self._lines = JobLines(chosen.environment.job, chosen.environment.member)
+        self.loggers, self.log = self._lines.loggers, self._lines.log
 
     def open(self) -> None:
         """Connect to the launcher, seed the generators, and report uncaught exceptions from now on.
@@ -234,9 +237,7 @@ class Job(Ranked):
         Raises ConfigError on bad values, and after `prepare`.
         """
         if self._prepared is not None:
-            raise ConfigError(
-                "job.audit(…) comes before job.prepare(…): members compare what they audit when they join"
-            )
+            raise ConfigError("job.audit(…) comes before job.prepare(…): members compare it when they join")
         self._chosen = replace(self._chosen, settings=replace(self._chosen.settings, audit=every))
 
     def register(self, name: str, thing: Any) -> None:
@@ -305,7 +306,7 @@ class Job(Ranked):
                 "comes in between after a step of it, under job.phase(…) where that takes long"
             )
         self._has_loop = True
-        loop = TrainingLoop(prepared, self._chosen.settings, connections, last_words, self._registered)
+        loop = TrainingLoop(prepared, self._chosen.settings, connections, last_words, self._registered, self._lines)
         try:
             yield from loop.steps(until)
         finally:

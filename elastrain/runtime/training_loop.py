@@ -30,6 +30,7 @@ from elastrain.runtime.assembly import Prepared
 from elastrain.runtime.io.agent_link import ChannelClosedError
 from elastrain.runtime.io.loop_channel import LoopOver, StepBegun
 from elastrain.runtime.io.member_connections import Connections
+from elastrain.runtime.loggers.job_lines import JobLines
 from elastrain.runtime.loop.exit_report import NOT_THE_SCRIPTS_FAULT, ExitReport
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.device_reads import DeviceReads
@@ -50,6 +51,7 @@ class TrainingLoop:
         connections: Connections,
         last_words: ExitReport,
         registered: Mapping[str, Any],
+        lines: JobLines,
     ) -> None:
         self._prepared = prepared
         self._parts = prepared.parts
@@ -60,7 +62,9 @@ class TrainingLoop:
         self._device = max(prepared.parts.model.memory.values(), key=lambda whole: whole.nbytes).device
         self._last_words = last_words
         prepared.parts.layers.begin()
-        self._carried = LoopState(prepared.facade.optimizer, dict(registered), prepared.model, prepared.parts.layers)
+        self._lines = lines
+        layers = prepared.parts.layers
+        self._carried = LoopState(prepared.facade.optimizer, dict(registered), prepared.model, layers, lines.book)
         self._carried.counted = prepared.optimizer.counted
         self._reads = DeviceReads()
         self._numbers = LoopNumbers(registered.values())
@@ -68,6 +72,7 @@ class TrainingLoop:
     def steps(self, until: int) -> Iterator[Step]:
         """Join the job, and yield the steps up to `until` (exclusive) from the one that the other members are in."""
         number, threads = self._join(), torch.get_num_threads()
+        self._lines.join(until, self._is_first, self._connections.whereabouts.known_stretch)
         self._connections.whereabouts.enter(Station.BETWEEN, number)
         while True:
             taken = self._begin(number)
@@ -77,7 +82,7 @@ class TrainingLoop:
             self._settings.check_threads(threads, self._device)
             step = Step(number, self._parts, taken, partial(self._enter, number, taken), self._prepared.pipelines)
             step.committed = self._committed
-            self._last_words.step = step
+            self._last_words.step = self._lines.step = step
             try:
                 yield step
             except GeneratorExit:
@@ -93,6 +98,15 @@ class TrainingLoop:
             number += 1
         self._wait_for_all(number)
         self._end(number)
+
+    def _is_first(self) -> bool:
+        """Return True if this member has rank 0 in the current view."""
+        view = self._prepared.engine.view
+        return view is not None and view.ids[:1] == (self._me,)
+
+    def _committed(self, record: Record) -> None:
+        self._prepared.optimizer.committed(record)
+        self._lines.committed(record)
 
     def give_back_model(self) -> None:
         """Remove all hooks and stubs from the model, unless blocks are absent: then uses of these are still refused."""
@@ -197,6 +211,7 @@ class TrainingLoop:
     def _enter(self, number: int, taken: LoopSnapshot) -> None:
         """Tell the engine that the loop's body has reached its micro-batches. Settings made before that count."""
         self._check_device()
+        self._lines.write()  # before this step can be committed, which says that the lines of the last one are written
         self._parts.untouched.check_settled(self._reads)
         self._parts.model.statistics.check_settled(self._reads.ask)
         self._parts.layers.enter()
@@ -239,6 +254,7 @@ class TrainingLoop:
         with nullcontext() if checkpoints is None else checkpoints.hurried():
             self._parts.handover.tell_landed(lambda: p.LoopEnded(step=number))
             self._parts.handover.wait()
+        self._lines.end()
 
     def _end(self, step: int, *, raised: bool = False) -> None:
         """Report the end of the loop, and close the engine and all other parts. The model stays for the script."""

@@ -1,6 +1,7 @@
 """What does elastrain cost when nothing fails? Against a plain loop, DDP and ZeRO-1, in one interleaved run.
 
-`python -m experiments.price.run [--quick]`. Which cases run and which ratios are made of them; trainers live elsewhere.
+`python -m experiments.price.run [--scripts] [--quick]`. Which cases run and which ratios are made of them; trainers
+live elsewhere.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ REACHES = {
     "time_ratio_ddp": Reach(limit=1.05),
     "bytes_ratio_zero1": Reach(limit=1.15),
 }
+SCRIPTS_REACHES = {"time_ratio": Reach(limit=1.01)}
 
 RUN_LENGTH = 2
 LEAN_RUN_LENGTH = 4
@@ -54,7 +56,13 @@ def run_of(found: Sequence[Measurement]) -> Run:
 
 
 def elastrain_job(
-    work: Workload, members: int, *, backups: int = 0, run_length: int = RUN_LENGTH, kind: str = "fp32"
+    work: Workload,
+    members: int,
+    *,
+    backups: int = 0,
+    run_length: int = RUN_LENGTH,
+    kind: str = "fp32",
+    logs: bool = False,
 ) -> list[Measurement]:
     """One undisturbed job under `elastrain run`.
 
@@ -67,6 +75,7 @@ def elastrain_job(
         command += ["--nproc-per-node", str(members), str(ROOT / "experiments" / "price" / "worker.py")]
         command += ["--out", str(out), "--work", json.dumps(asdict(work))]
         command += ["--backups", str(backups), "--run-length", str(run_length), "--kind", kind]
+        command += ["--log", str(Path(name) / "log.jsonl")] if logs else []
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             command, cwd=name, env=environment, capture_output=True, text=True, timeout=600, check=False
@@ -97,6 +106,27 @@ def cases(work: Workload) -> dict[str, Callable[[], Run]]:
         "lean_4": lambda: run_of(elastrain_job(heavy, 4, run_length=lean)),
         "lean_4_backup": lambda: run_of(elastrain_job(heavy, 4, backups=1, run_length=lean)),
     }
+
+
+def scripts_cases(work: Workload) -> dict[str, Callable[[], Run]]:
+    """The same job without figures and logs, and with them."""
+    light = replace(work, weigh=False)
+    return {
+        "bare_1": lambda: run_of(elastrain_job(light, 1)),
+        "logs_1": lambda: run_of(elastrain_job(light, 1, logs=True)),
+        "bare_2": lambda: run_of(elastrain_job(light, 2)),
+        "logs_2": lambda: run_of(elastrain_job(light, 2, logs=True)),
+    }
+
+
+def scripts_figures(found: Mapping[str, Sequence[Run]]) -> dict[str, float]:
+    """`time_ratio` is the worse one of one and two workers."""
+    times = {name: [run.step_s for run in runs] for name, runs in found.items()}
+    cpu = {name: [run.cpu_s for run in runs] for name, runs in found.items()}
+    ratios = {f"time_ratio_{n}": ratio(times[f"logs_{n}"], times[f"bare_{n}"]) for n in (1, 2)}
+    cpu_ratios = {f"cpu_ratio_{n}": ratio(cpu[f"logs_{n}"], cpu[f"bare_{n}"]) for n in (1, 2)}
+    seconds = {f"{name}_step_s": quantile(values, 0.5) for name, values in times.items()}
+    return {"time_ratio": max(ratios.values()), **ratios, **cpu_ratios, **seconds}
 
 
 def figures(found: Mapping[str, Sequence[Run]]) -> dict[str, float]:
@@ -138,6 +168,7 @@ def figures(found: Mapping[str, Sequence[Run]]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round (≤ 90 s on 2 quiet cores)")
+    parser.add_argument("--scripts", action="store_true", help="the price of step.add and job.log instead")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of the full run")
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each case of the full run")
     add_record_flag(parser)
@@ -145,6 +176,11 @@ def main() -> int:
     quick = args.quick
     work = Workload(steps=2, warmup_steps=1) if quick else Workload(steps=args.steps)
     rounds = 1 if quick else args.rounds
+    if args.scripts:
+        values = scripts_figures(interleave(scripts_cases(work), rounds=rounds))
+        if args.record:
+            record("price-scripts", values, quick=quick, settings={"rounds": rounds, **asdict(work)})
+        return 0 if report(values, SCRIPTS_REACHES) or quick else 1
     found = interleave(cases(work), rounds=rounds)
     values = figures(found)
     settings = {"rounds": rounds, **asdict(work), "run_length": RUN_LENGTH, "lean_run_length": LEAN_RUN_LENGTH}

@@ -51,8 +51,11 @@ def of_kind(model: nn.Module, kind: str) -> nn.Module:
     return model
 
 
-def train(work: Workload, *, backups: int, run_length: int, kind: str) -> Measurement:
-    """Warm up, time, and weigh the last step. A step's time runs from the end of the one before to its own end."""
+def train(work: Workload, *, backups: int, run_length: int, kind: str, log: Path | None = None) -> Measurement:
+    """Warm up, time, and weigh the last step. A step's time runs from the end of the one before to its own end.
+
+    `log`: also count in every micro-batch, and log every step to this file.
+    """
     account = MemoryAccount(external=own_memfd_bytes)
     more: dict[str, Any] = {"loss_scale": "dynamic"} if kind == "fp16" else {"deterministic": kind != "free"}
     job = elastrain.init(seed=work.seed, run_length=run_length, backups=backups, **more)
@@ -66,6 +69,8 @@ def train(work: Workload, *, backups: int, run_length: int, kind: str) -> Measur
     optimizer = adamw(model, lr=work.lr)
     scheduler = cosine_with_warmup(optimizer, warmup_steps=10, total_steps=1000)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=MAX_GRAD_NORM)
+    if log is not None:
+        job.loggers(elastrain.Jsonl(log))
     ends, cpu_ends, losses = [time.perf_counter()], [time.process_time()], []
     usage, resting = Usage(), None
     for index, step in enumerate(job.steps(loader, until=work.total_steps)):
@@ -74,8 +79,16 @@ def train(work: Workload, *, backups: int, run_length: int, kind: str) -> Measur
             resting = account.live_bytes()
         with account.measure() if weighed else nullcontext(usage) as usage:
             for batch in step:
-                step.backward(next_token_loss(model, batch))
+                loss = next_token_loss(model, batch)
+                if log is not None:
+                    step.add("micro_batches", 1)
+                    step.add("loss", loss)
+                step.backward(loss)
             scheduler.step()
+        if log is not None:
+            job.log(
+                {"loss": step.loss, "sum": step.sums["loss"], "lr": scheduler.get_last_lr()[0], "epoch": step.epoch}
+            )
         ends.append(time.perf_counter())
         cpu_ends.append(time.process_time())
         losses.append(float(step.loss))
@@ -96,9 +109,11 @@ def main() -> None:
     parser.add_argument("--backups", type=int, required=True)
     parser.add_argument("--run-length", type=int, required=True)
     parser.add_argument("--kind", choices=KINDS, required=True)
+    parser.add_argument("--log", type=Path, help="count, and log every step to this file")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found = train(Workload(**args.work), backups=args.backups, run_length=args.run_length, kind=args.kind)
+    options = {"backups": args.backups, "run_length": args.run_length, "kind": args.kind, "log": args.log}
+    found = train(Workload(**args.work), **options)
     (args.out / f"{os.getpid()}.json").write_text(json.dumps(asdict(found)))
 
 

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elastrain.device import device_of
 from elastrain.errors import ConfigError
+from elastrain.job.log_book import LogBook
 from elastrain.runtime.loop_state.device_reads import DeviceReads
 from elastrain.runtime.loop_state.layers import Layers, short
 from elastrain.runtime.loop_state.loop_state_codec import Packer, Tree, unpack
@@ -140,10 +141,12 @@ _INNER = "_schedulers"
 class LoopSnapshot:
     """The state of a loop at the start of a step."""
 
-    def __init__(self, text: str, parts: dict[str, str], packers: dict[str, Packer]) -> None:
+    def __init__(self, text: str, parts: dict[str, str], packers: dict[str, Packer], logged: int = 0) -> None:
         self.text = text
         """The state for newcomers as JSON text, without the bytes of tensors."""
         self._parts = parts
+        self._logged = logged
+        """Number of lines that the script has logged."""
         self._packers = packers
         devices = {device for packer in packers.values() for device in packer.devices}
         self._made = [device_of(device).record() for device in devices]
@@ -180,6 +183,8 @@ class LoopSnapshot:
         looks = {name: packer.look(step, reads) for name, packer in registered.items()}
         reads.fetch()
         looked = {name: self._parts[name] + look() for name, look in looks.items()}
+        if self._logged:
+            looked["numbers of job.log calls"] = str(self._logged)
         self.text = f'{self.text[:-1]},"entered":{json.dumps(hyper)}}}'
         return json.dumps({**told, **layers.told(), **looked})
 
@@ -187,7 +192,14 @@ class LoopSnapshot:
 class LoopState:
     """The collector and restorer of a loop's state. It is made when the loop starts, after all schedulers."""
 
-    def __init__(self, optimizer: Optimizer, registered: dict[str, Any], model: nn.Module, layers: Layers) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        registered: dict[str, Any],
+        model: nn.Module,
+        layers: Layers,
+        log: LogBook | None = None,
+    ) -> None:
         for name, thing in registered.items():
             check_apart(name, thing, model)
         self.counted: frozenset[str] = frozenset()
@@ -195,6 +207,7 @@ class LoopState:
         self.numbers: dict[str, int | float] = {}
         """Numbers that the script's loop keeps by itself; see `loop_numbers`."""
         self.course = FirstSettings()
+        self._log = log or LogBook("")
         self._optimizer = optimizer
         self._layers = layers
         self._device = compute_device(model)
@@ -211,9 +224,11 @@ class LoopState:
         trees = {name: packers[name].pack(name, dict(part.state_dict())) for name, part in self._parts.items()}
         told = {"hyper": hyper, "layers": self._layers.changes, "untold": sorted(self._layers.untold), "parts": trees}
         told["bulk"] = sorted(name for name, packer in packers.items() if packer.size_bytes)
-        told |= {"course": self.course.first, "numbers": self.numbers}
+        # Beside the parts, because members do not compare what they log: a time differs between them.
+        told |= {"course": self.course.first, "numbers": self.numbers, "log": self._log.state()}
         text = json.dumps(told, separators=(",", ":"))
-        return LoopSnapshot(text, {name: short(json.dumps(tree)) for name, tree in trees.items()}, packers)
+        digests = {name: short(json.dumps(tree)) for name, tree in trees.items()}
+        return LoopSnapshot(text, digests, packers, self._log.count)
 
     def describe(self, hyper: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the settings that the script made before the loop. They must be equal on all members and on resume."""
@@ -256,6 +271,8 @@ class LoopState:
         self._layers.load(state["layers"], state.get("untold", ()))
         self.course.first = state.get("course", [])
         self.numbers = state.get("numbers", {})
+        if "log" in state:  # checkpoints of version 0.1.0 lack it
+            self._log.load(state["log"])
         bulk = dict(zip(state["bulk"], payload, strict=True))
         for name, part in mine.items():
             own = dict(part.state_dict())
