@@ -50,7 +50,7 @@ class TensorBoard:
             if path.name.endswith(f".{self._run}"):
                 steps = [event.step for event in _events(path) if event.HasField("summary")]
                 if steps:
-                    return max(steps)
+                    return int(max(steps))
         return -1
 
     def cut(self, step: int) -> None:

@@ -87,9 +87,9 @@ class Wandb:
         settings = wandb.Settings(
             silent=True, init_timeout=INIT_TIMEOUT_S, console="off", x_transaction_log_flush_interval=FLUSH_S
         )
-        asked = {"project": self._project, "id": self._id, "resume": "allow", "dir": str(self._folder)}
+        asked: dict[str, Any] = {"project": self._project, "id": self._id, "dir": str(self._folder), "mode": mode}
         try:
-            return wandb.init(**asked, mode=mode, settings=settings, **self._options)
+            return wandb.init(**asked, resume="allow", settings=settings, **self._options)
         except wandb.errors.Error as error:
             if mode != "online":
                 raise
@@ -107,8 +107,9 @@ def _rows(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield step and first byte of each row of a .wandb file, up to a record that is torn."""
     from wandb.proto import wandb_internal_pb2
 
+    messages: Any = wandb_internal_pb2
     for start, payload in _records(data):
-        record = wandb_internal_pb2.Record.FromString(payload)
+        record = messages.Record.FromString(payload)
         if record.WhichOneof("record_type") == "history":
             yield record.history.step.num, start
 
