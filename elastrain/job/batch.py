@@ -8,7 +8,8 @@ on which member computes, so any member draws the same numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from struct import pack
@@ -28,17 +29,21 @@ class DataOrder:
     micro_batch_size: int
     seed: int = 0
     shuffle: bool = True
+    drop_last: bool = False
+    """True to leave out, in each epoch, the samples that do not fill a global batch."""
+    listed: Sequence[int] | None = field(default=None, repr=False)
+    """The samples of each epoch in their order, as a sampler has listed them; None: all samples of the dataset."""
 
     def __post_init__(self) -> None:
-        for name in ("dataset_size", "global_batch_size", "micro_batch_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1; got {value!r}")
-        # A shorter last micro-batch would need its own scale and its own kernels, and so give other bits.
-        if self.global_batch_size % self.micro_batch_size:
+        check_sizes(
+            dataset_size=self.dataset_size,
+            global_batch_size=self.global_batch_size,
+            micro_batch_size=self.micro_batch_size,
+        )
+        if not self.epoch_size:
             raise ConfigError(
-                f"global_batch_size={self.global_batch_size} is not a multiple of micro_batch_size="
-                f"{self.micro_batch_size}: choose sizes that divide"
+                f"drop_last=True leaves nothing of an epoch of {self._listed_size} samples, because they do not fill a "
+                f"global batch of {self.global_batch_size}: choose drop_last=False or a smaller global batch"
             )
 
     @property
@@ -47,13 +52,32 @@ class DataOrder:
         return self.global_batch_size // self.micro_batch_size
 
     @property
+    def epoch_size(self) -> int:
+        """Samples that an epoch uses."""
+        return self._listed_size - (self._listed_size % self.global_batch_size if self.drop_last else 0)
+
+    @property
     def steps_per_epoch(self) -> int:
-        """Steps that it takes to use every sample once, rounded up."""
-        return -(-self.dataset_size // self.global_batch_size)
+        """Steps that it takes to use every sample of an epoch once, rounded up."""
+        return -(-self.epoch_size // self.global_batch_size)
 
     def epoch(self, step: int) -> int:
         """Return the number of the epoch that the step's first sample belongs to."""
-        return step * self.global_batch_size // self.dataset_size
+        return step * self.global_batch_size // self.epoch_size
+
+    def described(self) -> dict[str, int | str | bool]:
+        """Return what decides the order besides the seed, by name, for members to compare."""
+        found: dict[str, int | str | bool] = {
+            "dataset size": self.dataset_size,
+            "global batch size": self.global_batch_size,
+            "micro-batch size": self.micro_batch_size,
+            "shuffle": self.shuffle,
+        }
+        if self.drop_last:
+            found["drop_last"] = True
+        if self.listed is not None:
+            found["order of the sampler"] = blake2b(repr(tuple(self.listed)).encode(), digest_size=8).hexdigest()
+        return found
 
     def positions(self, step: int, micro_batch: int) -> range:
         """Return the micro-batch's positions in the endless concatenation of the epochs."""
@@ -75,14 +99,34 @@ class DataOrder:
         return sum(sample_fingerprint(epoch, sample) for epoch, sample in self.samples(step, micro_batch)) & MASK
 
     def _sample(self, position: int) -> tuple[int, int]:
-        epoch, index = divmod(position, self.dataset_size)
+        epoch, index = divmod(position, self.epoch_size)
+        if self.listed is not None:
+            return epoch, self.listed[index]
         # Mixed twice, so that seed 1 in epoch 0 is not seed 0 in epoch 1.
         key = mix(self._seed_key ^ mix(epoch + GOLDEN))
         return epoch, permuted(index, self.dataset_size, key) if self.shuffle else index
 
+    @property
+    def _listed_size(self) -> int:
+        return self.dataset_size if self.listed is None else len(self.listed)
+
     @cached_property
     def _seed_key(self) -> int:
         return mix(self.seed)
+
+
+def check_sizes(*, global_batch_size: int, micro_batch_size: int, **others: int) -> None:
+    """Raise ConfigError unless all are whole numbers from 1 on, and micro-batches fill the global batch."""
+    sizes = {**others, "global_batch_size": global_batch_size, "micro_batch_size": micro_batch_size}
+    for name, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name} must be a whole number of at least 1; got {value!r}")
+    # A shorter last micro-batch would need its own scale and its own kernels, and so give other bits.
+    if global_batch_size % micro_batch_size:
+        raise ConfigError(
+            f"global_batch_size={global_batch_size} is not a multiple of micro_batch_size={micro_batch_size}: choose "
+            "sizes that divide"
+        )
 
 
 def sample_fingerprint(data_epoch: int, sample: int) -> int:
@@ -131,6 +175,11 @@ def sample_key(seed: int, data_epoch: int, sample: int) -> int:
 def collate_key(seed: int, step: int, micro_batch: int) -> int:
     """Return the key of the random draws of `collate_fn` for one micro-batch."""
     return _key(b"collate", pack("<qqq", _int64(seed), step, micro_batch))
+
+
+def stream_key(seed: int, stream: int, number: int, purpose: int = 0) -> int:
+    """Return the key of the random draws for sample `number` of a stream, or of another thing that `purpose` counts."""
+    return _key(b"stream", pack("<qqq", _int64(seed), stream, number), salt=pack("<Q", purpose))
 
 
 def _int64(seed: int) -> int:

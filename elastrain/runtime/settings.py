@@ -124,7 +124,6 @@ class Settings:
         device: torch.device,
     ) -> dict[str, Any]:
         """Return everything that decides the bits. Members compare it when they join, and it must be equal on all."""
-        order = loader.order
         port = device_of(device)
         machine, exact = _of_cpu() if port.is_host else _of_accelerator(port)
         if self.deterministic:
@@ -146,10 +145,7 @@ class Settings:
             "optimizer": type(optimizer).__name__,
             "max_grad_norm": max_grad_norm,
             "loss_scale": str(self.loss_scale),
-            "dataset size": order.dataset_size,
-            "global batch size": order.global_batch_size,
-            "micro-batch size": order.micro_batch_size,
-            "shuffle": order.shuffle,
+            **loader.described(),
         }
 
 

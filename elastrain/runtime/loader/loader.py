@@ -6,13 +6,13 @@ has the processes, and `packing.py` decides what they load next. No messages to 
 
 from __future__ import annotations
 
-import random
+import math
+import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -23,8 +23,18 @@ from elastrain.errors import ConfigError
 from elastrain.job.batch import DataOrder, collate_key, sample_key
 from elastrain.runtime.loader import packing
 from elastrain.runtime.loader.fork_server import ForkServerEndedError
+from elastrain.runtime.loader.loader_arguments import (
+    OrderChoice,
+    Initiated,
+    Loading,
+    check_refused,
+    check_switches,
+    prefetch_of,
+    seed_of,
+)
 from elastrain.runtime.loader.loading import NO_SAMPLE, Load, LoaderProcesses, LoadFailed, Packed, at_sample
 from elastrain.runtime.loader.packing import Plan, Request, Schedule
+from elastrain.runtime.loader.seeding import generators_kept, seed_all
 
 
 class DataLoader:
@@ -34,17 +44,29 @@ class DataLoader:
     `collate_fn`. `torch.utils.data.get_worker_info()` is None in the loader processes: a sample must not depend on the
     process that loads it, and torch's collate functions would put tensors into named shared memory.
 
+    Arguments of torch's `DataLoader` that are not listed here are refused by name, with the reason.
+
     Args:
         dataset: A map-style dataset (`__getitem__` and `__len__`).
         global_batch_size: Samples per step.
-        micro_batch_size: Samples per micro-batch.
-        shuffle: True to shuffle the samples in each epoch.
+        micro_batch_size: Samples per micro-batch. A batch sampler says it itself.
+        shuffle: True to shuffle the samples in each epoch. Default: True without a sampler.
+        sampler: Indices of the samples of each epoch. They are listed once, here, alike on all members.
+        batch_sampler: Likewise, in lists of one size, each of which is a micro-batch.
         collate_fn: Function from a list of samples to a micro-batch; torch's `default_collate` if None.
         num_workers: Number of loader processes; 0 loads in the training process.
-        prefetch: Micro-batches that each process loads ahead.
+        prefetch: Micro-batches that each process loads ahead (default: 2).
+        prefetch_factor: Another name of `prefetch`.
         pin_memory: True to put tensors into pinned host memory, from which `tensor.to(device, non_blocking=True)`
             copies without a wait. Other objects are pinned by their method `pin_memory`, as in torch's loader. It has
             no effect in a job on the CPU.
+        drop_last: True to leave out, in each epoch, the samples that do not fill a global batch. Default: the global
+            batch is filled with samples of the next epoch.
+        timeout: Seconds to wait for a micro-batch from a loader process before RuntimeError is raised; 0: no limit.
+        worker_init_fn: Function that each loader process calls with its number before it loads. Samples do not see
+            the generators that it seeds.
+        generator: Generator whose initial seed chooses the order of the samples, in place of the job's seed.
+        persistent_workers: Taken and without effect: loader processes live as long as the loop.
 
     Raises:
         ConfigError: If an argument is not valid.
@@ -55,34 +77,39 @@ class DataLoader:
         dataset: Any,
         *,
         global_batch_size: int,
-        micro_batch_size: int,
-        shuffle: bool = True,
+        micro_batch_size: int | None = None,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Iterable[Any]] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 1,
-        prefetch: int = 2,
+        prefetch: int | None = None,
+        prefetch_factor: int | None = None,
         pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        generator: torch.Generator | None = None,
+        persistent_workers: bool = False,
+        **refused: Any,
     ) -> None:
-        _check(dataset, collate_fn, num_workers, prefetch)
-        if not isinstance(pin_memory, bool):
-            raise ConfigError(f"pin_memory must be True or False; got {pin_memory!r}")
-        self._unbound = DataOrder(
-            dataset_size=len(dataset),
-            global_batch_size=global_batch_size,
-            micro_batch_size=micro_batch_size,
-            shuffle=shuffle,
+        check_refused(refused)
+        check_switches(pin_memory=pin_memory, drop_last=drop_last, persistent_workers=persistent_workers)
+        _check(dataset, collate_fn)
+        self._loading = Loading(
+            num_workers=num_workers,
+            prefetch=prefetch_of(prefetch, prefetch_factor),
+            timeout_s=timeout,
+            worker_init_fn=worker_init_fn,
         )
+        choice = OrderChoice(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, drop_last=drop_last)
+        self._unbound = choice.order(len(dataset), global_batch_size, micro_batch_size)
         self._order: DataOrder | None = None
+        self._seed = seed_of(generator)
         self._dataset = dataset
         self._collate = collate_fn or default_collate
-        self._num_workers = num_workers
-        self._prefetch = prefetch
         self._pins = pin_memory
         self._source: _Source | None = None
-
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches per step (M)."""
-        return self._unbound.micro_batches
 
     @property
     def steps_per_epoch(self) -> int:
@@ -105,9 +132,12 @@ class DataLoader:
         return self._order
 
     def bind(self, seed: int) -> None:
-        """Fix the order of the samples."""
-        fields = ("dataset_size", "global_batch_size", "micro_batch_size", "shuffle")
-        self._order = DataOrder(seed=seed, **{name: getattr(self._unbound, name) for name in fields})
+        """Fix the order of the samples. `seed`: that of the job, which a generator of the script replaces."""
+        self._order = replace(self._unbound, seed=seed if self._seed is None else self._seed)
+
+    def described(self) -> dict[str, Any]:
+        """Return what decides which samples a micro-batch has, by name, for members to compare."""
+        return self.order.described() | ({} if self._seed is None else {"seed of the generator": self._seed})
 
     def start(
         self,
@@ -129,13 +159,16 @@ class DataLoader:
         port = device_of(device)
         self._pins = self._pins and not port.is_host
         here = _InThisProcess(_Samples(self._dataset, self._collate, self.order, port).load)
-        if self._num_workers == 0:
+        if self._loading.num_workers == 0:
             self._source = here
         else:
-            schedule: Schedule[Packed] = Schedule(step, plan, ahead=self._num_workers * self._prefetch)
-            samples = _Samples(self._dataset, self._collate, self.order, HOST)
-            processes = LoaderProcesses(samples.load, self._num_workers, tell)
-            self._source = _Ahead(processes, schedule, here, tell)
+            count = self._loading.num_workers
+            load = Initiated(
+                _Samples(self._dataset, self._collate, self.order, HOST).load, self._loading, self._dataset
+            )
+            schedule: Schedule[Packed] = Schedule(step, plan, ahead=count * self._loading.prefetch)
+            processes = LoaderProcesses(load, count, tell)
+            self._source = _Ahead(processes, schedule, here, tell, self._loading.timeout_s)
 
     def get(self, step: int, micro_batch: int) -> Any:
         """Return the collated micro-batch. If it was not loaded ahead, it is loaded before all others.
@@ -171,7 +204,7 @@ class DataLoader:
             source.close()
 
 
-def _check(dataset: Any, collate_fn: Any, num_workers: Any, prefetch: Any) -> None:
+def _check(dataset: Any, collate_fn: Any) -> None:
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise ConfigError(
             f"the dataset must be map-style (__getitem__ and __len__), so that any member can load any sample; "
@@ -179,9 +212,6 @@ def _check(dataset: Any, collate_fn: Any, num_workers: Any, prefetch: Any) -> No
         )
     if collate_fn is not None and not callable(collate_fn):
         raise ConfigError(f"collate_fn must be callable; got {type(collate_fn).__name__}")
-    for name, value, least in (("num_workers", num_workers, 0), ("prefetch", prefetch, 1)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"{name} must be a whole number of at least {least}; got {value!r}")
 
 
 class _Source(Protocol):
@@ -197,10 +227,15 @@ class _Ahead:
     """A source that loads ahead in other processes, along the plan. Uses `here` once no process can be started."""
 
     def __init__(
-        self, processes: LoaderProcesses, schedule: Schedule[Packed], here: _InThisProcess, tell: Callable[[str], None]
+        self,
+        processes: LoaderProcesses,
+        schedule: Schedule[Packed],
+        here: _InThisProcess,
+        tell: Callable[[str], None],
+        timeout_s: float,
     ) -> None:
         self._processes: LoaderProcesses | None = processes
-        self._schedule, self._here, self._tell = schedule, here, tell
+        self._schedule, self._here, self._tell, self._timeout_s = schedule, here, tell, timeout_s or math.inf
         self._ask_ahead(processes)
 
     def get(self, request: Request) -> Any:
@@ -220,16 +255,23 @@ class _Ahead:
     def _get(self, processes: LoaderProcesses, request: Request) -> Any:
         if self._schedule.want(request):
             processes.send(request, urgent=True)
-        self._receive(processes, wait=False)  # a death is reported at once, even if results are waiting
+        self._receive(processes)  # a death is reported at once, even if results are waiting
+        until_s = time.monotonic() + self._timeout_s
         while (packed := self._schedule.take(request)) is None:
-            self._receive(processes, wait=True)
+            if (left_s := until_s - time.monotonic()) <= 0:
+                step, micro_batch = request
+                raise RuntimeError(
+                    f"micro-batch {micro_batch} of step {step} did not come from a loader process within "
+                    f"timeout={self._timeout_s:g} seconds"
+                )
+            self._receive(processes, wait_s=left_s)
         self._ask_ahead(processes)
         if isinstance(packed, Exception):
             raise packed
         return packing.unpack(packed)
 
-    def _receive(self, processes: LoaderProcesses, *, wait: bool) -> None:
-        for request, packed in processes.receive(wait=wait):
+    def _receive(self, processes: LoaderProcesses, *, wait_s: float = 0.0) -> None:
+        for request, packed in processes.receive(wait_s=wait_s):
             self._schedule.arrived(request, packed)
         self._ask_ahead(processes)
 
@@ -248,7 +290,7 @@ class _InThisProcess:
         self._load = load
 
     def get(self, request: Request) -> Any:
-        with _generators_kept():
+        with generators_kept():
             try:
                 return self._load(*request)
             except Exception:  # noqa: BLE001 - raised again by the caller, as if it came from another process
@@ -269,26 +311,8 @@ class _Samples:
         samples, come_to = [], at_sample.get()
         for epoch, sample in self._order.samples(step, micro_batch):
             come_to(sample)
-            self._seed_all(sample_key(self._order.seed, epoch, sample))
+            seed_all(sample_key(self._order.seed, epoch, sample), self._port)
             samples.append(self._dataset[sample])
         come_to(NO_SAMPLE)
-        self._seed_all(collate_key(self._order.seed, step, micro_batch))
+        seed_all(collate_key(self._order.seed, step, micro_batch), self._port)
         return self._collate(samples)
-
-    def _seed_all(self, key: int) -> None:
-        random.seed(key)
-        np.random.seed(key & 0xFFFFFFFF)
-        torch.default_generator.manual_seed(key)
-        if not self._port.is_host:
-            self._port.manual_seed(key)
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    kept = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])
-        torch.default_generator.set_state(kept[2])

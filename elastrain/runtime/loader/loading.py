@@ -39,6 +39,11 @@ Packed = memoryview | OSError | RuntimeError
 at_sample: ContextVar[Callable[[int], None]] = ContextVar("at_sample", default=lambda sample: None)
 """A function that is called with each sample that a loader process begins, to name a sample that kills the process."""
 
+here: ContextVar[int] = ContextVar("here", default=-1)
+"""The number of this loader process; -1 in the training process."""
+
+_FOR_EVER_MS = 1e9
+"""Longest time that `poll` is given. Longer ones count as endless."""
 _REQUEST = struct.Struct("qq")
 _SAMPLE = struct.Struct("q")
 _WORDS_BYTES = _REQUEST.size + _SAMPLE.size
@@ -111,12 +116,13 @@ class LoaderProcesses:
         self._under_way[request] = urgent
         (self._urgent if urgent else self._planned)[0].send(_REQUEST.pack(*request))
 
-    def receive(self, *, wait: bool) -> Iterator[tuple[Request, Packed]]:
-        """Yield the results that have come. With `wait`, block until something has happened.
+    def receive(self, *, wait_s: float) -> Iterator[tuple[Request, Packed]]:
+        """Yield the results that have come. If there are none, block until something happens, at most for `wait_s`.
 
         Raises ForkServerEndedError; RuntimeError if processes die over and over.
         """
-        ready = {fd for fd, _ in self._poll.poll(None if wait and not self._came else 0)}
+        timeout_ms = 0.0 if self._came else wait_s * 1000
+        ready = {fd for fd, _ in self._poll.poll(None if timeout_ms > _FOR_EVER_MS else timeout_ms)}
         while (result := _result(self._results[0])) is not None:
             # A request that seemed lost was sent twice; both results are the same, bit for bit.
             if self._under_way.pop(result[0], None) is not None:
@@ -286,6 +292,7 @@ def _serve(
 ) -> None:
     torch.set_num_threads(1)
     at_sample.set(lambda sample: at_work.come_to(slot, sample))
+    here.set(slot)
     while request := _next_request(urgent, planned):
         at_work.put(slot, _REQUEST.unpack(request))
         fd = _packed(load, *_REQUEST.unpack(request))

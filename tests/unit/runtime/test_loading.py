@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import random
 import re
@@ -48,7 +49,7 @@ def _next(processes: LoaderProcesses) -> tuple[Request, Any]:
 def _came(processes: LoaderProcesses) -> tuple[Request, Any]:
     """One result: tests that have asked for several take them one by one."""
     while True:
-        for result in processes.receive(wait=True):
+        for result in processes.receive(wait_s=math.inf):
             return result
 
 
@@ -106,7 +107,7 @@ def test_a_process_killed_at_any_moment_is_started_again_and_nothing_is_lost_or_
             killer.start()
             wanted = set(range(5))
             while not told or wanted:
-                for request, packed in processes.receive(wait=not told or bool(wanted)):
+                for request, packed in processes.receive(wait_s=math.inf if not told or wanted else 0):
                     wanted.remove(request[0])  # KeyError: it came twice
                     assert isinstance(packed, memoryview)
                     assert len(packing.unpack(packed)["x"]) == 200_000 * (request[0] % 2) + 1
@@ -213,7 +214,7 @@ def test_a_program_that_ends_without_close_takes_them_along_and_a_fork_of_it_doe
             sys.exit(0)
         os.wait()
         processes.send((0, 1))
-        next(processes.receive(wait=True))
+        next(processes.receive(wait_s=60))
         processes.send((0, 0))
     """
     root = Path(__file__).resolve().parents[3]
@@ -229,7 +230,7 @@ def test_a_training_process_that_is_killed_takes_them_along_without_a_word() -> 
         from elastrain.runtime.loader.loading import LoaderProcesses
         processes = LoaderProcesses(lambda step, m: m, 2)
         processes.send((0, 0))
-        next(processes.receive(wait=True))
+        next(processes.receive(wait_s=60))
         if os.fork() == 0:
             os.kill(os.getppid(), signal.SIGKILL)
             os._exit(0)
