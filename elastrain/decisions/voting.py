@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from elastrain.integrity.audits import Judgement, judge
 from elastrain.integrity.checks import difference, what_differs
-from elastrain.job.checkpoint_plan import decide
+from elastrain.job.checkpoint_plan import Checkpointed, CheckpointVote, decide
 from elastrain.job.scaling import NO_SCALE, Scaler, advance
+from elastrain.job.streams import StreamMark, combine_marks
 from elastrain.job.values import Accusation, Contribution, Findings, Record, Shape, Vote
 from elastrain.job.world import View
 from elastrain.pipeline.pipeline_plan import PipelinePlan
@@ -75,9 +76,17 @@ def combine_votes(
         scaler=scaler,
         next_scaler=advance(shape.loss_scale, scaler, overflow=not is_finite),
         plan=next((vote.plan for vote in votes if vote.plan is not None), plan),
-        findings=Findings(warning=differing, accused=_accused(view, judgement)),
-        checkpoint=decide([vote.checkpoint for vote in votes], writing=any(vote.writing for vote in votes)),
+        findings=Findings(warning=differing, accused=_accused(view, judgement), marks=_marks(votes)),
+        checkpoint=_checkpointed([vote.checkpoint for vote in votes]),
     )
+
+
+def _checkpointed(told: Sequence[CheckpointVote]) -> Checkpointed:
+    return decide([each.wish for each in told], writing=any(each.is_writing for each in told))
+
+
+def _marks(votes: Sequence[Vote]) -> tuple[StreamMark, ...]:
+    return combine_marks(tuple(vote.marks for vote in votes))
 
 
 def _square_norm(votes: Sequence[Vote]) -> float:

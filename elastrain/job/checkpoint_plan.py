@@ -27,6 +27,15 @@ class Wish(IntEnum):
     """The job is about to be stopped, and no step is to follow."""
 
 
+@dataclass(frozen=True)
+class CheckpointVote:
+    """The part of a member's vote that is about checkpoints."""
+
+    wish: Wish = Wish.NONE
+    is_writing: bool = False
+    """True if this member takes part in a checkpoint that is not complete yet."""
+
+
 class Checkpointed(IntEnum):
     """The decision about a step's checkpoint, in its commit record."""
 

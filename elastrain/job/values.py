@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastrain.job.checkpoint_plan import Checkpointed, Wish
+from elastrain.job.checkpoint_plan import Checkpointed, CheckpointVote
 from elastrain.job.fold import Node
 from elastrain.job.placement import Holders, Placement
 from elastrain.job.scaling import NO_SCALE, UNSCALED, LossScale, Scaler
+from elastrain.job.streams import StreamMark
 from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.open_tasks import TaskProgress
 from elastrain.pipeline.pipeline_plan import BoundaryName, PipelinePlan
@@ -168,12 +169,14 @@ class Accusation:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Results of comparing the members' checks."""
+    """Results of a step besides its update: of comparing the members' checks, and of reading streams."""
 
     warning: str = ""
     """Message about differing results, if the job need not be deterministic."""
     accused: tuple[Accusation, ...] = ()
     """Members whose gradients audits have found wrong, in earlier attempts at this step."""
+    marks: tuple[StreamMark, ...] = ()
+    """Marks of streams at the start of the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,15 +199,15 @@ class Vote:
     # The member that was wrong then may be the only one left that knows what it reported.
     before: tuple[Check, ...]
     """Checks of its earlier vote for this step, with audits."""
-    checkpoint: Wish
-    """Wish to make this step a durable checkpoint."""
-    writing: bool
-    """True if this member takes part in a checkpoint that is not complete yet."""
+    checkpoint: CheckpointVote
+    """This member's say about a durable checkpoint of this step."""
     graph: str
     """Digest of the block graph that this member has traced; empty without pipelines."""
     # Only the first member of the view proposes a plan, so that planning need not give the same result on all members.
     plan: PipelinePlan | None
     """Proposed assignment of blocks to members from the next step on."""
+    marks: tuple[StreamMark, ...] = ()
+    """Marks at the start of this step, of the streams that this member has read in it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from itertools import chain
 
 from elastrain import protocol as p
 from elastrain.decisions.voting import Disagreement, Dispute, combine_votes
+from elastrain.job.checkpoint_plan import CheckpointVote
 from elastrain.job.placement import Holders, Placement, next_roles, target
 from elastrain.job.run_plan import plan
 from elastrain.job.values import Record, Vote
@@ -110,10 +111,10 @@ class Committing(MemberPart):
             settings=m.loop.settings,
             checks=(*m.step.check.results(), *m.step.audits.results()),
             before=m.step.audits.told_before(),
-            checkpoint=m.checkpointing.wish(m.step.number),
-            writing=m.checkpointing.open is not None,
+            checkpoint=CheckpointVote(m.checkpointing.wish(m.step.number), m.checkpointing.open is not None),
             graph=m.step.tracing.traced.graph.digest() if m.step.tracing.traced is not None else "",
             plan=m.step.tasks.propose(),
+            marks=tuple(m.step.runs.marks.values()),
         )
         m.step.audits.tell(vote.checks)
         m.step.ballot.cast(m.me, vote)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from elastrain.job.fold import Node
+from elastrain.job.streams import StreamMark
 from elastrain.job.values import Check, Contribution, TracedGraph
 from elastrain.job.world import View
 from elastrain.pipeline.actions import TaskAction
@@ -83,6 +84,15 @@ class BlockDone:
     block: int
     contribution: Contribution
     touched: int
+
+
+# Before the runs that read the stream are done, so that it is here when this member votes.
+@dataclass(frozen=True, kw_only=True)
+class StreamRead:
+    """The mark of a stream that the loop has read in this step."""
+
+    step: int
+    mark: StreamMark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,6 +335,7 @@ Event: TypeAlias = (
     | Ready
     | Submitted
     | BlockDone
+    | StreamRead
     | Checked
     | Traced
     | Computed

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.job.checkpoint_plan import Wish
+from elastrain.job.checkpoint_plan import CheckpointVote, Wish
 from elastrain.job.placement import Holders
+from elastrain.job.streams import StreamMark
 from elastrain.job.values import Accusation, Check, Contribution, OpenWork, Record, Report, TracedGraph, Vote, Wrong
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor, IllegalCut
 from elastrain.pipeline.open_tasks import TaskProgress
@@ -145,10 +146,10 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         settings=names,
         checks=tuples(st.builds(Check, micro_batch=ints, loss=floats, weight=floats, digests=tuples(ints))),
         before=tuples(st.builds(Check, micro_batch=ints, loss=floats, weight=floats, digests=tuples(ints))),
-        checkpoint=st.sampled_from(Wish),
-        writing=st.booleans(),
+        checkpoint=st.builds(CheckpointVote, st.sampled_from(Wish), st.booleans()),
         graph=names,
         plan=st.none() | plans,
+        marks=tuples(st.builds(StreamMark, stream=ints, position=ints, state=names, digest=names)),
     ),
     Boundary: st.builds(
         Boundary, name=boundary_names, tensors=tuples(st.none() | crossing), contribution=st.none() | contributions

@@ -35,7 +35,7 @@ from elastrain.comm.wire.handshake import Handshake, Role
 from elastrain.comm.wire.link import Link
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.errors import ConfigError
-from elastrain.job.checkpoint_plan import Wish
+from elastrain.job.checkpoint_plan import CheckpointVote
 from elastrain.job.placement import Holders
 from elastrain.job.values import Contribution, OpenWork, Record, Report, Vote
 from elastrain.job.world import Member, View
@@ -274,8 +274,7 @@ def _messages() -> list[bytes]:
             settings="{}",
             checks=(),
             before=(),
-            checkpoint=Wish.NONE,
-            writing=False,
+            checkpoint=CheckpointVote(),
             graph="",
             plan=None,
         ),

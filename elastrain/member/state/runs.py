@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from elastrain import protocol as p
 from elastrain.job.fold import Combine, Fold, Node, absorb, covers, is_covered, leaves
+from elastrain.job.streams import StreamMark
 from elastrain.job.values import Contribution
-from elastrain.member.contract import MemberPart
+from elastrain.member.contract import MemberPart, handles
 from elastrain.pipeline.actions import TaskAction
 
 OUTSTANDING_MOST = 2
@@ -95,6 +97,8 @@ class Runs(MemberPart):
         # The number of a run does not tell the attempts apart: the loop may get the same run again at once.
         for attempt in self.outstanding:
             attempt.is_void = True
+        self.marks: dict[int, StreamMark] = {}
+        """Stream -> its mark at the start of the step, if this member has read it."""
         self.pending: list[int] = []
         """Runs still to do here, outstanding ones first."""
         self.targets: list[tuple[Node, ...]] = [()] * self._blocks
@@ -119,6 +123,12 @@ class Runs(MemberPart):
     def actions(self) -> list[TaskAction]:
         """Actions of the open step's pipelines that the training loop has been given and that have not landed."""
         return [each.work for each in self.outstanding if isinstance(each.work, TaskAction) and not each.is_void]
+
+    @handles(p.StreamRead)
+    def on_stream_read(self, event: p.StreamRead) -> None:
+        """Note the mark of a stream, for this member's vote."""
+        if event.step == self.step:
+            self.marks[event.mark.stream] = event.mark
 
     def hand(self, runs: Sequence[int]) -> None:
         """Replace the runs still to do. Targets that lose a run shrink, and new runs make targets of their own.

@@ -112,6 +112,11 @@ class DataLoader:
         self._source: _Source | None = None
 
     @property
+    def micro_batches(self) -> int:
+        """Micro-batches per step (M)."""
+        return self._unbound.micro_batches
+
+    @property
     def steps_per_epoch(self) -> int:
         """Number of steps that it takes to use every sample once, rounded up.
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from elastrain.decisions.voting import Disagreement, combine_votes
-from elastrain.job.checkpoint_plan import Wish
+from elastrain.job.checkpoint_plan import CheckpointVote
 from elastrain.job.placement import Holders
 from elastrain.job.scaling import LossScale, Scaler
 from elastrain.job.values import Contribution, Record, Shape, Vote
@@ -29,8 +29,7 @@ def vote(**changes: object) -> Vote:
         roles=(),
         checks=(),
         before=(),
-        checkpoint=Wish.NONE,
-        writing=False,
+        checkpoint=CheckpointVote(),
         graph="",
         plan=None,
         settings='{"hyperparameters": 1, "teacher": 3}',

@@ -8,7 +8,7 @@ import pytest
 
 from elastrain import protocol as p
 from elastrain.integrity.arbitration import look_before_taking_over
-from elastrain.job.checkpoint_plan import Wish
+from elastrain.job.checkpoint_plan import CheckpointVote
 from elastrain.job.placement import Holders
 from elastrain.job.values import Check, Contribution, Report, Shape, ShardShape, Vote, Wrong
 from elastrain.job.world import Member, View
@@ -513,8 +513,7 @@ def test_a_frame_of_an_older_generation_is_void() -> None:
         settings="",
         checks=(),
         before=(),
-        checkpoint=Wish.NONE,
-        writing=False,
+        checkpoint=CheckpointVote(),
         graph="",
         plan=None,
     )
@@ -539,8 +538,7 @@ def test_what_belongs_to_a_step_that_is_over_is_ignored() -> None:
             settings="",
             checks=(),
             before=(),
-            checkpoint=Wish.NONE,
-            writing=False,
+            checkpoint=CheckpointVote(),
             graph="",
             plan=None,
         ),

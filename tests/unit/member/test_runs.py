@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.job.checkpoint_plan import Wish
+from elastrain.job.checkpoint_plan import CheckpointVote
 from elastrain.job.fold import Fold
 from elastrain.job.values import Contribution, Vote
 from elastrain.member.state.ballot import Ballot
@@ -21,8 +21,7 @@ VOTE = Vote(
     settings="",
     checks=(),
     before=(),
-    checkpoint=Wish.NONE,
-    writing=False,
+    checkpoint=CheckpointVote(),
     graph="",
     plan=None,
 )

@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from elastrain.job.checkpoint_plan import Wish
+from elastrain.job.checkpoint_plan import CheckpointVote
 from elastrain.job.placement import Holders
 from elastrain.job.values import Contribution, Record, Vote
 from elastrain.protocol.messages import KINDS, Ack, EndsBefore, Publish, decode, encode
@@ -41,8 +41,7 @@ def test_the_smallest_difference_of_a_float_survives() -> None:
         settings="",
         checks=(),
         before=(),
-        checkpoint=Wish.NONE,
-        writing=False,
+        checkpoint=CheckpointVote(),
         graph="",
         plan=None,
     )
