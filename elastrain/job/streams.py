@@ -72,6 +72,10 @@ class StreamOrder:
         start = self.position(step, micro_batch) * self.micro_batch_size
         return range(start, start + self.micro_batch_size)
 
+    def epoch(self, step: int) -> int:
+        """Raise ConfigError, because each stream has epochs of its own, of unknown length."""
+        raise ConfigError("step.epoch is not known with streams, each of which has epochs of its own: count steps instead")
+
     def fingerprint(self, step: int, micro_batch: int) -> int:
         """Sum up fingerprints of the samples' places, mod 2**64. Sums over a step show if each was used once."""
         stream = self.stream_of(micro_batch)

@@ -63,8 +63,8 @@ class TrainingLoop:
         self._last_words = last_words
         prepared.parts.layers.begin()
         self._lines = lines
-        layers = prepared.parts.layers
-        self._carried = LoopState(prepared.facade.optimizer, dict(registered), prepared.model, layers, lines.book)
+        layers, things = prepared.parts.layers, {**registered, **prepared.parts.loader.carried()}
+        self._carried = LoopState(prepared.facade.optimizer, things, prepared.model, layers, lines.book)
         self._carried.counted = prepared.optimizer.counted
         self._reads = DeviceReads()
         self._numbers = LoopNumbers(registered.values())

@@ -14,19 +14,20 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from elastrain.device import DevicePort, device_of
 from elastrain.device.same_memory import HOST
-from elastrain.errors import ConfigError
 from elastrain.job.batch import DataOrder, collate_key, sample_key
+from elastrain.job.streams import StreamMark, StreamOrder
 from elastrain.runtime.loader import packing
 from elastrain.runtime.loader.fork_server import ForkServerEndedError
 from elastrain.runtime.loader.loader_arguments import (
-    OrderChoice,
     Initiated,
     Loading,
+    OrderChoice,
+    check_collate,
     check_refused,
     check_switches,
     prefetch_of,
@@ -35,10 +36,12 @@ from elastrain.runtime.loader.loader_arguments import (
 from elastrain.runtime.loader.loading import NO_SAMPLE, Load, LoaderProcesses, LoadFailed, Packed, at_sample
 from elastrain.runtime.loader.packing import Plan, Request, Schedule
 from elastrain.runtime.loader.seeding import generators_kept, seed_all
+from elastrain.runtime.loader.stream_shares import Streamed
+from elastrain.runtime.loader.stream_source import StreamSource, check_dataset
 
 
 class DataLoader:
-    """The data of a job, for `job.prepare`. Batch sizes are in samples; the dataset is map-style.
+    """The data of a job, for `job.prepare`. Batch sizes are in samples.
 
     Python, NumPy and torch are seeded per (seed, data epoch, sample) before `dataset[i]`, and per micro-batch before
     `collate_fn`. `torch.utils.data.get_worker_info()` is None in the loader processes: a sample must not depend on the
@@ -47,7 +50,8 @@ class DataLoader:
     Arguments of torch's `DataLoader` that are not listed here are refused by name, with the reason.
 
     Args:
-        dataset: A map-style dataset (`__getitem__` and `__len__`).
+        dataset: A map-style dataset (`__getitem__` and `__len__`); with `streams`, data that is read in order, such as
+            an `IterableDataset`, or a list of one for each stream.
         global_batch_size: Samples per step.
         micro_batch_size: Samples per micro-batch. A batch sampler says it itself.
         shuffle: True to shuffle the samples in each epoch. Default: True without a sampler.
@@ -67,6 +71,10 @@ class DataLoader:
             the generators that it seeds.
         generator: Generator whose initial seed chooses the order of the samples, in place of the job's seed.
         persistent_workers: Taken and without effect: loader processes live as long as the loop.
+        streams: Number of readers of data that can only be read in order. Micro-batch m of each step comes from stream
+            `m mod streams`; one stream for each micro-batch reads nothing twice. To the dataset, stream s is loader
+            process s of so many. Each member reads the streams of its micro-batches, one process each (`num_workers=1`)
+            or in its own. The readers' states are committed with the steps.
 
     Raises:
         ConfigError: If an argument is not valid.
@@ -91,20 +99,20 @@ class DataLoader:
         worker_init_fn: Callable[[int], object] | None = None,
         generator: torch.Generator | None = None,
         persistent_workers: bool = False,
+        streams: int | None = None,
         **refused: Any,
     ) -> None:
         check_refused(refused)
+        check_collate(collate_fn)
         check_switches(pin_memory=pin_memory, drop_last=drop_last, persistent_workers=persistent_workers)
-        _check(dataset, collate_fn)
-        self._loading = Loading(
-            num_workers=num_workers,
-            prefetch=prefetch_of(prefetch, prefetch_factor),
-            timeout_s=timeout,
-            worker_init_fn=worker_init_fn,
-        )
+        self._loading = Loading(num_workers, prefetch_of(prefetch, prefetch_factor), timeout, worker_init_fn)
+        check_dataset(dataset, streams, self._loading)
         choice = OrderChoice(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, drop_last=drop_last)
-        self._unbound = choice.order(len(dataset), global_batch_size, micro_batch_size)
-        self._order: DataOrder | None = None
+        sizes = (global_batch_size, micro_batch_size)
+        self._unbound: DataOrder | StreamOrder
+        self._unbound = choice.order(len(dataset), *sizes) if streams is None else choice.of_streams(streams, *sizes)
+        self._order: DataOrder | StreamOrder | None = None
+        self._streams: StreamSource | None = None
         self._seed = seed_of(generator)
         self._dataset = dataset
         self._collate = collate_fn or default_collate
@@ -121,8 +129,11 @@ class DataLoader:
         """Number of steps that it takes to use every sample once, rounded up.
 
         If global batches do not divide the dataset, an epoch ends inside a step, and the next one begins in the same
-        step. No sample is dropped, so `until=epochs * steps_per_epoch` may train on some samples of one epoch more.
+        step, unless `drop_last=True`. So `until=epochs * steps_per_epoch` may train on some samples of one epoch more.
+        Raises TypeError with streams, whose length is not known.
         """
+        if isinstance(self._unbound, StreamOrder):
+            raise TypeError("streams have no length: count steps instead")
         return self._unbound.steps_per_epoch
 
     def __len__(self) -> int:
@@ -130,7 +141,7 @@ class DataLoader:
         return self.steps_per_epoch
 
     @property
-    def order(self) -> DataOrder:
+    def order(self) -> DataOrder | StreamOrder:
         """The order of the samples in micro-batches. Raises RuntimeError before `bind`."""
         if self._order is None:
             raise RuntimeError("the loader has no seed yet: bind() comes first")
@@ -138,7 +149,10 @@ class DataLoader:
 
     def bind(self, seed: int) -> None:
         """Fix the order of the samples. `seed`: that of the job, which a generator of the script replaces."""
-        self._order = replace(self._unbound, seed=seed if self._seed is None else self._seed)
+        self._order = order = replace(self._unbound, seed=seed if self._seed is None else self._seed)
+        if isinstance(order, StreamOrder):
+            data = Streamed(self._dataset, order, collate=self._collate, loading=self._loading)
+            self._streams = StreamSource(data, order)
 
     def described(self) -> dict[str, Any]:
         """Return what decides which samples a micro-batch has, by name, for members to compare."""
@@ -163,6 +177,10 @@ class DataLoader:
             raise RuntimeError("the loader was started before")
         port = device_of(device)
         self._pins = self._pins and not port.is_host
+        if self._streams is not None:
+            self._source, self._streams.tell = self._streams, tell
+            return
+        assert isinstance(self.order, DataOrder)
         here = _InThisProcess(_Samples(self._dataset, self._collate, self.order, port).load)
         if self._loading.num_workers == 0:
             self._source = here
@@ -188,6 +206,19 @@ class DataLoader:
             loaded.raise_again()
         return self._pinned(loaded) if self._pins else loaded
 
+    def marks_found(self) -> list[StreamMark]:
+        """Return the marks of streams that were found since the last call, for this member's vote."""
+        return [] if self._streams is None else self._streams.readers.found()
+
+    def committed(self, marks: tuple[StreamMark, ...]) -> None:
+        """Take the marks of a committed step, so that streams are read on from there."""
+        if self._streams is not None:
+            self._streams.readers.committed(marks)
+
+    def carried(self) -> dict[str, StreamSource]:
+        """Return the parts of the loop's state that belong to the loader, by name."""
+        return {} if self._streams is None else {"streams of the loader": self._streams}
+
     def _pinned(self, batch: Any) -> Any:
         """Return the batch in pinned memory, or as it is if the device can pin none. The values are the same."""
         try:
@@ -207,16 +238,6 @@ class DataLoader:
         source, self._source = self._source, None
         if source is not None:
             source.close()
-
-
-def _check(dataset: Any, collate_fn: Any) -> None:
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        raise ConfigError(
-            f"the dataset must be map-style (__getitem__ and __len__), so that any member can load any sample; "
-            f"got {type(dataset).__name__}"
-        )
-    if collate_fn is not None and not callable(collate_fn):
-        raise ConfigError(f"collate_fn must be callable; got {type(collate_fn).__name__}")
 
 
 class _Source(Protocol):

@@ -19,6 +19,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from elastrain.errors import ConfigError
 from elastrain.job.batch import DataOrder
+from elastrain.job.streams import StreamOrder
 from elastrain.runtime.loader.loading import Load, here
 
 _REFUSED = {
@@ -36,7 +37,7 @@ _UNKNOWN_LENGTH_MOST = 1 << 16
 """Maximum number of indices, for each sample of the dataset, of a sampler that has no length."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Loading:
     """The arguments of a loader that say how it loads, and change no bit of what it loads."""
 
@@ -60,6 +61,12 @@ def check_switches(**switches: Any) -> None:
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise ConfigError(f"{name} must be True or False; got {value!r}")
+
+
+def check_collate(collate_fn: Any) -> None:
+    """Raise ConfigError unless this can be called, or is None."""
+    if collate_fn is not None and not callable(collate_fn):
+        raise ConfigError(f"collate_fn must be callable; got {type(collate_fn).__name__}")
 
 
 def check_refused(others: Mapping[str, Any]) -> None:
@@ -115,6 +122,17 @@ class OrderChoice:
             shuffle=samples is None and self.shuffle is not False,
             drop_last=self.drop_last,
             listed=samples,
+        )
+
+    def of_streams(self, streams: int, global_batch_size: int, micro_batch_size: int | None) -> StreamOrder:
+        """Return the places of micro-batches in streams. Raises ConfigError if indices were chosen."""
+        if self.given:
+            raise ConfigError(f"{self.given[0]} chooses samples by index, but streams={streams} are read in order")
+        return StreamOrder(
+            streams=streams,
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,  # type: ignore[arg-type] # it is checked there
+            drop_last=self.drop_last,
         )
 
     @property

@@ -28,6 +28,7 @@ from elastrain.runtime.io.micro_batch_timer import MicroBatchTimer
 
 if TYPE_CHECKING:
     from elastrain.job.batch import DataOrder
+    from elastrain.job.streams import StreamOrder
     from elastrain.runtime.io.loop_channel import Assignment, LoopChannel
     from elastrain.runtime.loader.loader import DataLoader
     from elastrain.runtime.loop.mutation_guard import MutationGuard
@@ -240,10 +241,13 @@ class Run:
 def load(parts: StepParts, step: int, micro_batch: int) -> Any:
     """Return a micro-batch from the loader. The time until it comes does not count as a hang."""
     with parts.whereabouts.known_stretch(f"loading micro-batch {micro_batch}", LOADING_TIMEOUT_S):
-        return parts.loader.get(step, micro_batch)
+        data = parts.loader.get(step, micro_batch)
+    for mark in parts.loader.marks_found():
+        parts.handover.tell(p.StreamRead(step=step, mark=mark))
+    return data
 
 
-def counted(order: DataOrder, step: int, micro_batch: int, loss: float, *, weight: float) -> Contribution:
+def counted(order: DataOrder | StreamOrder, step: int, micro_batch: int, loss: float, *, weight: float) -> Contribution:
     """Return the contribution of one micro-batch. With weight 0 its loss counts as 0, even if it is NaN."""
     positions, fingerprint = order.positions(step, micro_batch), order.fingerprint(step, micro_batch)
     return Contribution(

@@ -209,6 +209,7 @@ class Step:
 
     def _commit(self, record: Record) -> None:
         self._record = record
+        self._parts.loader.committed(record.findings.marks)
         if self._pipelines is not None:
             self._pipelines.end_step(record.plan)
         self._parts.model.statistics.refresh()
