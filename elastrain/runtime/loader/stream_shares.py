@@ -128,7 +128,7 @@ class _ShareRows:
         self._saved = "", None
         given = self._data.of(self._stream)
         if _is_stateful(given) or hasattr(given, "set_epoch"):  # other streams in this process have other states
-            self._dataset = copy.deepcopy(given)
+            self._dataset = _copied(given)
         if hasattr(given, "set_epoch"):
             self._dataset.set_epoch(self._epoch)
         self._seed(self._epoch, _BEGIN)
@@ -166,6 +166,16 @@ class Collate:
         number, samples = numbered
         seed_all(stream_key(self._data.order.seed, self._stream, number, _COLLATE))
         return self._data.collate(samples)
+
+
+def _copied(dataset: Any) -> Any:
+    try:
+        return copy.deepcopy(dataset)
+    except Exception as error:
+        raise ConfigError(
+            f"{type(dataset).__name__} cannot be copied ({error}), but each stream needs a copy of one with a state "
+            "or set_epoch: make what cannot be copied in its __iter__"
+        ) from error
 
 
 def _is_stateful(thing: Any) -> bool:

@@ -11,6 +11,7 @@ from elastrain.decisions.voting import Disagreement, combine_votes
 from elastrain.job.checkpoint_plan import CheckpointVote
 from elastrain.job.placement import Holders
 from elastrain.job.scaling import LossScale, Scaler
+from elastrain.job.streams import StreamMark
 from elastrain.job.values import Contribution, Record, Shape, Vote
 from elastrain.job.world import Member, View
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan
@@ -133,3 +134,9 @@ def test_the_plan_is_the_first_that_is_proposed_else_it_stays() -> None:
     assert isinstance(proposed, Record) and isinstance(stays, Record)
     assert proposed.plan == stays.plan == plan
     assert record_of(vote(), vote(), vote()).plan is None
+
+
+def test_the_record_has_one_mark_of_each_stream_that_a_member_has_read() -> None:
+    first, second = (StreamMark(stream=s, position=4, state="", digest="d") for s in (0, 1))
+    record = record_of(vote(marks=(second,)), vote(marks=(first, second)), vote())
+    assert record.findings.marks == (first, second)

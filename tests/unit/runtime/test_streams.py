@@ -237,3 +237,10 @@ def test_a_state_from_the_training_process_is_restored_in_a_process_of_its_own()
     apart = begin_from(made(dataset, num_workers=1), state(loader))
     assert alike(steps(apart, 2, 4), steps(loader, 2, 4))
     apart.close()
+
+
+def test_a_stateful_dataset_that_cannot_be_copied_is_refused() -> None:
+    dataset = Whole()
+    dataset.rows = (i for i in range(3))  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"Whole cannot be copied .* make what cannot be copied in its __iter__"):
+        steps(made(dataset), 0, 1)
