@@ -5,6 +5,7 @@ Functions of sizes and tasks; nothing is measured here. Every member decides for
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -77,29 +78,35 @@ def tasks_of(plan: PipelinePlan, member: str) -> tuple[Task, ...]:
 
 def task_bytes(model: ModelBytes, load: Load) -> TaskBytes:
     """Count the bytes that the tasks of one member need."""
-    in_flight = _in_flight(load)
+    blocks, ends = _in_flight(load)
     kept_bytes = sum(
         (_made_bytes(model.graph, task) + load.copies_received * _received_bytes(model.graph, task))
         * len(load.shape.micro_batches_of(task.run))
         for task in load.tasks
     )
     # The first block saves what was received. No block saves what is handed on; it stays until its backward.
-    held_bytes = sum(count * _bytes_of(model.graph.crossings[end]) for (_, end), count in in_flight.items())
+    held_bytes = sum(count * _bytes_of(model.graph.crossings[end]) for end, count in ends.items())
     return TaskBytes(
         gradients_bytes=_gradients_bytes(model, load),
         boundaries_bytes=kept_bytes + held_bytes,
-        activations_bytes=sum(count * sum(model.saved[begin:end]) for (begin, end), count in in_flight.items()),
+        activations_bytes=sum(count * model.saved[block] for block, count in blocks.items()),
     )
 
 
-def _in_flight(load: Load) -> Mapping[tuple[int, int], int]:
-    """Return, per stretch, the most micro-batches that are in flight at once."""
-    # A forward is held back by tasks that begin at its cut or deeper, so each stretch has its own limit.
-    counts: dict[tuple[int, int], int] = {}
+def _in_flight(load: Load) -> tuple[Mapping[int, int], Mapping[int, int]]:
+    """Return, per block and per end of a task, the most micro-batches that are in flight at once."""
+    # A forward is held back by tasks that end behind its cut. Of the tasks in flight with one block, the last that
+    # began was held back by all others. So the limit holds for each block, whatever the stretches are.
+    blocks, ends = Counter[int](), Counter[int]()
     for task in load.tasks:
-        stretch = (task.begin, task.end)
-        counts[stretch] = counts.get(stretch, 0) + len(load.shape.micro_batches_of(task.run))
-    return {stretch: min(count, load.in_flight) for stretch, count in counts.items()}
+        count = len(load.shape.micro_batches_of(task.run))
+        blocks.update(dict.fromkeys(task.blocks, count))
+        ends[task.end] += count
+    return _limited(blocks, load.in_flight), _limited(ends, load.in_flight)
+
+
+def _limited(counts: Mapping[int, int], limit: int) -> Mapping[int, int]:
+    return {key: min(count, limit) for key, count in counts.items()}
 
 
 def _gradients_bytes(model: ModelBytes, load: Load) -> int:
@@ -189,6 +196,5 @@ def _member_bytes(model: ModelBytes, load: Load, plan: PipelinePlan, member: str
 
 def _block_bytes(model: ModelBytes, load: Load, lack: Lack, block: int) -> int:
     """Count the bytes of a block: parameters, one copy of the gradients, and activations of micro-batches in flight."""
-    counts = [count for (begin, end), count in _in_flight(load).items() if begin <= block < end]
-    saved_bytes = 0 if lack.activations_leave else sum(counts) * model.saved[block]
+    saved_bytes = 0 if lack.activations_leave else _in_flight(load)[0][block] * model.saved[block]
     return model.parameters_of(block) + model.gradients_of(block) + saved_bytes

@@ -49,6 +49,7 @@ def choose(ready: Collection[TaskAction], in_flight: Collection[Task], limit: in
 
 
 def _held_back_by(task: Task, in_flight: Collection[Task]) -> int:
-    # Count only tasks that begin at the same cut or deeper: they can end without this forward. A task that begins above
-    # it may wait for this very forward. If that task held the forward back, both would wait forever.
-    return sum(other.begin >= task.begin for other in in_flight)
+    # Count only tasks that end behind this cut: they wait only for forwards that begin deeper. A task that ends at the
+    # cut or before it may wait for this very forward. If that task held it back, both would wait forever. Tasks that
+    # begin before the cut count too, because runs with different cuts would pile up side by side otherwise.
+    return sum(other.end > task.begin for other in in_flight)

@@ -56,7 +56,7 @@ def first_plan(graph: BlockGraph, members: Sequence[str], wish: PlanWish) -> Pip
     lines, start = [], 0
     for index in range(count):
         length = len(members) // count + (index < len(members) % count)
-        lines.append(line_up(graph, [(m, everything[m]) for m in members[start : start + length]]))
+        lines.append(_pipeline(line_up(graph, [(m, everything[m]) for m in members[start : start + length]])))
         start += length
     return _plan(graph, lines, wish.runs)
 
@@ -110,8 +110,12 @@ def _regrouped(graph: BlockGraph, plan: PipelinePlan, members: Sequence[str], st
 
 
 def _survivors(plan: PipelinePlan, alive: Collection[str]) -> list[_Line]:
-    # Survivors keep their order, so each already has most of the blocks that it will get.
-    lines = [_Line([m for m in pipeline.members if m in alive], [], pipeline) for pipeline in plan.pipelines]
+    # Survivors keep their order, so each already has most of the blocks that it will get. A member that stands in
+    # several pipelines stays in the first one.
+    lines, placed = [], set[str]()
+    for pipeline in plan.pipelines:
+        lines.append(_Line([m for m in pipeline.members if m in alive and m not in placed], [], pipeline))
+        placed.update(pipeline.members)
     return [line for line in lines if line.staying]
 
 
@@ -131,22 +135,22 @@ def _fitting(graph: BlockGraph, lines: list[_Line]) -> list[_Line]:
     return lines
 
 
-def _cut(graph: BlockGraph, line: _Line, has: Mapping[str, Had]) -> LineUp:
+def _cut(graph: BlockGraph, line: _Line, has: Mapping[str, Had]) -> Pipeline:
     before = line.before
     if before is not None and not line.coming and tuple(line.staying) == before.members:
         # The cuts stay even if a better cut exists by now: none of these members was lost, and a move costs a publish.
-        heaviest = max(graph.cost(begin, end) for begin, end in before.stretches(len(graph.blocks)).values())
-        return LineUp(members=before.members, cuts=before.cuts, heaviest=heaviest, moved=0)
-    return line_up(graph, [(m, has[m]) for m in line.staying], [(m, has[m]) for m in line.coming])
+        return before
+    return _pipeline(line_up(graph, [(m, has[m]) for m in line.staying], [(m, has[m]) for m in line.coming]))
 
 
-def _plan(graph: BlockGraph, lines: Sequence[LineUp], runs: int) -> PipelinePlan:
-    bare = [
-        Pipeline(members=line.members, cuts=line.cuts, share=0, limits=one_f_one_b(len(line.members))) for line in lines
-    ]
+def _pipeline(line: LineUp) -> Pipeline:
+    return Pipeline(members=line.members, cuts=line.cuts, share=0, limits=one_f_one_b(len(line.members)))
+
+
+def _plan(graph: BlockGraph, lines: Sequence[Pipeline], runs: int) -> PipelinePlan:
     # Shares follow from lengths alone, not from cuts: moving runs between chains moves no state.
     shared = shares([len(line.members) for line in lines], runs)
-    pipelines = tuple(replace(pipeline, share=share) for pipeline, share in zip(bare, shared, strict=True))
+    pipelines = tuple(replace(line, share=share) for line, share in zip(lines, shared, strict=True))
     return PipelinePlan(blocks=len(graph.blocks), pipelines=pipelines)
 
 

@@ -16,7 +16,7 @@ from elastrain.job.streams import StreamMark
 from elastrain.job.values import Accusation, Check, Contribution, OpenWork, Record, Report, TracedGraph, Vote, Wrong
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor, IllegalCut
 from elastrain.pipeline.open_tasks import TaskProgress
-from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, Pipeline, PipelinePlan, Task
+from elastrain.pipeline.pipeline_plan import Bound, BoundaryName, Direction, Pipeline, PipelinePlan, Task
 from elastrain.protocol.codec import BitMask
 from elastrain.protocol.messages import (
     KINDS,
@@ -79,6 +79,13 @@ plans = st.builds(
     blocks=ints,
     pipelines=tuples(
         st.builds(Pipeline, members=st.tuples(names), cuts=st.just(()), share=ints, limits=st.tuples(ints))
+        | st.builds(
+            Pipeline,
+            members=st.just(("a", "b", "c")),
+            cuts=st.just((2, Bound(5, 6, 3, 10, 4))),
+            share=ints,
+            limits=st.tuples(ints, ints, ints),
+        )
     ),
 )
 records = st.builds(

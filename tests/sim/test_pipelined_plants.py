@@ -107,7 +107,7 @@ def runs_are_resumed_in_their_middle() -> AbstractContextManager[Any]:
     return patch.object(Tasks, "take_up", resumes)
 
 
-@_plant("A forward is held back only by tasks in flight that begin at its cut or deeper.")
+@_plant("A forward is held back by tasks in flight that end behind its cut, and by no others.")
 def all_tasks_in_flight_count() -> AbstractContextManager[Any]:
     return patch.object(actions, "_held_back_by", lambda task, in_flight: len(in_flight))
 

@@ -110,6 +110,11 @@ def test_the_rule_blocks_nobody_for_random_routes_and_limits() -> None:
     assert all(ends(seed) for seed in range(250))
 
 
+@pytest.mark.on_demand
+def test_the_rule_blocks_nobody_in_twenty_thousand_schedules() -> None:
+    assert all(ends(seed) for seed in range(20_000))
+
+
 def test_where_every_task_in_flight_holds_a_forward_back_most_schedules_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actions, "_held_back_by", lambda task, in_flight: len(in_flight))
     assert sum(ends(seed) for seed in range(100)) < 60
