@@ -14,10 +14,13 @@ from elastrain.pipeline.pipeline_plan import Task
 
 
 class ActionKind(StrEnum):
-    """The kind of computation of an action. A separate kind for weight gradients may come later."""
+    """The kind of computation of an action."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    """The whole backward, or only the gradient of the task's input where the backward is split."""
+    WEIGHT = "weight"
+    """The gradients of the parameters, where the backward is split. Only the planner's timeline has it so far."""
 
 
 @dataclass(frozen=True, order=True)
@@ -30,11 +33,13 @@ class TaskAction:
 
 
 def choose(ready: Collection[TaskAction], in_flight: Collection[Task], limit: int) -> TaskAction | None:
-    """Choose the backward of the lowest micro-batch, else the deepest forward within the limit, else None (wait).
+    """Choose the backward of the lowest micro-batch, else the deepest forward within the limit, else a weight gradient.
+
+    Returns None if the member has to wait.
 
     Args:
         ready: Actions that could begin now.
-        in_flight: One task for each micro-batch whose forward is done and whose backward is not.
+        in_flight: One task for each micro-batch whose forward is done and whose last gradient is not.
         limit: The number of micro-batches that may be in flight, at least 1.
     """
     # The rule uses no schedule, so it also holds after a loss has changed the member's tasks.
@@ -44,8 +49,12 @@ def choose(ready: Collection[TaskAction], in_flight: Collection[Task], limit: in
         return min(backwards, key=lambda each: (each.micro_batch, -each.task.begin, each.task))
     forwards = [each for each in ready if each.kind is ActionKind.FORWARD]
     allowed = [each for each in forwards if _held_back_by(each.task, in_flight) < limit]
-    # The deepest forward is nearest to the loss, and so to the backward that frees its memory.
-    return min(allowed, key=lambda each: (-each.task.begin, each.micro_batch, each.task), default=None)
+    if allowed:
+        # The deepest forward is nearest to the loss, and so to the backward that frees its memory.
+        return min(allowed, key=lambda each: (-each.task.begin, each.micro_batch, each.task))
+    # A weight gradient fills a bubble. It runs at the latest when a forward needs the memory of its micro-batch.
+    weights = [each for each in ready if each.kind is ActionKind.WEIGHT]
+    return min(weights, key=lambda each: (each.micro_batch, -each.task.begin, each.task), default=None)
 
 
 def _held_back_by(task: Task, in_flight: Collection[Task]) -> int:

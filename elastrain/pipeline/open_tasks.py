@@ -142,7 +142,7 @@ class TaskDesk:
         for progress in self.progress.values():
             if self._is_done(progress):
                 continue
-            for kind in ActionKind:
+            for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
                 action = self._next(progress, kind)
                 if action is not None:
                     found.append(action)

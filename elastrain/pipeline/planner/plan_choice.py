@@ -1,0 +1,234 @@
+"""The planner: the plan with the shortest predicted step whose moves win back their cost. Pure.
+
+Line-ups are estimated first. Then the timeline plays them, the most promising first, until no estimate of the rest is
+better than what was played. Equal questions get equal answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+
+from elastrain.memory.memory_budget import mib
+from elastrain.pipeline.graph import BlockGraph
+from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, held
+from elastrain.pipeline.planner.chain_choice import ACTIONS, Chains, estimated_s
+from elastrain.pipeline.planner.line_ups import LineUpOf, line_ups, re_routed, survivors
+from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, Shortage
+from elastrain.pipeline.planner.step_profile import StepProfile
+from elastrain.pipeline.planner.timeline import StepCosts, Timeline
+
+FEW_CHAINS = 8
+"""With at most so many pipelines, runs are moved from one to another until the slowest can give none away."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanQuestion:
+    """All that the choice depends on."""
+
+    members: tuple[str, ...]
+    """Members of the view, in rank order."""
+    graph: BlockGraph
+    profile: StepProfile
+    runs: int
+    present: PipelinePlan | None = None
+    run_length: int = 1
+    memory: PlanMemory = field(default_factory=PlanMemory)
+    steps_ahead: int = 1000
+    """Steps before the next change is expected. Moves have to win back their cost in these."""
+    pipelines: int | None = None
+    """The number of pipelines that the first plan is to have (`--stages`), or None for any number."""
+    is_split: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanAnswer:
+    """The chosen plan, the predicted seconds of its steps, and why it was chosen."""
+
+    plan: PipelinePlan
+    step_s: float
+    reason: str
+
+
+class NoPlanFitsError(ValueError):
+    """An error for memory limits that no plan meets. It names the member, the part and the missing bytes."""
+
+
+def choose_plan(question: PlanQuestion) -> PlanAnswer:
+    """Choose the next plan. Raises NoPlanFitsError if no candidate fits into memory."""
+    search = _Search(question)
+    stay = search.stay()
+    best = search.best(stay)
+    if best is None:
+        raise NoPlanFitsError(search.lack())
+    if stay is None or best is stay:
+        return best
+    if search.score(best) >= stay.step_s * (1 - question.profile.noise):
+        return replace(stay, reason=f"{stay.reason}; {best.reason} would gain less than the noise of the profile")
+    return best
+
+
+@dataclass
+class _Search:
+    question: PlanQuestion
+
+    @cached_property
+    def chains(self) -> Chains:
+        asked = self.question
+        room = PlanRoom(profile=asked.profile, memory=asked.memory, run_length=asked.run_length)
+        return Chains(asked.graph, StepCosts(profile=asked.profile, is_split=asked.is_split), room)
+
+    @cached_property
+    def before(self) -> Mapping[str, frozenset[int]]:
+        return {} if self.question.present is None else held(self.question.present)
+
+    def stay(self) -> PlanAnswer | None:
+        """Return the plan that moves no block, if there is one."""
+        asked, plan, reason = self.question, self.question.present, "no block moves"
+        if plan is None or plan.runs != asked.runs or set(asked.members) - set(plan.members):
+            return None
+        if set(plan.members) != set(asked.members):
+            plan, reason = re_routed(plan, asked.members), "no block moves: peers take the runs of lost members"
+        if plan is None or any(isinstance(self.chains.room.limits(each), Shortage) for each in plan.pipelines):
+            return None
+        return PlanAnswer(plan=plan, step_s=self._staying_s(plan), reason=reason)
+
+    def _staying_s(self, plan: PipelinePlan) -> float:
+        """Return the seconds of a step of a plan in which members may stand in several pipelines.
+
+        If that is too much to play, only the slowest of the pipelines that lost no member is played. Its members are
+        slowed down by the runs that they take from others.
+        """
+        present, runs = self.question.present, Counter[str]()
+        before = frozenset(() if present is None else present.pipelines)
+        for pipeline in plan.pipelines:
+            runs.update(dict.fromkeys(pipeline.members, pipeline.share))
+        whole = [each for each in plan.pipelines if each in before and each.share]
+        actions = 3 * sum(runs.values()) * self.question.run_length
+        if len(runs) == sum(map(len, (each.members for each in plan.pipelines))) or not whole or actions < ACTIONS // 3:
+            return self.chains.timeline.step_s(plan)
+        speeds = self.question.profile.speeds
+        slowed = {m: speeds.get(m, 1.0) * each.share / runs[m] for each in whole for m in each.members}
+        costs = StepCosts(profile=replace(self.question.profile, speeds=slowed), is_split=self.question.is_split)
+        slowest = max(whole, key=lambda each: estimated_s(costs, each, self.question.run_length))
+        computed_s = Timeline(costs, self.question.run_length).computed_s([(slowest, 0)], plan.blocks, True)
+        return computed_s + self.question.profile.rates.step_s + self.chains.timeline.publish_s(plan, {})
+
+    def best(self, stay: PlanAnswer | None) -> PlanAnswer | None:
+        """Return the best of all candidates, of which `stay` is one."""
+        asked, best = self.question, stay
+        found = line_ups(asked.present, asked.members, len(asked.graph.units))
+        if asked.present is None and asked.pipelines is not None:
+            # A number of pipelines that no line-up has is no reason to have no plan.
+            found = [each for each in found if len(each) == asked.pipelines] or found
+        shares = [self._shares(line_up) for line_up in found]
+        least_s = [max(map(self.chains.least_s, *pair)) for pair in zip(found, shares, strict=True)]
+        for at in sorted(range(len(found)), key=lambda i: (least_s[i], i)):
+            limit_s = float("inf") if best is None else self.score(best)
+            if least_s[at] >= limit_s or (best is not None and best is not stay and not self.chains.may_go_on):
+                break
+            planned = self._planned(found[at], shares[at], limit_s)
+            if planned is not None and self.score(planned) < limit_s:
+                best = planned
+        return best
+
+    def score(self, answer: PlanAnswer) -> float:
+        """Return the seconds of a step, with its part of the cost of the plan's moves."""
+        if self.question.present is None or not (sizes := self.question.profile.parameter_bytes):
+            return answer.step_s
+        none = frozenset[int]()
+        taken = (sum(sizes[b] for b in its - self.before.get(m, none)) for m, its in held(answer.plan).items())
+        cost_s = max(taken) / self.question.profile.rates.publish_bytes_per_s
+        return answer.step_s + cost_s / self.question.steps_ahead
+
+    def lack(self) -> str:
+        """Return the sentence for memory limits that no plan meets."""
+        found = self.chains.shortage
+        if found is None:
+            return f"no plan has a legal cut for each of {len(self.question.members)} members"
+        return (
+            f"no plan fits into memory: {found.member} lacks {mib(found.missing_bytes)} in the plan that comes nearest "
+            f"({found.plan}), where {found.part} take most"
+        )
+
+    def _shares(self, line_up: LineUpOf) -> list[int]:
+        """Share the runs so that the slowest pipeline is as fast as possible, by estimates."""
+        runs, chains = self.question.runs, self.chains
+        places: dict[object, list[int]] = {}
+        for index, chain in enumerate(line_up):
+            places.setdefault(chains.class_of(chain), []).append(index)
+        speed = {key: chains.speed(line_up[its[0]]) for key, its in places.items()}
+        whole = sum(speed[key] * len(its) for key, its in places.items())
+        # Most runs go by speed. The rest goes one by one to where it is done first, since longer chains take longer to
+        # fill.
+        spare = max(map(len, line_up)) - min(map(len, line_up)) + 2
+        shares = [0] * len(line_up)
+        for key, its in places.items():
+            for index in its:
+                shares[index] = max(0, int(runs * speed[key] / whole) - spare)
+        left = runs - sum(shares)
+        heap = [(chains.least_s(line_up[its[0]], shares[its[0]] + 1), its[0], key) for key, its in places.items()]
+        heapify(heap)
+        while left:
+            _, first, key = heappop(heap)
+            takers = places[key][:left]
+            for index in takers:
+                shares[index] += 1
+            left -= len(takers)
+            heappush(heap, (chains.least_s(line_up[first], shares[first] + 1), first, key))
+        return shares
+
+    def _planned(self, line_up: LineUpOf, shares: list[int], limit_s: float) -> PlanAnswer | None:
+        """Return the best plan with this line-up. None if it does not fit, or is no better than `limit_s`."""
+        asked, shares = self.question, list(shares)
+        self.chains.has_peers = len(line_up) > 1
+        while True:
+            played = self._played(line_up, shares, limit_s if len(line_up) > FEW_CHAINS else float("inf"))
+            if played is None:
+                return None
+            slowest = max(range(len(line_up)), key=lambda i: played[i][0])
+            taker = self._taker(line_up, shares, slowest, played[slowest][0])
+            if taker is None:
+                break
+            shares[slowest], shares[taker] = shares[slowest] - 1, shares[taker] + 1
+        pipelines = tuple(replace(p, members=m, share=n) for (_, p), m, n in zip(played, line_up, shares, strict=True))
+        plan = PipelinePlan(blocks=len(asked.graph.blocks), pipelines=pipelines)
+        step_s = played[slowest][0] + asked.profile.rates.step_s + self.chains.timeline.publish_s(plan, {})
+        return PlanAnswer(plan=plan, step_s=step_s, reason=f"{self._name(line_up)}: {step_s:.3g} s a step")
+
+    def _played(self, line_up: LineUpOf, shares: list[int], limit_s: float) -> list[tuple[float, Pipeline]] | None:
+        """Return seconds and pipeline for each chain. Of equal chains the one with the most runs is played."""
+        classes = [self.chains.class_of(chain) for chain in line_up]
+        most: dict[object, int] = {}
+        for at, key in enumerate(classes):
+            if key not in most or shares[at] > shares[most[key]]:
+                most[key] = at
+        found: dict[object, tuple[float, Pipeline]] = {}
+        for key, at in sorted(most.items(), key=lambda each: -self.chains.least_s(line_up[each[1]], shares[each[1]])):
+            best = self.chains.best(line_up[at], shares[at])
+            if best is None or best[0] >= limit_s:
+                return None
+            found[key] = best
+        return [found[key] for key in classes]
+
+    def _taker(self, line_up: LineUpOf, shares: list[int], slowest: int, most_s: float) -> int | None:
+        """Return a pipeline that can take one more run and still be faster than the slowest one."""
+        its = self.chains.class_of(line_up[slowest])
+        for at, (chain, share) in enumerate(zip(line_up, shares, strict=True)):
+            is_no_better = self.chains.class_of(chain) == its and share + 1 >= shares[slowest]
+            if len(line_up) > FEW_CHAINS or not self.chains.may_go_on or is_no_better:
+                continue
+            if self.chains.least_s(chain, share + 1) < most_s:
+                best = self.chains.best(chain, share + 1)
+                if best is not None and best[0] < most_s:
+                    return at
+        return None
+
+    def _name(self, line_up: LineUpOf) -> str:
+        present, count = self.question.present, len(line_up)
+        if present is not None and line_up == survivors(present, self.question.members):
+            return "pipelines are cut anew" if count > 1 else "the pipeline is cut anew"
+        return f"{count} pipelines of {min(map(len, line_up))} to {max(map(len, line_up))} members"

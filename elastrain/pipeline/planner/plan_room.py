@@ -1,0 +1,135 @@
+"""The memory check of a pipeline before it is planned: what each member needs, and the in-flight limits that fit. Pure.
+
+It bounds what `memory/pipeline_memory.py` counts exactly, without going through all runs of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import accumulate
+
+from elastrain.pipeline.pipeline_plan import Bound, Pipeline
+from elastrain.pipeline.planner.step_profile import StepProfile
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanMemory:
+    """Memory limits of members, and bytes that blocks need besides their parameters."""
+
+    limits_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Member -> limit. A member that is not named has none."""
+    base_bytes: int = 0
+    """Part of each member's memory that belongs to no block."""
+    gradient_bytes: tuple[int, ...] = ()
+    """Per block: one copy. Empty: gradients are not counted."""
+    saved_bytes: tuple[int, ...] = ()
+    """Per block: activations that one micro-batch keeps for its backward. Empty: they are not counted."""
+    state_per_parameter: float = 0.0
+    """Bytes of shards and backups on a member, for each byte of its parameters."""
+    activations_leave: bool = False
+    """True if saved activations may move to disk. They leave before a limit falls or a bound shifts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """A member for which a plan has no room, even with one micro-batch in flight."""
+
+    member: str
+    missing_bytes: int
+    part: str
+    """What takes most of its memory."""
+    plan: str = ""
+    """The pipeline, for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRoom:
+    """Room for the pipelines of one job."""
+
+    profile: StepProfile
+    memory: PlanMemory
+    run_length: int = 1
+
+    @cached_property
+    def _sums(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        none = (0,) * len(self.profile.blocks)
+        each = (self.profile.parameter_bytes, self.memory.gradient_bytes or none, self.memory.saved_bytes or none)
+        first, second, third = (tuple(accumulate(sizes, initial=0)) for sizes in each)
+        return first, second, third
+
+    def limits(self, pipeline: Pipeline) -> tuple[int, ...] | Shortage:
+        """Return the in-flight limits with which each member has room: those of the pipeline, or lower ones."""
+        if not self.memory.limits_bytes:
+            return pipeline.limits
+        found = []
+        blocks = len(self.profile.blocks)
+        cuts = (0, *pipeline.cuts, blocks)
+        for place, (member, limit) in enumerate(zip(pipeline.members, pipeline.limits, strict=True)):
+            most = self.most_in_flight(member, cuts[place], cuts[place + 1], pipeline.share)
+            if isinstance(most, Shortage):
+                return most
+            found.append(min(limit, most))
+        return tuple(found)
+
+    def most_in_flight(self, member: str, left: int | Bound, right: int | Bound, share: int) -> int | Shortage:
+        """Return the most micro-batches that the member may have in flight between two cuts, at least 1."""
+        limit_bytes = self.memory.limits_bytes.get(member)
+        if limit_bytes is None:
+            return share * self.run_length + 1
+        parts = self._parts(left, right, share)
+        begin, end = _begin(left), _end(right)
+        each_bytes = self.profile.activation_bytes[end]
+        if not self.memory.activations_leave:
+            each_bytes += self._sums[2][end] - self._sums[2][begin]
+        left_bytes = limit_bytes - sum(parts.values())
+        if left_bytes < each_bytes:
+            parts["activations"] = each_bytes
+            return Shortage(
+                member=member, missing_bytes=each_bytes - left_bytes, part=max(parts, key=lambda p: parts[p])
+            )
+        return left_bytes // each_bytes if each_bytes else share * self.run_length + 1
+
+    def _parts(self, left: int | Bound, right: int | Bound, share: int) -> dict[str, int]:
+        begin, end = _begin(left), _end(right)
+        parameters, gradients, _ = self._sums
+        forward, back = self.profile.activation_bytes, self.profile.gradient_bytes
+        gradient_bytes = copies_of(share) * (gradients[end] - gradients[begin])
+        for bound in (each for each in (left, right) if isinstance(each, Bound)):
+            # Groups of a shared block that are no neighbours keep a partial each.
+            gradient_bytes += min(share, bound.groups) * (gradients[bound.deeper] - gradients[bound.cut])
+        held_bytes = parameters[end] - parameters[begin]
+        return {
+            "what belongs to no block": self.memory.base_bytes,
+            "parameters": held_bytes,
+            "optimizer states": round(held_bytes * self.memory.state_per_parameter),
+            "gradients": gradient_bytes,
+            "boundary tensors": share * self.run_length * (forward[end] + back[begin]),
+        }
+
+
+@cache
+def copies_of(runs: int) -> int:
+    """Return the most copies of a gradient that so many consecutive runs need, wherever they begin."""
+    return max((_copies(first, runs) for first in range(1 << runs.bit_length())), default=0) if runs else 0
+
+
+def _copies(first: int, runs: int) -> int:
+    """Return the most partials of the fold that wait at once, with the one being computed."""
+    most, waiting = 0, list[tuple[int, int]]()
+    for run in range(first, first + runs):
+        most = max(most, len(waiting) + 1)
+        waiting.append((run, 1))
+        # Two halves of a node are added at once.
+        while len(waiting) > 1 and waiting[-2][1] == waiting[-1][1] and not waiting[-2][0] % (2 * waiting[-1][1]):
+            waiting[-2:] = [(waiting[-2][0], 2 * waiting[-1][1])]
+    return most
+
+
+def _begin(cut: int | Bound) -> int:
+    return cut if isinstance(cut, int) else cut.cut
+
+
+def _end(cut: int | Bound) -> int:
+    return cut if isinstance(cut, int) else cut.deeper
