@@ -18,7 +18,7 @@ from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, held
 from elastrain.pipeline.planner.chain_choice import ACTIONS, Chains, estimated_s
 from elastrain.pipeline.planner.line_ups import LineUpOf, line_ups, re_routed, survivors
 from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, Shortage
-from elastrain.pipeline.planner.step_profile import StepProfile
+from elastrain.pipeline.planner.step_profile import JobProfile
 from elastrain.pipeline.planner.timeline import StepCosts, Timeline
 
 FEW_CHAINS = 8
@@ -32,7 +32,7 @@ class PlanQuestion:
     members: tuple[str, ...]
     """Members of the view, in rank order."""
     graph: BlockGraph
-    profile: StepProfile
+    profile: JobProfile
     runs: int
     present: PipelinePlan | None = None
     run_length: int = 1
@@ -59,7 +59,7 @@ class NoPlanFitsError(ValueError):
 
 def choose_plan(question: PlanQuestion) -> PlanAnswer:
     """Choose the next plan. Raises NoPlanFitsError if no candidate fits into memory."""
-    search = _Search(question)
+    search = _Choice(question)
     stay = search.stay()
     best = search.best(stay)
     if best is None:
@@ -72,7 +72,7 @@ def choose_plan(question: PlanQuestion) -> PlanAnswer:
 
 
 @dataclass
-class _Search:
+class _Choice:
     question: PlanQuestion
 
     @cached_property

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from itertools import accumulate
 
 from elastrain.pipeline.pipeline_plan import Bound, Pipeline
-from elastrain.pipeline.planner.step_profile import StepProfile
+from elastrain.pipeline.planner.step_profile import JobProfile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Shortage:
 class PlanRoom:
     """Room for the pipelines of one job."""
 
-    profile: StepProfile
+    profile: JobProfile
     memory: PlanMemory
     run_length: int = 1
 

@@ -51,7 +51,7 @@ class StepRates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepProfile:
+class JobProfile:
     """All that the planner knows of the job. Sequences go by blocks, or by cuts `0..n`, of the block graph."""
 
     blocks: tuple[BlockSeconds, ...]
@@ -87,7 +87,7 @@ class StepProfile:
                 raise ValueError(f"{name} must be a number of at least 0; got {value}")
 
 
-def profile_of(graph: BlockGraph, parameter_bytes: Sequence[int], flops_per_s: float) -> StepProfile:
+def profile_of(graph: BlockGraph, parameter_bytes: Sequence[int], flops_per_s: float) -> JobProfile:
     """Return the profile with which a job begins. A backward is counted as twice the FLOPs of its forward."""
     # A graph without any FLOPs is taken as even: all plans would be equally good otherwise.
     flops = graph.flops if any(graph.flops) else (1,) * len(graph.blocks)
@@ -95,7 +95,7 @@ def profile_of(graph: BlockGraph, parameter_bytes: Sequence[int], flops_per_s: f
     blocks = tuple(BlockSeconds(forward_s=s, input_gradient_s=s, weight_gradient_s=s) for s in seconds)
     forward = tuple(sum(each.size_bytes for each in crossing) for crossing in graph.crossings)
     back = tuple(sum(each.size_bytes for each in crossing if each.requires_grad) for crossing in graph.crossings)
-    return StepProfile(
+    return JobProfile(
         blocks=blocks, activation_bytes=forward, gradient_bytes=back, parameter_bytes=tuple(parameter_bytes)
     )
 
@@ -136,7 +136,7 @@ Measured = Mapping[str, Mapping[int, BlockSeconds]]
 """Member -> block -> seconds that the member takes for it."""
 
 
-def fitted(profile: StepProfile, measured: Measured) -> StepProfile:
+def fitted(profile: JobProfile, measured: Measured) -> JobProfile:
     """Return the profile after these measurements. A member or block without any keeps what it had."""
     # A member's speed is the median over its blocks, so one block that is dearer than its FLOPs makes no member slow.
     slowness = {m: _ratio(blocks, profile) for m, blocks in measured.items()}
@@ -158,7 +158,7 @@ def fitted(profile: StepProfile, measured: Measured) -> StepProfile:
     return replace(profile, blocks=tuple(blocks), speeds=speeds)
 
 
-def _ratio(measured: Mapping[int, BlockSeconds], profile: StepProfile) -> float:
+def _ratio(measured: Mapping[int, BlockSeconds], profile: JobProfile) -> float:
     """Return the seconds of a member's blocks over those of the profile, or 0 if nothing can be compared."""
     pairs = [(_total(each), _total(profile.blocks[place])) for place, each in measured.items()]
     return median([seen / known for seen, known in pairs if known > 0 and isfinite(seen)] or [0.0])

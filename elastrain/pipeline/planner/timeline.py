@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from elastrain.pipeline.actions import ActionKind, TaskAction, choose
 from elastrain.pipeline.pipeline_plan import Bound, Pipeline, PipelinePlan, Route, Task
-from elastrain.pipeline.planner.step_profile import StepProfile
+from elastrain.pipeline.planner.step_profile import JobProfile
 
 FORWARD, BACKWARD, WEIGHT = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHT
 
@@ -24,7 +24,7 @@ FORWARD, BACKWARD, WEIGHT = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.
 class StepCosts:
     """Seconds of actions, links and publishes that follow from a profile, with sums over stretches made once."""
 
-    profile: StepProfile
+    profile: JobProfile
     is_split: bool = True
     """True if a backward computes the gradient of its input first, and that of the weights later."""
 
@@ -104,7 +104,7 @@ class PlayedAction(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class PlayedStep:
     """Pipelines as they were played, up to the last gradient."""
 
     actions: tuple[PlayedAction, ...]
@@ -239,7 +239,7 @@ class _Player:
         heappush(self.events, (arrival_s, action.micro_batch, action, False))
 
 
-def play(routes: Collection[Route], limits: Mapping[str, int], costs: StepCosts, run_length: int = 1) -> Played:
+def play(routes: Collection[Route], limits: Mapping[str, int], costs: StepCosts, run_length: int = 1) -> PlayedStep:
     """Play the routes of one step. `limits`: member -> in-flight limit."""
     player = _Player(costs, run_length, {member: _Seat(limit) for member, limit in limits.items()})
     player.play(routes)
@@ -247,7 +247,7 @@ def play(routes: Collection[Route], limits: Mapping[str, int], costs: StepCosts,
     for each in player.played:
         member = each.action.task.member
         finished_s[member] = max(finished_s[member], each.end_s)
-    return Played(actions=tuple(player.played), finished_s=finished_s)
+    return PlayedStep(actions=tuple(player.played), finished_s=finished_s)
 
 
 @dataclass
@@ -261,11 +261,12 @@ class Timeline:
 
     def step_s(self, plan: PipelinePlan, taken_bytes: Mapping[str, int] | None = None) -> float:
         """Return the seconds of one step. `taken_bytes`: member -> bytes of blocks that it gets with this commit."""
-        first, together = 0, _Together()
-        for pipeline in plan.pipelines:
-            together.add(pipeline, first)
-            first += pipeline.share
-        computed_s = max(self.computed_s(group, plan.blocks, len(plan.pipelines) > 1) for group in together.groups())
+        firsts = accumulate((pipeline.share for pipeline in plan.pipelines), initial=0)
+        placed = list(zip(plan.pipelines, firsts, strict=False))
+        # Where members stand in several pipelines, one waits for the other.
+        is_apart = len(plan.members) == sum(len(pipeline.members) for pipeline in plan.pipelines)
+        groups = [[each] for each in placed] if is_apart else [placed]
+        computed_s = max(self.computed_s(group, plan.blocks, len(plan.pipelines) > 1) for group in groups)
         return computed_s + self.costs.profile.rates.step_s + self.publish_s(plan, taken_bytes or {})
 
     def publish_s(self, plan: PipelinePlan, taken_bytes: Mapping[str, int]) -> float:
@@ -315,25 +316,3 @@ class Timeline:
             tuple(speeds.get(member, 1.0) for member in members),
             tuple(link(a, b) for a, b in pairwise(members)),
         )
-
-
-@dataclass
-class _Together:
-    """Pipelines in groups, so that no member stands in two groups."""
-
-    found: list[tuple[set[str], list[tuple[Pipeline, int]]]] = field(default_factory=list)
-    of: dict[str, int] = field(default_factory=dict)
-
-    def add(self, pipeline: Pipeline, first: int) -> None:
-        """Add a pipeline with its first run, and join the groups in which its members stand."""
-        mine = ({*pipeline.members}, [(pipeline, first)])
-        for index in sorted({self.of[m] for m in pipeline.members if m in self.of}):
-            members, pipelines = self.found[index]
-            mine = (mine[0] | members, [*pipelines, *mine[1]])
-            self.found[index] = (set(), [])
-        self.of.update(dict.fromkeys(mine[0], len(self.found)))
-        self.found.append(mine)
-
-    def groups(self) -> list[list[tuple[Pipeline, int]]]:
-        """Return the groups, each in the order of the plan."""
-        return [pipelines for _, pipelines in self.found if pipelines]

@@ -318,7 +318,7 @@ def test_a_choice_among_many_members_plays_few_actions(members: int, length: int
     before = choose_plan(question)
     gone = set(random.Random(3).sample(question.members, lost))
     left = tuple(m for m in question.members if m not in gone)
-    search = plan_choice._Search(replace(question, present=before.plan, members=left))
+    search = plan_choice._Choice(replace(question, present=before.plan, members=left))
     found = search.best(search.stay())
     assert found is not None and search.chains.spent < 30_000
     assert before.step_s / found.step_s * members / len(left) > 0.92

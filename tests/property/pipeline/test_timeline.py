@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from elastrain.pipeline.actions import ActionKind
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, Task, routes
 from elastrain.pipeline.planner.chain_choice import estimated_s
-from elastrain.pipeline.planner.timeline import Played, PlayedAction, StepCosts, Timeline, play
+from elastrain.pipeline.planner.timeline import PlayedAction, PlayedStep, StepCosts, Timeline, play
 from elastrain.pipeline.planning import one_f_one_b
 from tests.property.pipeline.test_actions import orders_of_torch
 from tests.property.pipeline.test_bounds import plans
@@ -113,7 +113,7 @@ played_plans = st.tuples(
 )
 
 
-def played_of(case: tuple[PipelinePlan, list[float], bool, int, int]) -> tuple[PipelinePlan, StepCosts, Played]:
+def played_of(case: tuple[PipelinePlan, list[float], bool, int, int]) -> tuple[PipelinePlan, StepCosts, PlayedStep]:
     plan, seconds, is_split, run_length, crossing_bytes = case
     speeds = {member: 1.0 - 0.1 * (at % 4) for at, member in enumerate(plan.members)}
     rates = replace(FREE, inside_bytes_per_s=4.0, message_s=0.125)
@@ -122,7 +122,7 @@ def played_of(case: tuple[PipelinePlan, list[float], bool, int, int]) -> tuple[P
     return plan, costs, play(routes(plan), plan.limits, costs, run_length)
 
 
-def by_action(played: Played) -> dict[tuple[ActionKind, int, Task], PlayedAction]:
+def by_action(played: PlayedStep) -> dict[tuple[ActionKind, int, Task], PlayedAction]:
     return {(each.action.kind, each.action.micro_batch, each.action.task): each for each in played.actions}
 
 

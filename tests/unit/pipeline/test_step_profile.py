@@ -13,7 +13,7 @@ from elastrain.pipeline.planner.step_profile import (
     NOISE,
     BlockSeconds,
     Gauge,
-    StepProfile,
+    JobProfile,
     StepRates,
     fitted,
     profile_of,
@@ -44,8 +44,8 @@ def test_blocks_without_flops_are_taken_as_even() -> None:
 def test_a_profile_is_a_value_that_travels_as_json() -> None:
     rates = StepRates(links=(("a", "b", 3.0),), message_s=0.25)
     profile = replace(profile_with([1.0, 2.0], speeds={"a": 0.5}, rates=rates), nodes={"a": "n0"})
-    assert msgspec.json.decode(msgspec.json.encode(profile), type=StepProfile) == profile
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(profile), type=StepProfile) == profile
+    assert msgspec.json.decode(msgspec.json.encode(profile), type=JobProfile) == profile
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(profile), type=JobProfile) == profile
 
 
 @pytest.mark.parametrize(
