@@ -186,12 +186,12 @@ def test_nothing_moves_within_the_noise_of_the_profile(noise: float) -> None:
 
 def test_a_move_has_to_win_back_its_cost() -> None:
     before = choose_plan(asked(4, 8, 8, pipelines=1)).plan
-    rates = replace(FREE, publish_bytes_per_s=1.0)
-    profile = profile_with([1.0] * 8, speeds={"m1": 0.5}, rates=rates, parameter_bytes=1)
-    question = asked(4, 8, 8, profile=profile, present=before, pipelines=1)
+    # A block takes 20 s to publish. Shifting one saves more than that, but not twice as much.
+    rates = replace(FREE, publish_bytes_per_s=0.05)
+    profile = profile_with([1.0] * 8, speeds={"m1": 0.5}, rates=rates)
+    question = asked(4, 8, 8, profile=profile, present=before)
     assert choose_plan(replace(question, steps_ahead=1000)).plan != before
-    dear = replace(profile, parameter_bytes=(500,) * 8)
-    assert choose_plan(replace(question, profile=dear, steps_ahead=1)).plan == before
+    assert choose_plan(replace(question, steps_ahead=1)).plan == before
 
 
 def test_re_routing_moves_no_block_and_loses_no_run() -> None:
