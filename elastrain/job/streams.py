@@ -74,7 +74,7 @@ class StreamOrder:
 
     def epoch(self, step: int) -> int:
         """Raise ConfigError, because each stream has epochs of its own, of unknown length."""
-        raise ConfigError("step.epoch is not known with streams, each of which has epochs of its own: count steps instead")
+        raise ConfigError("step.epoch is not known with streams, which have epochs of their own: count steps")
 
     def fingerprint(self, step: int, micro_batch: int) -> int:
         """Sum up fingerprints of the samples' places, mod 2**64. Sums over a step show if each was used once."""

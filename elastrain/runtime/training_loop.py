@@ -25,8 +25,8 @@ from elastrain.integrity.checks import Due, neighbour, probes
 from elastrain.job.run_plan import plan
 from elastrain.job.values import Record
 from elastrain.protocol import agent_messages as am
-from elastrain.runtime.durable.whole_state import WholeState, loaded_pieces
 from elastrain.runtime.assembly import Prepared
+from elastrain.runtime.durable.whole_state import WholeState, loaded_pieces
 from elastrain.runtime.io.agent_link import ChannelClosedError
 from elastrain.runtime.io.loop_channel import LoopOver, StepBegun
 from elastrain.runtime.io.member_connections import Connections
@@ -107,6 +107,7 @@ class TrainingLoop:
     def _committed(self, record: Record) -> None:
         self._prepared.optimizer.committed(record)
         self._lines.committed(record)
+        self._numbers.look(within=True)
 
     def give_back_model(self) -> None:
         """Remove all hooks and stubs from the model, unless blocks are absent: then uses of these are still refused."""
@@ -183,10 +184,6 @@ class TrainingLoop:
         if sentence := self._numbers.difference(self._carried.numbers):
             say(f"{self._me} begins with step {step}: {sentence}")
             self._connections.journal.write("numbers_differ", step=step, reason=sentence)
-
-    def _committed(self, record: Record) -> None:
-        self._prepared.optimizer.committed(record)
-        self._numbers.look(within=True)
 
     def _begin(self, number: int) -> LoopSnapshot:
         """Return the loop state for newcomers, taken at the start of the step before the loop's body changes it."""
