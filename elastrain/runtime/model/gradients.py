@@ -127,6 +127,8 @@ class GradientSlot:
         self._parts: dict[int, GradientPart] = {}
         self.touched: set[int] = set()
         """Indices of the leaves into which a backward has accumulated."""
+        self._settled: set[int] = set()
+        """Blocks of the run that were settled. They are not written again: the engine's stream may be reading them."""
         self.last: int | None = None
         """The leaf that got a gradient last."""
         self.is_discarding = False
@@ -149,6 +151,7 @@ class GradientSlot:
         for part in self._parts.values():
             part.begin_run()
         self.touched.clear()
+        self._settled.clear()
 
     def release(self) -> None:
         """Give the memory back for other slots if blocks come and go. The content is no longer needed."""
@@ -190,9 +193,10 @@ class GradientSlot:
 
     def settle(self, block: int) -> None:
         """Zero the leaves of a block that got no gradient in the run, so that its gradients are final."""
-        for leaf in self._layout.leaves_of(block):
+        for leaf in self._layout.leaves_of(block) if block not in self._settled else ():
             if leaf.index in self.views and leaf.index not in self.touched:
                 self.views[leaf.index].zero_()
+        self._settled.add(block)
 
     def lane(self, shard: Shard, lane: int) -> Tensor:
         """Return a 1-D view `(shard.numel,)` of the shard's part in one lane; twice as long for running statistics."""

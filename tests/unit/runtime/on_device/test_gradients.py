@@ -56,6 +56,19 @@ def test_digests_of_gradients_are_submitted_without_a_wait() -> None:
     assert tuple(each() for each in digests) == _computed("cpu")[0].digests()
 
 
+def test_a_block_that_was_reported_is_not_written_again_for_its_digests() -> None:
+    slot, _ = _computed("late")
+    port = device_of(torch.device("late"))
+    slot.begin_run()  # in which no micro-batch uses a parameter
+    slot.settle(0)
+    reported = port.record()
+    slot.digests_later()
+    with port.side_stream("engine"):
+        reported.wait()
+        slot.views[0].sum()
+    assert late.races() == []
+
+
 def test_the_slot_of_a_check_lies_on_the_device_until_its_step_is_over() -> None:
     executor, memory = executor_on("late"), torch.get_device_module("late")
     before = memory.memory_allocated()
