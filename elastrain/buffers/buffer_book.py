@@ -108,8 +108,6 @@ class BufferBook:
                 # Only its maker still has what was sent, so it can tell damage in memory from damage on the way.
                 is_intact = self.slots.is_intact((command.step, command.block, command.node))
                 return p.PartialChecked(step=command.step, block=command.block, is_intact=is_intact)
-            case p.TakeFetched():
-                return self._fetch(command)
             case p.TakeBoundary():
                 self.boundaries.put(command.message, command.payload)
             case p.VoidAttempt():
@@ -156,6 +154,8 @@ class BufferBook:
             case p.Bind():
                 self._states.bind(command)
                 self._behind.forget(command.shard, command.step)
+            case p.TakeFetched():
+                return self._fetch(command)
             case p.TakeCopy():
                 self._behind.forget(command.shard, EVER)
                 return self._states.take_copy(command)

@@ -58,6 +58,7 @@ class Custody:
             self.taken,
             self.sole_copies,
             self.digest_broadcast,
+            StateFetch(shape.sizes, views, commit, self.holdings, out),
         )
 
 
@@ -77,7 +78,6 @@ class Machine:
         self.checkpointing = Checkpointing(
             checkpoints, shape.sizes, self.views, self.commit, self.custody.holdings, self.out
         )
-        self.fetch = StateFetch(shape.sizes, self.views, self.commit, self.custody.holdings, self.out)
         self.end = JobEnd(me, self.views, self.out)
         self.loop = LoopStages(self.views, self.commit, self.step, self.replicas, self.end, self.out)
         # After a change of view the parts go on in this order. The repair comes last, since another part may find
@@ -90,7 +90,6 @@ class Machine:
             *self.custody.parts,
             self.replicas,
             self.checkpointing,
-            self.fetch,
             self.loop,
             self.end,
             self.custody.repair,

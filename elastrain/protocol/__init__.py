@@ -7,4 +7,5 @@ work; else the engine and the simulator do.
 
 from elastrain.protocol.commands import *  # noqa: F403  every event and command is meant  # noqa: F403  as above
 from elastrain.protocol.events import *  # noqa: F403  as above
+from elastrain.protocol.loop_events import *  # noqa: F403  as above
 from elastrain.protocol.work_commands import *  # noqa: F403  as above

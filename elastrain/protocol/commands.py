@@ -112,6 +112,19 @@ class Backward:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TakeFetched:
+    """Copy a shard's state for the script, from the payload or from this member's own. Answer: `TookFetched`."""
+
+    step: int
+    shard: int
+    payload: Any
+    """None: copy this member's own state."""
+    source: str
+    digest: int | None
+    """Expected digest; None: the one in the payload."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StateFetched:
     """Give the training loop the states of all shards after `step`, as `TakeFetched` has copied them."""
 
@@ -293,6 +306,7 @@ Command: TypeAlias = (
     | WriteManifest
     | EndCheckpoint
     | HoldBlocks
+    | TakeFetched
     | StateFetched
     | Leave
     | Fail

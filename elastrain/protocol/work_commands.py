@@ -249,19 +249,6 @@ class TakeCopy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakeFetched:
-    """Copy a shard's state for the script, from the payload or from this member's own. Answer: `TookFetched`."""
-
-    step: int
-    shard: int
-    payload: Any
-    """None: copy this member's own state."""
-    source: str
-    digest: int | None
-    """Expected digest; None: the one in the payload."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Drop:
     """Free the state of this shard: this member is no longer a holder."""
 
@@ -352,7 +339,6 @@ Work: TypeAlias = (
     | DigestAgain
     | TakeParameters
     | TakeCopy
-    | TakeFetched
     | Capture
     | DropCaptures
     | Drop

@@ -31,6 +31,7 @@ from elastrain.runtime.durable.manifests import Described
 from elastrain.runtime.durable.member_checkpoints import Bearings, Checkpoints
 from elastrain.runtime.durable.node_disks import reader_of
 from elastrain.runtime.durable.stored_initial import StoredInitial, initial_of
+from elastrain.runtime.durable.whole_state import WholeState
 from elastrain.runtime.engine.engine import Engine, EngineParts
 from elastrain.runtime.faults.broken_parts import altered
 from elastrain.runtime.faults.flips import MemberMemory, WrittenFiles
@@ -98,9 +99,7 @@ class Prepared:
     """The checkpoint that the job starts from, if any."""
     describe: Callable[[], dict[str, Any]]
     """Returns the values that must be equal on all members; see `Settings.describe`."""
-    layout: Layout
-    described: Described
-    """Names, shapes and groups of the parameters."""
+    whole: WholeState
     pipelines: Pipelines | None = None
     """None if every member computes whole runs."""
 
@@ -123,13 +122,9 @@ def assemble(
     state = ModelState(request.model, layout, memory.empty, apart=chosen.settings.stages > 1)
     shape = _shape(request, layout, chosen, state)
     handover = _handover(connections, mesh, port)
+    norm = request.max_grad_norm
     executor = Executor(
-        layout=layout,
-        runs=shape.runs,
-        model=state,
-        optimizer=pieces,
-        memory=memory,
-        max_grad_norm=request.max_grad_norm,
+        layout=layout, runs=shape.runs, model=state, optimizer=pieces, memory=memory, max_grad_norm=norm
     )
     described = Described(layout, request.model, request.optimizer)
     if (checkpoints := _checkpoints(described, chosen, connections, handover)) is not None:
@@ -152,8 +147,7 @@ def assemble(
         checkpoints=checkpoints,
         first_step=shape.initial.step + 1,
         stored=stored,
-        layout=layout,
-        described=described,
+        whole=WholeState(layout, described, request.model, handover),
         describe=_describing(request, layout, chosen, connections),
     )
 

@@ -26,7 +26,6 @@ from elastrain.job.run_plan import plan
 from elastrain.job.values import Record
 from elastrain.protocol import agent_messages as am
 from elastrain.runtime.assembly import Prepared
-from elastrain.runtime.durable.whole_state import WholeState, loaded_pieces
 from elastrain.runtime.io.agent_link import ChannelClosedError
 from elastrain.runtime.io.loop_channel import LoopOver, StepBegun
 from elastrain.runtime.io.member_connections import Connections
@@ -136,11 +135,11 @@ class TrainingLoop:
                     "the job begins from its checkpoint (--resume), not from the optimizer state that the script loaded"
                 )
             else:
-                prepared.optimizer.loaded = loaded_pieces(loaded, prepared.model, prepared.layout)
-        whole = WholeState(prepared.described, prepared.model, self._parts.handover, lambda: self._last_words.step)
-        prepared.facade.fetch = whole.of_optimizer
+                prepared.optimizer.loaded = prepared.whole.cut(loaded)
+        prepared.whole.step = lambda: self._last_words.step
+        prepared.facade.fetch = prepared.whole.of_optimizer
         if prepared.pipelines is not None:
-            self._parts.model.whole = whole.of_model
+            self._parts.model.blocks.fetch = prepared.whole.of_model
 
     def _join(self) -> int:
         """Announce that this member is ready, wait until it is admitted, and return the step to begin with."""
@@ -259,7 +258,7 @@ class TrainingLoop:
         if self._prepared.pipelines is not None:  # blocks came back after the last step
             self._parts.model.statistics.refresh()
         model, memory = self._parts.model, self._prepared.memory
-        model.whole = None
+        model.blocks.fetch = None
         is_left_partial = memory is not None and not memory.work.has_room_for_all and model.blocks.leave()
         digest = "" if is_left_partial else model.parameters_digest()
         self._connections.journal.write("finished", step=step, digest=digest)

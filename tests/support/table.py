@@ -55,12 +55,13 @@ ALLOWED = {
     "parameters": {
         "job.init": Allowed(9, "scripts say each setting by its keyword; a value would be one more class to import"),
         "hooks.save_on_disk": Allowed(9, "likewise, beside torch's save_on_cpu, which takes plain keywords"),
-        "loader.DataLoader.__init__": Allowed(8, "it mirrors torch's DataLoader, which has 15"),
+        "loader.DataLoader.__init__": Allowed(18, "it mirrors torch's DataLoader, which has 17"),
     }
 }
 """The public face: what a user is best served by counts more here than a limit for ourselves."""
-TOTALS = {"function_median": 6, "function_p90": 16, "product_files": 400, "product_code": 47_008}
-"""Figures of the whole product, and where they have to arrive. Of its code, 1,858 lines are training on devices."""
+TOTALS = {"function_median": 6, "function_p90": 16, "product_files": 430, "product_code": 49_900}
+"""Figures of the whole product, and where they have to arrive. Of its code, 1,900 lines are training on devices,
+900 the planner, and 1,850 what people's scripts need: loggers, streams, figures, saved states, ranks."""
 COMMENTS_PERCENT = 6.0
 """Of the lines of the pure parts, at least."""
 SLACK = {"product_code": 100, "comments_percent": 0.2}

@@ -23,15 +23,15 @@ Loaded = Mapping[Tensor, Mapping[str, Value]]
 
 
 class WholeState:
-    """Reader of the whole state between two steps, from its holders. `step` returns the loop's present step."""
+    """Reader of the whole state between two steps, from its holders."""
 
-    def __init__(
-        self, described: Described, model: nn.Module, handover: LoopChannel, step: Callable[[], Step | None]
-    ) -> None:
+    def __init__(self, layout: Layout, described: Described, model: nn.Module, handover: LoopChannel) -> None:
+        self.step: Callable[[], Step | None] = lambda: None
+        """Returns the present step of the loop."""
+        self._layout = layout
         self._described = described
         self._names = {plain_name(n): q for n, q in model.named_parameters(remove_duplicate=False)}
         self._handover = handover
-        self._step = step
 
     def of_optimizer(self) -> dict[Tensor, dict[str, Any]]:
         """Return the state of every parameter, in new memory. Other members do not wait.
@@ -46,7 +46,7 @@ class WholeState:
         return self._gathered("model.state_dict()").parameters()[0]
 
     def _gathered(self, what: str) -> Gathering:
-        step = self._step()
+        step = self.step()
         if self._handover.has_ended:
             raise ConfigError(
                 f"{what} comes too late behind the loop over job.steps(…), where the members have let go of the state: "
@@ -59,24 +59,21 @@ class WholeState:
             )
         return self._described.gathered(self._handover.fetch_states())
 
-
-def loaded_pieces(loaded: Loaded, model: nn.Module, layout: Layout) -> Callable[[Shard], list[dict[str, Any]]]:
-    """Return a function that cuts what the script has loaded into the pieces of a shard, on the parameters' device."""
-    known = {spec.name for spec in layout.parameters}
-    every = {plain_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
-    named = {name: parameter for name, parameter in every.items() if name in known}
-    states = {name: loaded[parameter] for name, parameter in named.items() if parameter in loaded}
-
-    def pieces(shard: Shard) -> list[dict[str, Any]]:
+    def cut(self, loaded: Loaded) -> Callable[[Shard], list[dict[str, Any]]]:
+        """Return a function that cuts a loaded state into the pieces of a shard, on the parameters' device."""
+        named = {spec.name: self._names[spec.name] for spec in self._layout.parameters if spec.name in self._names}
+        states = {name: loaded[parameter] for name, parameter in named.items() if parameter in loaded}
         device = next(iter(named.values())).device
-        dtype: torch.dtype = getattr(torch, shard.master_dtype)
 
-        def placed(value: Value) -> Value:
-            if not isinstance(value, Tensor) or not value.dim():
-                return value
-            return value.to(device, dtype if value.is_floating_point() else value.dtype)
+        def pieces(shard: Shard) -> list[dict[str, Any]]:
+            dtype: torch.dtype = getattr(torch, shard.master_dtype)
 
-        cut = optimizer_pieces(states, layout, shard)
-        return [{name: placed(value) for name, value in piece.items()} for piece in cut]
+            def placed(value: Value) -> Value:
+                if not isinstance(value, Tensor) or not value.dim():
+                    return value
+                return value.to(device, dtype if value.is_floating_point() else value.dtype)
 
-    return pieces
+            cut = optimizer_pieces(states, self._layout, shard)
+            return [{name: placed(value) for name, value in piece.items()} for piece in cut]
+
+        return pieces

@@ -29,6 +29,7 @@ from elastrain.errors import ConfigError
 from elastrain.runtime.loader import packing
 from elastrain.runtime.loader.fork_server import ForkServer, ProcessEnded, how_it_ended
 from elastrain.runtime.loader.packing import Request
+from elastrain.runtime.loader.seeding import in_host_memory
 
 Load = Callable[[int, int], Any]
 """`(step, micro-batch)` -> the collated micro-batch."""
@@ -103,7 +104,7 @@ class LoaderProcesses:
         self._deaths = _Deaths(_DEATHS_IN_A_ROW * count)
         at_work, theirs = self._at_work, [theirs for _, theirs in pairs]
         if torch.get_default_device().type != "cpu":
-            load = _in_host_memory(load)
+            load = in_host_memory(load)
         self._fork_server = ForkServer(lambda slot: _serve(load, slot, at_work, *theirs), count)
         self._poll = select.poll()
         self._poll.register(self._results[0], select.POLLIN)
@@ -275,16 +276,6 @@ def _taken(fds: list[int]) -> Packed:
         return error
     finally:
         os.close(fds[0])
-
-
-def _in_host_memory(load: Load) -> Load:
-    """Return `load` without the script's default device, which a fork cannot use."""
-
-    def loaded(step: int, micro_batch: int) -> Any:
-        with torch.device("cpu"):
-            return load(step, micro_batch)
-
-    return loaded
 
 
 def _serve(

@@ -1,10 +1,11 @@
-"""Seeding of Python, NumPy and torch while data is loaded, and the restoring of what the training loop draws from."""
+"""State of Python, NumPy and torch while data is loaded: seeds, generators of the loop, and the default device."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,3 +33,13 @@ def generators_kept() -> Iterator[None]:
         random.setstate(kept[0])
         np.random.set_state(kept[1])
         torch.default_generator.set_state(kept[2])
+
+
+def in_host_memory(load: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+    """Return `load` without the script's default device, which a fork cannot use."""
+
+    def loaded(step: int, micro_batch: int) -> Any:
+        with torch.device("cpu"):
+            return load(step, micro_batch)
+
+    return loaded

@@ -5,7 +5,7 @@ Applies the fixed partition of `elastrain.job.layout` to torch modules. No messa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -71,10 +71,6 @@ class ModelState:
         self.ties = Ties(layout, self.readers, apart=apart)
         self._adopt(model)
         self._slot: GradientSlot | None = None
-        self._model = model
-        self.whole: Callable[[], Mapping[str, Tensor]] | None = None
-        """Returns all parameters by name for `state_dict` in the loop, or raises ConfigError. None outside of it."""
-        self._lent: Mapping[str, Tensor] | None = None
         self.statistics = statistics.RunningStatistics(model, layout, self._memory.flat)
         self._completion = Completion(layout)
         self._hooks = [
@@ -83,7 +79,7 @@ class ModelState:
         ]
         self.ties.forward_is_over()
         if apart:
-            self._hooks += [self._guarded(module_of(model, name)) for name in {"", *layout.blocks}]
+            self._hooks += [self._guarded(model, name) for name in {"", *layout.blocks}]
             giving = model.register_state_dict_post_hook(OriginalsHook(self._give_whole))  # type: ignore[no-untyped-call]
             self._hooks.append(giving)
 
@@ -161,25 +157,25 @@ class ModelState:
         for placed in self._placed:
             AbsentParameter.mark(placed.parameter, None if placed.flat in here else placed.name)
 
-    def _guarded(self, module: nn.Module) -> RemovableHandle:
-        """Refuse to copy the module or take its state while parameters are absent, because these are NaN."""
+    def _guarded(self, model: nn.Module, name: str) -> RemovableHandle:
+        """Let the whole model fetch its state while parameters are absent, and refuse state and copies of a block."""
 
         def check(of: nn.Module, prefix: str, keep_vars: bool) -> None:
-            if keep_vars or self._lent is not None:  # with keep_vars the runtime itself reads buffers
+            if keep_vars or self.blocks.lent is not None:  # with keep_vars the runtime itself reads buffers
                 return
-            if of is self._model and not prefix and self.whole is not None and self.blocks.missing() is not None:
-                self._lent = self.whole()
+            if of is model and not prefix and self.blocks.fetch is not None and self.blocks.missing() is not None:
+                self.blocks.lent = self.blocks.fetch()
                 self._guard(range(len(self.layout.flats)))
             else:
                 self.blocks.check_are_all("state_dict()")
 
         guard = OriginalsHook(check, copying=partial(self.blocks.check_are_all, "a copy of the model"))
-        return module.register_state_dict_pre_hook(guard)  # type: ignore[no-any-return, no-untyped-call]
+        return module_of(model, name).register_state_dict_pre_hook(guard)  # type: ignore[no-any-return, no-untyped-call]
 
     def _give_whole(self, of: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:
         """Put the values of absent parameters into a `state_dict` of the whole model."""
-        if self._lent is not None:
-            lent, self._lent = self._lent, None
+        if self.blocks.lent is not None:
+            lent, self.blocks.lent = self.blocks.lent, None
             self._guard(self._memory.flats.keys() - self.blocks.coming())
             state.update((name, lent[plain_name(name)]) for name in state if plain_name(name) in lent)
 

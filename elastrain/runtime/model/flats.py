@@ -224,6 +224,10 @@ class HeldBlocks:
         """Shards of new blocks whose values have not been written yet."""
         self.are_left_partial = False
         """True if the loop is over and some blocks are absent for good."""
+        self.fetch: Callable[[], Mapping[str, Tensor]] | None = None
+        """Returns all parameters by name for `state_dict` in the loop, or raises ConfigError. None outside of it."""
+        self.lent: Mapping[str, Tensor] | None = None
+        """Parameters by name for the `state_dict` that is being made."""
 
     def hold(self, flats: Collection[int]) -> None:
         """Keep memory for exactly these flats. New ones have no values yet."""
