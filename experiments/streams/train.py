@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import torch
-from sources import collate, source  # beside this script
 from torch import nn
 
 import elastrain
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from experiments.streams.sources import collate, source
 
 
 def main() -> None:

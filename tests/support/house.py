@@ -23,6 +23,7 @@ Sizes = dict[str, int]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 MODULES_OF = {
+    "mosaicml-streaming": "streaming",
     "etcd-sdk-python": "pyetcd",
     "grpcio": "grpc",
     "kvikio-cu12": "kvikio",
