@@ -19,7 +19,7 @@ MORE_IN_FLIGHT = (8, 4, 2, 1, 0)
 GROUP_SIZES = (1, 4)
 FEW_CUTS = 24
 """All whole cuts of a chain are candidates if there are at most so many."""
-ACTIONS = 7_000
+ACTIONS = 12_000
 """Actions that the timeline plays for one question, after which no further candidate is begun."""
 Chain = tuple[str, ...]
 
@@ -82,9 +82,12 @@ class Chains:
         n = self.room.run_length
         options = [(estimated_s(self.costs, each, n), at, each) for at, each in enumerate(self._options(chain, share))]
         best: tuple[float, Pipeline] | None = None
+        begun = self.spent
         for least_s, _, pipeline in sorted(options, key=lambda each: each[:2]):
             actions = 3 * share * n * len(chain)
-            if best is not None and (least_s >= best[0] or self.spent + actions > ACTIONS):
+            # No class of chains may use up what others need.
+            is_much = self.spent + actions > min(ACTIONS, begun + ACTIONS // 8)
+            if best is not None and (least_s >= best[0] or is_much):
                 break
             self.spent += actions
             seconds = self.timeline.computed_s([(pipeline, 0)], len(self.graph.blocks), self.has_peers)

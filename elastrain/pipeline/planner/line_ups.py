@@ -78,7 +78,6 @@ def re_routed(plan: PipelinePlan, members: Sequence[str]) -> PipelinePlan | None
     found, turns = list[Pipeline](), dict[tuple[int, int], int]()
     for pipeline in plan.pipelines:
         if alive.issuperset(pipeline.members):
-            found.append(pipeline)
             continue
         stretches = pipeline.stretches(plan.blocks)
         lost = [stretches[member] for member in pipeline.members if member not in alive]
@@ -95,4 +94,6 @@ def re_routed(plan: PipelinePlan, members: Sequence[str]) -> PipelinePlan | None
                     chain[place] = peers[stretch][turns[stretch] % len(peers[stretch])]
             share = pipeline.share // parts + (part < pipeline.share % parts)
             found.append(replace(pipeline, members=tuple(chain), share=share))
-    return replace(plan, pipelines=tuple(found))
+    # Lower runs go first. Those of broken pipelines fill bubbles then, and do not wait until their peers have ended.
+    whole = [pipeline for pipeline in plan.pipelines if alive.issuperset(pipeline.members)]
+    return replace(plan, pipelines=(*found, *whole))

@@ -6,7 +6,6 @@ better than what was played. Equal questions get equal answers.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,11 +14,11 @@ from heapq import heapify, heappop, heappush
 from elastrain.memory.memory_budget import mib
 from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, held
-from elastrain.pipeline.planner.chain_choice import ACTIONS, Chains, estimated_s
+from elastrain.pipeline.planner.chain_choice import ACTIONS, Chains
 from elastrain.pipeline.planner.line_ups import LineUpOf, line_ups, re_routed, survivors
 from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, Shortage
 from elastrain.pipeline.planner.step_profile import JobProfile
-from elastrain.pipeline.planner.timeline import StepCosts, Timeline
+from elastrain.pipeline.planner.timeline import StepCosts
 
 FEW_CHAINS = 8
 """With at most so many pipelines, runs are moved from one to another until the slowest can give none away."""
@@ -94,28 +93,12 @@ class _Choice:
             plan, reason = re_routed(plan, asked.members), "no block moves: peers take the runs of lost members"
         if plan is None or any(isinstance(self.chains.room.limits(each), Shortage) for each in plan.pipelines):
             return None
-        return PlanAnswer(plan=plan, step_s=self._staying_s(plan), reason=reason)
-
-    def _staying_s(self, plan: PipelinePlan) -> float:
-        """Return the seconds of a step of a plan in which members may stand in several pipelines.
-
-        If that is too much to play, only the slowest of the pipelines that lost no member is played. Its members are
-        slowed down by the runs that they take from others.
-        """
-        present, runs = self.question.present, Counter[str]()
-        before = frozenset(() if present is None else present.pipelines)
-        for pipeline in plan.pipelines:
-            runs.update(dict.fromkeys(pipeline.members, pipeline.share))
-        whole = [each for each in plan.pipelines if each in before and each.share]
-        actions = 3 * sum(runs.values()) * self.question.run_length
-        if len(runs) == sum(map(len, (each.members for each in plan.pipelines))) or not whole or actions < ACTIONS // 3:
-            return self.chains.timeline.step_s(plan)
-        speeds = self.question.profile.speeds
-        slowed = {m: speeds.get(m, 1.0) * each.share / runs[m] for each in whole for m in each.members}
-        costs = StepCosts(profile=replace(self.question.profile, speeds=slowed), is_split=self.question.is_split)
-        slowest = max(whole, key=lambda each: estimated_s(costs, each, self.question.run_length))
-        computed_s = Timeline(costs, self.question.run_length).computed_s([(slowest, 0)], plan.blocks, True)
-        return computed_s + self.question.profile.rates.step_s + self.chains.timeline.publish_s(plan, {})
+        # Re-routed pipelines wait for each other, so all of them are played. With many members that takes too long, and
+        # a new cut costs no more than one publish.
+        is_apart = len(plan.members) == sum(len(each.members) for each in plan.pipelines)
+        if not is_apart and 3 * sum(each.share * len(each.members) for each in plan.pipelines) > ACTIONS:
+            return None
+        return PlanAnswer(plan=plan, step_s=self.chains.timeline.step_s(plan), reason=reason)
 
     def best(self, stay: PlanAnswer | None) -> PlanAnswer | None:
         """Return the best of all candidates, of which `stay` is one."""
