@@ -56,6 +56,7 @@ class Bound(NamedTuple):
         """Return the cut of one run. `first` is the first run of the pipeline."""
         # Whole numbers, so that all members compute the same cuts.
         group = run // self.size - first // self.size
+        # The count of deeper groups so far rises by one exactly at a deeper group.
         is_deep = (group + 1) * self.deep // self.groups > group * self.deep // self.groups
         return self.deeper if is_deep else self.cut
 

@@ -36,6 +36,7 @@ def fractional_cuts(divisible: Divisible, speeds: Sequence[float], groups: int, 
     for goal in divisible.goals(speeds):
         at = min(bisect_right(seconds, goal), len(points) - 1) - 1
         length_s = seconds[at + 1] - seconds[at]
+        # Rounded to whole groups: a bound that rounds to one of its ends is a plain cut, and no block is held twice.
         deep = round(groups * (goal - seconds[at]) / length_s) if length_s > 0 else 0
         if 0 < deep < groups:
             cuts.append(Bound(points[at], points[at + 1], deep, groups, size))
@@ -57,6 +58,7 @@ def whole_cuts(divisible: Divisible, speeds: Sequence[float], fits: Fits) -> tup
     high_s = divisible.seconds[-1] / min(speeds)
     if _ends(divisible, speeds, fits, high_s) is None:
         return None
+    # Halving needs a bound from above that is feasible, which was checked before the loop.
     for _ in range(ROUNDS):
         middle_s = (low_s + high_s) / 2
         if _ends(divisible, speeds, fits, middle_s) is None:
@@ -86,12 +88,14 @@ def _ends(divisible: Divisible, speeds: Sequence[float], fits: Fits, load_s: flo
     at, found = 0, list[int]()
     for place, goal in enumerate([*divisible.goals(speeds), seconds[-1]]):
         most = bisect_right(seconds, seconds[at] + load_s * speeds[place] * (1 + 1e-12)) - 1
+        # Each member behind this one needs at least one unit.
         most = min(most, last - (members - 1 - place))
         least = max(earliest[place], at + 1)
         while most > least and not fits(place, points[at], points[most]):
             most -= 1
         if most < least or not fits(place, points[at], points[most]):
             return None
+        # Of all cuts with the least load, the one nearest to its place leaves the other members most even.
         near = bisect_left(seconds, goal)
         near -= near > 0 and goal - seconds[near - 1] <= seconds[near] - goal
         at = min(max(near, least), most)

@@ -101,6 +101,7 @@ class Chains:
         cuts = list(self._whole(chain, speeds, share))
         for size in sizes if len(chain) > 1 else ():
             bounds = fractional_cuts(self._divisible, speeds, -(-share // size), size)
+            # Where all bounds round to cuts, the whole cuts are the same candidate.
             if bounds is not None and bounds not in cuts:
                 cuts.append(bounds)
         found: list[Pipeline] = []
@@ -119,6 +120,7 @@ class Chains:
         limits = self.room.limits(pipeline)
         if not isinstance(limits, Shortage):
             return replace(pipeline, limits=limits)
+        # The plan that lacks least is the one that a user can reach with the smallest change.
         if self.shortage is None or limits.missing_bytes < self.shortage.missing_bytes:
             self.shortage = replace(limits, plan=f"{len(pipeline.members)} members cut at {list(pipeline.cuts)}")
         return None
@@ -126,7 +128,9 @@ class Chains:
     def _whole(self, chain: Chain, speeds: list[float], share: int) -> tuple[Cuts, ...]:
         key = (self.class_of(chain), share if self.room.memory.limits_bytes else 0)
         if key not in self._wholes:
+            # With few runs the fill of the pipeline counts as much as the costliest member, so all cuts are tried.
             inner, more = self.graph.legal_cuts, len(chain) - 1
+            # The number of cuts explodes with the number of members, so larger chains get the closed form.
             if comb(len(inner), more) <= FEW_CUTS:
                 self._wholes[key] = tuple(combinations(inner, more))
             else:

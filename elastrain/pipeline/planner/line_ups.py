@@ -50,8 +50,10 @@ def line_ups(present: PipelinePlan | None, members: Sequence[str], units: int) -
     """Return the candidates, those that move least first. Each pipeline has at most `units` members."""
     found: list[LineUpOf] = []
     row = tuple(members)
+    # Two counts with the same longest pipeline are bound by the same member, so one of them is enough.
     counts = {-(-len(row) // length) for length in range(1, units + 1)}
     if present is not None:
+        # Members keep their order, so most of them keep most of their blocks.
         own = survivors(present, members)
         row = tuple(member for chain in own for member in chain)
         found += [own, levelled(own)]
@@ -90,8 +92,10 @@ def re_routed(plan: PipelinePlan, members: Sequence[str]) -> PipelinePlan | None
             for place, member in enumerate(chain):
                 if member not in alive:
                     stretch = stretches[member]
+                    # In turn over all broken pipelines, so that no peer takes more than its part.
                     turns[stretch] = turns.get(stretch, -1) + 1
                     chain[place] = peers[stretch][turns[stretch] % len(peers[stretch])]
+            # The first parts take what does not divide evenly.
             share = pipeline.share // parts + (part < pipeline.share % parts)
             found.append(replace(pipeline, members=tuple(chain), share=share))
     # Lower runs go first. Those of broken pipelines fill bubbles then, and do not wait until their peers have ended.

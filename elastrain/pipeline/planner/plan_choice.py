@@ -109,11 +109,13 @@ class _Choice:
             found = [each for each in found if len(each) == asked.pipelines] or found
         shares = [self._shares(line_up) for line_up in found]
         least_s = [max(map(self.chains.least_s, *pair)) for pair in zip(found, shares, strict=True)]
+        # The most promising first: most of the others need not be played then. Of equals, the one that moves least.
         for at in sorted(range(len(found)), key=lambda i: (least_s[i], i)):
             limit_s = float("inf") if best is None else self.score(best)
             if least_s[at] >= limit_s or (best is not None and best is not stay and not self.chains.may_go_on):
                 break
             planned = self._planned(found[at], shares[at], limit_s)
+            # A tie keeps the earlier candidate, which moves less.
             if planned is not None and self.score(planned) < limit_s:
                 best = planned
         return best
@@ -157,6 +159,7 @@ class _Choice:
         heapify(heap)
         while left:
             _, first, key = heappop(heap)
+            # All equal chains take one more run at once: that keeps the loop short with thousands of members.
             takers = places[key][:left]
             for index in takers:
                 shares[index] += 1
@@ -176,6 +179,7 @@ class _Choice:
             taker = self._taker(line_up, shares, slowest, played[slowest][0])
             if taker is None:
                 break
+            # Seconds grow with the runs, so moving single runs finds the best shares.
             shares[slowest], shares[taker] = shares[slowest] - 1, shares[taker] + 1
         pipelines = tuple(replace(p, members=m, share=n) for (_, p), m, n in zip(played, line_up, shares, strict=True))
         plan = PipelinePlan(blocks=len(asked.graph.blocks), pipelines=pipelines)
@@ -201,6 +205,7 @@ class _Choice:
         """Return a pipeline that can take one more run and still be faster than the slowest one."""
         its = self.chains.class_of(line_up[slowest])
         for at, (chain, share) in enumerate(zip(line_up, shares, strict=True)):
+            # An equal pipeline with as many runs would become as slow as the slowest is now.
             is_no_better = self.chains.class_of(chain) == its and share + 1 >= shares[slowest]
             if len(line_up) > FEW_CHAINS or not self.chains.may_go_on or is_no_better:
                 continue

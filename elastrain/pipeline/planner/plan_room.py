@@ -67,6 +67,7 @@ class PlanRoom:
         blocks = len(self.profile.blocks)
         cuts = (0, *pipeline.cuts, blocks)
         for place, (member, limit) in enumerate(zip(pipeline.members, pipeline.limits, strict=True)):
+            # Limits fall member by member: one with little memory does not slow down the others.
             most = self.most_in_flight(member, cuts[place], cuts[place + 1], pipeline.share)
             if isinstance(most, Shortage):
                 return most
@@ -83,6 +84,7 @@ class PlanRoom:
         each_bytes = self.profile.activation_bytes[end]
         if not self.memory.activations_leave:
             each_bytes += self._sums[2][end] - self._sums[2][begin]
+        # At least one micro-batch must be in flight, or the member could never begin.
         left_bytes = limit_bytes - sum(parts.values())
         if left_bytes < each_bytes:
             parts["activations"] = each_bytes
@@ -98,6 +100,7 @@ class PlanRoom:
         gradient_bytes = copies_of(share) * (gradients[end] - gradients[begin])
         for bound in (each for each in (left, right) if isinstance(each, Bound)):
             # Groups of a shared block that are no neighbours keep a partial each.
+            # A group is a node of the fold, so its runs are one partial.
             gradient_bytes += min(share, bound.groups) * (gradients[bound.deeper] - gradients[bound.cut])
         held_bytes = parameters[end] - parameters[begin]
         return {

@@ -76,6 +76,7 @@ class JobProfile:
             or not len(self.activation_bytes) == len(self.gradient_bytes) == n + 1 == len(self.parameter_bytes) + 1
         ):
             raise ValueError(f"a profile has bytes for each of its {n} blocks, and of one cut more")
+        # A single NaN would make every comparison of plans false, and the first candidate would win.
         rates = {name: value for name, value in vars(self.rates).items() if name.endswith("bytes_per_s")}
         rates |= {f"the rate from {a} to {b}": rate for a, b, rate in self.rates.links}
         for name, value in {**rates, **{f"the speed of {m}": speed for m, speed in self.speeds.items()}}.items():
@@ -123,6 +124,7 @@ class Gauge:
 
     def news(self) -> float | None:
         """Return the median if it is to be told: it has changed by more than its noise. It counts as told then."""
+        # A median of fewer values would follow the first noisy steps.
         if len(self.recent) < WINDOW:
             return None
         middle = median(self.recent)
@@ -140,12 +142,14 @@ def fitted(profile: JobProfile, measured: Measured) -> JobProfile:
     """Return the profile after these measurements. A member or block without any keeps what it had."""
     # A member's speed is the median over its blocks, so one block that is dearer than its FLOPs makes no member slow.
     slowness = {m: _ratio(blocks, profile) for m, blocks in measured.items()}
+    # A member whose blocks all take no time says nothing about its speed.
     slowness = {m: ratio for m, ratio in slowness.items() if ratio > 0}
     if not slowness:
         return profile
     # What all members have in common belongs to the blocks.
     common = median(slowness.values())
     speeds = {**profile.speeds, **{m: common / ratio for m, ratio in slowness.items()}}
+    # Seconds are divided by slowness, so that blocks of slow members do not look dear.
     blocks = list(profile.blocks)
     for place in {place for each in measured.values() for place in each}:
         seen = [(each[place], speeds[m]) for m, each in measured.items() if place in each and m in slowness]

@@ -136,6 +136,7 @@ class _Seat:
 
     def take(self) -> TaskAction | None:
         """Take the action that `choose` wants next."""
+        # The rule looks at the first of each queue only, so the others need not be handed to it.
         heads = [each[0][-1] for each in (self.backwards, self.weights) if each]
         heads += [each[0][-1] for each in self.forwards.values() if each]
         action = choose(heads, self.in_flight, self.limit) if heads else None
@@ -178,6 +179,7 @@ class _Player:
             self._start(seat)
         while self.events:
             self.now_s = self.events[0][0]
+            # A member that ends an action at the moment when a gradient comes has to see that gradient.
             touched: dict[str, _Seat] = {}
             # All that happens at one time comes before the next choices.
             while self.events and self.events[0][0] == self.now_s:
@@ -221,6 +223,7 @@ class _Player:
             above = self.ending.get((task.run, task.begin))
             if above is not None:
                 self._send(TaskAction(BACKWARD, action.micro_batch, above), task, self.costs.profile.gradient_bytes)
+            # The previous member can go on. The gradients of the parameters wait for a bubble.
             if self.costs.splits(task):
                 seat.queue(TaskAction(WEIGHT, action.micro_batch, task))
                 return
@@ -230,9 +233,11 @@ class _Player:
     def _send(self, action: TaskAction, source: Task, sizes: Sequence[int]) -> None:
         """Send the input of an action. A member that hands on to itself sends nothing."""
         task, arrival_s = action.task, self.now_s
+        # After a loss two neighbouring tasks may be computed by the same member.
         if task.member != source.member:
             link = (source.member, task.member)
             cut = task.begin if action.kind is FORWARD else task.end
+            # Each direction of a link is a queue of its own, as cables and sockets are.
             hold_s = sizes[cut] and sizes[cut] / self.costs.link_bytes_per_s(*link)
             self.free_s[link] = max(self.now_s, self.free_s.get(link, 0.0)) + hold_s
             arrival_s = self.free_s[link] + self.costs.profile.rates.message_s
@@ -291,6 +296,7 @@ class Timeline:
             played = play(routes, plan.limits, self.costs, self.run_length)
             rate = self.costs.profile.rates.reduce_bytes_per_s if has_peers else float("inf")
             stretches = {m: stretch for p, _ in group for m, stretch in p.stretches(blocks).items()}
+            # A member sends its sums when it has computed, and does not wait for its peers.
             reduced_s = {m: self.costs.bytes_of(*stretch) / rate for m, stretch in stretches.items()}
             self.known_s[key] = max(played.finished_s[m] + reduced_s[m] for m in stretches)
         return self.known_s[key]
@@ -303,6 +309,7 @@ class Timeline:
             for member in pipeline.members:
                 places.setdefault(member, len(places))
             # Groups of runs begin at multiples of their size, so the first run counts modulo 4.
+            # Whole cuts do not depend on the run, so the place of the pipeline in the plan does not count.
             phase = 0 if all(isinstance(cut, int) for cut in pipeline.cuts) else first % 4
             found.append((pipeline.cuts, pipeline.limits, pipeline.share, phase, self.chain_key(pipeline.members)))
             if len(group) > 1:
