@@ -126,15 +126,28 @@ class Chains:
         return None
 
     def _whole(self, chain: Chain, speeds: list[float], share: int) -> tuple[Cuts, ...]:
-        key = (self.class_of(chain), share if self.room.memory.limits_bytes else 0)
+        found = self._cut(chain, speeds, None)
+        # The memory of members is looked at in the search only where it binds: that search depends on the share.
+        limits = tuple(range(len(chain), 0, -1))
+        for cuts in found[:1] if self.room.memory.limits_bytes and len(found) == 1 else ():
+            pipeline = Pipeline(members=chain, cuts=cuts, share=share, limits=limits)
+            if isinstance(self.room.limits(pipeline), Shortage):
+                return self._cut(chain, speeds, share) or found
+        return found
+
+    def _cut(self, chain: Chain, speeds: list[float], share: int | None) -> tuple[Cuts, ...]:
+        """Return the whole cuts that are candidates. `share`: runs for which there has to be memory, if given."""
+        key = (self.class_of(chain), share)
         if key not in self._wholes:
-            # With few runs the fill of the pipeline counts as much as the costliest member, so all cuts are tried.
             inner, more = self.graph.legal_cuts, len(chain) - 1
-            # The number of cuts explodes with the number of members, so larger chains get the closed form.
+            # With few runs the fill of the pipeline counts as much as the costliest member, so all cuts are tried. The
+            # number of cuts explodes with the number of members, so larger chains get the closed form.
             if comb(len(inner), more) <= FEW_CUTS:
                 self._wholes[key] = tuple(combinations(inner, more))
             else:
-                found = whole_cuts(self._divisible, speeds, lambda k, a, b: self._fits(chain[k], a, b, share))
+                found = whole_cuts(
+                    self._divisible, speeds, lambda k, a, b: share is None or self._fits(chain[k], a, b, share)
+                )
                 self._wholes[key] = () if found is None else (found,)
         return self._wholes[key]
 
