@@ -39,7 +39,7 @@ class Shortage:
     member: str
     missing_bytes: int
     part: str
-    """What takes most of its memory."""
+    """The part that takes most of its memory."""
     plan: str = ""
     """The pipeline, for people."""
 
