@@ -318,3 +318,11 @@ def read_environment() -> Environment:
         armed=_told("ELASTRAIN_INJECT") == "1",
         wrong=_wrong(),
     )
+
+
+def tell_one_machine() -> None:
+    """Tell libraries in the process of a stream that it is alone.
+
+    They share their data out by these variables, but a job's members come and go.
+    """
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", NODE_RANK="0")

@@ -103,7 +103,7 @@ PLANTS = {
         "    self = __import__('copy').copy(self); self.record_stream = id\n",
     ),
     "losses share one place": Plant(
-        where=_LOSSES + "add",
+        where=_LOSSES + "_copied",
         old="self._port.empty_pinned((), value.dtype)",
         new="self.__dict__.setdefault('place', self._port.empty_pinned((), value.dtype))",
         model="token_weights",

@@ -29,6 +29,8 @@ from elastrain.protocol.messages import (
     Digests,
     Doubt,
     EndsBefore,
+    FetchedShard,
+    FetchShard,
     GoesOn,
     Gradient,
     HasAll,
@@ -171,6 +173,8 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     ),
     RepeatUpdate: st.builds(RepeatUpdate, step=ints, shard=ints, touched=tuples(masks)),
     Damaged: st.builds(Damaged, step=ints, block=ints, node=nodes, shard=ints),
+    FetchShard: st.builds(FetchShard, step=ints, shard=ints),
+    FetchedShard: st.builds(FetchedShard, step=ints, shard=ints, digest=st.none() | ints),
     LoopHandover: st.builds(LoopHandover, step=ints, state=names),
     PartReport: st.builds(
         PartReport,

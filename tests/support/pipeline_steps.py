@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import elastrain
 from elastrain import protocol as p
 from elastrain.buffers.captures import KeptBoundary
-from elastrain.job.values import Contribution
+from elastrain.job.values import Contribution, Findings
 from elastrain.pipeline.actions import ActionKind
 from elastrain.pipeline.open_tasks import StepShape, TaskDesk
 from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, PipelinePlan, routes
@@ -126,7 +126,8 @@ class DeskHandover:
         for name in post.kept:
             desk.arrive(name)
         if not desk.open_tasks():
-            return p.Advance(record=SimpleNamespace(plan=post.plan(desk.shape.blocks)))  # type: ignore[arg-type]
+            record = SimpleNamespace(plan=post.plan(desk.shape.blocks), findings=Findings())
+            return p.Advance(record=record)  # type: ignore[arg-type]
         action = desk.next_action()
         if action is None:
             return None
@@ -158,7 +159,7 @@ class WholeHandover:
     def next_work(self) -> Any:
         run = next(self._runs, None)
         if run is None:
-            return p.Advance(record=SimpleNamespace(plan=None))  # type: ignore[arg-type]
+            return p.Advance(record=SimpleNamespace(plan=None, findings=Findings()))  # type: ignore[arg-type]
         self._slot = self._state.new_slot()
         return Assignment(p.Compute(step=0, run=run), self._slot)
 

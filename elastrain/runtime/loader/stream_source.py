@@ -15,6 +15,7 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import IterableDataset
 
+from elastrain.base.environment import tell_one_machine
 from elastrain.errors import ConfigError
 from elastrain.job.streams import StreamMark, StreamOrder
 from elastrain.runtime.loader.fork_server import die_with
@@ -31,8 +32,6 @@ from elastrain.runtime.loader.stream_shares import (
     encoded,
 )
 
-_ONE_MACHINE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
-"""Environment of a stream's process. Libraries share their data out by it, but a job's members come and go."""
 _open: WeakSet[StreamReader] = WeakSet()
 
 
@@ -200,7 +199,7 @@ class _Entered:
         die_with(self._parent)
         for reader in _open:
             reader.leave_alone()
-        os.environ.update(_ONE_MACHINE)
+        tell_one_machine()
         if (init := self._data.loading.worker_init_fn) is not None:
             with self._data.seen_from(self._stream):
                 init(self._stream)

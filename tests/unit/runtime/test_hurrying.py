@@ -72,6 +72,7 @@ def test_a_loop_that_has_ended_waits_with_the_thread_hurried(asked: list[int], t
         _connections=SimpleNamespace(faults=SimpleNamespace(reach=lambda _step, _phase: None)),
         _parts=SimpleNamespace(handover=handover),
         _prepared=SimpleNamespace(checkpoints=thread),
+        _lines=SimpleNamespace(end=lambda: None),
     )
     TrainingLoop._wait_for_all(loop, 4)
     assert seen == [[USUAL]]

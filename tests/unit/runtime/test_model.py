@@ -16,6 +16,8 @@ from elastrain.errors import ConfigError
 from elastrain.job.layout import FROZEN
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.gradients import GradientSlot
+from elastrain.runtime.model.optimizer import PieceOptimizer
+from elastrain.runtime.model.optimizer_proxy import OptimizerProxy
 from elastrain.runtime.model.partition import check_device, describe, named_blocks
 from tests.support.gradients import flats_of
 
@@ -157,14 +159,16 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
         describe(_linear(), torch.optim.SGD(_linear().parameters()))
 
 
-def test_an_optimizer_that_has_stepped_is_refused() -> None:
+def test_an_optimizer_that_has_stepped_keeps_its_state_for_the_job() -> None:
     for make in (torch.optim.AdamW, lambda p: torch.optim.SGD(p, momentum=0.9)):
         model = _linear()
         optimizer = make(model.parameters())
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-        with pytest.raises(ConfigError, match="already has state"):
-            describe(model, optimizer)
+        pieces = PieceOptimizer(optimizer, describe(model, optimizer))
+        assert set(OptimizerProxy(optimizer).take_loaded()) == set(model.parameters())
+        assert not optimizer.state
+        assert pieces.loaded is None
 
 
 def test_state_that_the_constructor_made_is_no_step() -> None:
