@@ -580,7 +580,7 @@ class Cluster:
         if random.Random(f"{name} {step} {self.seed}").random() < self.scenario.fetches:
             self.loops[name].append(p.StateWanted)  # the loop stands still until all states are there
         else:
-            self._begin(name, step)
+            self._begin_step(name, step)
 
     def _fetched(self, name: str, step: int, states: Mapping[int, State]) -> None:
         truth = self.truth
@@ -589,9 +589,9 @@ class Cluster:
             raise Violation(f"{name} gets the states of {sorted(found)} after step {step}, not those of all shards")
         if truth is not None and not self.flipped and any(found[s] != truth.after(step, s) for s in found):
             raise Violation(f"{name} gets other states after step {step} than the undisturbed job has")
-        self._begin(name, step + 1)
+        self._begin_step(name, step + 1)
 
-    def _begin(self, name: str, step: int) -> None:
+    def _begin_step(self, name: str, step: int) -> None:
         member = self.members[name]
         self.loops[name].append(lambda: member.begin(step))
         if step >= self._end_of(name):

@@ -241,7 +241,8 @@ class SimMember:
         """What has come of its own run."""
         digests = tuple(digest for _, digest in sorted(run.digests.items()))
         told = run.told
-        return Check(micro_batch=self._last_of(run.compute.run), loss=told.loss, weight=told.weight, digests=digests)
+        at = self._last_of(run.compute.run)
+        return Check(micro_batch=at, loss=told.loss, weight=told.weight, digests=digests, sums=told.sums)
 
     def audit(self, command: p.Recompute) -> Check:
         """What comes of another member's run here."""

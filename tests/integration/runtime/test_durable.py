@@ -147,7 +147,7 @@ def test_a_directory_that_is_removed_while_the_job_runs_is_not_filled_with_what_
     place.rename(tmp_path / "away")
     brake.unlink()
     assert job.wait(60) == 0
-    assert "belongs to nobody now" in (tmp_path / "output").read_text()
+    assert "belongs to no job now" in (tmp_path / "output").read_text()
     assert [path for path in place.rglob("*") if path.is_file()] == []
 
 
