@@ -6,7 +6,7 @@ Values in, values out.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,11 @@ class Told:
 
     members: tuple[str, ...]
     spare: int
+
+
+def still_told(told: Told | None, later: Iterable[Collection[str]]) -> Told | None:
+    """What was told, unless one of the later views has a newcomer: states move to it, and others let go of theirs."""
+    return None if told is None or any(set(view) - set(told.members) for view in later) else told
 
 
 def may_lose_since(

@@ -26,6 +26,7 @@ from experiments.storm.permission import (
     may_lose,
     may_lose_since,
     spare,
+    still_told,
 )
 from experiments.storm.processes import Processes
 
@@ -75,6 +76,8 @@ class Striker:
     """When it was last found out whether a strike is allowed."""
     _held: bool = False
     _told: Told | None = None
+    _told_view: int = 0
+    """Number of views up to the one in which it was told."""
     _told_s: float = 0.0
 
     @property
@@ -158,7 +161,8 @@ class Striker:
         if victim is None:
             return
         doubts = self._doubts.now(self.run, now_s)
-        allowed = may_lose_since(victim.members, told=self._told, living=living, doubts=doubts)
+        told = still_told(self._told, (view.members for view in self.run.views[self._told_view :]))
+        allowed = may_lose_since(victim.members, told=told, living=living, doubts=doubts)
         if allowed.yes:
             self._strike(fault, victim, allowed)
 
@@ -169,7 +173,7 @@ class Striker:
             return
         view, number = self.run.views[-1], spare(self.states())
         if number is not None and set(self._members()) == set(view.members):
-            self._told = Told(members=view.members, spare=number)
+            self._told, self._told_view = Told(members=view.members, spare=number), len(self.run.views)
 
     def _try_before_the_first_commit(self, fault: Fault, now_s: float) -> None:
         """Stopped first: if nothing was computed by then, no step can have been committed."""

@@ -10,7 +10,7 @@ from experiments.journals import Run, run_of
 from experiments.storm import cases
 from experiments.storm.cases import Case, draw
 from experiments.storm.moments import at_moment, micro_batches_of
-from experiments.storm.permission import Told, may_lose_since
+from experiments.storm.permission import Told, may_lose_since, still_told
 
 ALL = ("m0", "m1", "m2")
 
@@ -141,3 +141,11 @@ def test_every_moment_is_drawn_and_only_for_losses() -> None:
     assert {(fault.kind, fault.target) for _, fault in at_moments} == {("kill", "member"), ("kill", "node")}
     assert {fault.when for each, fault in at_moments if each.training.backups == 0} == {"start"}
     assert {each.training.backups for each, fault in at_moments if fault.when == "recovering"} == {2, "all"}
+
+
+def test_what_was_told_does_not_hold_once_a_newcomer_has_got_states() -> None:
+    told = Told(members=("m1", "m2"), spare=1)
+    assert still_told(told, []) is told
+    assert still_told(told, [("m1",)]) is told
+    assert still_told(told, [("m1", "m2", "m4"), ("m1", "m2")]) is None
+    assert still_told(None, []) is None
