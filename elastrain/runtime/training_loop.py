@@ -126,8 +126,12 @@ class TrainingLoop:
                 "before the optimizer is made and before prepare"
             )
 
-    def _take_loaded(self) -> None:
-        """Let the job begin from the optimizer state that the script has loaded, unless it begins from a checkpoint."""
+    def _take_loaded(self) -> dict[str, Any]:
+        """Let the job begin from the optimizer state that the script has loaded, unless it begins from a checkpoint.
+
+        Returns what members have to have loaded alike.
+        """
+        told: dict[str, Any] = {}
         prepared = self._prepared
         if loaded := prepared.facade.take_loaded():
             if prepared.stored is not None:
@@ -136,17 +140,19 @@ class TrainingLoop:
                 )
             else:
                 prepared.optimizer.loaded = prepared.whole.cut(loaded)
+                told["optimizer state that the script loaded"] = prepared.whole.digest(loaded)
         prepared.whole.step = lambda: self._last_words.step
         prepared.facade.fetch = prepared.whole.of_optimizer
         if prepared.pipelines is not None:
             self._parts.model.blocks.fetch = prepared.whole.of_model
+        return told
 
     def _join(self) -> int:
         """Announce that this member is ready, wait until it is admitted, and return the step to begin with."""
         parts = self._parts
         self._check_device()
         # All slow work is done before the announcement, because other members wait for this one from then on.
-        self._take_loaded()
+        loaded = self._take_loaded()
         parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died, self._device)
         warm_up(self._prepared.model)
         spec = {
@@ -158,7 +164,7 @@ class TrainingLoop:
             checkpoints.spec = spec
         if not (port := device_of(self._device)).is_host:
             self._connections.journal.write("device", **asdict(port.describe()))
-        self._prepared.engine.start(spec)
+        self._prepared.engine.start({**spec, **loaded})  # not in checkpoints, which have the state itself
         entered = parts.handover.wait()
         if isinstance(entered, LoopOver):
             raise StoppedError("the job ended before this worker had joined: there is nothing left to do")

@@ -24,7 +24,7 @@ TRAIN = Path(__file__).with_name("train.py")
 DEADLINE_S = 90.0
 SETTLE_S = 5.0
 ALONE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""What the launcher sets for its workers, for a job of one without a launcher."""
+"""Environment that the launcher sets for its workers, for a job of one without a launcher."""
 JUDGED = ("late", "cpu")
 """Devices of jobs whose shared memory is looked for afterwards."""
 DESCRIPTORS_MORE = 4

@@ -51,7 +51,7 @@ class Told:
 
 
 def still_told(told: Told | None, later: Iterable[Collection[str]]) -> Told | None:
-    """What was told, unless one of the later views has a newcomer: states move to it, and others let go of theirs."""
+    """Return what was told, or None if a later view has a newcomer, to which states move from other members."""
     return None if told is None or any(set(view) - set(told.members) for view in later) else told
 
 

@@ -74,7 +74,7 @@ def draw(number: int, sources: tuple[str, ...]) -> Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """What a job has read, by (step, micro-batch), and the digest at its end."""
+    """Samples that a job has read, by (step, micro-batch), and the digest at its end."""
 
     digests: frozenset[str]
     samples: dict[tuple[int, int], set[str]]

@@ -19,7 +19,7 @@ MEET_S = 60.0
 
 
 class Timing(NoMeter):
-    """What the training script tells of its steps. `close` writes a line with the figures."""
+    """Figures that the training script tells of its steps. `close` writes a line with the figures."""
 
     def __init__(self, path: Path, training: Training) -> None:
         self._path, self._training = path, training

@@ -195,7 +195,7 @@ class Cluster:
         self.asks: dict[str, deque[p.Event]] = defaultdict(deque)
         """Loops on a device that have submitted their run: they ask for the next one."""
         self.landing: dict[str, deque[p.Event]] = defaultdict(deque)
-        """What a device has computed, and what its member has not heard of."""
+        """Results that a device has computed and its member has not heard of."""
         self.stalling: set[str] = set()
         """Members whose training loop will stand still in the middle of a run."""
         self.stalled: dict[str, int] = {}

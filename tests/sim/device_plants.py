@@ -32,7 +32,7 @@ class SlippedOnDevice(Slipped):
 
 
 def _on_device(within: int, part: type, name: str, only: Filter = _any, cluster: type[Cluster] = OnDevice) -> Any:
-    """As `_rule`, in a job on devices."""
+    """Return a plant like that of `_rule`, in a job on devices."""
 
     def register(function: Rule) -> Rule:
         _rule(within, part, name, only)(function)
@@ -53,14 +53,14 @@ def _keeps_the_second(outstanding: Any) -> None:
 
 @_on_device(60, Runs, "begin", _AUDITED, SlippedOnDevice)
 def counts_the_second_run_of_a_void_attempt(rule: Rule, runs: Runs, step: int) -> None:
-    """Where a step begins anew, nothing that is outstanding counts, whatever its number."""
+    """Nothing that is outstanding counts once its step begins anew, whatever its number."""
     rule(runs, step)
     _keeps_the_second(getattr(runs, "outstanding", ()))
 
 
 @_on_device(300, GradientSlots, "void_step", _FLIPS)
 def keeps_the_second_slot_of_a_void_attempt(rule: Rule, slots: GradientSlots) -> None:
-    """Where a step begins anew, no outstanding slot holds a partial of it."""
+    """No outstanding slot holds a partial of a step that begins anew."""
     rule(slots)
     _keeps_the_second(slots._outstanding)
 
@@ -87,7 +87,7 @@ def hands_out_again_what_is_outstanding(rule: Rule, stages: LoopStages) -> None:
 
 @_on_device(60, Runs, "end_running", lambda scenario: scenario.runs > scenario.members)
 def ends_the_newest_run(rule: Rule, runs: Runs) -> Any:
-    """What has landed is the oldest outstanding run."""
+    """The oldest outstanding run is the one that has landed."""
     runs.outstanding.rotate(1)
     return rule(runs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from elastrain.runtime.durable.by_name import optimizer_pieces
 from elastrain.runtime.durable.manifests import Described
 from elastrain.runtime.io.loop_channel import LoopChannel
 from elastrain.runtime.loop.step import Step
+from elastrain.snapshot.digest import combine, digest
 from elastrain.snapshot.durable.plain import Gathering
 from elastrain.snapshot.shard_state import Value
 
@@ -58,6 +60,16 @@ class WholeState:
                 "call it behind that loop"
             )
         return self._described.gathered(self._handover.fetch_states())
+
+    def digest(self, loaded: Loaded) -> str:
+        """Return a digest of a loaded state, with the names of its parameters."""
+        found: list[int] = []
+        for name, parameter in sorted(self._names.items()):
+            for entry, value in sorted(loaded.get(parameter, {}).items()):
+                words = f"{name} {entry} {None if isinstance(value, Tensor) else value!r}".encode()
+                found.append(int.from_bytes(blake2b(words, digest_size=8).digest(), "little"))
+                found += [digest(value.detach().contiguous())] if isinstance(value, Tensor) else []
+        return f"{combine(found):016x}"
 
     def cut(self, loaded: Loaded) -> Callable[[Shard], list[dict[str, Any]]]:
         """Return a function that cuts a loaded state into the pieces of a shard, on the parameters' device."""

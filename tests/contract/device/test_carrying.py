@@ -188,7 +188,7 @@ def test_an_outcome_comes_with_what_the_engine_had_submitted(port: DevicePort) -
 
 
 def test_a_loop_on_a_device_asks_for_its_next_run_while_its_present_one_lands(port: DevicePort) -> None:
-    """It waits for its device where it enters a step only."""
+    """The loop waits for its device only where it enters a step."""
     engine = Engine(port)
     run: Any = Assignment(p.Compute(step=0, run=0), "slot")  # type: ignore[arg-type]
     action: Any = TaskAssignment(p.Backward(step=0, task=TASK, micro_batch=0), "slot", None)  # type: ignore[arg-type]

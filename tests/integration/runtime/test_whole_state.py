@@ -68,3 +68,17 @@ def test_a_job_goes_on_from_what_the_script_has_loaded(tmp_path: Path, optimizer
     job = run(tmp_path, *told, faults=["kill --target member:m1 --at step=1,phase=backward"])
     assert job.exit_code == 0, job.output
     assert set(job.digests.values()) == {alone(*whole)}
+
+
+def test_members_that_have_loaded_other_states_are_refused_also_without_backups(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    undisturbed("--steps", "1", "--out", str(saved), script=SCRIPT)
+    odd = tmp_path / "odd.py"
+    text = SCRIPT.read_text().replace("init(seed=3)", "init(seed=3, backups=0)")
+    only = '(("model", model), *[("optimizer", optimizer)] * (job.member == "m0"))'
+    odd.write_text(text.replace('(("model", model), ("optimizer", optimizer), ("scheduler", scheduler))', only, 1))
+    assert only in odd.read_text()
+    job = run_job(tmp_path, workers=2, script=odd, arguments=("--steps", "3", "--load", str(saved / "0.pt")))
+    assert job.exit_code == 1, job.output
+    assert "optimizer state that the script loaded" in job.output

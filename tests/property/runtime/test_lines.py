@@ -24,7 +24,7 @@ STEPS = 14
 
 @dataclass
 class File:
-    """What outlives every member: (run, step, values) of each line. `torn`: a failure in the middle of a write."""
+    """Files that outlive every member: (run, step, values) of each line. `torn`: a failure in the middle of a write."""
 
     rng: random.Random
     fails: float = 0.0

@@ -123,7 +123,7 @@ def play(seed: int, **options: Any) -> Job:
 
 
 def expected(order: StreamOrder, steps: int) -> Iterator[str]:
-    """What one member that is never disturbed reads."""
+    """Samples that one member reads that is never disturbed."""
     given = dict.fromkeys(range(order.streams), 0)
     for micro_batch in list(range(order.micro_batches)) * steps:
         yield f"{micro_batch % order.streams}:{given[micro_batch % order.streams]}"
