@@ -44,7 +44,8 @@ class Journal:
             self._log.close()
 
 
-_REASONS_EVERY_S = 1.0
+_REASONS_EVERY_S = 0.25
+_REASON_HOLDS_S = 1.0
 _TOLD_IN_ROW = tuple(10**power for power in range(7))
 
 
@@ -56,18 +57,20 @@ class Notes:
         self._has_warned = False
         self._skipped_in_row = 0
         self._told_short: dict[str, int] = {}
-        self._looked_s = 0.0
+        self._looked_s = self._since_s = 0.0
         self._reason = self._told_reason = (-1, "")
-        """(open step, reason why this member does not go on in it): at the last look, and told."""
+        """(open step, reason why this member does not go on in it): at the last looks, since `_since_s`, and told."""
 
     def tell_reason(self, core: MemberMachine, now_s: float) -> None:
         """Report why this member does not vote, or whose votes are missing, once that has been true for a second."""
         if now_s - self._looked_s < _REASONS_EVERY_S:
             return
-        before, self._looked_s, self._reason = self._reason, now_s, (core.step, core.why_not_yet())
-        step, reason = self._reason
-        if reason and self._reason == before != self._told_reason:
-            self._told_reason = before
+        self._looked_s, now = now_s, (core.step, core.why_not_yet())
+        if now != self._reason:
+            self._reason, self._since_s = now, now_s
+        step, reason = now
+        if reason and now != self._told_reason and now_s - self._since_s >= _REASON_HOLDS_S:
+            self._told_reason = now
             self._journal.write("waits", step=step, reason=reason)
             self._agent.say(am.WaitReason(step=step, reason=reason))
 

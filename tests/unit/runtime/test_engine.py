@@ -545,6 +545,17 @@ def test_a_reason_that_has_held_for_a_second_is_told_once_and_a_shorter_one_neve
     assert turns("no vote of m2 yet", "no vote of m2 yet") == [am.WaitReason(step=1, reason=told.reason)]
 
 
+def test_a_reason_that_began_right_after_a_look_is_told_soon_after_its_second() -> None:
+    bench = Bench()
+    bench.turn()
+    bench.core.reason = "no vote of m1 yet"
+    began_s = bench.now_s
+    while not any(isinstance(told, am.WaitReason) for told in bench.channel.told):
+        bench.now_s += 0.05
+        bench.turn()
+    assert 1.0 <= bench.now_s - began_s < 1.7
+
+
 def test_after_a_long_step_the_loop_goes_first_for_longer() -> None:
     bench = Bench()
     bench.happens(p.Ready(), p.Passed(record=RECORD))
