@@ -25,7 +25,7 @@ NOT_NAMED = {
 }
 """Imported though pyproject.toml does not name it, and why that does no harm."""
 STARTING_CALLS = {"run", "Popen", "call", "check_call", "check_output"}
-EVERYWHERE = {"git", "mount", "sh", "sleep", "umount"}
+EVERYWHERE = {"bash", "git", "mount", "sh", "sleep", "umount"}
 """Programs of a bare Linux, and the one that a checkout was made with."""
 
 
