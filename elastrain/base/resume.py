@@ -22,6 +22,8 @@ _OF_THE_MACHINE = (
     *("CPU ", "intra-op threads", "result of a fixed "),
 )
 """Beginnings of the names of settings that describe a machine; see `Settings.describe`."""
+LOADED = "optimizer state that the script loaded"
+"""Setting that members compare which begin the job. A member that joins later uses nothing of what it has loaded."""
 _HASHES = ("layers' switches and numbers", "model")
 
 

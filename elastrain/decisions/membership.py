@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from elastrain.base.resume import OF_THE_DEVICE, is_taken_over
+from elastrain.base.resume import LOADED, OF_THE_DEVICE, is_taken_over
 from elastrain.job.world import Member, View
 
 HoldersByShard = Mapping[str, Sequence[str]]
@@ -159,10 +159,13 @@ def may_restart(
     return Ruling(yes=True, reason=f"restart {used + 1} of {allowed}")
 
 
-def spec_difference(expected: Mapping[str, object], came: Mapping[str, object]) -> str:
-    """Return a sentence about the first setting that differs, with both values and advice; empty if all are equal."""
+def spec_difference(expected: Mapping[str, object], came: Mapping[str, object], *, late: bool = False) -> str:
+    """Return a sentence about the first setting that differs, with both values and advice; empty if all are equal.
+
+    `late`: True for a member that joins a running job, whose loaded state does not count.
+    """
     # Sorted, so that every agent names the same one.
-    names = (name for name in {*expected, *came} if not is_taken_over(name))
+    names = (name for name in {*expected, *came} if not (is_taken_over(name) or (late and name == LOADED)))
     for key in sorted(names, key=lambda name: (name not in OF_THE_DEVICE, name)):
         ours, theirs = expected.get(key, "(unset)"), came.get(key, "(unset)")
         if ours != theirs:

@@ -17,6 +17,7 @@ import torch
 
 from elastrain import protocol as p
 from elastrain.base.processes import say
+from elastrain.base.resume import LOADED
 from elastrain.base.thread_status import Station
 from elastrain.device import device_of
 from elastrain.errors import ConfigError, ElastrainError, StoppedError
@@ -65,6 +66,8 @@ class TrainingLoop:
         layers, things = prepared.parts.layers, {**registered, **prepared.parts.loader.carried()}
         self._carried = LoopState(prepared.facade.optimizer, things, prepared.model, layers, lines.book)
         self._carried.counted = prepared.optimizer.counted
+        self._loaded: dict[str, str] = {}
+        """What the members of the job's first step have to have loaded alike."""
         self._reads = DeviceReads()
         self._numbers = LoopNumbers(registered.values())
 
@@ -105,6 +108,7 @@ class TrainingLoop:
 
     def _committed(self, record: Record) -> None:
         self._prepared.optimizer.committed(record)
+        self._loaded = {}
         self._lines.committed(record)
         self._numbers.look(within=True)
 
@@ -126,12 +130,8 @@ class TrainingLoop:
                 "before the optimizer is made and before prepare"
             )
 
-    def _take_loaded(self) -> dict[str, Any]:
-        """Let the job begin from the optimizer state that the script has loaded, unless it begins from a checkpoint.
-
-        Returns what members have to have loaded alike.
-        """
-        told: dict[str, Any] = {}
+    def _take_loaded(self) -> None:
+        """Let the job begin from the optimizer state that the script has loaded, unless it begins from a checkpoint."""
         prepared = self._prepared
         if loaded := prepared.facade.take_loaded():
             if prepared.stored is not None:
@@ -140,19 +140,18 @@ class TrainingLoop:
                 )
             else:
                 prepared.optimizer.loaded = prepared.whole.cut(loaded)
-                told["optimizer state that the script loaded"] = prepared.whole.digest(loaded)
+                self._loaded = {LOADED: prepared.whole.digest(loaded)}
         prepared.whole.step = lambda: self._last_words.step
         prepared.facade.fetch = prepared.whole.of_optimizer
         if prepared.pipelines is not None:
             self._parts.model.blocks.fetch = prepared.whole.of_model
-        return told
 
     def _join(self) -> int:
         """Announce that this member is ready, wait until it is admitted, and return the step to begin with."""
         parts = self._parts
         self._check_device()
         # All slow work is done before the announcement, because other members wait for this one from then on.
-        loaded = self._take_loaded()
+        self._take_loaded()
         parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died, self._device)
         warm_up(self._prepared.model)
         spec = {
@@ -164,11 +163,13 @@ class TrainingLoop:
             checkpoints.spec = spec
         if not (port := device_of(self._device)).is_host:
             self._connections.journal.write("device", **asdict(port.describe()))
-        self._prepared.engine.start({**spec, **loaded})  # not in checkpoints, which have the state itself
+        self._prepared.engine.start({**spec, **self._loaded})  # not in checkpoints, which have the state itself
         entered = parts.handover.wait()
         if isinstance(entered, LoopOver):
             raise StoppedError("the job ended before this worker had joined: there is nothing left to do")
         assert isinstance(entered, p.Enter)
+        if entered.step > self._prepared.first_step:  # all that counts has come from other members
+            self._loaded, self._prepared.optimizer.loaded = {}, None
         if entered.state is not None:
             self._carried.load(entered.state, entered.payload or ())
             self._say_numbers(entered.step)
@@ -220,7 +221,7 @@ class TrainingLoop:
         self._numbers.look()
         hyper = self._prepared.optimizer.hyperparameters()
         self._carried.course.enter(hyper, self._carried.counted)
-        settings = taken.settings(number, hyper, self._parts.layers, self._reads)
+        settings = taken.settings(number, hyper, self._parts.layers, self._reads, self._loaded)
         began = p.Began(step=number, settings=settings, state=taken.text)
         begun = StepBegun(event=began, hyper=hyper, payload=taken.payload)
         # Behind what the checks have read on a device: the engine may write there without any run of this member.

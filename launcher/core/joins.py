@@ -234,7 +234,8 @@ class Joins(ev.AgentPart):
     def _admit(self, worker: Worker, hello: Hello, spec: Mapping[str, Any], now: float) -> list[Command]:
         roster = self._cluster.roster
         resume = roster.resume if roster is not None else None
-        difference = spec_difference(spec, hello.spec) or (refusal(resume, spec) if resume is not None else "")
+        difference = spec_difference(spec, hello.spec, late=not worker.initial)
+        difference = difference or (refusal(resume, spec) if resume is not None else "")
         if difference:
             return self._refuse(worker, difference, now)
         if objection := self._cluster.devices.objection(worker.id):

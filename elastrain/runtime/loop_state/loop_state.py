@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -167,7 +167,14 @@ class LoopSnapshot:
             event.wait()
         return [tensor for _, packer in sorted(self._packers.items()) for tensor in packer.payload()]
 
-    def settings(self, step: int, hyper: list[dict[str, Any]], layers: Layers, reads: DeviceReads | None = None) -> str:
+    def settings(
+        self,
+        step: int,
+        hyper: list[dict[str, Any]],
+        layers: Layers,
+        reads: DeviceReads | None = None,
+        begun: Mapping[str, str] | None = None,
+    ) -> str:
         """Return the JSON text that members compare in every vote: digests, by name, of all that must be equal.
 
         Args:
@@ -175,6 +182,7 @@ class LoopSnapshot:
             hyper: Hyperparameters by parameter group.
             layers: Changes in the model's layers.
             reads: Other reads of the step, which are fetched, too, so that a device is waited for once.
+            begun: Further digests, of what the job has begun from; only in its first step.
         """
         reads = reads or DeviceReads()
         names = dict.fromkeys(name for group in hyper for name in group)
@@ -186,7 +194,7 @@ class LoopSnapshot:
         if self._logged:
             looked["numbers of job.log calls"] = str(self._logged)
         self.text = f'{self.text[:-1]},"entered":{json.dumps(hyper)}}}'
-        return json.dumps({**told, **layers.told(), **looked})
+        return json.dumps({**told, **layers.told(), **looked, **(begun or {})})
 
 
 class LoopState:

@@ -15,6 +15,18 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = SCRIPTS / "saving_training.py"
 STEPS = 6
+IMPORTS = "import os\nimport signal\nimport time\n"
+WAITS = """
+    while step.number == 0 and job.member in ("m0", "m2") and not (args.out / "m3").exists():
+        time.sleep(0.1)
+    if job.member == "m2":
+        time.sleep(2.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if job.member == "m0":
+        time.sleep(3.0)
+    for batch in step:
+"""
+"""A loop that gets its third member lost in the first step, once the replacement of its second one is there."""
 
 
 def alone(*arguments: str) -> str:
@@ -81,4 +93,52 @@ def test_members_that_have_loaded_other_states_are_refused_also_without_backups(
     assert only in odd.read_text()
     job = run_job(tmp_path, workers=2, script=odd, arguments=("--steps", "3", "--load", str(saved / "0.pt")))
     assert job.exit_code == 1, job.output
+    assert "optimizer state that the script loaded" in job.output
+
+
+def test_a_replacement_joins_although_the_file_was_overwritten_that_its_script_loads(tmp_path: Path) -> None:
+    saved, steps = tmp_path / "saved", 16
+    saved.mkdir()
+    whole = ("--steps", str(steps))
+    undisturbed(*whole, "--out", str(saved), script=SCRIPT)
+    goes_on = tmp_path / "goes_on.py"
+    text = SCRIPT.read_text()
+    for old, new in (
+        ("import os\n", "import os\nimport time\n"),
+        ('args.out / f"{step}.pt"', "args.load"),
+        ("def load()", "counts = {'saved': 0}\njob.register('counts', counts)\n\n\ndef load()"),
+        ("    for name, part", "    counts['saved'] = saved['scheduler']['last_epoch']\n    for name, part"),
+        (
+            "    scheduler.step()\n",
+            "    scheduler.step()\n    counts['saved'] += 1\n    entered = args.out / 'entered'\n"
+            "    if job.member == 'm2':\n        entered.touch()\n"
+            "    time.sleep(0.3 * (step.number > 1 and not entered.exists()))\n",
+        ),
+    ):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    goes_on.write_text(text + "\nassert counts['saved'] == scheduler.last_epoch, (counts, scheduler.last_epoch)\n")
+    told = ("--steps", str(steps - 1), "--load", str(saved / "0.pt"), "--out", str(saved))
+    faults = ["kill --target member:m1 --at step=1,phase=backward"]
+    job = run_job(tmp_path, workers=2, script=goes_on, arguments=told, faults=faults, options=("--max-restarts", "2"))
+    assert job.exit_code == 0, job.output
+    assert "refused" not in job.output
+    assert job.digests == {"m0": alone(*whole), "m2": alone(*whole)}
+
+
+def test_a_replacement_that_takes_part_in_the_first_step_must_have_loaded_what_the_others_have(tmp_path: Path) -> None:
+    """The second loss lets the replacement of the first one into the first step."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    undisturbed("--steps", "2", "--out", str(saved), script=SCRIPT)
+    odd, loads, begins = tmp_path / "odd.py", "def load() -> None:\n", "for step in job.steps("
+    text = SCRIPT.read_text().replace("init(seed=3)", "init(seed=3, backups=0)").replace("import os\n", IMPORTS)
+    text = text.replace(loads, loads + "    args.load = args.out / ('1.pt' if job.member == 'm3' else '0.pt')\n")
+    text = text.replace(begins, f"(args.out / job.member).touch()\n{begins}").replace("    for batch in step:\n", WAITS)
+    odd.write_text(text)
+    told = ("--steps", "3", "--load", str(saved / "0.pt"), "--out", str(saved))
+    faults = ["kill --target member:m1 --at step=0,phase=forward"]
+    job = run_job(tmp_path, workers=3, script=odd, arguments=told, faults=faults, options=("--max-restarts", "2"))
+    assert job.exit_code == 1, job.output
+    assert "members entered step 0 with different" in job.output
     assert "optimizer state that the script loaded" in job.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elastrain.base.resume import LOADED
 from elastrain.decisions.blame import Failure, ends_job
 from elastrain.decisions.membership import (
     Outcome,
@@ -177,6 +178,14 @@ def test_spec_difference_names_the_key_and_both_values() -> None:
     sentence = spec_difference({"a": 1, "torch": "2.13"}, {"a": 1, "torch": "2.11"})
     assert sentence == "its torch is 2.11, the job's is 2.13: start every worker with the same torch"
     assert "its threads is (unset), the job's is 1" in spec_difference({"threads": 1}, {})
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [({LOADED: "a"}, {LOADED: "b"}), ({LOADED: "a"}, {}), ({}, {LOADED: "b"})])
+def test_what_a_script_has_loaded_is_compared_except_for_members_that_join_later(
+    ours: dict[str, str], theirs: dict[str, str]
+) -> None:
+    assert LOADED in spec_difference(ours, theirs)
+    assert spec_difference(ours, theirs, late=True) == ""
 
 
 @pytest.mark.parametrize(
