@@ -123,6 +123,25 @@ def changes_so_far(resume: Resume | None, spec: Mapping[str, Any]) -> tuple[str,
     return (*resume.changes, *(change + now for change in changes(resume, spec)))
 
 
+def newer(counts: tuple[int, int] | None, step: int) -> tuple[bool, str]:
+    """Return True if a job that resumes begins from what its script has loaded, and the sentence that says so.
+
+    Args:
+        counts: The optimizer's numbers of steps in the checkpoint and in the loaded state; None if they do not count.
+        step: First step of the job.
+    """
+    goes_on = f"step {step} begins from the job's checkpoint, not from the optimizer state that the script loaded"
+    if counts is None:
+        return False, goes_on
+    stored, loaded = counts
+    if loaded <= stored:
+        return False, f"{goes_on}: the checkpoint's has made {stored} steps, and the script's {loaded}"
+    return True, (
+        f"step {step} begins from the optimizer state and the parameters that the script loaded, which have made "
+        f"{loaded} steps, not from the job's checkpoint, which has made {stored}"
+    )
+
+
 def refusal(resume: Resume, spec: Mapping[str, Any]) -> str:
     """Return why a job with this spec may not resume from the checkpoint, in one clause, or "" if it may."""
     found = () if resume.accepts_changes else changes(resume, spec)

@@ -147,7 +147,7 @@ def assemble(
         checkpoints=checkpoints,
         first_step=shape.initial.step + 1,
         stored=stored,
-        whole=WholeState(layout, described, request.model, handover),
+        whole=WholeState(layout, described, request.model, handover, chosen.environment.life),
         describe=_describing(request, layout, chosen, connections),
     )
 

@@ -17,7 +17,7 @@ import torch
 
 from elastrain import protocol as p
 from elastrain.base.processes import say
-from elastrain.base.resume import LOADED
+from elastrain.base.resume import LOADED, newer
 from elastrain.base.thread_status import Station
 from elastrain.device import device_of
 from elastrain.errors import ConfigError, ElastrainError, StoppedError
@@ -67,7 +67,7 @@ class TrainingLoop:
         self._carried = LoopState(prepared.facade.optimizer, things, prepared.model, layers, lines.book)
         self._carried.counted = prepared.optimizer.counted
         self._loaded: dict[str, str] = {}
-        """What the members of the job's first step have to have loaded alike."""
+        """Digest of what the script has loaded, which members compare in the job's first step."""
         self._reads = DeviceReads()
         self._numbers = LoopNumbers(registered.values())
 
@@ -130,28 +130,37 @@ class TrainingLoop:
                 "before the optimizer is made and before prepare"
             )
 
-    def _take_loaded(self) -> None:
-        """Let the job begin from the optimizer state that the script has loaded, unless it begins from a checkpoint."""
-        prepared = self._prepared
+    def _take_loaded(self) -> tuple[bool, str]:
+        """Let the job begin from the optimizer state that the script has loaded, unless its checkpoint is as new.
+
+        Returns True if the script has loaded a state of the optimizer or of a scheduler, and a sentence that says from
+        which of two states the job begins.
+        """
+        prepared, stored, begins = self._prepared, self._prepared.stored, ""
         if loaded := prepared.facade.take_loaded():
-            if prepared.stored is not None:
-                say(
-                    "the job begins from its checkpoint (--resume), not from the optimizer state that the script loaded"
+            cut = prepared.whole.cut(loaded)
+            is_newer = True
+            if stored is not None:
+                is_newer, begins = newer(
+                    stored.counts(cut) if prepared.whole.is_first_life else None, prepared.first_step
                 )
-            else:
-                prepared.optimizer.loaded = prepared.whole.cut(loaded)
-                self._loaded = {LOADED: prepared.whole.digest(loaded)}
+            if is_newer:
+                prepared.optimizer.loaded = cut
+                self._loaded = {LOADED: prepared.whole.digest(loaded, is_whole=stored is not None)}
+                if stored is not None:
+                    stored.give_way()
         prepared.whole.step = lambda: self._last_words.step
         prepared.facade.fetch = prepared.whole.of_optimizer
         if prepared.pipelines is not None:
             self._parts.model.blocks.fetch = prepared.whole.of_model
+        return bool(loaded) or self._carried.has_moved, begins
 
     def _join(self) -> int:
         """Announce that this member is ready, wait until it is admitted, and return the step to begin with."""
         parts = self._parts
         self._check_device()
         # All slow work is done before the announcement, because other members wait for this one from then on.
-        self._take_loaded()
+        has_loaded, begins = self._take_loaded()
         parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died, self._device)
         warm_up(self._prepared.model)
         spec = {
@@ -159,6 +168,8 @@ class TrainingLoop:
             "layers' switches and numbers": parts.layers.digest(),
             **self._carried.describe(self._prepared.optimizer.hyperparameters()),
         }
+        if has_loaded and self._prepared.stored is not None:
+            spec |= self._prepared.stored.taken_over()  # the script's own settings are hidden by what it has loaded
         if (checkpoints := self._prepared.checkpoints) is not None:
             checkpoints.spec = spec
         if not (port := device_of(self._device)).is_host:
@@ -168,12 +179,11 @@ class TrainingLoop:
         if isinstance(entered, LoopOver):
             raise StoppedError("the job ended before this worker had joined: there is nothing left to do")
         assert isinstance(entered, p.Enter)
-        if entered.step > self._prepared.first_step:  # all that counts has come from other members
-            self._loaded, self._prepared.optimizer.loaded = {}, None
+        self._forget_loaded(entered.step, begins)
         if entered.state is not None:
             self._carried.load(entered.state, entered.payload or ())
             self._say_numbers(entered.step)
-        elif (stored := self._prepared.stored) is not None:
+        elif (stored := self._prepared.stored) is not None and not self._loaded:
             parts.layers.load_state_dict(stored.buffers(parts.layers.state_dict()))
             if (loop := stored.loop()) is not None:
                 self._carried.load(*loop, stored.changed(spec))
@@ -184,6 +194,13 @@ class TrainingLoop:
         parts.model.statistics.refresh()
         parts.untouched.begin()
         return entered.step
+
+    def _forget_loaded(self, step: int, begins: str) -> None:
+        """Forget what the script has loaded if other members gave this one all that counts, else say `begins`."""
+        if step > self._prepared.first_step:
+            self._loaded, self._prepared.optimizer.loaded = {}, None
+        elif begins and self._is_first():
+            say(begins)
 
     def _say_numbers(self, step: int) -> None:
         """Say which numbers of the script's loop differ from the job's; in a resumed job, rank 0 says it for all."""

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from elastrain import protocol as p
-from elastrain.base.resume import Resume, changed
+from elastrain.base.resume import Resume, changed, is_taken_over
 from elastrain.device.finding import device_of
 from elastrain.device.port import DevicePort
 from elastrain.errors import ConfigError, StateLostError
+from elastrain.job.layout import Shard
 from elastrain.job.scaling import Scaler
 from elastrain.job.values import Initial
 from elastrain.pipeline.stubs.naming import plain_name
@@ -78,6 +79,15 @@ class _Turns:
         self._lock = threading.Lock()
         self._port = port
         self._done = port.record()
+        self._overwritten: set[int] = set()
+
+    def overwrite(self, shards: Iterable[int]) -> None:
+        """Note shards that the engine overwrites, perhaps with parameters of a later step."""
+        self._overwritten.update(shards)
+
+    def is_overwritten(self, shard: int) -> bool:
+        """Return True if the engine has overwritten the shard since."""
+        return shard in self._overwritten
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -117,8 +127,8 @@ class StoredInitial:
         device = next((tensor.device for tensor in model.memory.values()), torch.device("cpu"))
         self._alone = _Turns(device_of(device))
         """Turns of the threads that write or move the model's memory during a read."""
-        self._elsewhere: set[int] = set()
-        """Shards that the engine has overwritten since, perhaps with parameters of a later step."""
+        self._gives_way = False
+        """True if the job begins from what the scripts have loaded."""
 
     def check(self, model: nn.Module) -> None:
         """Raise ConfigError if names or shapes differ from the checkpoint's. The text names the difference.
@@ -140,6 +150,8 @@ class StoredInitial:
     def carry_out(self, command: p.Command) -> None:
         """Start to read shards in a thread, the first time with all parameters. Ends with `InitialRead`."""
         match command:
+            case p.ReadInitial() if self._gives_way:
+                self._tell(p.InitialRead(shards=command.shards))
             case p.ReadInitial():
                 name = "elastrain-read-checkpoint"
                 threading.Thread(target=self._read, args=(command.shards,), name=name, daemon=True).start()
@@ -151,12 +163,48 @@ class StoredInitial:
         """Keep the reading thread away from the model's memory that a command overwrites, during it and later."""
         shards = p.overwrites(command)
         with self._alone() if shards or isinstance(command, p.HoldBlocks) else nullcontext():
-            self._elsewhere.update(shards)
+            self._alone.overwrite(shards)
             yield
 
     def take(self, shard: int) -> ShardState:
         """Return a state that was read, and forget it here."""
+        if self._gives_way:
+            place = self._model.layout.shards[shard]
+            master = getattr(torch, place.master_dtype)
+            return self._optimizer.create(place, self._model.parameters_of(place).to(master, copy=True))
         return self._states.pop(shard)
+
+    def give_way(self) -> None:
+        """Begin from the parameters and the optimizer state that the script has loaded. The checkpoint is not read."""
+        self._gives_way = True
+
+    def counts(self, loaded: Callable[[Shard], list[dict[str, Any]]]) -> tuple[int, int] | None:
+        """Return the optimizer's numbers of steps in the checkpoint and in a loaded state, of the same parameters.
+
+        Returns None if the loaded state counts no steps. Raises as `loop`.
+
+        Args:
+            loaded: Returns the loaded state of the pieces of a shard.
+        """
+        layout = self._model.layout
+        counted = ((shard, _count(loaded(shard))) for shard in layout.shards)
+        shard, count = next(((shard, count) for shard, count in counted if count >= 0), (None, -1))
+        if shard is None:
+            return None
+        try:
+            checkpoint = self._open()
+            if checkpoint.manifest.spec.get("model") == layout.digest():
+                state = next(iter(checkpoint.read_shards((shard.index,))))
+            else:
+                plain = by_name.untied(gather(checkpoint), self._homes, str(self._resume))
+                state = by_name.shard_state(plain, layout, shard, self._resume.step)
+        except CheckpointError as error:
+            raise _error(self._resume, error) from error
+        return max(0, _count(state.pieces)), count
+
+    def taken_over(self) -> dict[str, Any]:
+        """Return the settings of optimizer and schedulers with which the checkpoint's job began."""
+        return {name: value for name, value in self._resume.spec.items() if is_taken_over(name)}
 
     def changed(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of settings that this job deliberately changes."""
@@ -251,8 +299,13 @@ class StoredInitial:
     def _write(self, shard: int, parameters: Tensor) -> None:
         place = self._model.layout.shards[shard]
         with self._alone():  # a backup may become the last member, and train before all is read
-            if shard not in self._elsewhere and self._model.has(place):
+            if not self._alone.is_overwritten(shard) and self._model.has(place):
                 self._model.parameters_of(place).copy_(parameters)
+
+
+def _count(pieces: Iterable[Mapping[str, Any]]) -> int:
+    """Return the largest number of steps that a piece counts, or -1 if none counts steps."""
+    return max((int(piece["step"]) for piece in pieces if "step" in piece), default=-1)
 
 
 def _error(resume: Resume, error: CheckpointError) -> Exception:

@@ -27,9 +27,13 @@ Loaded = Mapping[Tensor, Mapping[str, Value]]
 class WholeState:
     """Reader of the whole state between two steps, from its holders."""
 
-    def __init__(self, layout: Layout, described: Described, model: nn.Module, handover: LoopChannel) -> None:
+    def __init__(
+        self, layout: Layout, described: Described, model: nn.Module, handover: LoopChannel, life: int = 1
+    ) -> None:
         self.step: Callable[[], Step | None] = lambda: None
         """Returns the present step of the loop."""
+        self.is_first_life = life == 1
+        """False if the job goes on from a checkpoint of its own, so that no loaded state may count instead."""
         self._layout = layout
         self._described = described
         self._names = {plain_name(n): q for n, q in model.named_parameters(remove_duplicate=False)}
@@ -61,9 +65,9 @@ class WholeState:
             )
         return self._described.gathered(self._handover.fetch_states())
 
-    def digest(self, loaded: Loaded) -> str:
-        """Return a digest of a loaded state, with the names of its parameters."""
-        found: list[int] = []
+    def digest(self, loaded: Loaded, *, is_whole: bool) -> str:
+        """Return a digest of a loaded state and its names. `is_whole`: the parameters themselves belong to it."""
+        found = [digest(q.detach().contiguous()) for _, q in sorted(self._names.items()) if is_whole]
         for name, parameter in sorted(self._names.items()):
             for entry, value in sorted(loaded.get(parameter, {}).items()):
                 words = f"{name} {entry} {None if isinstance(value, Tensor) else value!r}".encode()

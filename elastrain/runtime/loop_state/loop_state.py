@@ -225,6 +225,11 @@ class LoopState:
         self._parts |= {f"scheduler {index}": scheduler for index, scheduler in enumerate(schedulers)}
         self._schedulers = {id(scheduler) for scheduler in schedulers}
 
+    @property
+    def has_moved(self) -> bool:
+        """True if a scheduler has made steps. Before the loop, its state was loaded then."""
+        return any(part.last_epoch > 0 for part in self._parts.values() if isinstance(part, LRScheduler))
+
     def take(self, hyper: list[dict[str, Any]]) -> LoopSnapshot:
         """Return the present state of the loop. Raises ConfigError, with the place, for values that cannot be sent."""
         check_no_more(self._optimizer, self._schedulers)

@@ -142,3 +142,40 @@ def test_a_replacement_that_takes_part_in_the_first_step_must_have_loaded_what_t
     assert job.exit_code == 1, job.output
     assert "members entered step 0 with different" in job.output
     assert "optimizer state that the script loaded" in job.output
+
+
+def test_of_a_checkpoint_and_the_scripts_own_file_the_newer_one_is_taken(tmp_path: Path) -> None:
+    saved, place = tmp_path / "saved", str(tmp_path / "checkpoints")
+    saved.mkdir()
+    whole = ("--steps", str(STEPS + 1))
+    undisturbed(*whole, "--out", str(saved), script=SCRIPT)
+    first = run(
+        tmp_path / "first", "--steps", "3", workers=1, options=("--checkpoint-dir", place, "--checkpoint-every", "3")
+    )
+    assert first.exit_code == 0, first.output
+    for file, steps, sentence in (
+        ("0", "7", "step 3 begins from the job's checkpoint, not from the optimizer state that the script loaded: the"),
+        ("4", "5", "step 3 begins from the optimizer state and the parameters that the script loaded, which have made"),
+    ):
+        told = ("--steps", steps, "--load", str(saved / f"{file}.pt"))
+        job = run(tmp_path / file, *told, workers=2, options=("--resume", place))
+        assert job.exit_code == 0, job.output
+        assert job.output.count(sentence) == 1, job.output
+        assert set(job.digests.values()) == {alone(*whole)}
+
+
+def test_in_a_later_life_the_jobs_own_checkpoint_counts_although_the_scripts_file_is_newer(tmp_path: Path) -> None:
+    saved, place = tmp_path / "saved", str(tmp_path / "checkpoints")
+    saved.mkdir()
+    whole = ("--steps", "12")
+    undisturbed(*whole, "--out", str(saved), script=SCRIPT)
+    lives = tmp_path / "lives.py"
+    text = SCRIPT.read_text().replace('args.out / f"{step}.pt"', "args.load")
+    lives.write_text(text.replace("init(seed=3)", "init(seed=3, backups=0)"))
+    told = ("--steps", "11", "--load", str(saved / "0.pt"), "--out", str(saved))
+    options = ("--checkpoint-dir", place, "--checkpoint-every", "3", "--max-restarts", "4")
+    faults = ["kill --target member:m1 --at step=8,phase=backward"]
+    job = run_job(tmp_path, workers=2, script=lives, arguments=told, faults=faults, options=options)
+    assert job.exit_code == 0, job.output
+    assert "not from the optimizer state that the script loaded" in job.output
+    assert set(job.digests.values()) == {alone(*whole)}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastrain.base.checkpoint_settings import CheckpointOptions
-from elastrain.base.resume import Resume, as_text, changes, changes_so_far, from_text, refusal
+from elastrain.base.resume import Resume, as_text, changes, changes_so_far, from_text, newer, refusal
 from elastrain.decisions.membership import spec_difference
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent.worker_start import Script
@@ -302,3 +302,15 @@ def test_a_named_one_that_is_damaged_or_not_there_is_refused(tmp_path: Path) -> 
 def test_a_later_life_takes_the_newest_that_is_whole_whatever_the_first_was_to_start_from(tmp_path: Path) -> None:
     later = options(tmp_path, "none").in_a_later_life().resume
     assert later == StartWish(source="auto", is_thorough=True)
+
+
+@pytest.mark.parametrize(
+    ("counts", "of_script"), [(None, False), ((3, 2), False), ((3, 3), False), ((3, 4), True), ((0, 1), True)]
+)
+def test_of_checkpoint_and_loaded_state_the_one_with_more_steps_counts(
+    counts: tuple[int, int] | None, of_script: bool
+) -> None:
+    is_newer, sentence = newer(counts, 41)
+    assert is_newer is of_script
+    assert sentence.startswith(f"step 41 begins from the {'optimizer state' if of_script else 'job'}")
+    assert counts is None or (f" {counts[0]}" in sentence and f" {counts[1]}" in sentence)
