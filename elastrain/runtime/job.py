@@ -260,9 +260,9 @@ class Job(Ranked):
     def checkpoint(self) -> None:
         """Request a durable checkpoint of the next committed step, or of the last step if none follows.
 
-        Returns at once. Training does not wait; only the end of the loop waits until the checkpoint is written. One
-        member's call is enough, and the calls of several members count as one. Raises ConfigError without
-        `elastrain run --checkpoint-dir`, and after the loop if the last step is not a checkpoint.
+        Returns at once; only the end of the loop waits until it is written. One member's call is enough. While another
+        checkpoint is being written, the first step behind its end counts, and all calls until then count as one. Raises
+        ConfigError without `elastrain run --checkpoint-dir`, and after the loop if the last step is no checkpoint.
         """
         if self._chosen.checkpoints is None:
             raise ConfigError("this job was not told where to write checkpoints: elastrain run --checkpoint-dir DIR")

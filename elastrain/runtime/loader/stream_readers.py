@@ -11,6 +11,13 @@ from typing import Any, Protocol
 from elastrain.errors import ConfigError
 from elastrain.job.streams import StreamMark, StreamOrder, newest, way_to
 
+TRIES = 3
+"""Number of times in a row that the process of a reader may end at one micro-batch."""
+
+
+class ReaderEndedError(RuntimeError):
+    """The process of a reader has ended by itself, or was killed."""
+
 
 class OrderedReader(Protocol):
     """A reader of one stream. It gives the stream's micro-batches in order, without an end."""
@@ -59,8 +66,13 @@ class StreamReaders:
         """Streams whose states do not restore their places."""
 
     def read(self, step: int, micro_batch: int) -> Any:
-        """Return a micro-batch. Raises ConfigError if its stream gives other data than it did before."""
-        stream = self._order.stream_of(micro_batch)
+        """Return a micro-batch. A reader whose process has ended is opened again at the last commit.
+
+        Raises:
+            ConfigError: The stream gives other data than it did before.
+            ReaderEndedError: The reader's process has ended `TRIES` times.
+        """
+        stream, ended = self._order.stream_of(micro_batch), 0
         self._used.add(stream)
         target, first = self._order.position(step, micro_batch), self._order.position(step, stream)
         while True:
@@ -69,6 +81,12 @@ class StreamReaders:
             except _InexactError:
                 self._drop(stream)
                 self._distrust(stream)
+            except ReaderEndedError as error:
+                self._drop(stream)
+                ended += 1
+                if ended == TRIES:
+                    raise
+                self._tell(f"{error}: it is started again, and reads on from the last commit")
             except BaseException:  # the reader may have gone on
                 self._drop(stream)
                 raise
@@ -121,6 +139,8 @@ class StreamReaders:
             self._readers[stream] = reader, position
             try:
                 batch = reader.next()
+            except ReaderEndedError:
+                raise
             except Exception as error:
                 if way.mark is None or position > at or stream in self._inexact:
                     raise

@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import threading
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch.utils.data import IterableDataset
+from torch.utils.data._utils import signal_handling
 
 from elastrain.base.environment import tell_one_machine
 from elastrain.errors import ConfigError
@@ -21,7 +23,7 @@ from elastrain.job.streams import StreamMark, StreamOrder
 from elastrain.runtime.loader.fork_server import die_with
 from elastrain.runtime.loader.loader_arguments import Loading
 from elastrain.runtime.loader.seeding import generators_kept
-from elastrain.runtime.loader.stream_readers import StreamReaders
+from elastrain.runtime.loader.stream_readers import ReaderEndedError, StreamReaders
 from elastrain.runtime.loader.stream_shares import (
     START,
     Collate,
@@ -32,6 +34,8 @@ from elastrain.runtime.loader.stream_shares import (
     encoded,
 )
 
+CLOSE_WAIT_S = 0.3
+"""Time that a closed reader's process gets to finish the sample that it reads."""
 _open: WeakSet[StreamReader] = WeakSet()
 
 
@@ -71,13 +75,13 @@ class StreamReader:
                 "load_state_dict) nor a length: who takes it over reads its epoch again from the start, and without an "
                 "end that takes longer and longer"
             )
-        self._owner = os.getpid()
+        self._stream, self._owner = stream, os.getpid()
         atexit.register(self._kill)
         _open.add(self)
 
     def state(self) -> str:
         """Return the state in front of the micro-batch that `next` gives, whatever was read ahead."""
-        with generators_kept():
+        with generators_kept(), self._watched():
             # Only the share's part: the rest depends on the number of processes.
             place = _place(self._loader.state_dict())
         if self._warn is not None and place["taken"] and not place["owner"]:
@@ -87,17 +91,44 @@ class StreamReader:
 
     def next(self) -> Any:
         """Return the next micro-batch."""
-        with generators_kept():
+        with generators_kept(), self._watched():
             if self._iterator is None:
                 self._iterator = iter(self._loader)
             return next(self._iterator)
 
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Raise ReaderEndedError if the reader's process ends while the body waits for it, or has ended before.
+
+        Outside of such bodies, torch must not know the process: its handler of SIGCHLD raises anywhere in the script.
+        """
+        try:
+            if self._is_apart and (running := self._loader._iterator) is not None:
+                signal_handling._set_worker_pids(id(running), tuple(each.pid for each in running._workers))  # type: ignore[attr-defined]
+                running._worker_pids_set = True
+                if not all(each.is_alive() for each in running._workers):  # what it wrote last may be half a message
+                    raise ReaderEndedError(f"the process that reads stream {self._stream} has ended")
+            yield
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker (pid"):
+                raise
+            raise ReaderEndedError(f"stream {self._stream}: {str(error).partition(chr(10))[0].strip(' .')}") from error
+        finally:
+            running = self._loader._iterator
+            if self._is_apart and running is not None and running._worker_pids_set:
+                signal_handling._remove_worker_pids(id(running))  # type: ignore[attr-defined]
+                running._worker_pids_set = False
+
     def close(self) -> None:
-        """Drop all that was read ahead, and end the process."""
+        """Drop all that was read ahead, and end the process, by force if it is still reading after a moment."""
         atexit.unregister(self._kill)
         _open.discard(self)
         if self._is_apart and self._loader._iterator is not None:
+            force = threading.Timer(CLOSE_WAIT_S, self._kill)
+            force.start()
             self._loader._iterator._shutdown_workers()  # not when it is collected, which may be in a fork
+            force.cancel()
+            force.join()
         self._iterator = None
         del self._loader
 

@@ -6,6 +6,7 @@ import math
 from typing import Any, SupportsFloat
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from elastrain.errors import ConfigError
@@ -50,7 +51,7 @@ def weight_of(weight: Any) -> float:
 
 def _number(weight: Any) -> float | None:
     if isinstance(weight, Tensor):
-        return float(weight.detach()) if weight.numel() == 1 and not weight.is_complex() else None
+        return float(weight.detach()) if weight.numel() == 1 and _is_real(weight) and not weight.is_meta else None
     if isinstance(weight, np.ndarray):
         return float(weight.item()) if weight.size == 1 and weight.dtype.kind in "biuf" else None
     if isinstance(weight, str | bytes | np.complexfloating) or not isinstance(weight, SupportsFloat):
@@ -61,6 +62,17 @@ def _number(weight: Any) -> float | None:
         return math.inf
     except (TypeError, ValueError):
         return None
+
+
+def _is_real(tensor: Tensor) -> bool:
+    """Return True if its elements become floats. Those of complex, quantized and sub-byte dtypes do not."""
+    if tensor.is_complex() or tensor.is_quantized or tensor.is_nested:
+        return False
+    try:
+        float(torch.empty((), dtype=tensor.dtype, device="cpu"))
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _what(weight: Any) -> str:
@@ -80,7 +92,7 @@ def figure_of(name: str, value: Any) -> float | Tensor:
 
     Raises ConfigError if it is not one real number.
     """
-    if isinstance(value, Tensor) and value.device.type != "cpu" and value.numel() == 1 and not value.is_complex():
+    if isinstance(value, Tensor) and value.device.type != "cpu" and value.numel() == 1 and _is_real(value):
         return value
     number = _number(value)
     if number is None:

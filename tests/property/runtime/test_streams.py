@@ -15,7 +15,7 @@ from elastrain.errors import ConfigError
 from elastrain.job import streams
 from elastrain.job.streams import StreamMark, StreamOrder, combine_marks
 from elastrain.runtime.loader import stream_readers
-from elastrain.runtime.loader.stream_readers import StreamReaders
+from elastrain.runtime.loader.stream_readers import ReaderEndedError, StreamReaders
 
 
 class Fake:
@@ -53,6 +53,18 @@ class StepBefore(Fake):
     def state(self) -> str:
         told, self.last = self.last, str(self.at)
         return told
+
+
+class Dies(Fake):
+    """A reader whose process ends now and then. `calls` counts over all readers."""
+
+    calls = 0
+
+    def next(self) -> str:
+        Dies.calls += 1
+        if Dies.calls % 53 == 0:  # reading up to any place takes fewer calls
+            raise ReaderEndedError("the process of a stream")
+        return super().next()
 
 
 @dataclass
@@ -144,6 +156,24 @@ def test_each_sample_is_used_once_whatever_happens_to_members(seed: int) -> None
 def test_a_state_without_the_shuffle_buffer_is_noticed_and_the_data_read_again(seed: int) -> None:
     job = play(seed, buffer=2)
     assert job.used == list(expected(job.order, 6))
+
+
+@given(st.integers(0, 1 << 30))
+def test_readers_whose_processes_end_lose_no_sample(seed: int) -> None:
+    Dies.calls = 0
+    job = play(seed, kind=Dies)
+    assert job.used == list(expected(job.order, 6))
+    assert len(job.told) == Dies.calls // 53
+
+
+def test_a_reader_whose_process_ends_again_and_again_is_an_error() -> None:
+    class Ends(Fake):
+        def next(self) -> str:
+            raise ReaderEndedError("the process of stream 0 has ended")
+
+    order = StreamOrder(streams=1, global_batch_size=2, micro_batch_size=2)
+    with pytest.raises(ReaderEndedError, match="stream 0"):
+        StreamReaders(order, lambda stream, mark, is_exact: Ends(stream, 0), digest=str).read(0, 0)
 
 
 def test_what_is_not_exact_is_told_once_for_each_stream_and_member() -> None:

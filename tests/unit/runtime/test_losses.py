@@ -70,6 +70,18 @@ def test_what_is_no_figure_is_refused_by_its_name(value: Any) -> None:
         figure_of("right", value)
 
 
+@pytest.mark.parametrize("name", ["uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "bfloat16"])
+def test_a_figure_may_be_of_an_unusual_dtype(name: str) -> None:
+    assert figure_of("right", torch.tensor([3.0]).to(getattr(torch, name))) == 3.0
+
+
+@pytest.mark.parametrize("name", ["uint4", "int2", "bits8", "float4_e2m1fn_x2"])
+def test_dtypes_whose_elements_are_no_numbers_are_refused_by_name(name: str) -> None:
+    value = torch.zeros(1, dtype=torch.uint8).view(getattr(torch, name))
+    with pytest.raises(ConfigError, match=f"takes one number .*torch.{name}"):
+        figure_of("right", value)
+
+
 def test_a_figure_on_a_device_stays_there_so_that_the_loop_does_not_wait() -> None:
     far = torch.ones((), device="meta")
     assert figure_of("right", far) is far

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +81,20 @@ class Whole(IterableDataset[Any]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.start = state["at"]
+
+
+class Held(Lines):
+    """Lines that come only while a file is not there."""
+
+    def __init__(self, hold: Path) -> None:
+        super().__init__()
+        self.hold = hold
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in super().__iter__():
+            while self.hold.exists():
+                time.sleep(0.02)
+            yield each
 
 
 def made(dataset: Any, told: list[str] | None = None, **options: Any) -> DataLoader:
@@ -197,6 +215,54 @@ def test_the_process_of_a_stream_sees_one_machine_and_ends_with_the_reader(monke
     loader.close()
     with pytest.raises(ProcessLookupError):
         os.kill(int(batch["pid"][0]), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["between two steps", "before it is ready", "while it is waited for"])
+def test_the_process_of_a_stream_that_is_killed_is_started_again_and_no_sample_is_missing(
+    moment: str, tmp_path: Path
+) -> None:
+    expected, told = steps(made(Lines()), 0, 4), list[str]()
+    data = Held(tmp_path / "hold")
+    loader = made(data, told, num_workers=1)
+    found = steps(loader, 0, 1)
+    if moment != "before it is ready":
+        found += steps(loader, 1, 2)
+    victim = loader._source.readers._readers[0][0]._loader._iterator._workers[0].pid
+    if moment == "while it is waited for":
+        data.hold.touch()
+        threading.Timer(1.0, lambda: (os.kill(victim, signal.SIGKILL), data.hold.unlink())).start()
+    else:
+        os.kill(victim, signal.SIGKILL)
+        time.sleep(0.2)  # torch's handler of SIGCHLD would raise here
+    found += steps(loader, len(found) // 4, 4)
+    loader.close()
+    assert alike(found, expected)
+    assert sum("is started again, and reads on from the last commit" in each for each in told) == 1
+
+
+@pytest.mark.slow
+def test_a_stream_whose_process_always_ends_is_an_error_that_says_so() -> None:
+    class Ends(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            os._exit(3)
+
+    loader = made(Ends(), num_workers=1)
+    with pytest.raises(RuntimeError, match="stream 0"):
+        loader.get(0, 0)
+    loader.close()
+
+
+@pytest.mark.slow
+def test_a_reader_that_is_busy_is_closed_soon(tmp_path: Path) -> None:
+    data = Held(tmp_path / "hold")
+    loader = made(data, num_workers=1)
+    loader.get(0, 0)
+    data.hold.touch()
+    loader.get(0, 0 + 2)
+    begun_s = time.monotonic()
+    loader.close()
+    assert time.monotonic() - begun_s < 3.0
 
 
 @pytest.mark.parametrize(
