@@ -80,7 +80,7 @@ RUNTIME_MAY_IMPORT_OF_COMM = frozenset({"elastrain.comm.errors", "elastrain.comm
 
 
 # Folders of the package that do I/O, keep time or compute with tensors. Every other folder in it is pure.
-NOT_PURE = {"runtime", "base", "device", "stubs", *ROOMS}
+NOT_PURE = {"runtime", "base", "device", "stubs", "integrations", *ROOMS}
 
 
 def _imports(path: Path) -> frozenset[str]:
