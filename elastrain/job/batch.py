@@ -33,6 +33,8 @@ class DataOrder:
     """True to leave out, in each epoch, the samples that do not fill a global batch."""
     listed: Sequence[int] | None = field(default=None, repr=False)
     """The samples of each epoch in their order, as a sampler has listed them; None: all samples of the dataset."""
+    behind: int = 0
+    """Steps of an earlier job, whose samples are used already: step 0 goes on behind them."""
 
     def __post_init__(self) -> None:
         check_sizes(
@@ -63,7 +65,7 @@ class DataOrder:
 
     def epoch(self, step: int) -> int:
         """Return the number of the epoch that the step's first sample belongs to."""
-        return step * self.global_batch_size // self.epoch_size
+        return (self.behind + step) * self.global_batch_size // self.epoch_size
 
     def described(self) -> dict[str, int | str | bool]:
         """Return what decides the order besides the seed, by name, for members to compare."""
@@ -75,6 +77,8 @@ class DataOrder:
         }
         if self.drop_last:
             found["drop_last"] = True
+        if self.behind:
+            found["steps of an earlier job"] = self.behind
         if self.listed is not None:
             found["order of the sampler"] = blake2b(repr(tuple(self.listed)).encode(), digest_size=8).hexdigest()
         return found
@@ -84,7 +88,7 @@ class DataOrder:
         if not (0 <= micro_batch < self.micro_batches and step >= 0):
             raise ValueError(f"no micro-batch {micro_batch} in step {step}: there are {self.micro_batches} per step")
         # Global batches cut the concatenation, not the epoch. So no remainder is dropped, and no step is smaller.
-        start = step * self.global_batch_size + micro_batch * self.micro_batch_size
+        start = (self.behind + step) * self.global_batch_size + micro_batch * self.micro_batch_size
         return range(start, start + self.micro_batch_size)
 
     def samples(self, step: int, micro_batch: int) -> tuple[tuple[int, int], ...]:
