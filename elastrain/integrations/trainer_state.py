@@ -1,4 +1,4 @@
-"""The state of a trainer's loop that goes to members which join later, and the checkpoint that all of them begin from."""
+"""The state of a trainer's loop that goes to members which join later, and the checkpoint that all begin from."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import RandomSampler, SequentialSampler
 
 import elastrain
 from elastrain.errors import ConfigError
@@ -29,11 +30,8 @@ from elastrain.runtime.loop.step import Step
 
 MINIMUM = "5.0"
 
-require("transformers", MINIMUM)
+transformers: Any = require("transformers", MINIMUM)
 know_elastrain()
-
-import transformers  # noqa: E402 - in a version that was checked
-from torch.utils.data import RandomSampler, SequentialSampler  # noqa: E402
 
 _REFUSED: Mapping[str, str] = {
     "deepspeed": "the job shards the optimizer's state itself",
@@ -50,7 +48,7 @@ _OVERRIDDEN = ("training_step", "get_train_dataloader", "get_batch_samples")
 """Methods that this trainer never calls, so that a subclass would override them in vain."""
 
 
-class Trainer(transformers.Trainer):
+class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known at run time only
     """A `transformers.Trainer` whose `train` is a job's loop. It takes the same arguments and callbacks.
 
     Every member evaluates the whole evaluation set alike. The main member writes checkpoints, and a successor writes
@@ -64,6 +62,11 @@ class Trainer(transformers.Trainer):
     Raises:
         ConfigError: An argument has no meaning in a job. The message names it.
     """
+
+    control: Any
+    lr_scheduler: Any
+    _tr_loss: torch.Tensor
+    _created_lr_scheduler: bool
 
     def __init__(self, *args: Any, job: Job | None = None, **kwargs: Any) -> None:
         claim("elastrain.integrations.transformers.Trainer")
@@ -322,7 +325,8 @@ def _loggers(args: Any) -> Sequence[Any]:
             found.append(elastrain.Wandb(project, mode=mode, dir=args.output_dir, name=args.run_name))
         elif name != "none":
             raise ConfigError(
-                f"report_to={name!r} cannot go on when the member that writes is lost: choose tensorboard, wandb or none"
+                f"report_to={name!r} cannot go on when the member that writes is lost: choose tensorboard, wandb or "
+                "none"
             )
     args.report_to = []
     return found

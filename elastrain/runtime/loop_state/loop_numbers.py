@@ -84,9 +84,8 @@ class LoopNumbers:
 
 def loop_of(frame: FrameType | None) -> FrameType | None:
     """Return the first frame from here on that is no generator's and not of this package."""
-    while frame is not None and (
-        frame.f_code.co_flags & inspect.CO_GENERATOR or _module_of(frame).startswith("elastrain.runtime.")
-    ):
+    ours = ("elastrain.runtime.", "elastrain.integrations.")
+    while frame is not None and (frame.f_code.co_flags & inspect.CO_GENERATOR or _module_of(frame).startswith(ours)):
         frame = frame.f_back
     return frame
 

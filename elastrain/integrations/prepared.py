@@ -1,0 +1,107 @@
+"""The loaders and schedulers that an accelerator's `prepare` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+import elastrain
+from elastrain.errors import ConfigError
+
+
+class TrainingLoader:
+    """The training loader of a script, which drives the steps of the job."""
+
+    def __init__(self, given: DataLoader[Any], inner: elastrain.DataLoader, epoch: Callable[[], Iterator[Any]]) -> None:
+        self.inner = inner
+        self.dataset, self.batch_size = given.dataset, given.batch_size
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch, which has whole steps."""
+        return self.inner.steps_per_epoch * self.inner.micro_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._epoch()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: the job knows its epochs."""
+
+
+class EvaluationLoader:
+    """Another loader of a script. Every member goes through all of its batches."""
+
+    def __init__(
+        self,
+        given: DataLoader[Any],
+        evaluating: Callable[[], AbstractContextManager[bool]],
+        on_device: Callable[[Any], Any],
+    ) -> None:
+        self.dataset, self.batch_size = given.dataset, given.batch_size
+        self._given, self._evaluating, self._on_device = given, evaluating, on_device
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._evaluating() as is_short:
+            for batch in self._given:
+                yield self._on_device(batch)
+                if is_short:
+                    return
+
+
+class Scheduler:
+    """A scheduler that moves once for each committed step, on all members."""
+
+    def __init__(self, scheduler: LRScheduler, may_step: Callable[[], bool]) -> None:
+        self.scheduler, self._may_step = scheduler, may_step
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Move the scheduler, unless its step is not committed yet or was skipped."""
+        if self._may_step():
+            self.scheduler.step(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scheduler, name)
+
+
+def job_loader(given: DataLoader[Any], per_step: int) -> elastrain.DataLoader:
+    """Return the job's loader with the samples of a script's loader, of which `per_step` batches make a step.
+
+    Raises ConfigError if the order of its samples cannot be shared out.
+    """
+    sampler, size = given.sampler, given.batch_size
+    if isinstance(given.dataset, IterableDataset):
+        raise ConfigError(
+            "the training loader reads its data in order (an IterableDataset), and the job has to know its length: "
+            "give it a dataset with a length, or write a loop with elastrain.DataLoader(streams=…)"
+        )
+    if size is None or type(given.batch_sampler) is not BatchSampler:
+        raise ConfigError(
+            "the training loader has a batch_sampler, and all batches must have one size: give batch_size"
+        )
+    is_own = not isinstance(sampler, RandomSampler | SequentialSampler)
+    is_random = isinstance(sampler, RandomSampler)
+    if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != len(given.dataset)):  # type: ignore[arg-type]
+        is_own, is_random = True, False
+    return elastrain.DataLoader(
+        given.dataset,
+        global_batch_size=size * per_step,
+        micro_batch_size=size,
+        shuffle=None if is_own else is_random,
+        sampler=sampler if is_own else None,
+        collate_fn=given.collate_fn,
+        num_workers=given.num_workers,
+        prefetch_factor=given.prefetch_factor,
+        pin_memory=given.pin_memory,
+        persistent_workers=given.persistent_workers,
+        drop_last=given.drop_last,
+        timeout=given.timeout,
+        worker_init_fn=given.worker_init_fn,
+        generator=given.generator if is_random else None,
+    )
