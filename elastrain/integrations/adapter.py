@@ -1,4 +1,4 @@
-"""What all adapters need: their library in a version that they know, and at most one adapter in a process."""
+"""The checks of all adapters: a library in a version that they know, and at most one adapter in a process."""
 
 from __future__ import annotations
 

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 import elastrain
 from elastrain.errors import ConfigError
+from elastrain.integrations.script_loop import ScriptLoop
 
 
 class TrainingLoader:
@@ -105,3 +108,27 @@ def job_loader(given: DataLoader[Any], per_step: int) -> elastrain.DataLoader:
         worker_init_fn=given.worker_init_fn,
         generator=given.generator if is_random else None,
     )
+
+
+class Parts:
+    """The things that a script has given to `prepare`, and what goes with them."""
+
+    def __init__(self) -> None:
+        self.model: nn.Module | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.schedulers: list[LRScheduler] = []
+        self.loader: TrainingLoader | None = None
+        self.loop: ScriptLoop | None = None
+        self.behind = 0
+        """Steps that the script's own checkpoint stands behind."""
+        self.registered: list[Any] = []
+        """Things of `register_for_checkpointing`."""
+        self.norms: list[Tensor] = []
+        """Tensors that get the norm of the step's gradient once it is committed."""
+
+
+def only(what: str, first: Any, thing: Any) -> Any:
+    """Return the thing. Raises ConfigError if there is a first one already."""
+    if first not in (None, thing):
+        raise ConfigError(f"accelerator.prepare(…) was given a second {what}: a job has one model and one optimizer")
+    return thing

@@ -1,4 +1,4 @@
-"""What accelerate takes this process to be: one process by itself in a job, or a rank with the backend "elastrain".
+"""accelerate's view of this process: one process by itself in a job, or a rank with the backend "elastrain".
 
 A job's global batch does not depend on the number of members. So to accelerate and transformers the whole job is one
 process, and they start no process group. Only `process_index` tells members apart: it is 0 on the main member, so that
@@ -38,8 +38,10 @@ _WORLD = (
 
 def know_elastrain() -> None:
     """Let accelerate accept the backend "elastrain", and start no process group by itself in a worker of a job."""
-    state = require("accelerate", ACCELERATE_MINIMUM).state
-    partial = state.PartialState
+    require("accelerate", ACCELERATE_MINIMUM)
+    from accelerate import state
+
+    partial: Any = state.PartialState
     if getattr(partial, "_knows_elastrain", False):
         return
     partial._knows_elastrain = True

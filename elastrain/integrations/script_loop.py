@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -75,36 +76,58 @@ class RememberedForward:
                 module.training = mode
 
 
+@dataclass
+class _Body:
+    """One run of the script's body."""
+
+    is_sync: bool = True
+    """True in the last body of a step."""
+    is_open: bool = False
+    has_advanced: bool = False
+    """True once the next micro-batch of the step was taken, or its commit was found."""
+    has_stepped: bool = False
+
+
+@dataclass
+class _StepBatches:
+    """The micro-batches of a step, as this member computes them."""
+
+    iterator: Iterator[Any] = field(default_factory=lambda: iter(()))
+    next: Any = _NOTHING
+    last: Any = None
+    losses: list[Tensor] = field(default_factory=list)
+
+
 class ScriptLoop:
     """The one training loop of a script. Only the thread of the loop uses it."""
 
     def __init__(self, job: Job, forward: RememberedForward, loader: elastrain.DataLoader, behind: int) -> None:
-        self._job, self._forward, self._loader = job, forward, loader
+        self._forward, self._loader = forward, loader
         self._behind = behind
         """Steps that the script's own checkpoint stands behind."""
         self._number = 0
         """Steps that this script's loop has gone through; on a newcomer, also those that it plays."""
         self.epochs: dict[str, list[float]] = {}
         """By epoch, the sum of the steps' losses, and how many there were."""
-        self._steps: Iterator[Step] | None = None
+        self._steps: Iterator[Step] | None = job.steps(loader, until=sys.maxsize)
         self._first = 0
         """The job's step with which this member began."""
         self._step: Step | None = None
-        self._batches: Iterator[Any] = iter(())
-        self._next: Any = _NOTHING
-        self._batch: Any = None
-        self._losses: list[Tensor] = []
-        self.is_sync = True
-        """True in the last body of a step, which ends with `optimizer.step()`."""
+        self._batches = _StepBatches()
+        self._now = _Body()
         self.is_playing_past = False
         """True on a member that plays steps before its first one."""
-        self._is_in_body = self._has_advanced = self._has_stepped = False
         self.on_commit: Callable[[Step], None] = lambda step: None
+
+    @property
+    def is_sync(self) -> bool:
+        """True in the last body of a step, which ends with `optimizer.step()`."""
+        return self._now.is_sync
 
     @property
     def is_between(self) -> bool:
         """True where the script may log, save and evaluate: outside of bodies, and behind `optimizer.step()`."""
-        return not self._is_in_body or self._has_stepped
+        return not self._now.is_open or self._now.has_stepped
 
     @property
     def step(self) -> Step | None:
@@ -115,14 +138,14 @@ class ScriptLoop:
     def committed(self) -> int:
         """Steps that are committed, with those of the script's own checkpoint."""
         is_done = self._step is not None and self._step.is_committed
-        return self._behind + self._number + (1 if is_done and self._is_in_body else 0)
+        return self._behind + self._number + (1 if is_done and self._now.is_open else 0)
 
     def epoch(self) -> Iterator[Any]:
         """Yield the batches from here to the end of the epoch."""
-        if self._step is None:
-            self._steps = self._job.steps(self._loader, until=sys.maxsize)
+        if self._step is None and self._steps is not None:
             self._step = next(self._steps)
             self._first = self._step.number
+        assert self._step is not None
         first, is_begun = self._first, False
         while not (is_begun and (self._behind + self._number) % self._loader.steps_per_epoch == 0):
             is_begun = True
@@ -146,7 +169,7 @@ class ScriptLoop:
 
     def backward(self, loss: Tensor) -> None:
         """Compute the backward of the batch. In a body that is played, the loss gets the value that was committed."""
-        if not self._is_in_body or self._has_stepped:
+        if not self._now.is_open or self._now.has_stepped:
             raise ConfigError(
                 "accelerator.backward(loss) belongs into `for batch in loader` over the training loader, which is the "
                 "first DataLoader that prepare(…) was given, before optimizer.step()"
@@ -156,48 +179,48 @@ class ScriptLoop:
                 loss.detach().fill_(self._forward.played)
             return
         assert self._step is not None
-        self._losses.append(loss.detach())
+        self._batches.losses.append(loss.detach())
         self._step.backward(loss)
         self._forward.is_noted = False
 
     def optimizer_step(self) -> None:
         """Wait for the commit in the last body of a step. Another micro-batch may come first, after a loss."""
-        if not self._is_in_body:
+        if not self._now.is_open:
             raise ConfigError("optimizer.step() comes inside of `for batch in loader` over the training loader")
-        if not self.is_sync or self._has_stepped:
+        if not self.is_sync or self._now.has_stepped:
             return
         if self._forward.played is None:
             self._advance()
-            if self._next is not _NOTHING:
-                self.is_sync = False
+            if self._batches.next is not _NOTHING:
+                self._now.is_sync = False
                 return
-        self._has_stepped = True
+        self._now.has_stepped = True
         self._forward.end()
 
     def _advance(self) -> None:
         """Take the next micro-batch of the step, or find that it is committed."""
-        self._has_advanced = True
-        self._next = next(self._batches, _NOTHING)
+        self._now.has_advanced = True
+        self._batches.next = next(self._batches.iterator, _NOTHING)
         step = self._step
-        if self._next is _NOTHING and step is not None and step.is_committed:
+        if self._batches.next is _NOTHING and step is not None and step.is_committed:
             told = self.epochs.setdefault(str((self._behind + step.number) // self._loader.steps_per_epoch), [0.0, 0.0])
             told[:] = told[0] + step.loss, told[1] + 1
             self.on_commit(step)
 
     def _compute(self, step: Step) -> Iterator[Any]:
         """Yield the step's batches: those of this member, then as many played ones as are missing."""
-        count, bodies, self._losses = self._loader.micro_batches, 0, []
-        self._batches = iter(step)
+        count, bodies, self._batches.losses = self._loader.micro_batches, 0, []
+        self._batches.iterator = iter(step)
         self._advance()
-        while self._next is not _NOTHING:
-            self._batch = self._next
-            yield from self._body(self._batch, is_sync=bodies >= count - 1, played=None)
+        while self._batches.next is not _NOTHING:
+            self._batches.last = self._batches.next
+            yield from self._body(self._batches.last, is_sync=bodies >= count - 1, played=None)
             bodies += 1
-            if not self._has_advanced:
+            if not self._now.has_advanced:
                 self._advance()
         if step.is_overruled or bodies >= count:
             return
-        rest = (step.loss * count - sum(float(loss) for loss in self._losses)) / (count - bodies)
+        rest = (step.loss * count - sum(float(loss) for loss in self._batches.losses)) / (count - bodies)
         while bodies < count:
             yield from self._body(self._any_batch(step.number), is_sync=bodies == count - 1, played=rest)
             bodies += 1
@@ -211,19 +234,19 @@ class ScriptLoop:
 
     def _any_batch(self, step: int) -> Any:
         """Return the batch for a body that is played: the last one of this member, or any if it had none."""
-        if self._batch is None:
-            self._batch = self._loader.get(step, 0)
-        return self._batch
+        if self._batches.last is None:
+            self._batches.last = self._loader.get(step, 0)
+        return self._batches.last
 
     def _body(self, batch: Any, *, is_sync: bool, played: float | None) -> Iterator[Any]:
-        self.is_sync, self._has_advanced, self._has_stepped, self._is_in_body = is_sync, False, False, True
+        self._now = _Body(is_sync=is_sync, is_open=True)
         self._forward.begin(played=played)
         try:
             yield batch
         finally:
             self._forward.end()
-            self._is_in_body = False
-        if self.is_sync and not self._has_stepped and not (self._step is not None and self._step.is_overruled):
+            self._now.is_open = False
+        if self.is_sync and not self._now.has_stepped and not (self._step is not None and self._step.is_overruled):
             raise ConfigError(
                 f"the script's body for batch {self._loader.micro_batches} of a step has not called optimizer.step(): "
                 "if it accumulates gradients by counting batches, say Accelerator(gradient_accumulation_steps=…) "

@@ -18,7 +18,7 @@ _FIGURES = ("_globalstep_last_logged", "_total_loss_scalar", "current_flos")
 
 
 class CarriedState:
-    """What a trainer keeps between two steps, for `job.register`: its state, its figures, and those of callbacks."""
+    """State that a trainer keeps between two steps, for `job.register`: its own, its figures, and that of callbacks."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

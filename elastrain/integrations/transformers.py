@@ -146,11 +146,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
             if self.state.global_step % per_epoch == 0 or self.control.should_training_stop:
                 self.control = self.callback_handler.on_epoch_end(args, self.state, self.control)
                 self._maybe_log_save_evaluate(*told, learning_rate=rate)
-            if self.control.should_epoch_stop:
-                raise ConfigError(
-                    "a callback ends an epoch early, but a job goes through its data in order: end training"
-                )
-            if self.control.should_training_stop:
+            if self._is_to_stop():
                 break
         return self._finalize_training(trial, samples, start)
 
@@ -215,6 +211,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
         self.state.epoch = self.state.global_step / per_epoch
         self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
         return rate
+
+    def _is_to_stop(self) -> bool:
+        """Return True if a callback ends training. Raises ConfigError if it ends only the epoch."""
+        if self.control.should_epoch_stop and not self.control.should_training_stop:
+            raise ConfigError("a callback ends an epoch early, but a job goes through its data in order: end training")
+        return bool(self.control.should_training_stop)
 
     def _tell_place(self) -> None:
         """Tell transformers whether this is the main member now."""

@@ -417,7 +417,7 @@ def room_of(module: str) -> str:
     second = module.split(".")[1]
     if within(module, {"elastrain.pipeline.stubs"}):
         return "stubs"
-    return second if within(second, {*ROOMS, "runtime", "base", "device"}) else "pure"
+    return second if within(second, {*ROOMS, "runtime", "base", "device", "integrations"}) else "pure"
 
 
 # A `#` begins a comment where no string has begun: the whole of Python's tokens takes ten times as long.

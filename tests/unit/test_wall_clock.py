@@ -35,6 +35,7 @@ READERS = {
     "elastrain.launcher.cli.options.node_options": "the job's name, where none is given",
     "elastrain.launcher.agent.worker_monitor": "the heading of written stacks",
     "elastrain.runtime.loop_state.loop_numbers": "numbers of a script that are clock times are left alone",
+    "elastrain.integrations.transformers": "the start of training, for the speeds that transformers logs",
     "elastrain.runtime.loggers.event_files": "the time of each event, for readers, and a file name that sorts last",
 }
 

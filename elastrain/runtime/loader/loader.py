@@ -19,7 +19,6 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from elastrain.device import DevicePort, device_of
 from elastrain.device.same_memory import HOST
-from elastrain.errors import ConfigError
 from elastrain.job.batch import DataOrder, collate_key, sample_key
 from elastrain.job.streams import StreamMark, StreamOrder
 from elastrain.runtime.loader import packing
@@ -149,12 +148,8 @@ class DataLoader:
         return self._order
 
     def go_on_behind(self, steps: int) -> None:
-        """Leave out the samples of so many steps, which an earlier job has used. Call it before `job.prepare`.
-
-        The random numbers of samples and steps are those of a new job. Raises ConfigError with streams.
-        """
-        if isinstance(self._unbound, StreamOrder):
-            raise ConfigError(f"streams are read from their beginning: they cannot go on behind {steps} steps")
+        """Leave out the samples of so many steps of an earlier job. Call it before `job.prepare`, without streams."""
+        assert isinstance(self._unbound, DataOrder)
         self._unbound = replace(self._unbound, behind=steps)
 
     def bind(self, seed: int) -> None:

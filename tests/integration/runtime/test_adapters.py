@@ -1,0 +1,96 @@
+"""Scripts of transformers and accelerate train in a job and are killed: all bits and logs are a job of one's."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.training import SCRIPTS, run_job, undisturbed
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'elastrain[integrations]'")
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+TRAINER = SCRIPTS / "trainer_training.py"
+ACCELERATOR = SCRIPTS / "accelerator_training.py"
+SAVING = ("kill --target member:m0 --at step=4,phase=publish", "kill --target member:m1 --at step=2,phase=backward")
+
+
+def told(output: str) -> set[str]:
+    """The trainer's lines of its history, without the first words of the member that told them."""
+    return set(re.findall(r"line \[.*\]", output)) | set(re.findall(r"best .*", output))
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "run"} for line in found]
+
+
+@pytest.mark.parametrize("more", [(), ("--more", "smooth=0.1", "--more", "bf16=1")], ids=["plain", "smoothed-bf16"])
+def test_a_trainer_survives_kills_with_the_bits_and_the_history_of_a_job_of_one(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    alone = undisturbed("--out", str(tmp_path / "one"), *more, script=TRAINER)
+    assert alone.exit_code == 0, alone.output
+    arguments = ("--out", str(tmp_path / "job"), *more)
+    done = run_job(tmp_path, workers=3, arguments=arguments, faults=SAVING, script=TRAINER)
+    assert done.exit_code == 0, done.output
+    assert len(done.phases_struck()) == 2
+    assert set(done.digests.values()) == set(alone.digests.values())
+    assert told(done.output) == told(alone.output)
+    folders = {path.name for path in (tmp_path / "job").glob("checkpoint-*")}
+    assert folders == {path.name for path in (tmp_path / "one").glob("checkpoint-*")}
+
+
+def test_a_trainer_resumes_from_its_checkpoint_behind_the_data_that_was_used(tmp_path: Path) -> None:
+    first = undisturbed("--out", str(tmp_path / "one"), script=TRAINER)
+    assert first.exit_code == 0, first.output
+    begun = str(tmp_path / "one" / "checkpoint-8")
+    arguments = ("--out", str(tmp_path / "two"), "--resume", begun)
+    alone = undisturbed(*arguments, script=TRAINER)
+    done = run_job(tmp_path, workers=2, arguments=("--out", str(tmp_path / "three"), *arguments[2:]), script=TRAINER)
+    assert alone.exit_code == done.exit_code == 0, alone.output + done.output
+    assert set(done.digests.values()) == set(alone.digests.values())
+    assert "('step', 12)" in alone.output
+
+
+def test_a_script_of_accelerate_survives_kills_with_the_bits_and_the_log_of_a_job_of_one(tmp_path: Path) -> None:
+    alone = undisturbed("--out", str(tmp_path / "one"), script=ACCELERATOR)
+    assert alone.exit_code == 0, alone.output
+    done = run_job(tmp_path, workers=3, arguments=("--out", str(tmp_path / "job")), faults=SAVING, script=ACCELERATOR)
+    assert done.exit_code == 0, done.output
+    assert len(done.phases_struck()) == 2
+    assert set(done.digests.values()) == set(alone.digests.values())
+    assert rows(tmp_path / "job/log.jsonl") == rows(tmp_path / "one/log.jsonl")
+    assert {path.name for path in (tmp_path / "job").glob("step_*")} == {"step_24", "step_48", "step_72"}
+
+
+def test_a_member_that_joins_later_counts_as_the_others_do(tmp_path: Path) -> None:
+    alone = undisturbed("--out", str(tmp_path / "one"), script=ACCELERATOR)
+    faults = (*SAVING, "kill --target member:m2 --at step=16,phase=forward")
+    arguments = ("--out", str(tmp_path / "job"), "--linger", "3")
+    done = run_job(tmp_path, workers=3, arguments=arguments, faults=faults, script=ACCELERATOR)
+    assert done.exit_code == 0, done.output
+    assert set(done.digests.values()) == set(alone.digests.values())
+    assert rows(tmp_path / "job/log.jsonl") == rows(tmp_path / "one/log.jsonl")
+
+
+def test_a_script_of_accelerate_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    first = undisturbed("--out", str(tmp_path / "one"), "--epochs", "2", script=ACCELERATOR)
+    assert first.exit_code == 0, first.output
+    more = ("--epochs", "3", "--resume", str(tmp_path / "one/step_48"))
+    alone = undisturbed("--out", str(tmp_path / "two"), *more, script=ACCELERATOR)
+    done = run_job(tmp_path, workers=2, arguments=("--out", str(tmp_path / "job"), *more), script=ACCELERATOR)
+    assert alone.exit_code == done.exit_code == 0, alone.output + done.output
+    assert set(done.digests.values()) == set(alone.digests.values())
+    assert "ended overall 72" in alone.output
+
+
+def test_clipping_that_the_job_does_not_know_of_is_refused(tmp_path: Path) -> None:
+    alone = undisturbed("--out", str(tmp_path / "one"), "--lose-clip", script=ACCELERATOR)
+    assert alone.exit_code == 1
+    assert "say Accelerator(max_grad_norm=1.0) as well" in alone.output
