@@ -46,6 +46,23 @@ def test_a_trainer_survives_kills_with_the_bits_and_the_history_of_a_job_of_one(
     assert folders == {path.name for path in (tmp_path / "one").glob("checkpoint-*")}
 
 
+@pytest.mark.parametrize("more", [(), ("--more", "smooth=0.1")], ids=["plain", "smoothed"])
+def test_a_trainer_computes_what_the_library_computes(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """One epoch in order and without dropout. The library adds up gradients in another order."""
+    arguments = ("--steps", "6", "--more", "order=sequential", *more)
+    ours = undisturbed("--out", str(tmp_path / "one"), *arguments, script=TRAINER)
+    plain = undisturbed("--out", str(tmp_path / "two"), "--plain", *arguments, script=TRAINER)
+    assert ours.exit_code == plain.exit_code == 0, ours.output + plain.output
+    figures = [
+        [
+            float(each)
+            for each in re.findall(r"\('(?:loss|eval_loss|grad_norm|learning_rate)', ([\d.e-]+)\)", run.output)
+        ]
+        for run in (ours, plain)
+    ]
+    assert len(figures[0]) > 20 and figures[0] == pytest.approx(figures[1], rel=2e-4)
+
+
 def test_a_trainer_resumes_from_its_checkpoint_behind_the_data_that_was_used(tmp_path: Path) -> None:
     first = undisturbed("--out", str(tmp_path / "one"), script=TRAINER)
     assert first.exit_code == 0, first.output

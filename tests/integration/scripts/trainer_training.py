@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import (
     EarlyStoppingCallback,
@@ -54,11 +55,14 @@ def main() -> None:
     parser.add_argument("--resume")
     parser.add_argument("--more", action="append", default=[], help="name=value, more arguments")
     parser.add_argument("--report-to", default="none")
+    parser.add_argument("--plain", action="store_true", help="train with the library's own Trainer")
     parser.add_argument("--linger", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
     set_seed(3)
     config = GPT2Config(vocab_size=60, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    if "sequential" in str(args.more):  # what the library's own Trainer can do alike
+        config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
     more = dict(each.split("=") for each in args.more)
     training = TrainingArguments(
         output_dir=args.out,
@@ -81,9 +85,11 @@ def main() -> None:
         seed=3,
         label_smoothing_factor=float(more.get("smooth", 0)),
         bf16="bf16" in more,
+        train_sampling_strategy=more.get("order", "random"),
     )
     linger = Linger(args.linger)
-    trainer = Trainer(
+    kind: Any = transformers.Trainer if args.plain else Trainer
+    trainer = kind(
         model=GPT2LMHeadModel(config),
         args=training,
         train_dataset=Text(104),

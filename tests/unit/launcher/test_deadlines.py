@@ -17,7 +17,7 @@ from elastrain.runtime.engine import pacing
 from elastrain.runtime.io import agent_link
 from tests.support.sources import ROOT
 
-FOLDERS = ("launcher", "elastrain/runtime", "comm", "snapshot")
+FOLDERS = ("launcher", "elastrain/runtime", "elastrain/integrations", "comm", "snapshot")
 ROW = re.compile(r"^\| `([\w/]+\.py) (\w+)` \| ([\d.]+) \|", re.MULTILINE)
 
 
