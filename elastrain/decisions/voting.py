@@ -75,7 +75,7 @@ def combine_votes(
         roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),
         scaler=scaler,
         next_scaler=advance(shape.loss_scale, scaler, overflow=not is_finite),
-        plan=next((vote.plan for vote in votes if vote.plan is not None), plan),
+        plan=next((v.plan.proposed for v in votes if v.plan is not None and v.plan.proposed is not None), plan),
         findings=Findings(warning=differing, accused=_accused(view, judgement), marks=_marks(votes)),
         checkpoint=_checkpointed([vote.checkpoint for vote in votes]),
     )

@@ -17,6 +17,7 @@ from elastrain.job.streams import StreamMark
 from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.open_tasks import TaskProgress
 from elastrain.pipeline.pipeline_plan import BoundaryName, PipelinePlan
+from elastrain.pipeline.planner.plan_vote import PlanVote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,9 +204,8 @@ class Vote:
     """This member's say about a durable checkpoint of this step."""
     graph: str
     """Digest of the block graph that this member has traced; empty without pipelines."""
-    # Only the first member of the view proposes a plan, so that planning need not give the same result on all members.
-    plan: PipelinePlan | None
-    """Proposed assignment of blocks to members from the next step on."""
+    plan: PlanVote | None
+    """None without pipelines."""
     marks: tuple[StreamMark, ...] = ()
     """Marks at the start of this step, of the streams that this member has read in it."""
 

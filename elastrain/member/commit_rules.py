@@ -63,6 +63,7 @@ class Committing(MemberPart):
     @handles(Vote)
     def on_vote(self, source: str, message: Vote) -> None:
         """Note a member's vote on the open step."""
+        self._machine.step.proposals.hear(source, message)
         if message.step == self._machine.step.number:
             self._machine.step.ballot.add(source, message)
 
@@ -113,7 +114,7 @@ class Committing(MemberPart):
             before=m.step.audits.told_before(),
             checkpoint=CheckpointVote(m.checkpointing.wish(m.step.number), m.checkpointing.open is not None),
             graph=m.step.tracing.traced.graph.digest() if m.step.tracing.traced is not None else "",
-            plan=m.step.tasks.propose(),
+            plan=m.step.proposals.vote(),
             marks=tuple(m.step.runs.marks.values()),
         )
         m.step.audits.tell(vote.checks)

@@ -9,6 +9,7 @@ from elastrain.job.values import Shape
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.integrity.cross_checks import Auditing, CrossCheck
 from elastrain.member.pipeline.assignments import Tasks, Tracing
+from elastrain.member.pipeline.proposals import Proposals
 from elastrain.member.shards.reduction import Reduction
 from elastrain.member.state.ballot import Ballot, Commands
 from elastrain.member.state.committed import Commit
@@ -24,6 +25,7 @@ class OpenStep(MemberPart):
         self.runs = Runs(Fold(shape.runs), shape.blocks, first)
         self.tracing = Tracing(me, shape.pipelining, views, commit, out)
         self.tasks = Tasks(me, self.tracing, views, commit, self.runs, out)
+        self.proposals = Proposals(me, shape, views, commit, self.tracing, out)
         self.reduction = Reduction(me, shape, views, commit.roles, self.runs, out)
         self.check = CrossCheck(me, Due(first, shape.cross_check_every), views, commit, self.runs)
         self.audits = Auditing(me, shape, views, commit, self.runs)
@@ -33,6 +35,7 @@ class OpenStep(MemberPart):
             self.tracing,
             self.reduction,
             self.tasks,
+            self.proposals,
             self.check,
             self.audits,
             self.ballot,
@@ -47,6 +50,12 @@ class OpenStep(MemberPart):
     def on_checked(self, event: p.Checked) -> None:
         """Note the result of a run that was computed again, or of a run's first micro-batch."""
         (self.audits if event.whole else self.check).on_checked(event)
+
+    @handles(p.Computed)
+    def on_computed(self, event: p.Computed) -> None:
+        """Note a computed action, and how long it took."""
+        self.proposals.measures.note(event)
+        self.tasks.on_computed(event)
 
     def is_computing(self) -> bool:
         """Return True if work is left to compute here, or none was handed out yet."""

@@ -86,6 +86,8 @@ class Computed:
     """Boundary tensors for other members; None at the batch and at the loss. The driver has the tensors by then."""
     is_last: bool
     """True for the backward of the run's last micro-batch. Nothing more is added to the task's gradients."""
+    took_s: tuple[float, ...] = ()
+    """Seconds of a forward, one number for each block of the task; else the seconds of the action. Empty: unknown."""
 
 
 # Between two steps: the states stay as they are until the loop asks for work.

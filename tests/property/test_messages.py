@@ -13,10 +13,22 @@ from hypothesis import strategies as st
 from elastrain.job.checkpoint_plan import CheckpointVote, Wish
 from elastrain.job.placement import Holders
 from elastrain.job.streams import StreamMark
-from elastrain.job.values import Accusation, Check, Contribution, OpenWork, Record, Report, TracedGraph, Vote, Wrong
+from elastrain.job.values import (
+    Accusation,
+    Check,
+    Contribution,
+    OpenWork,
+    PlanVote,
+    Record,
+    Report,
+    TracedGraph,
+    Vote,
+    Wrong,
+)
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor, IllegalCut
 from elastrain.pipeline.open_tasks import TaskProgress
 from elastrain.pipeline.pipeline_plan import Bound, BoundaryName, Direction, Pipeline, PipelinePlan, Task
+from elastrain.pipeline.planner.step_profile import BlockSeconds
 from elastrain.protocol.codec import BitMask
 from elastrain.protocol.messages import (
     KINDS,
@@ -90,6 +102,7 @@ plans = st.builds(
         )
     ),
 )
+block_seconds = st.builds(BlockSeconds, forward_s=floats, input_gradient_s=floats, weight_gradient_s=floats)
 records = st.builds(
     Record,
     step=ints,
@@ -157,7 +170,8 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         before=tuples(st.builds(Check, micro_batch=ints, loss=floats, weight=floats, digests=tuples(ints))),
         checkpoint=st.builds(CheckpointVote, st.sampled_from(Wish), st.booleans()),
         graph=names,
-        plan=st.none() | plans,
+        plan=st.none()
+        | st.builds(PlanVote, proposed=st.none() | plans, seconds=tuples(st.tuples(ints, block_seconds))),
         marks=tuples(st.builds(StreamMark, stream=ints, position=ints, state=names, digest=names)),
     ),
     Boundary: st.builds(

@@ -27,7 +27,7 @@ from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.graph import BlockGraph, check_stages
 from elastrain.pipeline.open_tasks import StepShape, TaskDesk, TaskProgress, readers
 from elastrain.pipeline.pipeline_plan import BoundaryName, PipelinePlan, routes
-from elastrain.pipeline.planning import PlanWish, first_plan, next_plan
+from elastrain.pipeline.planning import PlanWish, first_plan
 from elastrain.protocol.messages import Boundary, HasTraced
 
 
@@ -203,7 +203,6 @@ class Tasks(MemberPart):
 
     # --------------------------------------------------------------------------------------------------------- events
 
-    @handles(p.Computed)
     def on_computed(self, event: p.Computed) -> None:
         """Note a computed action, and send the boundary tensor that it made to the members that read it."""
         # The loop may still compute for a step that was committed without it, or that has begun anew.
@@ -242,19 +241,6 @@ class Tasks(MemberPart):
             return p.Backward(step=step, task=task, micro_batch=micro_batch)
         scale = self._commit.next_scaler().scale
         return p.Forward(step=step, task=task, micro_batch=micro_batch, loss_scale=scale)
-
-    def propose(self) -> PipelinePlan | None:
-        """Return the next step's plan for the vote of the view's first member. None on all other members."""
-        pipelining, traced = self._tracing.pipelining, self._tracing.traced
-        if pipelining is None or traced is None or self._views.view.ids[0] != self._me:
-            return None
-        # The plan has the members that vote, since these have traced, except for those that a newer view has lost.
-        newest = self._views.newest
-        members = [m for m in self._views.view.ids if newest is None or m in newest]
-        wish, present = PlanWish(stages=pipelining.stages, runs=self._runs.fold.runs), self._commit.plan
-        if present is None:
-            return first_plan(traced.graph, members, wish)
-        return next_plan(traced.graph, present, members, wish)
 
 
 def action_of(command: p.Forward | p.Backward) -> TaskAction:

@@ -133,6 +133,10 @@ class Gauge:
         self.told = middle
         return middle
 
+    def forget_told(self) -> None:
+        """Let the median be news again."""
+        self.told = None
+
 
 Measured = Mapping[str, Mapping[int, BlockSeconds]]
 """Member -> block -> seconds that the member takes for it."""

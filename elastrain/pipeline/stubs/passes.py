@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,13 +58,20 @@ class AutocastState:
 class StubPass:
     """One micro-batch on this member, from its forward to its backward. Tensors have the numbers of the trace."""
 
-    def __init__(self, coming: Sequence[int], going: Sequence[int], received: Sequence[Tensor | None]) -> None:
+    def __init__(
+        self,
+        coming: Sequence[int],
+        going: Sequence[int],
+        received: Sequence[Tensor | None],
+        entered_at: Callable[[int], None] = lambda place: None,
+    ) -> None:
         """Take the received tensors.
 
         Args:
             coming: Numbers of the tensors that cross the cut above, in the order in which they are sent.
             going: Numbers of the tensors that cross the cut below, in the same kind of order.
             received: A tensor for each of `coming`; None if this micro-batch does not have it.
+            entered_at: Called with the place of each block that the forward enters, before the block computes.
 
         Raises:
             ValueError: If the number of received tensors is wrong.
@@ -76,9 +83,8 @@ class StubPass:
         """Gradients by index in `received`."""
         self._entered: dict[int, Tensor] = {}
         self._coming = {number: index for index, number in enumerate(coming)}
-        self._going = dict.fromkeys(going)
-        self._collected: dict[int, tuple[Tensor, int, str]] = {}
-        """By number: a tensor that goes out, its version, and the block that took it first."""
+        self._collected: dict[int, tuple[Tensor, int, str] | None] = dict.fromkeys(going)
+        """By number: a tensor that goes out, its version, and the block that took it first; None before that."""
         self._returned: dict[int, tuple[Tensor, list[int]]] = {}
         """By id: a tensor that a block returned, and its numbers. It may have several, because some blocks return an
         argument.
@@ -90,6 +96,7 @@ class StubPass:
         """By (place, index of the argument): the received tensors that a block was given there, by id."""
         self.entries: Counter[int] = Counter()
         """Number of times that the forward has entered each block, by place."""
+        self._entered_at = entered_at
         self._autocast: AutocastState | None = None
         self.draws: BackwardDraws | None = None
         """The check of random draws in its backward; None until the forward is over."""
@@ -97,6 +104,7 @@ class StubPass:
     def enter(self, place: int) -> int:
         """Count an entry of a block. Returns the number of entries before this one."""
         self.entries[place] += 1
+        self._entered_at(place)
         return self.entries[place] - 1
 
     def returned(self, leaves: Sequence[object], numbers: Mapping[int, int], *, is_behind: bool) -> None:
@@ -111,7 +119,7 @@ class StubPass:
             self._given |= {id(leaf): (leaf, None) for leaf in leaves}
         for index, number in numbers.items():
             leaf = leaves[index] if index < len(leaves) else None
-            if isinstance(leaf, Tensor) and (number in self._coming or number in self._going):
+            if isinstance(leaf, Tensor) and (number in self._coming or number in self._collected):
                 self._returned.setdefault(id(leaf), (leaf, []))[1].append(number)
 
     def give(self, fake: Tensor, numbers: Sequence[int], at: tuple[int, int]) -> Tensor | None:
@@ -170,10 +178,13 @@ class StubPass:
         tensor sees all blocks that take it. A receiving member gets it by number and cannot check this.
         """
         is_behind = self._given.get(id(tensor), (None, tensor))[1] is None
-        for each in () if is_behind else self._numbers(tensor, numbers, self._going):
+        for each in () if is_behind else self._numbers(tensor, numbers, self._collected):
             # A fake may only pass through this member. Then the received tensor is sent on.
             found = self.give(tensor, [each, *numbers], at) if is_fake(tensor) else tensor
-            if found is None or self._collected.setdefault(each, (found, found._version, block))[0] is not found:
+            taken = self._collected[each]
+            if taken is None and found is not None:
+                taken = self._collected[each] = (found, found._version, block)
+            if taken is None or taken[0] is not found:
                 raise ConfigError(f"block {block!r} takes another tensor than in the tracing pass: {SAME}")
 
     @property
@@ -182,10 +193,10 @@ class StubPass:
 
         Raises ConfigError if a tensor was changed after a block had taken it.
         """
-        for tensor, version, block in self._collected.values():
+        for tensor, version, block in filter(None, self._collected.values()):
             if tensor._version != version:
                 raise ConfigError(f"code changes in place, behind block {block!r}, what that block has taken: {SAME}")
-        return tuple(self._collected.get(number, (None,))[0] for number in self._going)
+        return tuple(None if each is None else each[0] for each in self._collected.values())
 
     def backward_is_called(self, device: str = "cpu") -> None:
         """Remember the autocast state in which the user's loop calls `step.backward`."""

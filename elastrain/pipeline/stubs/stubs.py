@@ -91,18 +91,20 @@ class Stubs:
             raise ConfigError(f"a member cannot hold the blocks [{begin}, {end}): legal cuts are {points}")
         self._stretch = range(begin, end)
 
-    def begin(self, received: Sequence[Tensor | None] = ()) -> StubPass:
+    def begin(
+        self, received: Sequence[Tensor | None] = (), entered_at: Callable[[int], None] = lambda place: None
+    ) -> StubPass:
         """Begin a micro-batch, before the user's loop body runs.
 
-        `received` has the tensors that cross the cut above, in order. Raises ConfigError if the model counts its
-        micro-batches.
+        `received` has the tensors that cross the cut above, in order. `entered_at` is called with the place of each
+        block that is entered. Raises ConfigError if the model counts its micro-batches.
         """
         self._counters.look()
         # Weights cast for the previous micro-batch would connect its graph with this one's.
         torch.clear_autocast_cache()
         AbsentParameter.computing.add(self)
         crossing = self._traced.crossing
-        self._pass = StubPass(crossing[self._stretch.start], crossing[self._stretch.stop], received)
+        self._pass = StubPass(crossing[self._stretch.start], crossing[self._stretch.stop], received, entered_at)
         return self._pass
 
     def loss_is_made(self) -> None:

@@ -104,6 +104,8 @@ class ActionResult:
     """The tensors that cross the action's cut; None if no member takes them."""
     counts: Counts = Contribution
     """The contribution that is sent with a gradient."""
+    took: Callable[[], tuple[float, ...]] = tuple
+    """Seconds that the action took; see `Computed.took_s`."""
 
     def report(self, shape: StepShape) -> BoundaryMade:
         """Return the report of the action. On a device, the engine's thread calls it."""
@@ -115,5 +117,5 @@ class ActionResult:
             counts = None if is_forward else self.counts()
             message = Boundary(name=name, tensors=self.made.shapes, contribution=counts)
         is_last = not is_forward and action.micro_batch == shape.micro_batches_of(task.run)[-1]
-        computed = p.Computed(step=shape.number, action=action, made=message, is_last=is_last)
+        computed = p.Computed(step=shape.number, action=action, made=message, is_last=is_last, took_s=self.took())
         return BoundaryMade(event=computed, tensors=() if self.made is None else self.made.tensors)

@@ -30,6 +30,7 @@ from elastrain.pipeline.stubs.stubs import Stubs
 from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.runtime.carrying.run_losses import RunLosses
 from elastrain.runtime.io.loop_channel import TaskAssignment
+from elastrain.runtime.loop.action_timer import ActionTimer, log_action
 from elastrain.runtime.loop.boundary_tensors import ActionResult, Counts, Packed, packed, unpacked
 from elastrain.runtime.loop.computed_run import StepParts, counted, load, scaled, went_by
 from elastrain.runtime.loop.tracing import TracingRun, places_of
@@ -104,7 +105,7 @@ class Pipelines:
         # So that an activation checkpoint that restores no generator draws the numbers of its forward.
         self.parts.randomness.begin_backward(step, command.micro_batch)
         backward = ActionBackward(step, assignment, self)
-        with self.parts.computing():
+        with backward.timer.around(self.parts.computing):
             counts = received.contribution or _NONE
             backward.run(waiting, counts.weight, lambda: counts, lambda: waiting.passed.backward(gradients))
 
@@ -212,6 +213,7 @@ class ActionForward:
         self._action = TaskAction(ActionKind.FORWARD, command.micro_batch, command.task)
         self._pass: StubPass | None = None
         self._losses = RunLosses(pipelines.parts.handover.landing.port)
+        self._timer = ActionTimer(pipelines.parts.handover.landing.port, command.task)
 
     @property
     def micro_batch(self) -> int:
@@ -228,10 +230,10 @@ class ActionForward:
         parts.model.statistics.refresh()
         parts.model.statistics.begin()
         stubs = self._pipelines.stubs_for(action.task)
-        self._pass = stubs.begin(self._received())
+        self._pass = stubs.begin(self._received(), self._timer.enter)
         self.backward_is_due = True
         parts.reach(step, "forward")
-        with parts.computing():
+        with self._timer.around(parts.computing):
             yield data
         stubs.finish()
         if self.backward_is_due:
@@ -244,6 +246,7 @@ class ActionForward:
         assert passed is not None
         parts.untouched.check_gradients()
         self.backward_is_due = False
+        self._timer.end()
         self._pipelines.stubs_for(action.task).loss_is_made()
         passed.backward_is_called(loss.device.type)
         waiting = _Waiting(passed=passed, measured=parts.model.statistics.take())
@@ -251,12 +254,13 @@ class ActionForward:
         if action.task.end < self._pipelines.graph_blocks:
             self._pipelines.wait(action, waiting)
             made = self._pipelines.packed(passed.going)
-            self._pipelines.tell_made(self._step, ActionResult(action=action, made=made))
+            self._pipelines.tell_made(self._step, ActionResult(action=action, made=made, took=self._timer.forward_s))
             return
         self._losses.add(loss, partial(counted, parts.loader.order, self._step, action.micro_batch, weight=weight))
         backward = ActionBackward(self._step, self._assignment, self._pipelines)
         counts, whole = partial(self._losses.sum_of, 1), scaled(loss, weight * self._loss_scale)
-        backward.run(waiting, weight, counts, whole.backward, forward=action)
+        forward = ActionResult(action=action, took=self._timer.forward_s)
+        backward.run(waiting, weight, counts, whole.backward, forward=forward)
 
     @property
     def figures(self) -> RunLosses | None:
@@ -275,6 +279,7 @@ class ActionBackward:
         command = assignment.compute
         self._step, self._slot, self._pipelines = step, assignment.slot, pipelines
         self._action = TaskAction(ActionKind.BACKWARD, command.micro_batch, command.task)
+        self.timer = ActionTimer(pipelines.parts.handover.landing.port, command.task)
 
     def run(
         self,
@@ -282,17 +287,19 @@ class ActionBackward:
         weight: float,
         counts: Counts,
         compute: Callable[[], Any],
-        forward: TaskAction | None = None,
+        forward: ActionResult | None = None,
     ) -> None:
         """Compute the backward and report it. `forward`: the action's own forward, if it was not reported yet."""
         pipelines, action, parts = self._pipelines, self._action, self._pipelines.parts
         started_s = time.monotonic()
         stubs = pipelines.stubs_for(action.task)
         so_far = pipelines.count(action, counts)
+        self.timer.begin()
         self._accumulate(waiting, weight, so_far, lambda: stubs.go_back(waiting.passed, compute))
+        self.timer.end()
         made = pipelines.packed(waiting.passed.gradients) if action.task.begin > 0 else None
-        before = [] if forward is None else [ActionResult(action=forward)]
-        pipelines.tell_made(self._step, *before, ActionResult(action=action, made=made, counts=counts))
+        result = ActionResult(action=action, made=made, counts=counts, took=self.timer.backward_s)
+        pipelines.tell_made(self._step, *([] if forward is None else [forward]), result)
         log_action(parts, self._step, action, started_s)
 
     def _accumulate(self, waiting: _Waiting, weight: float, so_far: Counts, compute: Callable[[], Any]) -> None:
@@ -333,18 +340,8 @@ class ActionBackward:
 
 
 def _read_back(compute: Callable[[], Any]) -> None:
-    """Run a backward. Raises DriveFailedError if a drive does not return activations.
-
-    Only other members can compute the task again, after this one has ended.
-    """
+    """Run a backward. Raises DriveFailedError if a drive does not return activations."""
     try:
         compute()
     except SpillReadError as fault:
         raise DriveFailedError(f"a task of a pipeline is not computed twice here: {fault}") from fault
-
-
-def log_action(parts: StepParts, step: int, action: TaskAction, started_s: float) -> None:
-    """Write a line about an action to the journal. It shows which time the action took."""
-    task = action.task
-    where = {"run": task.run, "begin": task.begin, "end": task.end, "started_s": started_s}
-    parts.log("task", step=step, kind=str(action.kind), micro_batch=action.micro_batch, **where)

@@ -15,6 +15,7 @@ from elastrain.job.streams import StreamMark
 from elastrain.job.values import Contribution, Record, Shape, Vote
 from elastrain.job.world import Member, View
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan
+from elastrain.pipeline.planner.plan_vote import PlanVote
 
 VIEW = View(generation=5, members=(Member(id="a", node="a"), Member(id="b", node="b"), Member(id="c", node="c")))
 TOLD = Contribution(3.0, 8.0, 8, 77)
@@ -129,7 +130,7 @@ def test_members_that_have_traced_different_graphs_do_not_go_on() -> None:
 
 def test_the_plan_is_the_first_that_is_proposed_else_it_stays() -> None:
     plan = PipelinePlan(blocks=1, pipelines=(Pipeline(members=("a",), cuts=(), share=8, limits=(1,)),))
-    proposed = combine_votes(2, VIEW, (vote(plan=plan), vote(), vote()), shape=SHAPE)
+    proposed = combine_votes(2, VIEW, (vote(plan=PlanVote(proposed=plan)), vote(plan=PlanVote()), vote()), shape=SHAPE)
     stays = combine_votes(2, VIEW, (vote(), vote(), vote()), shape=SHAPE, plan=plan)
     assert isinstance(proposed, Record) and isinstance(stays, Record)
     assert proposed.plan == stays.plan == plan

@@ -1,0 +1,86 @@
+"""Seconds of blocks: what a member measures, when it tells them, and what it has heard."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrain import protocol as p
+from elastrain.member.pipeline.measures import Measures
+from elastrain.pipeline.actions import ActionKind, TaskAction
+from elastrain.pipeline.pipeline_plan import Task
+from elastrain.pipeline.planner.step_profile import WINDOW, BlockSeconds
+
+TASK = Task(0, 2, 4, "a")
+
+
+def computed(kind: ActionKind, *took_s: float, task: Task = TASK) -> p.Computed:
+    return p.Computed(step=0, action=TaskAction(kind, 0, task), made=None, is_last=False, took_s=took_s)
+
+
+def measured(measures: Measures, *steps: tuple[float, float, float]) -> None:
+    """Each step: seconds of two forwards, and of the whole backward."""
+    for first_s, second_s, back_s in steps:
+        measures.note(computed(ActionKind.FORWARD, first_s, second_s))
+        measures.note(computed(ActionKind.BACKWARD, back_s))
+        measures.begin()
+
+
+def test_a_backward_is_divided_in_proportion_to_the_forwards() -> None:
+    measures = Measures()
+    measured(measures, *[(1.0, 3.0, 8.0)] * WINDOW)
+    assert dict(measures.news()) == {
+        2: BlockSeconds(forward_s=1.0, input_gradient_s=1.0, weight_gradient_s=1.0),
+        3: BlockSeconds(forward_s=3.0, input_gradient_s=3.0, weight_gradient_s=3.0),
+    }
+
+
+def test_nothing_is_told_twice_and_one_noisy_step_is_no_news() -> None:
+    measures = Measures()
+    measured(measures, *[(1.0, 1.0, 4.0)] * (WINDOW - 1))
+    assert measures.news() == (), "fewer measurements would follow the first noisy steps"
+    measured(measures, (1.0, 1.0, 4.0))
+    assert len(measures.news()) == 2
+    measured(measures, (9.0, 9.0, 36.0))
+    assert measures.news() == ()
+    measured(measures, *[(2.0, 2.0, 8.0)] * 4)
+    assert [block for block, _ in measures.news()] == [2, 3]
+
+
+def test_a_block_that_was_not_computed_for_a_step_is_measured_anew() -> None:
+    measures = Measures()
+    measured(measures, *[(1.0, 1.0, 4.0)] * WINDOW)
+    measures.news()
+    for _ in range(2):
+        measures.note(computed(ActionKind.FORWARD, 5.0, task=Task(0, 2, 3, "a")))
+        measures.begin()
+    measured(measures, (5.0, 5.0, 20.0))
+    assert 3 not in dict(measures.news())
+
+
+def test_a_forward_without_times_says_nothing() -> None:
+    measures = Measures()
+    measures.note(computed(ActionKind.FORWARD))
+    measures.note(computed(ActionKind.BACKWARD, 4.0))
+    measures.begin()
+    assert measures.news() == ()
+
+
+def test_after_a_change_of_view_everything_is_told_anew() -> None:
+    measures = Measures()
+    measured(measures, *[(1.0, 3.0, 8.0)] * WINDOW)
+    first = measures.news()
+    measures.hear("b", first)
+    assert measures.known(["b"]) == {2, 3}
+    assert not measures.known(["c"])
+    measures.forget_view()
+    assert not measures.known(["b"])
+    assert measures.news() == first
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_times_that_no_clock_can_show_are_dropped(seconds: float) -> None:
+    measures = Measures()
+    measured(measures, *[(1.0, 1.0, 4.0)] * WINDOW)
+    measures.news()
+    measured(measures, *[(seconds, 1.0, 4.0)] * WINDOW)
+    assert 2 not in dict(measures.news())
