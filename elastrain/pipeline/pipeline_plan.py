@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -119,6 +121,11 @@ class PipelinePlan:
             for member, stretch in pipeline.stretches(self.blocks).items():
                 if found.setdefault(member, stretch) != stretch:
                     raise ValueError(f"{member} has blocks {found[member]} in one pipeline and {stretch} in another")
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hexadecimal digits over the whole plan."""
+        return blake2b(repr(self).encode(), digest_size=16, person=b"elastrain-plan").hexdigest()
 
     @property
     def members(self) -> tuple[str, ...]:

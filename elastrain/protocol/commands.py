@@ -15,6 +15,7 @@ from elastrain.job.placement import Placement
 from elastrain.job.values import Record, Recovery
 from elastrain.job.world import View
 from elastrain.pipeline.pipeline_plan import Task
+from elastrain.pipeline.planner.plan_choice import PlanQuestion
 from elastrain.protocol.messages import Message
 from elastrain.protocol.work_commands import Apply, Bind, TakeParameters, Work
 
@@ -154,6 +155,19 @@ class Enter:
     """Tensors that came with the state."""
 
 
+# In a thread, because the engine's thread has to serve peers meanwhile. No rule of the machine waits for the answer.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoosePlan:
+    """Let the planner choose the best plan. Answer: `Planned`, at any time."""
+
+    generation: int
+    present: str
+    """Digest of the plan in force."""
+    question: PlanQuestion
+
+
 # By a view and not by a message: its members know that nothing of the former attempt can reach them.
 
 
@@ -291,6 +305,7 @@ Command: TypeAlias = (
     | ReadView
     | AskToCommit
     | BeginAnew
+    | ChoosePlan
     | Compute
     | Recompute
     | Forward

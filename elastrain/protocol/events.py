@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from elastrain.job.fold import Node
 from elastrain.job.world import View
+from elastrain.pipeline.planner.plan_choice import PlanAnswer
 from elastrain.protocol.loop_events import (
     Began,
     BlockDone,
@@ -240,9 +241,21 @@ class CopiesAllowed:
     parameters_bytes: int
 
 
+# With what was asked about: the view, or the plan in force, may be another one by now.
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """Answer to `ChoosePlan`. It may come late, twice or never."""
+
+    generation: int
+    present: str
+    answer: PlanAnswer | None
+    """None: no plan fits."""
+
+
 Event: TypeAlias = (
     CopyBudgetSet
     | CopiesAllowed
+    | Planned
     | JobEnded
     | Viewed
     | CommitAllowed

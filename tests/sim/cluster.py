@@ -22,7 +22,7 @@ from elastrain.job.world import Member, View
 from elastrain.protocol.messages import Ack, Digests, Gradient, Partial, Publish, ShardCopy
 from tests.sim.checks import Checks, Truth, content
 from tests.sim.member import Outbox, Run, SimMember, Violation
-from tests.sim.pipelined import TRACED, PipelinedLoop, TaskRun, micro_batches_of, pipelining_of
+from tests.sim.pipelined import TRACED, PipelinedLoop, TaskRun, any_plan, micro_batches_of, pipelining_of
 from tests.sim.symbols import State
 
 DEATHS = (object, Report, Partial, Gradient, Ack, Vote, Publish, Publish, Digests, ShardCopy)
@@ -91,6 +91,8 @@ class Scenario:
     """Share of members whose memory limits leave no room for all blocks at the end."""
     small: bool = False
     """Two shards in one block."""
+    plans: bool = False
+    """Members tell how long their blocks take, and are answered with any plan: late, twice or never."""
     checkpoint_every: int = 0
     """Every so many steps become durable checkpoints."""
     local_disks: bool = False
@@ -204,6 +206,8 @@ class Cluster:
         """Members whose next backward does not get back what was saved for it."""
         self.manifests: dict[str, deque[p.WriteManifest]] = defaultdict(deque)
         """Checkpoints of which all parts are written, until the store has been asked."""
+        self.planning: dict[str, list[p.Planned]] = defaultdict(list)
+        """Answers of each member's planner that it has not heard."""
         self.agent_todo: deque[Callable[[], None]] = deque()
         self.joining: list[Member] = []
         self.slowness: dict[Any, bool] = {}
@@ -240,7 +244,8 @@ class Cluster:
         if self.scenario.run_length:
             length = self.scenario.run_length
             micro_batches = micro_batches_of(self.scenario.runs, length)
-            self.members[name].pipelined = PipelinedLoop(self.members[name], length, micro_batches)
+            loop = self.members[name].pipelined = PipelinedLoop(self.members[name], length, micro_batches)
+            loop.seconds = random.Random(f"seconds {name} {self.seed}") if self.scenario.plans else None
         if random.Random(f"{name} {self.seed}").random() < self.scenario.narrow:
             budget_bytes = self.scenario.budget_bytes
             self.members[name].core.handle(p.CopyBudgetSet(parameters_bytes=budget_bytes, has_room_for_all=False))
@@ -315,6 +320,8 @@ class Cluster:
                 found.append((("behind", name), self._behind, name))
             if member.reads:
                 found.append((("read", name), self._read, name))
+            if self.planning[name]:
+                found.append((("planner", name), self._answer, name))
             if member.disk.has_work:
                 found.append((("disk", name), self._write, name))
             if self.manifests[name] and name not in self.cut_off:
@@ -325,7 +332,7 @@ class Cluster:
 
     def _choose(self, choices: list[Choice]) -> Choice:
         choice = self.rng.choice(choices)
-        if choice[0][0] == "manifest" and self.rng.random() < 0.9:  # a disk, and a store
+        if choice[0][0] in ("manifest", "planner") and self.rng.random() < 0.9:  # a disk and a store; a long search
             choice = self.rng.choice(choices)
         if self.scenario.slow or self.scenario.slow_behind:
             for _ in range(12):
@@ -375,6 +382,10 @@ class Cluster:
 
     def _land(self, name: str) -> None:
         self._feed(name, self.landing[name].popleft())
+
+    def _answer(self, name: str) -> None:
+        """Any of the answers: they may come in another order than the questions."""
+        self._feed(name, self.planning[name].pop(self.rng.randrange(len(self.planning[name]))))
 
     def _read(self, name: str) -> None:
         self._feed(name, self.members[name].read_initial())
@@ -435,6 +446,9 @@ class Cluster:
             self.agent_todo.append(lambda wish=wish: self._begin_anew(wish))  # type: ignore[misc]
         if out.read_view:
             self.agent_todo.append(lambda: self.views[name].append(self.view))
+        for question in out.questions:
+            # Never, once or twice.
+            self.planning[name] += [any_plan(question, self.rng)] * self.rng.choice([0, 1, 1, 1, 2])
         for command in out.compute:
             self._compute(name, command)
         for advance in out.advanced:

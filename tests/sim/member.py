@@ -55,6 +55,8 @@ class Outbox:
     anew: list[p.BeginAnew] = field(default_factory=list)
     noticed: list[str] = field(default_factory=list)
     compute: list[Run | TaskRun | p.Recompute] = field(default_factory=list)
+    questions: list[p.ChoosePlan] = field(default_factory=list)
+    """What the planner is asked."""
     advanced: list[p.Advance] = field(default_factory=list)
     entered: list[p.Enter] = field(default_factory=list)
     failed: list[p.Fail] = field(default_factory=list)
@@ -401,6 +403,8 @@ class SimMember:
             case p.Forward() | p.Backward() if self.pipelined is not None:
                 self._is_given((command.step, action_of(command)))
                 out.compute.append(self.pipelined.begin(command))
+            case p.ChoosePlan():
+                out.questions.append(command)
             case p.ReadInitial():
                 self.reads.append(command.shards)
             case p.Advance():

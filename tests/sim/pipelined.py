@@ -6,6 +6,7 @@ digest. Whole runs are computed along the same chain, so that the job of one, wi
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,16 @@ from elastrain import protocol as p
 from elastrain.job.values import Contribution, Pipelining, TracedGraph
 from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.graph import BlockGraph, IllegalCut
-from elastrain.pipeline.pipeline_plan import BoundaryName, Direction, Task
+from elastrain.pipeline.pipeline_plan import Bound, BoundaryName, Direction, Pipeline, PipelinePlan, Task
+from elastrain.pipeline.planner.plan_choice import PlanAnswer, PlanQuestion, choose_plan
 from elastrain.protocol.messages import Boundary
 from tests.sim.symbols import RELEASED, Cell, Slot, Violation, symbol
 
 if TYPE_CHECKING:
     from tests.sim.member import SimMember
 
+DRAWN = "drawn"
+"""The reason of a plan that no planner has chosen."""
 BLOCKS = 7
 PLACES = (1, 1, 4, 6)
 """Of the four blocks of the layout: two at one place, and places with none."""
@@ -68,6 +72,8 @@ class PipelinedLoop:
         self._kept: list[Cell] = []
         """Memory of what was put into the books."""
         self._is_over = False
+        self.seconds: random.Random | None = None
+        """What actions take, where members tell it."""
 
     def micro_batches_of(self, run: int) -> range:
         return range(run * self._length, min((run + 1) * self._length, self._micro_batches))
@@ -192,7 +198,9 @@ class PipelinedLoop:
             made = Boundary(name=name, tensors=(), contribution=told)
             self._made[id(made)] = made, Cell(value)
         action = TaskAction(kind, command.micro_batch, task)
-        return p.Computed(step=command.step, action=action, made=made, is_last=is_last)
+        told = len(task.blocks) if kind is ActionKind.FORWARD else 1
+        took_s = () if self.seconds is None else tuple(self.seconds.uniform(0.5, 2.0) for _ in range(told))
+        return p.Computed(step=command.step, action=action, made=made, is_last=is_last, took_s=took_s)
 
     # ---------------------------------------------------------------------------------------------------- in the books
 
@@ -226,6 +234,45 @@ class PipelinedLoop:
             if id(cell) not in there:
                 cell.value = RELEASED
         self._kept = [cell for cell in self._kept if id(cell) in there]
+
+
+def any_plan(question: p.ChoosePlan, rng: random.Random) -> p.Planned:
+    """A legal plan of the view's members, drawn at random; now and then the planner's own, or none."""
+    asked, answer = question.question, None
+    chance = rng.random()
+    if chance < 0.15:
+        answer = choose_plan(asked)
+    elif chance < 0.9:
+        answer = PlanAnswer(plan=_drawn(asked, rng), step_s=1.0, reason=DRAWN)
+    return p.Planned(generation=question.generation, present=question.present, answer=answer)
+
+
+def _drawn(asked: PlanQuestion, rng: random.Random) -> PipelinePlan:
+    members, units = list(asked.members), len(asked.graph.units)
+    rng.shuffle(members)
+    chains: list[list[str]] = []
+    while members:
+        length = rng.randint(1, min(units, len(members)))
+        chains.append(members[:length])
+        members = members[length:]
+    shares = [0] * len(chains)
+    for _ in range(asked.runs):
+        shares[rng.randrange(len(chains))] += 1
+    pipelines = [_chain(asked.graph, chain, share, rng) for chain, share in zip(chains, shares, strict=True)]
+    return PipelinePlan(blocks=len(asked.graph.blocks), pipelines=tuple(pipelines))
+
+
+def _chain(graph: BlockGraph, chain: list[str], share: int, rng: random.Random) -> Pipeline:
+    """A pipeline of these members, now and then with cuts that differ from run to run."""
+    cuts: list[int | Bound] = sorted(rng.sample(graph.legal_cuts, len(chain) - 1))
+    ends = (0, *graph.legal_cuts, len(graph.blocks))
+    for at, cut in enumerate(cuts):
+        deeper = ends[ends.index(cut) + 1] if isinstance(cut, int) else 0
+        behind = cuts[at + 1] if at + 1 < len(cuts) else len(graph.blocks)
+        if isinstance(cut, int) and isinstance(behind, int) and deeper < behind and share > 1 and rng.random() < 0.5:
+            cuts[at] = Bound(cut, deeper, rng.randint(1, share - 1), share, rng.choice([1, 4]))
+    limits = tuple(rng.randint(1, 4) for _ in chain)
+    return Pipeline(members=tuple(chain), cuts=tuple(cuts), share=share, limits=limits)
 
 
 def pipelining_of(stages: int, runs: int, length: int) -> Pipelining | None:

@@ -14,16 +14,18 @@ import pytest
 from elastrain.job.values import Report
 from elastrain.member.job_end import JobEnd
 from elastrain.member.pipeline.replicas import Replicas
+from elastrain.pipeline.planner import step_profile
 from tests.sim.checks import Truth, Violation
 from tests.sim.cluster import Cluster, Scenario, truth_of
 
 SEEDS = 300
+PLANNED = 100
 
 
 @cache
-def _truth(runs: int, length: int, backups: int) -> Truth:
+def _truth(steps: int, runs: int, length: int, backups: int) -> Truth:
     """The undisturbed job of one, without pipelines."""
-    return truth_of(Scenario(steps=4, runs=runs, run_length=length, backups=backups))
+    return truth_of(Scenario(steps=steps, runs=runs, run_length=length, backups=backups))
 
 
 def draw(seed: int) -> Scenario:
@@ -47,11 +49,17 @@ def draw(seed: int) -> Scenario:
 
 def cluster_of(seed: int, scenario: Scenario | None = None) -> Cluster:
     scenario = scenario or draw(seed)
-    return Cluster(scenario, seed, _truth(scenario.runs, scenario.run_length, scenario.backups))
+    return Cluster(scenario, seed, _truth(scenario.steps, scenario.runs, scenario.run_length, scenario.backups))
 
 
 def _quiet(size: Scenario) -> Scenario:
     return replace(size, members=max(2, size.members), crashes=0, zombies=0, isolated=0, early=False)
+
+
+def plans_of(seed: int, **more: Any) -> Cluster:
+    """A job whose first members are answered with any plans. It is long enough that each is in force for a while."""
+    size = replace(draw(seed), members=max(2, draw(seed).members), steps=8, plans=True, **more)
+    return cluster_of(seed, size)
 
 
 OTHERS: dict[str, Callable[[Scenario], Scenario]] = {
@@ -77,6 +85,17 @@ def test_every_step_has_the_digest_of_a_job_of_one(chunk: int) -> None:
 def test_whatever_else_happens_the_digest_stays(kind: str) -> None:
     for seed in range(500, 508):
         cluster_of(seed, OTHERS[kind](draw(seed))).run()
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_whatever_the_planner_answers_the_digest_stays(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_profile, "WINDOW", 1)
+    plans = 0
+    for seed in range(30_000 + chunk * PLANNED // 4, 30_000 + (chunk + 1) * PLANNED // 4):
+        cluster = plans_of(seed)
+        cluster.run()
+        plans += len({record.plan for record in cluster.checks.records.values()})
+    assert plans > PLANNED // 2, "most jobs change their plan"
 
 
 def test_a_verdict_that_ends_a_loop_needs_no_other_event() -> None:

@@ -6,12 +6,12 @@ Measurements decide nothing by themselves. They reach the planner, and a plan ta
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from statistics import median
 
 from elastrain import protocol as p
 from elastrain.pipeline.actions import ActionKind
-from elastrain.pipeline.planner.step_profile import BlockSeconds, Gauge
+from elastrain.pipeline.planner.step_profile import BlockSeconds, Gauge, Measured
 
 ToldSeconds = tuple[tuple[int, BlockSeconds], ...]
 """(block of the graph, seconds that the member takes for it)."""
@@ -75,9 +75,10 @@ class Measures:
         self.told.setdefault(member, {}).update(told)
         return bool(told)
 
-    def known(self, members: Iterable[str]) -> Collection[int]:
-        """Return the blocks of which one of these members has told the seconds."""
-        return {block for member in members for block in self.told.get(member, ())}
+    def of(self, held: Mapping[str, Collection[int]]) -> Measured:
+        """Return member -> block -> seconds, for the blocks that each member holds now: others may be outdated."""
+        told = {member: self.told.get(member, {}) for member in held}
+        return {m: {block: s for block, s in its.items() if block in held[m]} for m, its in told.items() if its}
 
 
 def _seconds(gauges: dict[ActionKind, Gauge]) -> BlockSeconds:

@@ -1,20 +1,30 @@
 """Proposals of the next step's plan, which the first member of the view makes in its vote.
 
-All members measure, and tell in their votes what has changed, so that the next first member knows as much.
+All members measure, and tell in their votes what has changed, so that the next first member knows as much. The first
+member asks the planner when something has changed that the answer depends on. Until an answer comes, and where members
+have come or gone, the rule of `pipeline.planning` serves.
 """
 
 from __future__ import annotations
 
-from elastrain.job.values import Shape, Vote
-from elastrain.member.contract import MemberPart
+from dataclasses import replace
+
+from elastrain import protocol as p
+from elastrain.job.values import Shape, TracedGraph, Vote
+from elastrain.member.contract import MemberPart, handles
 from elastrain.member.pipeline.assignments import Tracing
 from elastrain.member.pipeline.measures import Measures
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
-from elastrain.pipeline.pipeline_plan import PipelinePlan
+from elastrain.pipeline.pipeline_plan import PipelinePlan, held
+from elastrain.pipeline.planner.plan_choice import PlanQuestion
 from elastrain.pipeline.planner.plan_vote import PlanVote
-from elastrain.pipeline.planning import PlanWish, first_plan, next_plan
+from elastrain.pipeline.planner.step_profile import JobProfile, Measured, fitted, profile_of
+from elastrain.pipeline.planning import PlanWish, first_plan, next_plan, pipelines_wanted
+
+FLOPS_PER_S = 1e12
+"""Where a profile begins. Every block is measured before the planner is asked."""
 
 
 class Proposals(MemberPart):
@@ -24,27 +34,88 @@ class Proposals(MemberPart):
         self.measures = Measures()
         self._me, self._shape, self._views = me, shape, views
         self._commit, self._tracing, self._out = commit, tracing, out
+        self._profile: JobProfile | None = None
+        self._has_news = False
+        """True if votes have told times since the planner was last asked."""
+        self._asked: tuple[int, str] | None = None
+        """Generation and plan in force of the last question."""
+        self._answer: p.Planned | None = None
 
     def begin(self, step: int) -> None:
         """Begin to measure another step."""
         self.measures.begin()
 
     def forget_view(self) -> None:
-        """Forget what members of the last view have told."""
+        """Forget what members of the last view have told, and the answer about them."""
         self.measures.forget_view()
+        self._asked = self._answer = None
 
     def hear(self, member: str, vote: Vote) -> None:
         """Note what a member tells about its blocks, even if its vote comes too late to count."""
         if vote.plan is not None:
-            self.measures.hear(member, vote.plan.seconds)
+            self._has_news |= self.measures.hear(member, vote.plan.seconds)
 
     def vote(self) -> PlanVote | None:
         """Return this member's say about plans. None without pipelines."""
         if self._shape.pipelining is None:
             return None
         told = PlanVote(proposed=self._propose(), seconds=self.measures.news())
-        self.measures.hear(self._me, told.seconds)
+        self._has_news |= self.measures.hear(self._me, told.seconds)
         return told
+
+    @handles(p.Planned)
+    def on_planned(self, event: p.Planned) -> None:
+        """Note the planner's answer, if it is about this view and the plan in force."""
+        # A plan of another view may have lost members. The cost of its moves counts from another plan.
+        if self._is_about_now(event):
+            self._answer = event
+
+    def _is_about_now(self, event: p.Planned) -> bool:
+        return (event.generation, event.present) == self._now()
+
+    def _now(self) -> tuple[int, str] | None:
+        """Return the generation and the digest of the plan in force. None if that plan has other members."""
+        view, plan = self._views.current, self._commit.plan
+        if view is None or plan is None or self._views.is_recovering or view != self._views.newest:
+            return None
+        return (view.generation, plan.digest) if set(plan.members) == set(view.ids) else None
+
+    def progress(self) -> bool:
+        """Ask the planner if something has changed that its answer depends on. Returns True if it did."""
+        traced, plan = self._tracing.traced, self._commit.plan
+        if traced is None or plan is None or self._views.current is None or self._views.view.ids[0] != self._me:
+            return False
+        now, answer = self._now(), None if self._answer is None else self._answer.answer
+        # One question at a time: an answer that never comes is waited for until the plan or the view changes.
+        is_open = self._answer is None or (answer is not None and answer.plan != plan)
+        if now is None or (self._asked == now and (is_open or not self._has_news)):
+            return False
+        measured = self.measures.of(held(plan))
+        if len({block for blocks in measured.values() for block in blocks}) < plan.blocks:
+            return False
+        self._asked, self._answer, self._has_news = now, None, False
+        self._out.do(p.ChoosePlan(generation=now[0], present=now[1], question=self._question(traced, plan, measured)))
+        return True
+
+    def _question(self, traced: TracedGraph, plan: PipelinePlan, measured: Measured) -> PlanQuestion:
+        members, pipelining = self._views.view.ids, self._shape.pipelining
+        assert pipelining is not None
+        if self._profile is None:
+            self._profile = profile_of(traced.graph, parameter_bytes(self._shape, traced), FLOPS_PER_S)
+        self._profile = replace(fitted(self._profile, measured), nodes=self._views.view.nodes)
+        # Nothing is known of the members' memory, so none is to hold more than in the plans of the rule.
+        count = pipelines_wanted(traced.graph, len(members), pipelining.stages)
+        return PlanQuestion(
+            members=members,
+            graph=traced.graph,
+            profile=self._profile,
+            runs=self._shape.runs,
+            present=plan,
+            run_length=pipelining.run_length,
+            is_split=False,
+            least_members=len(members) // count,
+            more_in_flight=(0,),
+        )
 
     def _propose(self) -> PipelinePlan | None:
         """Return the next step's plan, if this member is the first of the view."""
@@ -57,4 +128,16 @@ class Proposals(MemberPart):
         wish, present = PlanWish(stages=pipelining.stages, runs=self._shape.runs), self._commit.plan
         if present is None:
             return first_plan(traced.graph, members, wish)
-        return next_plan(traced.graph, present, members, wish)
+        if self._answer is not None and self._answer.answer is not None and self._is_about_now(self._answer):
+            return self._answer.answer.plan
+        # A plan of the planner stays in force while its members do. The rule would undo it.
+        return present if set(present.members) == set(members) else next_plan(traced.graph, present, members, wish)
+
+
+def parameter_bytes(shape: Shape, traced: TracedGraph) -> list[int]:
+    """Return the bytes of parameters of each block of the graph. A weight that blocks share counts in each of them."""
+    found = [0] * len(traced.graph.blocks)
+    for shard in shape.shards:
+        for place in {traced.places[block] for block in shard.lanes}:
+            found[place] += shard.size_bytes
+    return found

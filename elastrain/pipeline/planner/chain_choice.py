@@ -31,6 +31,7 @@ class Chains:
     graph: BlockGraph
     costs: StepCosts
     room: PlanRoom
+    more_in_flight: tuple[int, ...] = MORE_IN_FLIGHT
     has_peers: bool = True
     spent: int = 0
     """Actions played so far."""
@@ -107,7 +108,7 @@ class Chains:
         found: list[Pipeline] = []
         for each in cuts:
             # More than all runs in flight is no other candidate.
-            for more in sorted({min(more, share * self.room.run_length) for more in MORE_IN_FLIGHT}, reverse=True):
+            for more in sorted({min(more, share * self.room.run_length) for more in self.more_in_flight}, reverse=True):
                 limits = tuple(limit + more for limit in one_f_one_b(len(chain)))
                 fitting = self._fitting(Pipeline(members=chain, cuts=each, share=share, limits=limits))
                 if fitting is not None and fitting not in found:

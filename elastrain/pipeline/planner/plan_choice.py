@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from elastrain.memory.memory_budget import mib
 from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, held
-from elastrain.pipeline.planner.chain_choice import ACTIONS, Chains
+from elastrain.pipeline.planner.chain_choice import ACTIONS, MORE_IN_FLIGHT, Chains
 from elastrain.pipeline.planner.line_ups import LineUpOf, line_ups, re_routed, survivors
 from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, Shortage
 from elastrain.pipeline.planner.step_profile import JobProfile
@@ -41,6 +41,10 @@ class PlanQuestion:
     pipelines: int | None = None
     """The number of pipelines that the first plan is to have (`--stages`), or None for any number."""
     is_split: bool = True
+    least_members: int = 1
+    """Members of each pipeline at the least, if enough are left. Members hold more in shorter pipelines."""
+    more_in_flight: tuple[int, ...] = MORE_IN_FLIGHT
+    """Candidates for in-flight limits: so many more than 1F1B has, the highest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,9 @@ class _Choice:
     def chains(self) -> Chains:
         asked = self.question
         room = PlanRoom(profile=asked.profile, memory=asked.memory, run_length=asked.run_length)
-        return Chains(asked.graph, StepCosts(profile=asked.profile, is_split=asked.is_split), room)
+        return Chains(
+            asked.graph, StepCosts(profile=asked.profile, is_split=asked.is_split), room, asked.more_in_flight
+        )
 
     @cached_property
     def before(self) -> Mapping[str, frozenset[int]]:
@@ -104,6 +110,7 @@ class _Choice:
         """Return the best of all candidates, of which `stay` is one."""
         asked, best = self.question, stay
         found = line_ups(asked.present, asked.members, len(asked.graph.units))
+        found = [each for each in found if min(map(len, each)) >= asked.least_members] or found
         if asked.present is None and asked.pipelines is not None:
             # A number of pipelines that no line-up has is no reason to have no plan.
             found = [each for each in found if len(each) == asked.pipelines] or found

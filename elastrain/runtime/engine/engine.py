@@ -29,6 +29,7 @@ from elastrain.protocol import agent_messages as am
 from elastrain.protocol.messages import decode
 from elastrain.runtime.engine.copy_pace import Clock
 from elastrain.runtime.engine.pacing import HANDED_OVER_S, RECOVERY_DEADLINE_S, Departure, EnginePace
+from elastrain.runtime.engine.planner_thread import answer_later
 from elastrain.runtime.engine.sender import Sender
 from elastrain.runtime.engine.slot_assignment import SlotAssignment
 from elastrain.runtime.faults.armed import ArmedFaults
@@ -250,6 +251,9 @@ class Engine:
                 self._hold_blocks(command)
             case p.StateFetched():
                 self._parts.handover.give(StatesGiven(self._parts.executor.books.take_fetched()))
+            case p.ChoosePlan():
+                if self._parts.memory is None:
+                    answer_later(command, self._parts.handover.tell, self._parts.journal)
             case p.ReadView():
                 self._parts.journal.write("newer", generation=command.generation)
             case _:

@@ -70,10 +70,9 @@ def test_after_a_change_of_view_everything_is_told_anew() -> None:
     measured(measures, *[(1.0, 3.0, 8.0)] * WINDOW)
     first = measures.news()
     measures.hear("b", first)
-    assert measures.known(["b"]) == {2, 3}
-    assert not measures.known(["c"])
+    assert measures.of({"b": {2, 9}, "c": {3}}) == {"b": {2: dict(first)[2]}}
     measures.forget_view()
-    assert not measures.known(["b"])
+    assert measures.of({"b": {2, 3}}) == {}
     assert measures.news() == first
 
 

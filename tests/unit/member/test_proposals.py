@@ -1,0 +1,160 @@
+"""Proposals of plans: when the planner is asked, which of its answers count, and what serves meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elastrain import protocol as p
+from elastrain.job.values import Pipelining, ShardShape
+from elastrain.job.world import View
+from elastrain.member.pipeline.assignments import Tracing
+from elastrain.member.pipeline.proposals import Proposals, parameter_bytes
+from elastrain.member.state.ballot import Commands
+from elastrain.member.state.committed import Commit
+from elastrain.member.state.member_views import Views
+from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan
+from elastrain.pipeline.planner.plan_choice import PlanAnswer
+from elastrain.pipeline.planner.plan_vote import PlanVote
+from elastrain.pipeline.planner.step_profile import BlockSeconds
+from elastrain.pipeline.planning import PlanWish, next_plan
+from tests.unit.decisions import test_rerouting
+from tests.unit.member.test_runs import VOTE
+
+RUNS = 2
+SHAPE = replace(test_rerouting.SHAPE, runs=RUNS, pipelining=Pipelining(stages=2, micro_batches=RUNS, run_length=1))
+TRACED = test_rerouting.TRACED
+PLAN = test_rerouting.PLAN
+OTHER = PipelinePlan(blocks=2, pipelines=(Pipeline(members=("b", "a"), cuts=(1,), share=RUNS, limits=(3, 1)),))
+SECOND = BlockSeconds(forward_s=1.0, input_gradient_s=1.0, weight_gradient_s=1.0)
+
+
+class Made:
+    """Proposals of a member, of the view's two members."""
+
+    def __init__(self, me: str = "a") -> None:
+        self.out = Commands()
+        self.views, self.commit = Views(me, self.out), Commit(me, SHAPE)
+        tracing = Tracing(me, SHAPE.pipelining, self.views, self.commit, self.out)
+        tracing.traced = TRACED
+        self.own = Proposals(me, SHAPE, self.views, self.commit, tracing, self.out)
+        self.see(test_rerouting.view("a", "b"))
+        self.pass_with(PLAN)
+
+    def see(self, view: View) -> None:
+        self.views.on_view(view)
+        self.views.switch(0)
+        self.views.is_recovering = False
+        self.own.forget_view()
+        self.out.take()
+
+    def pass_with(self, plan: PipelinePlan) -> None:
+        self.commit.advance(self.commit.step + 1, replace(test_rerouting.RECORD, plan=plan))
+
+    def tell(self, member: str, *blocks: int) -> None:
+        told = tuple((block, SECOND) for block in blocks)
+        self.own.hear(member, replace(VOTE, plan=PlanVote(seconds=told)))
+
+    def questions(self) -> list[p.ChoosePlan]:
+        self.own.progress()
+        return [each for each in self.out.take() if isinstance(each, p.ChoosePlan)]
+
+    def proposed(self) -> PipelinePlan | None:
+        vote = self.own.vote()
+        assert vote is not None
+        return vote.proposed
+
+
+def answer(question: p.ChoosePlan, plan: PipelinePlan | None = OTHER) -> p.Planned:
+    found = None if plan is None else PlanAnswer(plan=plan, step_s=1.0, reason="")
+    return p.Planned(generation=question.generation, present=question.present, answer=found)
+
+
+def asked() -> tuple[Made, p.ChoosePlan]:
+    made = Made()
+    made.tell("a", 0)
+    made.tell("b", 1)
+    (question,) = made.questions()
+    return made, question
+
+
+def test_the_planner_is_asked_once_every_block_was_measured() -> None:
+    made = Made()
+    assert made.questions() == []
+    made.tell("a", 0)
+    made.tell("a", 1)
+    assert made.questions() == [], "block 1 is not a's by this plan: its time may be outdated"
+    made.tell("b", 1)
+    (question,) = made.questions()
+    assert question.question.present == PLAN
+    assert question.question.members == ("a", "b")
+    assert not question.question.is_split, "members compute no split backward"
+    assert question.question.least_members == 2, "nobody knows the members' memory"
+    assert made.questions() == [], "it was asked"
+
+
+def test_only_the_first_member_asks_and_proposes() -> None:
+    made = Made("b")
+    made.tell("a", 0)
+    made.tell("b", 1)
+    assert made.questions() == []
+    assert made.proposed() is None
+
+
+def test_the_answer_is_proposed_and_nothing_else_changes() -> None:
+    made, question = asked()
+    assert made.proposed() == PLAN
+    made.own.on_planned(answer(question))
+    assert made.commit.plan == PLAN, "a plan takes effect through a record only"
+    assert made.proposed() == OTHER
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_an_answer_about_another_plan_is_dropped(twice: bool) -> None:
+    made, question = asked()
+    if twice:
+        made.own.on_planned(answer(question))
+    made.pass_with(OTHER)
+    made.own.on_planned(answer(question, PLAN))
+    assert made.proposed() == OTHER
+
+
+def test_an_answer_for_another_view_is_dropped() -> None:
+    made, question = asked()
+    made.see(replace(test_rerouting.view("a", "b"), generation=3))
+    made.own.on_planned(answer(question))
+    assert made.proposed() == PLAN
+    made.tell("a", 0)
+    made.tell("b", 1)
+    assert [each.generation for each in made.questions()] == [3]
+
+
+def test_where_members_are_lost_the_rule_serves() -> None:
+    made, question = asked()
+    made.own.on_planned(answer(question))
+    made.see(replace(test_rerouting.view("a"), generation=3))
+    wish = PlanWish(stages=2, runs=RUNS)
+    assert made.proposed() == next_plan(TRACED.graph, PLAN, ["a"], wish)
+    assert made.questions() == [], "the plan in force has another member"
+
+
+def test_one_question_at_a_time_and_another_when_there_is_news() -> None:
+    made, question = asked()
+    made.tell("b", 1)
+    assert made.questions() == [], "the first was not answered, and may never be"
+    made.own.on_planned(answer(question))
+    assert made.questions() == [], "the answer is to be proposed first"
+    made.own.on_planned(answer(question, PLAN))
+    assert len(made.questions()) == 1
+    made.own.on_planned(answer(question, None))
+    assert made.questions() == [], "nothing has changed"
+    assert made.proposed() == PLAN
+
+
+def test_a_weight_that_blocks_share_counts_in_each_of_them() -> None:
+    shape = replace(
+        SHAPE, blocks=3, shards=(ShardShape(size_bytes=8, lanes=(0, 1)), ShardShape(size_bytes=3, lanes=(2,)))
+    )
+    assert parameter_bytes(shape, replace(TRACED, places=(0, 0, 1))) == [8, 3]
+    assert parameter_bytes(shape, replace(TRACED, places=(0, 1, 1))) == [8, 11]
