@@ -68,13 +68,13 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
     )
 
 
-def open_plan(decision: Recovery, reports: Mapping[str, Report]) -> PipelinePlan | None:
-    """Return the plan of the open step.
+def open_plan(decision: Recovery, reports: Mapping[str, Report], recorded: PipelinePlan | None) -> PipelinePlan | None:
+    """Return the plan of the open step. `recorded`: the plan that the decision's record names.
 
     None: whole runs, or the first step before all members have traced the model.
     """
     if decision.record is not None:
-        return decision.record.plan
+        return recorded
     # The first step's plan is made in one view, and members bring it along to later views, so all that know one know
     # the same. It does not count if the step starts again, because nothing is left that it has to fit. It does not
     # count either if all members that traced are lost: newcomers cannot get tasks by it, and make another once they

@@ -75,7 +75,7 @@ def combine_votes(
         roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),
         scaler=scaler,
         next_scaler=advance(shape.loss_scale, scaler, overflow=not is_finite),
-        plan=next((v.plan.proposed for v in votes if v.plan is not None and v.plan.proposed is not None), plan),
+        plan=_planned(votes, plan),
         findings=Findings(warning=differing, accused=_accused(view, judgement), marks=_marks(votes)),
         checkpoint=_checkpointed([vote.checkpoint for vote in votes]),
     )
@@ -83,6 +83,12 @@ def combine_votes(
 
 def _checkpointed(told: Sequence[CheckpointVote]) -> Checkpointed:
     return decide([each.wish for each in told], writing=any(each.is_writing for each in told))
+
+
+def _planned(votes: Sequence[Vote], present: PipelinePlan | None) -> PipelinePlan | str | None:
+    told = next((v.plan.proposed for v in votes if v.plan is not None and v.plan.proposed is not None), present)
+    # A plan that stays is known to all members, and travels with every publish.
+    return told.digest if told is not None and told == present else told
 
 
 def _marks(votes: Sequence[Vote]) -> tuple[StreamMark, ...]:

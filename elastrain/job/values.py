@@ -234,8 +234,8 @@ class Record:
     findings: Findings = Findings()
     checkpoint: Checkpointed = Checkpointed.NO
     """Decision about a durable checkpoint of this step."""
-    plan: PipelinePlan | None = None
-    """Assignment of blocks to members from the next step on. None: every member computes whole runs."""
+    plan: PipelinePlan | str | None = None
+    """Assignment of blocks to members from the next step on, or its digest if it stays. None: no pipelines."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -195,7 +195,7 @@ class Committing(MemberPart):
         m.custody.backups.apply_behind(record)
         self.change_roles(record, before)
         m.replicas.pass_commit(before)
-        if record.plan != plan_before:
+        if m.commit.plan != plan_before:
             # Holders follow the blocks: a member that computes with a shard can hold it without more memory for
             # parameters.
             m.commit.roles.aim(self.goal(m.commit.roles.live))
@@ -226,8 +226,8 @@ class Committing(MemberPart):
     def open_next(self, record: Record, mine: Sequence[int], before: Placement) -> None:
         """Hand out the runs or tasks of the next step, and publish the shards that this member has updated."""
         m = self._machine
-        if record.plan is not None:
-            m.step.tasks.hand_out(record.plan)
+        if m.commit.plan is not None:
+            m.step.tasks.hand_out(m.commit.plan)
         else:
             self._hand_out_runs()
         self.publish(dict.fromkeys(m.views.others, tuple(mine)), record)

@@ -7,6 +7,7 @@ A loop on a device asks for its next run (`Submitted`) while its present one sti
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -189,7 +190,8 @@ class LoopStages(MemberPart):
             return False
         if self._commit.record is not None and self.step == self._commit.step:
             if not outstanding:  # the device still reads the step's parameters and the loop's state
-                self._give(p.Advance(record=self._commit.record))
+                # The loop keeps no plan of its own.
+                self._give(p.Advance(record=replace(self._commit.record, plan=self._commit.plan)))
         elif self.step == self._open.runs.step:
             self._give_run()
         return self.stage is not LoopStage.WAITING

@@ -26,6 +26,9 @@ from elastrain.member.parts import Machine
 from elastrain.member.recovering import Recovering
 from elastrain.protocol import messages as said
 
+_IN_RECOVERY = Report | said.AskPlan | said.TellPlan
+"""Messages that are handled during a recovery."""
+
 
 class MemberMachine(MemberPart):
     """The protocol core of one member.
@@ -110,7 +113,7 @@ class MemberMachine(MemberPart):
             views.hold(event)
             if views.is_left_behind():
                 self._switch()
-        elif not isinstance(message, Report) and (views.is_recovering or self._is_early(message)):
+        elif not isinstance(message, _IN_RECOVERY) and (views.is_recovering or self._is_early(message)):
             views.put_off(event)
         else:
             self._handlers[type(message)].hear(source=event.source, message=message, payload=event.payload)
@@ -157,7 +160,7 @@ class MemberMachine(MemberPart):
 
     def _recover(self) -> bool:
         """Carry out the recovery once all members have reported, and hand out the first step's plan if it is due."""
-        may_decide = self.machine.views.may_decide()
+        may_decide = self.machine.views.may_decide() and self.machine.step.plan_fetch.has_plan()
         if may_decide and (decision := self._recovering.decide()) is not None:
             self._recovering.complete(decision)
             self._recovering.resume(decision)

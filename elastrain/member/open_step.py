@@ -9,6 +9,7 @@ from elastrain.job.values import Shape
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.integrity.cross_checks import Auditing, CrossCheck
 from elastrain.member.pipeline.assignments import Tasks, Tracing
+from elastrain.member.pipeline.plan_fetch import PlanFetch
 from elastrain.member.pipeline.proposals import Proposals
 from elastrain.member.shards.reduction import Reduction
 from elastrain.member.state.ballot import Ballot, Commands
@@ -26,6 +27,7 @@ class OpenStep(MemberPart):
         self.tracing = Tracing(me, shape.pipelining, views, commit, out)
         self.tasks = Tasks(me, self.tracing, views, commit, self.runs, out)
         self.proposals = Proposals(me, shape, views, commit, self.tracing, out)
+        self.plan_fetch = PlanFetch(views, commit, out)
         self.reduction = Reduction(me, shape, views, commit.roles, self.runs, out)
         self.check = CrossCheck(me, Due(first, shape.cross_check_every), views, commit, self.runs)
         self.audits = Auditing(me, shape, views, commit, self.runs)
@@ -36,6 +38,7 @@ class OpenStep(MemberPart):
             self.reduction,
             self.tasks,
             self.proposals,
+            self.plan_fetch,
             self.check,
             self.audits,
             self.ballot,

@@ -170,13 +170,16 @@ class Recovering:
     def _reroute(self, decision: Recovery) -> Rerouting | None:
         """Return the rerouting of a step in pipelines, the same on all members. None if whole runs are computed."""
         m = self._machine
-        plan = open_plan(decision, m.views.reports)
+        plan = open_plan(decision, m.views.reports, m.commit.plan_of(decision.record))
         reports = {member: m.views.reports[member] for member in m.views.view.ids}
         return None if plan is None else reroute(reports, m.shape, decision, plan)
 
     def _hand_out(self, decision: Recovery) -> Rerouting | None:
         m = self._machine
-        plan, rerouting = open_plan(decision, m.views.reports), self._reroute(decision)
+        plan, rerouting = (
+            open_plan(decision, m.views.reports, m.commit.plan_of(decision.record)),
+            self._reroute(decision),
+        )
         m.step.tracing.take_up(m.views.reports, plan)
         if plan is not None and rerouting is not None:
             m.step.tasks.take_up(plan, rerouting)

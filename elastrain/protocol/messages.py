@@ -13,7 +13,7 @@ from typing import TypeAlias, get_args
 from elastrain.job.fold import Node
 from elastrain.job.values import Contribution, Record, Report, Vote
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor
-from elastrain.pipeline.pipeline_plan import BoundaryName
+from elastrain.pipeline.pipeline_plan import BoundaryName, PipelinePlan
 from elastrain.protocol.codec import BitMask, NumberedCodec
 
 
@@ -268,6 +268,21 @@ class HasTraced:
     graph: BlockGraph
 
 
+# A record has only the digest of a plan that stays. A newcomer, and a member that has missed a record, lack the plan.
+@dataclass(frozen=True, kw_only=True)
+class AskPlan:
+    """A question for the plan in force, from a member that lacks it. Answer: `TellPlan`."""
+
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TellPlan:
+    """The plan in force."""
+
+    plan: PipelinePlan
+
+
 Message: TypeAlias = (
     Report
     | Partial
@@ -294,6 +309,8 @@ Message: TypeAlias = (
     | HasTraced
     | FetchShard
     | FetchedShard
+    | AskPlan
+    | TellPlan
 )
 
 # Numbered in the order of the union. Both ends have the same version, because the handshake compares versions.

@@ -33,6 +33,7 @@ from elastrain.protocol.codec import BitMask
 from elastrain.protocol.messages import (
     KINDS,
     Ack,
+    AskPlan,
     Boundary,
     CheckpointOver,
     Copied,
@@ -55,6 +56,7 @@ from elastrain.protocol.messages import (
     RepeatUpdate,
     ShardCopy,
     TakeLast,
+    TellPlan,
     WriteInstead,
     decode,
     encode,
@@ -112,7 +114,7 @@ records = st.builds(
     skipped=st.booleans(),
     switch=st.booleans(),
     roles=roles,
-    plan=st.none() | plans,
+    plan=st.none() | names | plans,
 )
 MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Report: st.builds(
@@ -187,6 +189,8 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     ),
     RepeatUpdate: st.builds(RepeatUpdate, step=ints, shard=ints, touched=tuples(masks)),
     Damaged: st.builds(Damaged, step=ints, block=ints, node=nodes, shard=ints),
+    AskPlan: st.builds(AskPlan, digest=names),
+    TellPlan: st.builds(TellPlan, plan=plans),
     FetchShard: st.builds(FetchShard, step=ints, shard=ints),
     FetchedShard: st.builds(FetchedShard, step=ints, shard=ints, digest=st.none() | ints),
     LoopHandover: st.builds(LoopHandover, step=ints, state=names),

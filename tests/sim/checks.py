@@ -17,6 +17,7 @@ from elastrain.job.placement import Placement
 from elastrain.job.scaling import Scaler
 from elastrain.job.values import Record, Recovery, Report, Shape
 from elastrain.job.world import View
+from elastrain.pipeline.pipeline_plan import PipelinePlan
 from tests.sim.member import SimMember, Violation, symbol
 
 REGAIN_STEPS = 3
@@ -186,7 +187,7 @@ class Checks:
     def _redundant_again(self, member: SimMember, record: Record) -> None:
         assert member.view is not None
         before = self.records.get(record.step - 1)
-        if record.plan != (None if before is None else before.plan):
+        if _plan_of(record) != _plan_of(before):
             # Holders go after the blocks that have moved.
             copies = self._copies_to_make(member.roles.live, member.roles.target)
             self.due[member.view.generation] = record.step + copies + REGAIN_STEPS
@@ -300,3 +301,8 @@ def content(record: Record) -> tuple[object, ...]:
 
 def _disjoint(nodes: Collection[Node]) -> bool:
     return len(leaves(nodes)) == sum(stop - start for start, stop in nodes)
+
+
+def _plan_of(record: Record | None) -> str | None:
+    plan = None if record is None else record.plan
+    return plan.digest if isinstance(plan, PipelinePlan) else plan

@@ -19,13 +19,15 @@ from elastrain.job.placement import Placement
 from elastrain.job.scaling import LossScale
 from elastrain.job.values import AuditPlan, Check, Initial, Report, Shape, ShardShape, Vote
 from elastrain.job.world import Member, View
-from elastrain.protocol.messages import Ack, Digests, Gradient, Partial, Publish, ShardCopy
+from elastrain.protocol.messages import Ack, AskPlan, Digests, Gradient, Partial, Publish, ShardCopy, TellPlan
 from tests.sim.checks import Checks, Truth, content
 from tests.sim.member import Outbox, Run, SimMember, Violation
 from tests.sim.pipelined import TRACED, PipelinedLoop, TaskRun, any_plan, micro_batches_of, pipelining_of
 from tests.sim.symbols import State
 
 DEATHS = (object, Report, Partial, Gradient, Ack, Vote, Publish, Publish, Digests, ShardCopy)
+# Drawn in jobs with planners only, so that all other schedules stay what they are.
+PLAN_DEATHS = (*DEATHS, AskPlan, TellPlan, TellPlan)
 Choice = tuple[Any, Callable[[Any], None], Any]
 """(what is slow or not, what to do, with what)."""
 
@@ -744,7 +746,7 @@ class Cluster:
         self.struck += 1
         trapped = self.scenario.trapped
         if kind == "crash" and (trapped or self.rng.random() < 0.3):
-            self.trap.append(Publish if trapped else self.rng.choice(DEATHS))
+            self.trap.append(Publish if trapped else self.rng.choice(PLAN_DEATHS if self.scenario.plans else DEATHS))
             self._say(f"FAULT trap {self.trap}")
             return
         self._say(f"FAULT {kind} {victim}")
@@ -764,7 +766,7 @@ class Cluster:
         elif kind == "unread":
             self.unread.add(victim)
         elif kind == "crash" and self.rng.random() < 0.6:
-            self.doomed[victim] = self.rng.choice(DEATHS)
+            self.doomed[victim] = self.rng.choice(PLAN_DEATHS if self.scenario.plans else DEATHS)
         elif kind == "crash":
             self._die(victim)
         elif kind == "zombie":

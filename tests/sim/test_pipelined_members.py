@@ -19,7 +19,7 @@ from tests.sim.checks import Truth, Violation
 from tests.sim.cluster import Cluster, Scenario, truth_of
 
 SEEDS = 300
-PLANNED = 100
+PLANNED = 40
 
 
 @cache

@@ -12,6 +12,7 @@ import pytest
 
 from elastrain.job.values import Record
 from elastrain.member.commit_rules import Committing
+from elastrain.member.pipeline.plan_fetch import PlanFetch
 from elastrain.member.pipeline.proposals import Proposals
 from elastrain.pipeline.planner import step_profile
 from tests.sim.test_pipelined_members import plans_of
@@ -36,9 +37,19 @@ def a_proposal_for_another_view_counts() -> AbstractContextManager[Any]:
     return patch.multiple(Proposals, **stays)
 
 
+def a_member_that_lacks_the_plan_does_not_ask() -> AbstractContextManager[Any]:
+    return patch.object(PlanFetch, "has_plan", lambda own: True)
+
+
+def the_plan_is_asked_for_once_and_for_all() -> AbstractContextManager[Any]:
+    return patch.object(PlanFetch, "forget_view", lambda own: None)
+
+
 PLANTS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     a_member_acts_on_its_own_measurements,
     a_proposal_for_another_view_counts,
+    a_member_that_lacks_the_plan_does_not_ask,
+    the_plan_is_asked_for_once_and_for_all,
 )
 
 
@@ -48,7 +59,7 @@ def test_a_broken_rule_is_found(
 ) -> None:
     monkeypatch.setattr(step_profile, "WINDOW", 1)
     for seed in range(30_000, 30_000 + WITHIN):
-        cluster = plans_of(seed, crashes=2, joins=1, backups=2)
+        cluster = plans_of(seed, crashes=3, joins=2, backups=2)
         try:
             with plant():
                 cluster.run(limit=6_000)

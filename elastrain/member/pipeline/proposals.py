@@ -59,7 +59,9 @@ class Proposals(MemberPart):
         """Return this member's say about plans. None without pipelines."""
         if self._shape.pipelining is None:
             return None
-        told = PlanVote(proposed=self._propose(), seconds=self.measures.news())
+        proposed = self._propose()
+        # A plan that stays is not proposed again, so that it does not travel in every step.
+        told = PlanVote(proposed=None if proposed == self._commit.plan else proposed, seconds=self.measures.news())
         self._has_news |= self.measures.hear(self._me, told.seconds)
         return told
 

@@ -220,6 +220,9 @@ class Commit(MemberPart):
         self.under_replication = UnderReplication()
         self.parameters = Parameters(len(shape.shards), self.step)
         self._initial_step = self.step
+        self._plan: PipelinePlan | None = None
+        self._learned: PipelinePlan | None = None
+        """A plan that another member has told this newcomer."""
         self._first_scaler = shape.initial.scaler or shape.loss_scale.start
 
     @property
@@ -229,6 +232,7 @@ class Commit(MemberPart):
 
     def advance(self, step: int, record: Record | None) -> None:
         """Store the record of a newer step. A member that knows of a commit never goes back behind it."""
+        self._plan = self.plan_of(record)
         self.step, self.record = step, record
         self.parameters.expect(step)
 
@@ -248,7 +252,20 @@ class Commit(MemberPart):
     @property
     def plan(self) -> PipelinePlan | None:
         """Plan of the pipelines for the open step. None if all members compute whole runs."""
-        return None if self.record is None else self.record.plan
+        return None if self.record is None else self._plan
+
+    def plan_of(self, record: Record | None) -> PipelinePlan | None:
+        """Return the plan that a record names. None if it names none, or one that this member lacks."""
+        told = None if record is None else record.plan
+        if isinstance(told, str):
+            return next(
+                (each for each in (self._plan, self._learned) if each is not None and each.digest == told), None
+            )
+        return told
+
+    def learn_plan(self, plan: PipelinePlan) -> None:
+        """Keep a plan of other members, before this one goes on to their step."""
+        self._learned = plan
 
     def is_ahead(self, message: Message) -> bool:
         """Return True if the message belongs to a step that this member reaches later."""

@@ -211,6 +211,7 @@ class Step:
         self._record = record
         self._parts.loader.committed(record.findings.marks)
         if self._pipelines is not None:
+            assert not isinstance(record.plan, str), "the loop is given the whole plan"
             self._pipelines.end_step(record.plan)
         self._parts.model.statistics.refresh()
         self._parts.randomness.begin(self.number, AFTER)

@@ -211,5 +211,5 @@ def test_the_first_plan_stays_while_somebody_lives_who_has_traced() -> None:
     heard = replace(NEWCOMER, work=OpenWork(plan=plan))
     decision = recovery(a=NEWCOMER, b=heard)
     # By a plan of members that are lost newcomers get no task before they have traced: they make another one then.
-    assert open_plan(decision, {"a": NEWCOMER, "b": heard}) is None
-    assert open_plan(decision, {"a": replace(NEWCOMER, work=OpenWork(traced=traced)), "b": heard}) == plan
+    assert open_plan(decision, {"a": NEWCOMER, "b": heard}, None) is None
+    assert open_plan(decision, {"a": replace(NEWCOMER, work=OpenWork(traced=traced)), "b": heard}, None) == plan
