@@ -143,7 +143,7 @@ class JobEnd(MemberPart):
         # The first end decides: a loop that has ended cannot take part in the step that it has not entered.
         step = min(self._ended.values())
         going = [m for m, asked in self._going.items() if asked >= step and m not in self._ended]
-        ends = job_ends(self._voters(), self._ended, going)
+        ends = job_ends(self._views.voters(), self._ended, going)
         if ends is None:
             return
         if self.step is not None and not ends:
@@ -154,14 +154,6 @@ class JobEnd(MemberPart):
             )
         elif self.step is None and ends and self._asked >= step:
             self._is_overruled, self.step = True, step
-
-    def _voters(self) -> tuple[str, ...]:
-        """Return the members that have a vote: those that had begun to train when this view began.
-
-        The counters of a newcomer's script may differ, so it votes only if all are newcomers.
-        """
-        members = self._views.view.ids
-        return tuple(m for m in members if self._views.reports[m].begun >= 0) or members
 
     def have_all_ended(self) -> bool:
         """Return True if the loops of all members of this view have ended."""

@@ -9,6 +9,7 @@ from elastrain.job.checkpoint_plan import CheckpointPlan
 from elastrain.job.values import Shape
 from elastrain.member.checkpointing import Checkpointing
 from elastrain.member.contract import MemberPart
+from elastrain.member.evaluations import Evaluations
 from elastrain.member.integrity.comparison import Comparison, DigestBroadcast, SoleCopies
 from elastrain.member.integrity.mismatches import Mismatches
 from elastrain.member.integrity.repair import Repair
@@ -90,6 +91,7 @@ class Machine:
             *self.custody.parts,
             self.replicas,
             self.checkpointing,
+            Evaluations(self.views, self.commit, self.loop, self.out),
             self.loop,
             self.end,
             self.custody.repair,

@@ -16,6 +16,7 @@ from elastrain.job.values import Record, Recovery
 from elastrain.job.world import View
 from elastrain.pipeline.pipeline_plan import Task
 from elastrain.pipeline.planner.plan_choice import PlanQuestion
+from elastrain.protocol.evaluation_messages import EvaluationName
 from elastrain.protocol.messages import Message
 from elastrain.protocol.work_commands import Apply, Bind, TakeParameters, Work
 
@@ -130,6 +131,22 @@ class StateFetched:
     """Give the training loop the states of all shards after `step`, as `TakeFetched` has copied them."""
 
     step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateBatch:
+    """Let the training loop evaluate a batch. Answer: `BatchEvaluated`."""
+
+    name: EvaluationName
+    batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationEnded:
+    """Give the training loop the sums of its evaluation as text, or the reason why it failed."""
+
+    figures: str
+    problem: str
 
 
 # The parameters have arrived by then: the script may look at the model as soon as its loop continues.
@@ -323,6 +340,8 @@ Command: TypeAlias = (
     | HoldBlocks
     | TakeFetched
     | StateFetched
+    | EvaluateBatch
+    | EvaluationEnded
     | Leave
     | Fail
 )

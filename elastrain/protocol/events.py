@@ -13,10 +13,12 @@ from elastrain.job.fold import Node
 from elastrain.job.world import View
 from elastrain.pipeline.planner.plan_choice import PlanAnswer
 from elastrain.protocol.loop_events import (
+    BatchEvaluated,
     Began,
     BlockDone,
     Checked,
     Computed,
+    EvaluationBegun,
     LoopEnded,
     Ready,
     StateWanted,
@@ -286,4 +288,6 @@ Event: TypeAlias = (
     | LoopEnded
     | StateWanted
     | TookFetched
+    | EvaluationBegun
+    | BatchEvaluated
 )

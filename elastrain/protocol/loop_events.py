@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from elastrain.job.streams import StreamMark
 from elastrain.job.values import Check, Contribution, TracedGraph
 from elastrain.pipeline.actions import TaskAction
+from elastrain.protocol.evaluation_messages import EvaluationName
 from elastrain.protocol.messages import Boundary
 
 
@@ -94,6 +95,25 @@ class Computed:
 @dataclass(frozen=True, kw_only=True)
 class StateWanted:
     """The training loop's request for the whole optimizer state of the committed step. Answer: `StateFetched`."""
+
+
+# Between two steps, too: no member votes on the open step before its loop asks for work.
+@dataclass(frozen=True, kw_only=True)
+class EvaluationBegun:
+    """The training loop's call of `job.evaluate`. Answer, as to each batch: `EvaluateBatch` or `EvaluationEnded`."""
+
+    name: EvaluationName
+    plan: str
+    """Data and batches, in words; equal on all members."""
+    batches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchEvaluated:
+    """Result of `EvaluateBatch`: the figures as text, or the reason why it failed."""
+
+    figures: str
+    problem: str
 
 
 # With the step, because loops that end by a decision of the script may end at different steps.

@@ -15,6 +15,13 @@ from elastrain.job.values import Contribution, Record, Report, Vote
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor
 from elastrain.pipeline.pipeline_plan import BoundaryName, PipelinePlan
 from elastrain.protocol.codec import BitMask, NumberedCodec
+from elastrain.protocol.evaluation_messages import (
+    BatchFigures,
+    EvaluateBatches,
+    EvaluationResult,
+    InEvaluation,
+    OutsideEvaluation,
+)
 
 
 # Only complete nodes of the sender's plan are sent: it first adds what it can add itself.
@@ -311,6 +318,11 @@ Message: TypeAlias = (
     | FetchedShard
     | AskPlan
     | TellPlan
+    | InEvaluation
+    | EvaluateBatches
+    | BatchFigures
+    | EvaluationResult
+    | OutsideEvaluation
 )
 
 # Numbered in the order of the union. Both ends have the same version, because the handshake compares versions.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -41,7 +40,8 @@ from elastrain.runtime.assembly import (
     seed_generators,
 )
 from elastrain.runtime.carrying import refused
-from elastrain.runtime.io.heartbeat import PHASE_TIMEOUT_S
+from elastrain.runtime.evaluation import WHERE, Evaluating, Evaluator
+from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.io.member_connections import Connections, open_connections
 from elastrain.runtime.io.member_device import MemberDevice
 from elastrain.runtime.io.turns import Turns
@@ -58,6 +58,18 @@ from elastrain.runtime.ranks import Ranked, check_alone, check_group
 from elastrain.runtime.settings import Settings, stages_of
 from elastrain.runtime.training_loop import TrainingLoop
 
+_TOO_LATE = (
+    "job.checkpoint() comes too late behind the loop over job.steps(…), where the members have let go of the state: "
+    "call it in the body of the loop, at the latest in that of the last step or before `break`"
+)
+_ONE_LOOP = (
+    "job.steps(…) was called before, and a job has one loop: let it go up to the last step, and do what comes in "
+    "between after a step of it, such as job.evaluate(…), under job.phase(…) where that takes long"
+)
+_NO_JOB = (
+    "elastrain doctor runs a script with stages up to its first micro-batch, as no job: leave out what asks for the "
+    "job before its loop"
+)
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -143,7 +155,7 @@ def _check_process(environment: Environment) -> None:
         warnings.warn(f"this process was started by {parent} and is a job of one beside it", stacklevel=3)
 
 
-class Job(Ranked):
+class Job(Ranked, Evaluating):
     """The part of this process in a job. `init` makes it; its construction does nothing, and `open` connects."""
 
     has_entered: ClassVar[bool] = False
@@ -155,7 +167,7 @@ class Job(Ranked):
         self._device = MemberDevice(*told_devices(), deterministic=chosen.settings.deterministic)
         self._open: tuple[Connections, ExitReport] | None = None
         self._prepared: Prepared | None = None
-        self._has_loop = False
+        self._loop: TrainingLoop | None = None
         self._statement: MemoryEstimate | None = None
         """The estimate that is made instead of a job under `elastrain doctor`, else None."""
         self._lines = JobLines(chosen.environment.job, chosen.environment.member)
@@ -270,22 +282,7 @@ class Job(Ranked):
         if not prepared.parts.handover.has_ended:
             prepared.parts.handover.tell(p.CheckpointWanted(last=False))
         elif prepared.checkpoints is None or not prepared.checkpoints.has_newest:
-            raise ConfigError(
-                "job.checkpoint() comes too late behind the loop over job.steps(…), where the members have let go of "
-                "the state: call it in the body of the loop, at the latest in that of the last step or before `break`"
-            )
-
-    @contextmanager
-    def phase(self, name: str, timeout: float = PHASE_TIMEOUT_S) -> Iterator[None]:
-        """Declare that the code inside takes longer than a step, such as an evaluation, a checkpoint or a compilation.
-
-        A member is taken to hang if others wait for it and it shows no sign of life for the time of some steps; inside,
-        for `timeout` seconds. Use it in the thread of the training loop, anywhere in the script. The loader and
-        torch.compile need no phase. Raises ConfigError if `timeout` is no valid time.
-        """
-        connections, _ = self._opened()
-        with connections.whereabouts.stretch(name, timeout):
-            yield
+            raise ConfigError(_TOO_LATE)
 
     def steps(self, loader: DataLoader, *, until: int) -> Iterator[Step]:
         """Iterate over the steps of the job up to `until` (exclusive). Late members start at the open step.
@@ -300,13 +297,10 @@ class Job(Ranked):
         prepared, (connections, last_words) = self._ready(), self._opened()
         if loader is not prepared.parts.loader:
             raise ConfigError("steps() takes the loader that prepare() returned")
-        if self._has_loop:
-            raise ConfigError(
-                "job.steps(…) was called before, and a job has one loop: let it go up to the last step, and do what "
-                "comes in between after a step of it, under job.phase(…) where that takes long"
-            )
-        self._has_loop = True
+        if self._loop is not None:
+            raise ConfigError(_ONE_LOOP)
         loop = TrainingLoop(prepared, self._chosen.settings, connections, last_words, self._registered, self._lines)
+        self._loop = loop
         try:
             yield from loop.steps(until)
         finally:
@@ -324,6 +318,15 @@ class Job(Ranked):
         view = self._prepared.engine.view if self._prepared else None
         return view if view and self.member in view else None, self._chosen.place
 
+    def _whereabouts(self) -> LoopHeartbeat:
+        return self._opened()[0].whereabouts
+
+    def _evaluator(self) -> Evaluator:
+        self._ready()
+        if self._loop is None:
+            raise ConfigError(f"job.evaluate(…) was called before the loop: {WHERE}")
+        return self._loop.evaluator
+
     def digest(self) -> str:
         """Return the digest of the model's parameters, which is equal on all members and to an undisturbed job's."""
         return self._ready().parts.model.parameters_digest()
@@ -335,10 +338,7 @@ class Job(Ranked):
 
     def _ready(self) -> Prepared:
         if self._statement is not None:
-            raise ConfigError(
-                "elastrain doctor runs a script with stages up to its first micro-batch, as no job: leave out what "
-                "asks for the job before its loop"
-            )
+            raise ConfigError(_NO_JOB)
         if self._prepared is None:
             raise ConfigError("call job.prepare(model, optimizer, loader) first")
         return self._prepared

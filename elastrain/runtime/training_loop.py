@@ -27,6 +27,7 @@ from elastrain.job.run_plan import plan
 from elastrain.job.values import Record
 from elastrain.protocol import agent_messages as am
 from elastrain.runtime.assembly import Prepared
+from elastrain.runtime.evaluation import Evaluator
 from elastrain.runtime.io.agent_link import ChannelClosedError
 from elastrain.runtime.io.loop_channel import LoopOver, StepBegun
 from elastrain.runtime.io.member_connections import Connections
@@ -68,6 +69,7 @@ class TrainingLoop:
         self._carried.counted = prepared.optimizer.counted
         self._loaded: dict[str, str] = {}
         """Digest of what the script has loaded, which members compare in the job's first step."""
+        self.evaluator = Evaluator(self._me, prepared, registered, lambda: last_words.step)
         self._reads = DeviceReads()
         self._numbers = LoopNumbers(registered.values())
 

@@ -151,7 +151,10 @@ def _early_s(pace: Pace, times: HangTimes, *, is_new: bool) -> float:
 
 _LOOKS_AT_MOST_S = 0.5
 """A longer time between two observations was the agent's own standstill, and does not count for the workers."""
-_ADVICE = ': code there that takes longer than {:.3g} s belongs into `with job.phase("evaluation", timeout=SECONDS)`'
+_ADVICE = (
+    ': code there that takes longer than {:.3g} s belongs into `with job.phase("evaluation", timeout=SECONDS)`, and an '
+    "evaluation into job.evaluate(…), which may take as long as it needs"
+)
 """The way out for a healthy script that evaluates between two steps, without a word to anybody."""
 _WAITS_S = 1.0
 """A member with nothing to do for this time waits for another one. Other agents are told at this interval."""

@@ -30,6 +30,14 @@ from elastrain.pipeline.open_tasks import TaskProgress
 from elastrain.pipeline.pipeline_plan import Bound, BoundaryName, Direction, Pipeline, PipelinePlan, Task
 from elastrain.pipeline.planner.step_profile import BlockSeconds
 from elastrain.protocol.codec import BitMask
+from elastrain.protocol.evaluation_messages import (
+    BatchFigures,
+    EvaluateBatches,
+    EvaluationName,
+    EvaluationResult,
+    InEvaluation,
+    OutsideEvaluation,
+)
 from elastrain.protocol.messages import (
     KINDS,
     Ack,
@@ -66,6 +74,7 @@ ints = st.integers(-2, 1 << 40)
 names = st.text(max_size=8)
 floats = st.floats()
 nodes = st.tuples(ints, ints)
+evaluations = st.builds(EvaluationName, after=ints, step=ints, number=ints)
 masks = st.integers(0, 1 << 300).map(BitMask)
 
 
@@ -209,6 +218,13 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     HasAll: st.builds(HasAll, step=ints),
     HasTraced: st.builds(HasTraced, graph=graphs),
     GoesOn: st.builds(GoesOn, step=ints),
+    InEvaluation: st.builds(
+        InEvaluation, name=evaluations, plan=names, batches=ints, done=tuples(st.tuples(ints, names, names))
+    ),
+    EvaluateBatches: st.builds(EvaluateBatches, name=evaluations, batches=tuples(ints)),
+    BatchFigures: st.builds(BatchFigures, name=evaluations, batch=ints, figures=names, problem=names),
+    EvaluationResult: st.builds(EvaluationResult, name=evaluations, figures=names, problem=names),
+    OutsideEvaluation: st.builds(OutsideEvaluation, name=evaluations),
 }
 any_values = st.recursive(
     st.none() | st.booleans() | ints | floats | st.binary(max_size=4) | st.text(max_size=4),

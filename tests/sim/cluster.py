@@ -21,6 +21,7 @@ from elastrain.job.values import AuditPlan, Check, Initial, Report, Shape, Shard
 from elastrain.job.world import Member, View
 from elastrain.protocol.messages import Ack, AskPlan, Digests, Gradient, Partial, Publish, ShardCopy, TellPlan
 from tests.sim.checks import Checks, Truth, content
+from tests.sim.evaluating import EvaluatingScript
 from tests.sim.member import Outbox, Run, SimMember, Violation
 from tests.sim.pipelined import TRACED, PipelinedLoop, TaskRun, any_plan, micro_batches_of, pipelining_of
 from tests.sim.symbols import State
@@ -103,6 +104,8 @@ class Scenario:
     """Times that somebody's script asks for a checkpoint."""
     fetches: float = 0.0
     """Share of the steps before which a member's script asks for the whole optimizer state."""
+    evaluations: int = 0
+    """Most evaluations in a place where a script may have some: before the micro-batches of a step, and behind them."""
     full_disks: int = 0
     """Members whose disk takes nothing any more, from some moment on."""
 
@@ -210,6 +213,7 @@ class Cluster:
         """Checkpoints of which all parts are written, until the store has been asked."""
         self.planning: dict[str, list[p.Planned]] = defaultdict(list)
         """Answers of each member's planner that it has not heard."""
+        self.evaluations: dict[str, EvaluatingScript] = {}
         self.agent_todo: deque[Callable[[], None]] = deque()
         self.joining: list[Member] = []
         self.slowness: dict[Any, bool] = {}
@@ -252,6 +256,7 @@ class Cluster:
             budget_bytes = self.scenario.budget_bytes
             self.members[name].core.handle(p.CopyBudgetSet(parameters_bytes=budget_bytes, has_room_for_all=False))
         self.members[name].watch = self.checks.command
+        self.evaluations[name] = EvaluatingScript(self, name)
         self.members[name].noise = name if self.scenario.noisy else ""
         self.members[name].carries = self.scenario.carries
         return member
@@ -463,6 +468,8 @@ class Cluster:
             self._enter(name, enter.step)
         for step, states in out.fetched:
             self._fetched(name, step, states)
+        for given in out.evaluating:
+            self.evaluations[name].take(given)
         self.manifests[name].extend(out.manifests)
         for failure in out.failed:
             self._failed(name, failure)
@@ -593,6 +600,9 @@ class Cluster:
         member = self.members[name]
         if member.loop != step:
             raise Violation(f"the loop of {name} enters step {step} with the state of step {member.loop}")
+        self.evaluations[name].run(step - 1, step, lambda: self._reach(name, step))
+
+    def _reach(self, name: str, step: int) -> None:
         if random.Random(f"{name} {step} {self.seed}").random() < self.scenario.fetches:
             self.loops[name].append(p.StateWanted)  # the loop stands still until all states are there
         else:
@@ -660,7 +670,7 @@ class Cluster:
     def _enters_next(self, name: str, step: int) -> None:
         self.committed = max(self.committed, step)
         self.members[name].loop += 1
-        self._enter(name, step + 1)
+        self.evaluations[name].run(step, step, lambda: self._enter(name, step + 1))
 
     def _failed(self, name: str, failure: p.Fail) -> None:
         self._say(f"    {name} fails: {failure.kind}: {failure.reason}")

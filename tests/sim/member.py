@@ -66,6 +66,7 @@ class Outbox:
     manifests: list[p.WriteManifest] = field(default_factory=list)
     fetched: list[tuple[int, dict[int, State]]] = field(default_factory=list)
     """(step, states of all shards) that its script has asked for."""
+    evaluating: list[p.EvaluateBatch | p.EvaluationEnded] = field(default_factory=list)
 
 
 class SimDisk:
@@ -415,6 +416,8 @@ class SimMember:
                 out.entered.append(command)
             case p.StateFetched():
                 out.fetched.append((command.step, self.ledger.take_fetched()))
+            case p.EvaluateBatch() | p.EvaluationEnded():
+                out.evaluating.append(command)
             case p.Fail():
                 out.failed.append(command)
             case p.BeginPart():

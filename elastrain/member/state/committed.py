@@ -16,6 +16,13 @@ from elastrain.job.scaling import Scaler
 from elastrain.job.values import Record, Shape, Vote
 from elastrain.member.contract import MemberPart
 from elastrain.pipeline.pipeline_plan import PipelinePlan
+from elastrain.protocol.evaluation_messages import (
+    BatchFigures,
+    EvaluateBatches,
+    EvaluationResult,
+    InEvaluation,
+    OutsideEvaluation,
+)
 from elastrain.protocol.messages import (
     Ack,
     Boundary,
@@ -279,6 +286,8 @@ class Commit(MemberPart):
                 return message.name.step > self.step + 1
             case PartReport() | WriteInstead() | CheckpointOver() | FetchShard():
                 return message.step > self.step
+            case InEvaluation() | EvaluateBatches() | BatchFigures() | EvaluationResult() | OutsideEvaluation():
+                return message.name.after > self.step
             # The other kinds belong to no step, and are served whenever they come.
             case _:
                 return False

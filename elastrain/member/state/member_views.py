@@ -118,6 +118,12 @@ class Views(MemberPart):
         """Return True if all members have reported. A report that never comes leads to another view, not to a guess."""
         return self.is_recovering and self.current is not None and set(self.reports) >= set(self.current.ids)
 
+    def voters(self) -> tuple[str, ...]:
+        """Return the members that had begun to train when this view began, or all if none had."""
+        # Counters of a newcomer's script may differ from those of the others.
+        members = self.view.ids
+        return tuple(m for m in members if self.reports[m].begun >= 0) or members
+
     def unreported(self, *, is_newcomer: bool) -> tuple[str, ...]:
         """Return the members whose report is missing although they should have answered at once."""
         # A newcomer cannot expect it: the others finish their step first, however long that takes. In the first view

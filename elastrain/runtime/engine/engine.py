@@ -254,6 +254,8 @@ class Engine:
             case p.ChoosePlan():
                 if self._parts.memory is None:
                     answer_later(command, self._parts.handover.tell, self._parts.journal)
+            case p.EvaluateBatch() | p.EvaluationEnded():
+                self._parts.handover.give(command)
             case p.ReadView():
                 self._parts.journal.write("newer", generation=command.generation)
             case _:

@@ -29,6 +29,8 @@ LOADING_TIMEOUT_S = 300.0
 """Timeout of the wait for one micro-batch."""
 COMPILE_TIMEOUT_S = 1800.0
 """Timeout of torch.compile, whenever it compiles."""
+EVALUATION_TIMEOUT_S = 1800.0
+"""Timeout of one batch of `job.evaluate`. The whole evaluation has none."""
 _MEASURED = 64
 """Maximum number of micro-batches of a step whose times are kept."""
 _OF_OTHERS = (Station.WAITING, Station.OUTSIDE)

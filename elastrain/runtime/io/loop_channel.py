@@ -99,7 +99,8 @@ class StatesGiven:
     states: Mapping[int, ShardState]
 
 
-Outcome: TypeAlias = Assignment | TaskAssignment | p.Advance | p.Enter | StatesGiven | LoopOver
+Evaluated: TypeAlias = p.EvaluateBatch | p.EvaluationEnded
+Outcome: TypeAlias = Assignment | TaskAssignment | p.Advance | p.Enter | StatesGiven | Evaluated | LoopOver
 Told: TypeAlias = p.Event | StepBegun | TryAgain | LoopFailed | BoundaryMade
 
 
@@ -204,7 +205,7 @@ class LoopChannel:
             self.tell(p.Submitted())
         self.tell_landed(p.Ready)
         outcome = self.wait()
-        assert not isinstance(outcome, p.Enter | StatesGiven)
+        assert not isinstance(outcome, p.Enter | StatesGiven | Evaluated)
         self._has_computed = isinstance(outcome, Assignment | TaskAssignment)
         return outcome
 
@@ -218,6 +219,17 @@ class LoopChannel:
         if not isinstance(outcome, StatesGiven):
             raise StoppedError("the job has ended")
         return outcome.states
+
+    def evaluate(self, told: p.EvaluationBegun | p.BatchEvaluated) -> Evaluated:
+        """Return the next batch of an evaluation, or its end. Call it between two steps.
+
+        Raises StoppedError if the job has ended meanwhile.
+        """
+        self.tell(told)
+        outcome = self.wait()
+        if not isinstance(outcome, Evaluated):
+            raise StoppedError("the job has ended")
+        return outcome
 
     def try_again(self, assignment: Assignment) -> Assignment:
         """Ask for another slot for a run whose backward failed. Raises StoppedError if the job has ended meanwhile."""
@@ -277,7 +289,7 @@ def _place_after(outcome: Outcome) -> Station:
     match outcome:
         case Assignment() | TaskAssignment():
             return Station.COMPUTING
-        case p.Advance() | p.Enter() | StatesGiven():
+        case p.Advance() | p.Enter() | StatesGiven() | p.EvaluateBatch() | p.EvaluationEnded():
             return Station.BETWEEN
         case LoopOver():
             return Station.OUTSIDE

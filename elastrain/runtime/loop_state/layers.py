@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
@@ -78,6 +79,22 @@ class Layers:
     def note(self) -> None:
         """Record all changes since `settle` as made by the loop. Raises ConfigError for values that are not data."""
         self._take_changes(_LOOP, is_thorough=True)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Undo what the body changes in plain attributes. Other changes of attributes count as made by forwards."""
+        self.note()
+        kept, self._is_in_step = self._is_in_step, None
+        try:
+            yield
+        finally:
+            self._is_in_step = kept
+            for name, _, before in self._watched.changed(is_thorough=True):
+                if name in self._watched.parameters or type(before) in (bool, int, float, str, type(None)):
+                    self._watched.put(name, before)
+                elif not name.startswith("hooks of ") and name not in self._initial:
+                    self.of_forwards.add(name)
+            self._watched.rebase()
 
     def enter(self) -> None:
         """Record the loop's changes before its micro-batches. Raises ConfigError as `note` and `check_hooks` do."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +84,18 @@ class BlockRandomness:
         """Make blocks draw for this micro-batch again. Call it before a backward that came after other forwards."""
         self._begin(self._begun.get((step, micro_batch)) or _MicroBatch(step, micro_batch))
         self._set_key(self._current, block_key(self._seed, step, micro_batch, _BACKWARD))
+
+    @contextmanager
+    def aside(self) -> Iterator[Callable[[int], None]]:
+        """Let the body draw from streams of its own. Yields a function that begins one, of a number below `AFTER`.
+
+        The generators are the caller's to restore.
+        """
+        kept = self._current, dict(self._begun), dict(self._set), self._guessed
+        try:
+            yield lambda number: self._begin(_MicroBatch(self._current.step, number))
+        finally:
+            self._current, self._begun, self._set, self._guessed = kept
 
     def close(self) -> None:
         """Remove the hooks. Hooks on copies of the model have no effect from now on."""

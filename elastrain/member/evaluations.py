@@ -1,0 +1,267 @@
+"""Evaluations that all members share, between two steps: `job.evaluate`.
+
+Each member's loop says that it is in the evaluation. The collector, the first member that is no newcomer, hands out the
+batches, adds their figures and sends the result. In a new view all say it again, with the batches that they have
+computed, so that another collector can go on. A member that has the result answers with it, so that there is only one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from elastrain import protocol as p
+from elastrain.decisions.batch_shares import Shares
+from elastrain.job.values import Recovery
+from elastrain.member.contract import MemberPart, handles
+from elastrain.member.loop_stages import LoopStages
+from elastrain.member.state.ballot import Commands
+from elastrain.member.state.committed import Commit
+from elastrain.member.state.member_views import Views
+from elastrain.protocol.evaluation_messages import (
+    BatchFigures,
+    EvaluateBatches,
+    EvaluationName,
+    EvaluationResult,
+    InEvaluation,
+    OutsideEvaluation,
+)
+
+
+@dataclass(kw_only=True)
+class _Own:
+    """The evaluation that this member's loop is in."""
+
+    begun: p.EvaluationBegun
+    is_announced: bool = False
+    """True if the members of this view know it."""
+    to_compute: deque[int] = field(default_factory=deque)
+    computing: int | None = None
+    is_void: bool = False
+    """True if what the loop computes now does not count."""
+    done: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Batch -> figures, and the reason if it failed."""
+
+    def begin_view(self) -> None:
+        """Begin anew to ask for batches: the collector may be another one."""
+        self.is_announced = False
+        self.to_compute.clear()
+
+    def void(self) -> None:
+        """Forget all figures: they were computed with wrong parameters."""
+        self.done.clear()
+        self.is_void = self.computing is not None
+
+
+class Evaluations(MemberPart):
+    """Part that owns the evaluation of this member's loop, and what it knows as a collector."""
+
+    def __init__(self, views: Views, commit: Commit, loop: LoopStages, out: Commands) -> None:
+        self._views, self._commit, self._loop, self._out = views, commit, loop, out
+        self._own: _Own | None = None
+        self._shares: dict[EvaluationName, Shares] = {}
+        """Evaluations in which this member is the collector."""
+        self._results: dict[EvaluationName, EvaluationResult] = {}
+        """Results that another member may still need."""
+        self._others: dict[EvaluationName, set[str]] = {}
+        """Evaluation without a result here -> members that are in it."""
+        self._first: int | None = None
+        """First step whose body this member's loop was in."""
+        self._begun = -1
+        """Newest step whose micro-batches the loop had reached when it was last looked at."""
+
+    # ------------------------------------------------------------------------------------------------------- the loop
+
+    @handles(p.EvaluationBegun)
+    def on_begun(self, event: p.EvaluationBegun) -> None:
+        """Note that the loop is in an evaluation, and asks for a batch."""
+        self._own = _Own(begun=event)
+        self._first = event.name.step if self._first is None else self._first
+
+    @handles(p.BatchEvaluated)
+    def on_evaluated(self, event: p.BatchEvaluated) -> None:
+        """Take what the loop has computed. It asks for the next batch."""
+        # The batch is the one that was given last: the loop computes one at a time.
+        own = self._own
+        assert own is not None
+        batch, own.computing = own.computing, None
+        if own.is_void or batch is None:
+            own.is_void = False
+            return
+        own.done[batch] = (event.figures, event.problem)
+        if not own.is_announced:
+            return  # the notice says it
+        told = BatchFigures(name=own.begun.name, batch=batch, figures=event.figures, problem=event.problem)
+        if self._collector == self._views.me:
+            self.on_figures(self._views.me, told)
+        else:
+            self._out.send(self._collector, told)
+
+    def _go_on(self) -> bool:
+        """Note that the loop goes on. Members in evaluations that it has passed by would wait for it in vain."""
+        step = self._loop.step
+        if step == self._begun:
+            return False
+        self._first = step if self._first is None else self._first
+        self._begun, self._own = step, None
+        for name in [name for name in self._others if name.after < step]:
+            for source in sorted(self._others.pop(name)):
+                self._answer(source, name)
+        return True
+
+    # --------------------------------------------------------------------------------------------------- the messages
+
+    @handles(InEvaluation)
+    def on_in_evaluation(self, source: str, message: InEvaluation) -> None:
+        """Answer if the evaluation is over here. As the collector, take the member in."""
+        # Only a member that has not voted since can be in an evaluation, and that holds up the next commit.
+        name = message.name
+        if name.after != self._commit.step:
+            return
+        if not self._answer(source, name):
+            self._others.setdefault(name, set()).add(source)
+        if self._collector == self._views.me:
+            self._take_in(source, message)
+
+    @handles(EvaluateBatches)
+    def on_batches(self, message: EvaluateBatches) -> None:
+        """Compute these batches."""
+        if self._own is not None and self._own.begun.name == message.name:
+            self._own.to_compute.extend(message.batches)
+
+    @handles(BatchFigures)
+    def on_figures(self, source: str, message: BatchFigures) -> None:
+        """Take the figures of a batch as the collector."""
+        if (shares := self._shares.get(message.name)) is not None:
+            shares.take(source, message.batch, message.figures, message.problem)
+
+    @handles(EvaluationResult)
+    def on_result(self, message: EvaluationResult) -> None:
+        """Take the result. The first one counts."""
+        if message.name.after == self._commit.step:
+            self._results.setdefault(message.name, message)
+            self._shares.pop(message.name, None)
+
+    @handles(OutsideEvaluation)
+    def on_outside(self, source: str, message: OutsideEvaluation) -> None:
+        """Do not wait for a member whose loop began behind the evaluation."""
+        if (shares := self._shares.get(message.name)) is not None:
+            shares.stay_out(source)
+
+    def _answer(self, source: str, name: EvaluationName) -> bool:
+        """Tell a member the result, or that this member takes no part. Returns True if it did."""
+        if name in self._results:
+            self._out.send(source, self._results[name])
+        elif self._is_outside(name):
+            self._out.send(source, OutsideEvaluation(name=name))
+        elif self._begun > name.after:
+            problem = (
+                f"job.evaluate(…) was called on {source} after step {name.after}, and {self._views.me} has gone on "
+                f"to step {self._begun} without it: call it on all members alike"
+            )
+            self._out.send(source, EvaluationResult(name=name, figures="", problem=problem))
+        else:
+            return False
+        return True
+
+    def _is_outside(self, name: EvaluationName) -> bool:
+        return self._first is not None and name.step < self._first
+
+    @property
+    def _collector(self) -> str:
+        return self._views.voters()[0]
+
+    def _take_in(self, source: str, message: InEvaluation) -> None:
+        if message.name in self._results:
+            return
+        shares = self._shares.setdefault(message.name, Shares(message.plan, message.batches))
+        shares.join(source, message.plan)
+        for batch, figures, problem in message.done:
+            shares.take(source, batch, figures, problem)
+        if self._is_outside(message.name):
+            shares.stay_out(self._views.me)
+
+    # ------------------------------------------------------------------------------------------- changes of step, view
+
+    def begin(self, step: int) -> None:
+        """Forget the evaluations before the last commit: every member has voted behind them."""
+        for known in (self._results, self._shares, self._others):
+            for name in [name for name in known if name.after < step - 1]:
+                known.pop(name)
+
+    def forget_view(self) -> None:
+        """Forget which members are in evaluations, and which batches they have."""
+        self._others.clear()
+        if self._first is None:  # a result that the others do not know, after losses, is none
+            self._results.clear()
+        for shares in self._shares.values():
+            shares.begin_view()
+        if self._own is not None:
+            self._own.begin_view()
+
+    def resume(self, recovery: Recovery) -> None:
+        """Forget figures that may come from wrong parameters."""
+        if recovery.wrong is not None:
+            self._shares.clear()
+            if self._own is not None:
+                self._own.void()
+
+    def why_not_yet(self) -> str:
+        """Wait for the end of the evaluation."""
+        return "" if self._own is None else "job.evaluate(…) is under way here"
+
+    # ------------------------------------------------------------------------------------------------------- progress
+
+    def progress(self) -> bool:
+        """Announce the loop's evaluation, hand out batches, tell the result, or answer the loop. True if it did."""
+        return not self._views.is_recovering and (
+            self._go_on() or self._announce() or self._hand_out() or self._conclude() or self._feed()
+        )
+
+    def _announce(self) -> bool:
+        own = self._own
+        if own is None or own.is_announced or own.begun.name in self._results:
+            return False
+        # All that it has computed, because the collector that had the figures may be lost.
+        own.is_announced = True
+        done = tuple((batch, *told) for batch, told in own.done.items())
+        said = InEvaluation(name=own.begun.name, plan=own.begun.plan, batches=own.begun.batches, done=done)
+        self._out.send_all(self._views.others, said)
+        if self._collector == self._views.me:
+            self._take_in(self._views.me, said)
+        return True
+
+    def _hand_out(self) -> bool:
+        given = [(name, *each) for name, shares in self._shares.items() for each in shares.hand_out()]
+        for name, member, batches in given:
+            said = EvaluateBatches(name=name, batches=batches)
+            if member == self._views.me:
+                self.on_batches(said)
+            else:
+                self._out.send(member, said)
+        return bool(given)
+
+    def _conclude(self) -> bool:
+        for name, shares in self._shares.items():
+            # Newcomers of this view are not waited for: their loops begin behind the evaluation.
+            if (found := shares.result(self._views.voters())) is not None:
+                said = EvaluationResult(name=name, figures=found[0], problem=found[1])
+                self._out.send_all(self._views.others, said)
+                self.on_result(said)
+                return True
+        return False
+
+    def _feed(self) -> bool:
+        own = self._own
+        if own is None or own.computing is not None:
+            return False
+        if (result := self._results.get(own.begun.name)) is not None:
+            self._own = None
+            self._out.do(p.EvaluationEnded(figures=result.figures, problem=result.problem))
+            return True
+        # Parameters that were found wrong are on their way again.
+        if not own.to_compute or not self._commit.parameters.are_here():
+            return False
+        own.computing = own.to_compute.popleft()
+        self._out.do(p.EvaluateBatch(name=own.begun.name, batch=own.computing))
+        return True

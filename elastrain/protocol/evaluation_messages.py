@@ -1,0 +1,66 @@
+"""Messages between members during an evaluation that they share, in the order in which they are sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+# Not by a count alone: a newcomer begins to count in the body of its first step, as all members do there.
+@dataclass(frozen=True, order=True, kw_only=True)
+class EvaluationName:
+    """Identity of a call of `job.evaluate`, equal on all members."""
+
+    after: int
+    """Step that is committed."""
+    step: int
+    """Step in whose body the call is: `after`, or the next one."""
+    number: int
+    """Calls before it in the same body."""
+
+
+# To all, so that a member that has gone on without this evaluation can say so.
+@dataclass(frozen=True, kw_only=True)
+class InEvaluation:
+    """A notice that the sender's loop is in this evaluation. It is repeated in each view until the result is known."""
+
+    name: EvaluationName
+    plan: str
+    """Data and batches, in words, for the receiver to compare."""
+    batches: int
+    done: tuple[tuple[int, str, str], ...]
+    """Batches that the sender has computed, with their figures, or the reason why one failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateBatches:
+    """Batches that the receiver shall compute, from the collector."""
+
+    name: EvaluationName
+    batches: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchFigures:
+    """The figures of a batch as text, or the reason why it failed; for the collector."""
+
+    name: EvaluationName
+    batch: int
+    figures: str
+    problem: str
+
+
+# It is kept until the next commit: a newcomer asks for it in its first step.
+@dataclass(frozen=True, kw_only=True)
+class EvaluationResult:
+    """The sums as text, or the reason why the evaluation failed. From any member that has it, to those in it."""
+
+    name: EvaluationName
+    figures: str
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutsideEvaluation:
+    """A notice that the sender's loop began behind this evaluation, and is not waited for."""
+
+    name: EvaluationName

@@ -1,0 +1,96 @@
+"""Members that evaluate together: one is killed on the way, another joins, and mistakes are one sentence."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.training import SCRIPTS, Run, run_job, undisturbed
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = SCRIPTS / "evaluating_training.py"
+
+
+def sums(run: Run) -> set[str]:
+    return set(re.findall(r"sums (\[.*\])$", run.output, re.MULTILINE))
+
+
+def computed(run: Run) -> dict[str, int]:
+    return {m: int(count) for m, count in re.findall(r"(m\d+) computed (\d+)", run.output)}
+
+
+def alone() -> tuple[set[str], set[str]]:
+    run = undisturbed("--steps", "4", script=SCRIPT)
+    assert len(sums(run)) == 1, run.output
+    return sums(run), set(run.digests.values())
+
+
+@pytest.mark.parametrize("victim", ["m1", "m0"])
+def test_with_a_member_killed_on_the_way_the_sums_are_those_of_a_job_of_one(tmp_path: Path, victim: str) -> None:
+    told = ("--steps", "4", "--kill", victim, "--batch-s", "0.05")
+    job = run_job(tmp_path, workers=4, script=SCRIPT, arguments=told, options=("--max-restarts", "2"))
+    assert job.exit_code == 0, job.output
+    assert f"{victim} ended by SIGKILL" in job.output
+    assert (sums(job), set(job.digests.values())) == alone()
+    shared = computed(job)
+    assert len(shared) >= 3
+    # 29 batches behind the loop, on each member; and of those before it, no member has had all.
+    assert all(29 <= count < 29 + 5 * 29 for count in shared.values())
+
+
+def test_what_fn_raises_ends_the_job_with_the_error_of_the_script(tmp_path: Path) -> None:
+    job = run_job(tmp_path, workers=2, script=SCRIPT, arguments=("--raises",))
+    assert job.exit_code == 1
+    assert "ValueError: a bad sample" in job.output
+    assert "in fn\n" in job.output  # the traceback
+    sentence = (
+        r"evaluating_training.py:\d+: fn of job.evaluate\(…\) raised on m\d for batch 14: ValueError: a bad sample"
+    )
+    assert len(re.findall(sentence, job.output)) == 1, job.output
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        (
+            "--only-main",
+            r"job.evaluate\(…\) was called on m0 after step -1, and m1 has gone on to step 0 without it: "
+            "call it on all members alike",
+        ),
+        (
+            "--shorter-on=m1",
+            r"job.evaluate\(…\) got 20[03] samples in batches of 7 on one member and 20[03] samples in batches of 7 on "
+            r"m\d: evaluate the same dataset in the same batches on all members",
+        ),
+    ],
+)
+def test_members_that_evaluate_otherwise_are_one_sentence(tmp_path: Path, told: str, sentence: str) -> None:
+    job = run_job(tmp_path, workers=2, script=SCRIPT, arguments=(told,), options=("--max-restarts", "0"))
+    assert job.exit_code != 0
+    assert re.search(sentence, job.output), job.output
+
+
+def test_what_cannot_be_evaluated_is_refused_by_name_and_training_goes_on() -> None:
+    job = undisturbed(script=SCRIPTS / "refused_evaluations.py")
+    assert job.exit_code == 0, job.output
+    found = dict(line.split(": ", 1) for line in job.output.splitlines() if ": " in line)
+    where = "between two steps in the body of the loop over job.steps(…)"
+    assert found.keys() >= {"before the loop", "in a step"}
+    for name, words in {
+        "before the loop": f"was called before the loop: call it {where}",
+        "no function": "fn of job.evaluate(fn, dataset, …) must be callable; got int",
+        "stream": "takes a dataset with __getitem__ and __len__; got list_iterator",
+        "empty": "has no samples",
+        "batch size": "must be a whole number from 1 on; got 0",
+        "no dict": "must return a dict of sums by name, such as {'correct': n}; got tensor",
+        "no number": "returned 'much' as 'what': return real numbers",
+        "too many": "returned 131072 numbers for batch 0; at most 65536 travel",
+        "nested": "was called by the fn of another one",
+        "other names": "returned 'first' for batch 0 and 'rest' for batch 1",
+        "in a step": f"was called in the middle of step 0: call it {where}",
+    }.items():
+        assert words in found[name], (name, found[name])
+    assert re.search(r"^sums -?\d+\.\d+$", job.output, re.MULTILINE)

@@ -1,0 +1,136 @@
+"""Members evaluate together between two steps, while others crash, sleep, join, and find wrong parameters."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elastrain.decisions.batch_shares import Shares
+from elastrain.job.figures import FigureSum, read
+from elastrain.member.evaluations import Evaluations, _Own
+from elastrain.protocol.evaluation_messages import (
+    BatchFigures,
+    EvaluateBatches,
+    EvaluationName,
+    EvaluationResult,
+    InEvaluation,
+)
+from elastrain.protocol.messages import LoopHandover
+from tests.sim.cluster import Cluster, Scenario, truth_of
+from tests.sim.member import Violation
+
+SEEDS = range(120)
+
+
+def scenario_of(seed: int) -> Scenario:
+    rng = random.Random(seed)
+    if seed % 10 == 0:
+        return Scenario(members=rng.randint(2, 4), flips=1, joins=rng.randint(0, 2), evaluations=3)
+    return Scenario(
+        members=rng.randint(1, 4),
+        steps=rng.randint(2, 4),
+        runs=rng.randint(1, 4),
+        backups=rng.randint(1, 2),
+        crashes=rng.randint(0, 3),
+        joins=rng.randint(0, 2),
+        zombies=rng.randint(0, 1),
+        noisy=rng.random() < 0.3,
+        evaluations=rng.randint(1, 3),
+        fetches=rng.choice((0.0, 0.3)),
+        slow=rng.choice((0.0, 0.3)),
+        early=rng.random() < 0.3,
+        budget_bytes=rng.choice((10, 1 << 20)),
+    )
+
+
+class Trapped(Cluster):
+    """A job in which members die of sending a message of an evaluation: the others get it, or some of them."""
+
+    def _hit(self, kind: str) -> None:
+        if kind == "crash" and not self.finished and len(self._living()) > 1:
+            self.struck += 1
+            self.trap.append(self.rng.choice(DEATHS))
+        else:
+            super()._hit(kind)
+
+
+DEATHS = (EvaluationResult, EvaluationResult, BatchFigures, EvaluateBatches, InEvaluation, LoopHandover, LoopHandover)
+
+
+def play(seed: int) -> Cluster:
+    scenario = scenario_of(seed)
+    truth = None if scenario.noisy else truth_of(replace(scenario, evaluations=0))
+    cluster = (Trapped if seed % 3 else Cluster)(scenario, seed, truth)
+    cluster.run()
+    return cluster
+
+
+def play_all() -> list[str]:
+    return [play(seed).outcome for seed in SEEDS]
+
+
+def test_every_evaluation_comes_to_the_sum_in_the_order_of_the_batches_and_nobody_stands_still() -> None:
+    outcomes = play_all()
+    assert outcomes.count("ok") >= 0.7 * len(SEEDS)
+
+
+def adds_in_the_order_in_which_they_come(self: FigureSum, batch: int, text: str) -> None:
+    """A sum whose bits depend on which member was faster."""
+    if not self.has(batch):
+        _fold(self, batch, text)
+
+
+def counts_what_comes_twice(self: FigureSum, batch: int, text: str) -> None:
+    """A batch that two members have computed counts twice."""
+    _fold(self, batch, text)
+
+
+def _fold(self: FigureSum, batch: int, text: str) -> None:
+    figures = read(text)
+    self.total = {name: self.total[name] + figures[name] for name in figures} if self.total else figures
+    self._later[batch] = text
+    if len(self._later) == self.batches:
+        self._folded = self.batches
+
+
+def loses_batches_with_their_member(self: Shares) -> None:
+    """What a lost member was to compute is handed out to nobody."""
+    self.come.clear()
+
+
+def does_not_wait_for_those_with_a_result(
+    self: Shares, members: Collection[str], rule: Callable[..., Any] = Shares.result
+) -> Any:
+    """A new collector makes a second result, although a member has the first one."""
+    return rule(self, ())
+
+
+def forgets_what_it_has_told(self: Evaluations, source: str, name: EvaluationName) -> bool:
+    """A member that has the result does not answer the one that still needs it."""
+    return False
+
+
+def announces_once(self: _Own) -> None:
+    """A new collector does not hear who is in the evaluation."""
+    self.to_compute.clear()
+
+
+@pytest.mark.parametrize(
+    ("part", "method", "bug"),
+    [
+        (FigureSum, "add", adds_in_the_order_in_which_they_come),
+        (FigureSum, "add", counts_what_comes_twice),
+        (Shares, "begin_view", loses_batches_with_their_member),
+        (Shares, "result", does_not_wait_for_those_with_a_result),
+        (Evaluations, "_answer", forgets_what_it_has_told),
+        (_Own, "begin_view", announces_once),
+    ],
+)
+def test_planted_bugs_are_found(part: type, method: str, bug: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part, method, bug)
+    with pytest.raises(Violation):
+        play_all()
