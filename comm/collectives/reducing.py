@@ -103,9 +103,23 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
 _BLOCK_ELEMENTS, _CONVERTED_BLOCK_ELEMENTS = 128 << 10, 32 << 10
 
 
+_ACCUMULATED = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+}
+
+
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which sums of this dtype are accumulated: float32 for half precision."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    """Return the dtype in which sums of this dtype are accumulated.
+
+    It is a wider one for half precision, float8, and unsigned integers that torch cannot add.
+    """
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        return torch.float32
+    return _ACCUMULATED.get(dtype, dtype)
 
 
 def fold(
@@ -118,8 +132,8 @@ def fold(
 ) -> None:
     """Reduce flat tensors along `steps` into `out`, which is one of them or overlaps none of them.
 
-    Half precision is accumulated in float32, and rounded once if `out` has half precision. The average of integers is
-    their sum, which may overflow, divided and rounded toward zero, as NCCL does.
+    Half precision and float8 are accumulated in float32, and rounded once if `out` has their dtype. The average of
+    integers is their sum, which may overflow, divided and rounded toward zero, as NCCL does.
 
     Args:
         parts: One tensor per rank, or one partial sum per host.
@@ -163,13 +177,36 @@ def _places(steps: Sequence[tuple[int, int]], own: int) -> list[int]:
     return places
 
 
+def reason_against(reduction: Reduction, dtype: torch.dtype) -> str:
+    """Return why this reduction of this dtype is refused, or "" if it works."""
+    name = str(dtype).removeprefix("torch.")
+    if reduction.startswith("b") and (dtype.is_floating_point or dtype.is_complex):
+        return f"{reduction} needs integers or booleans; got {dtype}"
+    if reduction in ("min", "max") and dtype.is_complex:
+        return f"complex numbers have no {reduction}"
+    if reduction == "avg" and dtype is torch.bool:
+        return "booleans have no avg: convert them to integers or floating point numbers first"
+    if dtype is torch.uint64 and reduction in ("sum", "avg", "min", "max"):
+        return f"torch cannot compute the {reduction} of {name}: convert the tensor to int64 or float64 first"
+    if dtype is torch.float4_e2m1fn_x2:
+        return f"torch cannot compute with {name}: convert the tensor to another dtype first"
+    return ""
+
+
 def check_reduction(reduction: Reduction, tensor: torch.Tensor) -> None:
     """Check that the reduction exists and works for this dtype. Raises ValueError otherwise."""
     if reduction not in _COMBINE:
         raise ValueError(f"reductions are {', '.join(_COMBINE)}; got {reduction!r}")
-    if reduction.startswith("b") and (tensor.is_floating_point() or tensor.is_complex()):
-        raise ValueError(f"{reduction} needs integers or booleans; got {tensor.dtype}")
-    if reduction in ("min", "max") and tensor.is_complex():
-        raise ValueError(f"complex numbers have no {reduction}")
-    if reduction == "avg" and tensor.dtype is torch.bool:
-        raise ValueError("booleans have no avg: convert them to integers or floating point numbers first")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"reductions take dense tensors, and this one is {tensor.layout}: call to_dense() first")
+    if reason := reason_against(reduction, tensor.dtype):
+        raise ValueError(reason)
+
+
+def premultiplied(tensor: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
+    """Return the tensor times `factor`, rounded once. Raises ValueError if the tensor has integers or booleans."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or reason_against("sum", tensor.dtype):
+        raise ValueError(f"premul_sum needs floating point or complex numbers; got {tensor.dtype}")
+    wide = accumulate_dtype(tensor.dtype)
+    factor = factor.to(wide) if isinstance(factor, torch.Tensor) else factor
+    return (tensor.detach().to(wide) * factor).to(tensor.dtype)

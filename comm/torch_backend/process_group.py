@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from elastrain.comm.collectives.reducing import Reduction
+from elastrain.comm.collectives.reducing import Reduction, premultiplied
 from elastrain.comm.groups.group import Group
 from elastrain.comm.groups.works import Work
 
@@ -28,6 +28,7 @@ _REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
     (dist.ReduceOp.BAND, "band"),
     (dist.ReduceOp.BOR, "bor"),
     (dist.ReduceOp.BXOR, "bxor"),
+    (dist.ReduceOp.PREMUL_SUM, "sum"),  # of what `given` returns
 )
 
 
@@ -51,6 +52,22 @@ def reduction_of(opts: Any) -> Reduction:
     if not found:
         raise ValueError(f"{wanted} is not offered; there are {', '.join(name for _, name in _REDUCTIONS)}")
     return found[0]
+
+
+def given(tensors: Sequence[Tensor], opts: Any) -> list[Tensor]:
+    """Return what enters the reduction: each tensor, for PREMUL_SUM times the factor in the options of the call."""
+    wanted = getattr(opts, "reduceOp", opts)
+    if wanted is None or wanted != dist.ReduceOp.PREMUL_SUM:
+        return list(tensors)
+    _, factor = wanted.__getstate__()  # torch offers no other way to read it
+    return [premultiplied(tensor, factor) for tensor in tensors]
+
+
+def enter(tensors: Sequence[Tensor], opts: Any) -> None:
+    """Put what enters the reduction into the tensors themselves, for reductions in place."""
+    for tensor, entering in zip(tensors, given(tensors, opts), strict=True):
+        if entering is not tensor:
+            tensor.detach().copy_(entering)
 
 
 def timing_of(opts: Any) -> dict[str, Any]:
@@ -229,6 +246,7 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
     def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> TorchWork:
         """Reduce each tensor, see Group.all_reduce."""
         reduction, timing, tensors = reduction_of(opts), timing_of(opts), as_list(tensors)
+        enter(tensors, opts)
         return self._work([self.group.all_reduce(t, reduction, **timing) for t in tensors], tensors)
 
     allreduce_coalesced = allreduce
@@ -236,6 +254,10 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
     def reduce(self, tensors: list[Tensor], opts: Any) -> TorchWork:
         """Reduce each tensor to the root, see Group.reduce."""
         reduction, root, timing = reduction_of(opts), opts.rootRank, timing_of(opts)
+        if root == self.group.rank:
+            enter(tensors, opts)
+        else:
+            tensors = given(tensors, opts)
         return self._work([self.group.reduce(t, reduction, root=root, **timing) for t in tensors], tensors)
 
     def allgather(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> TorchWork:
@@ -252,7 +274,8 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
     def reduce_scatter(self, outs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> TorchWork:
         """Reduce and scatter, see Group.reduce_scatter."""
         reduction, timing = reduction_of(opts), timing_of(opts)
-        works = [self.group.reduce_scatter(o, t, reduction, **timing) for o, t in zip(outs, tensors, strict=True)]
+        parts = [given(each, opts) for each in tensors]
+        works = [self.group.reduce_scatter(o, t, reduction, **timing) for o, t in zip(outs, parts, strict=True)]
         return self._work(works, outs)
 
     def gather(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> TorchWork:

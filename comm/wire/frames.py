@@ -48,6 +48,15 @@ DTYPES: tuple[torch.dtype, ...] = (
     torch.bool,
     torch.complex64,
     torch.complex128,
+    torch.complex32,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
 )
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 

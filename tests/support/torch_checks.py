@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+from docs import reductions
+
 Check = Callable[[int, int], None]
 CHECKS: dict[str, Check] = {}
 
@@ -91,6 +93,88 @@ def average(rank: int, world: int) -> None:
         tensor = torch.full((7,), float(3 * rank), dtype=dtype)
         dist.all_reduce(tensor, dist.ReduceOp.AVG)
         same(tensor, torch.full((7,), 3.0 * (world - 1) / 2, dtype=dtype))
+
+
+def _entering(rank: int, dtype: torch.dtype) -> torch.Tensor:
+    """Powers of two of which three ranks have an average without a remainder."""
+    return torch.tensor([[1, 2, 4, 1, 1, 4], [1, 2, 1, 4, 1, 4], [1, 2, 1, 1, 4, 4]])[rank].to(dtype)
+
+
+def _reduced(world: int, dtype: torch.dtype, name: str) -> torch.Tensor:
+    """The reduction by torch alone, in one process."""
+    if dtype is torch.bool:  # all that enters is True
+        return torch.full((6,), name != "bxor" or world % 2 == 1)
+    parts = torch.stack([_entering(rank, torch.int64) for rank in range(world)])
+    integral = not (dtype.is_floating_point or dtype.is_complex)
+    wanted = {
+        "sum": parts.sum(0),
+        "avg": parts.sum(0) // world if integral else parts.sum(0).double() / world,
+        "min": parts.amin(0),
+        "max": parts.amax(0),
+        "prod": parts.prod(0),
+        "premul_sum": parts.sum(0).double() * 0.5,
+    }
+    if name in wanted:
+        return wanted[name].to(dtype)
+    bits = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}[name]
+    total = parts[0]
+    for part in parts[1:]:
+        total = bits(total, part)
+    return total.to(dtype)
+
+
+def _by_each_collective(rank: int, world: int, dtype: torch.dtype, op: Any) -> dict[str, torch.Tensor]:
+    """What each collective with a reduction gives this rank."""
+    mine = [_entering(rank, dtype) for _ in range(6)]
+    dist.all_reduce(mine[0], op)
+    dist.reduce(mine[1], 0, op)
+    scattered, single = torch.empty_like(mine[2][:2]), torch.empty_like(mine[3][:2])
+    dist.reduce_scatter(scattered, list(mine[2].chunk(world)), op)
+    dist.reduce_scatter_tensor(single, mine[3], op)
+    with dist.distributed_c10d._coalescing_manager():
+        dist.all_reduce(mine[4], op)
+        dist.all_reduce(mine[5], op)
+    found = {"all_reduce": mine[0], "coalesced 0": mine[4], "coalesced 1": mine[5]}
+    found |= {"reduce": mine[1]} if rank == 0 else {}
+    return found | {"reduce_scatter": scattered, "reduce_scatter_tensor": single}
+
+
+@check
+def every_reduction_of_the_table(rank: int, world: int) -> None:
+    """Each pair of reduction and dtype that the pages say, by each collective, as torch computes it on one process."""
+    gloo = dist.get_backend() == "gloo"
+    names = {"prod": "PRODUCT"}
+    for kind, dtypes in reductions.KINDS.items():
+        for name in reductions.COLUMNS:
+            taken = reductions.GLOO.get(kind, ()) if gloo else reductions.COLUMNS
+            for dtype in dtypes:
+                if name not in taken or not reductions.is_taken(name, dtype):
+                    continue
+                if gloo and dtype is torch.complex32 and name == "avg":
+                    continue  # by reduce_scatter torch 2.13 cannot
+                op = getattr(dist.ReduceOp, names.get(name, name.upper()))
+                if name == "premul_sum":
+                    op = dist._make_nccl_premul_sum(0.5)
+                wanted = _reduced(world, dtype, name)
+                for collective, found in _by_each_collective(rank, world, dtype, op).items():
+                    right = wanted.chunk(world)[rank] if "scatter" in collective else wanted
+                    equal = torch.equal(found.to(torch.complex128), right.to(torch.complex128))  # float8 has no equal
+                    assert found.dtype is dtype and equal, f"{collective} {name} of {dtype}: {found}, not {right}"
+
+
+@check
+def gloo_takes_no_other_reduction_than_the_table_says(rank: int, world: int) -> None:
+    if dist.get_backend() != "gloo":
+        return
+    for kind, dtypes in reductions.KINDS.items():
+        for name in set(reductions.COLUMNS) - set(reductions.GLOO.get(kind, ())) - {"premul_sum"}:
+            for dtype in dtypes:
+                op = getattr(dist.ReduceOp, {"prod": "PRODUCT"}.get(name, name.upper()))
+                try:
+                    dist.all_reduce(_entering(rank, dtype), op)
+                except (RuntimeError, ValueError):
+                    continue
+                raise AssertionError(f"Gloo takes {name} of {dtype}")
 
 
 @check
