@@ -154,7 +154,7 @@ def every_reduction_of_the_table(rank: int, world: int) -> None:
                     continue  # by reduce_scatter torch 2.13 cannot
                 op = getattr(dist.ReduceOp, names.get(name, name.upper()))
                 if name == "premul_sum":
-                    op = dist._make_nccl_premul_sum(0.5)
+                    op = dist._make_nccl_premul_sum(0.5)  # type: ignore[attr-defined]
                 wanted = _reduced(world, dtype, name)
                 for collective, found in _by_each_collective(rank, world, dtype, op).items():
                     right = wanted.chunk(world)[rank] if "scatter" in collective else wanted

@@ -1,0 +1,104 @@
+"""The place of Lightning's loop, as it travels to members that join later and into checkpoints of the job."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+_FX = "training_step"
+
+
+class LoopPlace:
+    """Counts, callbacks and sums of an epoch, as they were when the open step began. `job.register` takes it.
+
+    The state is noted at one moment, because Lightning's counts go on while the step is under way.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._state: dict[str, Any] = {}
+        self.is_news = False
+        """True if the state came from another member, or from a checkpoint, and the loop has not taken it yet."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that was noted last."""
+        return self._state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep the state of another member, for `restore`."""
+        self._state, self.is_news = state, True
+
+    def note(self) -> None:
+        """Note the loop's state as it is now."""
+        loop, connector = self._trainer.fit_loop.epoch_loop, self._trainer._logger_connector
+        zeroed = loop.automatic_optimization.optim_progress.optimizer.zero_grad
+        zeroed.total.reset()  # one for each micro-batch of this member
+        zeroed.current.reset()
+        self._state = copy.deepcopy(
+            {
+                "counts": {name: progress.state_dict() for name, progress in self._counts().items()},
+                "stepped": loop._batches_that_stepped,
+                "callbacks": {callback.state_key: callback.state_dict() for callback in self._trainer.callbacks},
+                "metrics": dict(connector._callback_metrics),
+                "sums": [_sum_of(metric) for metric in loop._results.values() if _is_carried(metric)],
+            }
+        )
+
+    def restore(self) -> None:
+        """Put the loop where the noted state is."""
+        loop, connector = self._trainer.fit_loop.epoch_loop, self._trainer._logger_connector
+        state = copy.deepcopy(self._state)
+        for name, progress in self._counts().items():
+            progress.load_state_dict(state["counts"][name])
+        loop._batches_that_stepped = state["stepped"]
+        for callback in self._trainer.callbacks:
+            if kept := state["callbacks"].get(callback.state_key):
+                callback.load_state_dict(kept)
+                vars(callback).update(
+                    {name: kept[name] for name in kept if name in vars(callback)}
+                )  # it leaves some out
+        connector._callback_metrics.update(state["metrics"])
+        for each in state["sums"]:
+            self._put_sum(loop._results, each)
+            connector._current_fx = _FX  # or the first log of the step would begin the epoch's sums anew
+
+    @property
+    def batch(self) -> int:
+        """Number of batches of this epoch that are done."""
+        return int(self._trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+
+    def _counts(self) -> dict[str, Any]:
+        fit = self._trainer.fit_loop
+        loop = fit.epoch_loop
+        return {
+            "epochs": fit.epoch_progress,
+            "batches": loop.batch_progress,
+            "schedulers": loop.scheduler_progress,
+            "steps": loop.automatic_optimization.optim_progress,
+            "validation": loop.val_loop.batch_progress,
+        }
+
+    def _put_sum(self, results: Any, kept: dict[str, Any]) -> None:
+        value, size, options = kept["value"], kept["size"], kept["options"]
+        options["reduce_fx"] = getattr(torch, options["reduce_fx"])
+        results.log(_FX, value=value, batch_size=1, sync_dist_fn=self._trainer.strategy.reduce, **options)
+        metric = results[f"{_FX}.{options['name']}"]
+        metric.value = value
+        if size is not None:
+            metric.cumulated_batch_size = size
+
+
+def _is_carried(metric: Any) -> bool:
+    return bool(metric.meta.fx == _FX and metric.is_tensor)
+
+
+def _sum_of(metric: Any) -> dict[str, Any]:
+    meta = metric.meta
+    names = ("name", "prog_bar", "logger", "on_step", "on_epoch", "add_dataloader_idx")
+    return {
+        "options": {**{name: getattr(meta, name) for name in names}, "reduce_fx": meta.reduce_fx.__name__},
+        "value": metric.value,
+        "size": metric.cumulated_batch_size if meta.is_mean_reduction else None,
+    }
