@@ -152,8 +152,7 @@ def _early_s(pace: Pace, times: HangTimes, *, is_new: bool) -> float:
 _LOOKS_AT_MOST_S = 0.5
 """A longer time between two observations was the agent's own standstill, and does not count for the workers."""
 _ADVICE = (
-    ': code there that takes longer than {:.3g} s belongs into `with job.phase("evaluation", timeout=SECONDS)`, and an '
-    "evaluation into job.evaluate(…), which may take as long as it needs"
+    ': code there that takes longer than {:.3g} s belongs into job.evaluate(…), or `with job.phase("…", timeout=…)`'
 )
 """The way out for a healthy script that evaluates between two steps, without a word to anybody."""
 _WAITS_S = 1.0

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -102,13 +100,6 @@ def loses_batches_with_their_member(self: Shares) -> None:
     self.come.clear()
 
 
-def does_not_wait_for_those_with_a_result(
-    self: Shares, members: Collection[str], rule: Callable[..., Any] = Shares.result
-) -> Any:
-    """A new collector makes a second result, although a member has the first one."""
-    return rule(self, ())
-
-
 def forgets_what_it_has_told(self: Evaluations, source: str, name: EvaluationName) -> bool:
     """A member that has the result does not answer the one that still needs it."""
     return False
@@ -125,7 +116,6 @@ def announces_once(self: _Own) -> None:
         (FigureSum, "add", adds_in_the_order_in_which_they_come),
         (FigureSum, "add", counts_what_comes_twice),
         (Shares, "begin_view", loses_batches_with_their_member),
-        (Shares, "result", does_not_wait_for_those_with_a_result),
         (Evaluations, "_answer", forgets_what_it_has_told),
         (_Own, "begin_view", announces_once),
     ],

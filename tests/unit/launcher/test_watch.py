@@ -213,7 +213,7 @@ def test_who_takes_long_between_two_steps_reads_that_job_phase_gives_more_time(
     play.all_but("m1", place=IDLE, stands=True)
     play.acted["m1"] = Acted(**how)
     [taken] = of(TakeStacks, play.go(31.0))[:1]
-    advice = 'than 30 s belongs into `with job.phase("evaluation", timeout=SECONDS)`'
+    advice = 'than 30 s belongs into job.evaluate(…), or `with job.phase("…", timeout=…)`'
     assert (advice in taken.reason) == is_named, taken.reason
     assert ("job.evaluate(…)" in taken.reason) == is_named
     assert ("job.phase" in taken.reason) == is_named
