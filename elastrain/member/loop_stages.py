@@ -1,7 +1,7 @@
 """Stages of the training loop, and the commands that it gets next.
 
 The loop computes in a thread of its own. It asks (`Ready`) and gets one of `Compute`, `Recompute`, `Forward`,
-`Backward` and `Advance`. It goes on computing during a recovery.
+`Backward`, `WeightGradients` and `Advance`. It goes on computing during a recovery.
 A loop on a device asks for its next run (`Submitted`) while its present one still lands, which `Ready` tells later.
 """
 
@@ -45,6 +45,7 @@ TABLE: dict[tuple[LoopStage, type], LoopStage] = {
     (LoopStage.WAITING, p.Recompute): LoopStage.COMPUTING,
     (LoopStage.WAITING, p.Forward): LoopStage.COMPUTING,
     (LoopStage.WAITING, p.Backward): LoopStage.COMPUTING,
+    (LoopStage.WAITING, p.WeightGradients): LoopStage.COMPUTING,
     (LoopStage.COMPUTING, p.Ready): LoopStage.WAITING,
     (LoopStage.COMPUTING, p.Submitted): LoopStage.WAITING,
     (LoopStage.WAITING, p.Advance): LoopStage.LEAVING,
@@ -209,12 +210,15 @@ class LoopStages(MemberPart):
         elif not is_recovering and (run := self._open.audits.next_run()) is not None:
             self._give(self._open.audits.recompute(run))
 
-    def _give(self, command: p.Enter | p.Advance | p.Compute | p.Recompute | p.Forward | p.Backward) -> None:
+    def _give(
+        self,
+        command: p.Enter | p.Advance | p.Compute | p.Recompute | p.Forward | p.Backward | p.WeightGradients,
+    ) -> None:
         self._move(command)
         match command:
             case p.Compute():
                 self._open.runs.start_running(command.run)
-            case p.Forward() | p.Backward():
+            case p.Forward() | p.Backward() | p.WeightGradients():
                 self._open.runs.start_running(action_of(command))
             case p.Recompute():
                 self._open.runs.start_running(None)

@@ -20,12 +20,12 @@ class ActionKind(StrEnum):
     BACKWARD = "backward"
     """The whole backward, or only the gradient of the task's input where the backward is split."""
     WEIGHT = "weight"
-    """The gradients of the parameters, where the backward is split. Only the planner's timeline has it so far."""
+    """The gradients of the parameters, where the backward is split."""
 
 
 @dataclass(frozen=True, order=True)
 class TaskAction:
-    """The forward or the backward of one micro-batch through one task."""
+    """One computation of a micro-batch through one task."""
 
     kind: ActionKind
     micro_batch: int

@@ -1,7 +1,7 @@
 """A member's open tasks: the tensors that came for each, the actions that are ready, and the effect of each action.
 
-Within a task, micro-batches go forward in order and backward in order. A block's gradients of a run are therefore added
-in micro-batch order, whatever order the tensors come in. Pure.
+Within a task, micro-batches go forward in order and backward in order, and so do their weight gradients. A block's
+gradients of a run are therefore added in micro-batch order, whatever order the tensors come in. Pure.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ class StepShape:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskProgress:
-    """The progress of a task: how many micro-batches of its run have gone forward, and how many backward."""
+    """The progress of a task: how many micro-batches of its run have each of its three results."""
 
     task: Task
     forwarded: int = 0
+    passed_back: int = 0
+    """Micro-batches with the gradient of the task's input. The member above can go on with it."""
     done: int = 0
+    """Micro-batches with all gradients. The others in flight still have their saved activations."""
 
 
 def wants(progress: TaskProgress, name: BoundaryName, shape: StepShape) -> bool:
@@ -55,7 +58,7 @@ def wants(progress: TaskProgress, name: BoundaryName, shape: StepShape) -> bool:
     place = name.micro_batch - micro_batches.start
     if name.direction is Direction.ACTIVATION:
         return name.cut == progress.task.begin and place >= progress.forwarded
-    return name.cut == progress.task.end and place >= progress.done
+    return name.cut == progress.task.end and place >= progress.passed_back
 
 
 def needs(progress: TaskProgress, shape: StepShape) -> Iterable[BoundaryName]:
@@ -66,7 +69,7 @@ def needs(progress: TaskProgress, shape: StepShape) -> Iterable[BoundaryName]:
         for micro_batch in micro_batches[progress.forwarded :]:
             yield shape.name(micro_batch, task.begin, Direction.ACTIVATION)
     if task.end < shape.blocks:
-        for micro_batch in micro_batches[progress.done :]:
+        for micro_batch in micro_batches[progress.passed_back :]:
             yield shape.name(micro_batch, task.end, Direction.GRADIENT)
 
 
@@ -78,7 +81,7 @@ def will_make(progress: TaskProgress, name: BoundaryName, shape: StepShape) -> b
     place = name.micro_batch - micro_batches.start
     if name.direction is Direction.ACTIVATION:
         return name.cut == progress.task.end and place >= progress.forwarded
-    return name.cut == progress.task.begin and place >= progress.done
+    return name.cut == progress.task.begin and place >= progress.passed_back
 
 
 @dataclass
@@ -90,9 +93,15 @@ class TaskDesk:
 
     shape: StepShape
     limit: int
+    is_split: bool = False
+    """True if a backward may leave the weight gradients to a later action. Backwards of first tasks are always whole:
+    no member waits for their input gradient.
+    """
     progress: dict[Task, TaskProgress] = field(default_factory=dict)
     here: set[BoundaryName] = field(default_factory=set)
     """Boundary tensors that this member has received or made. It keeps them until it holds the commit record."""
+    _whole: set[tuple[int, int]] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Stretches whose backward was computed whole although it might have been split."""
     _has_open: bool | None = field(default=None, init=False, repr=False, compare=False)
     """True if a task is open; None if that has to be computed again."""
 
@@ -116,6 +125,10 @@ class TaskDesk:
         self.here.add(name)
         return True
 
+    def splits(self, task: Task) -> bool:
+        """Return True if the task's backwards are to be split. The loop may still compute one whole."""
+        return self.is_split and task.begin > 0 and (task.begin, task.end) not in self._whole
+
     def next_action(self, outstanding: Collection[TaskAction] = ()) -> TaskAction | None:
         """Return the action to compute now, or None if the member has to wait.
 
@@ -131,18 +144,23 @@ class TaskDesk:
             task, before = action.task, progress.get(action.task, TaskProgress(task=action.task))
             count = 1 + action.micro_batch - self.shape.micro_batches_of(task.run).start
             # A task that ends with the loss goes backward in the action of the forward.
-            is_backward = action.kind is ActionKind.BACKWARD or task.end == self.shape.blocks
-            done = max(before.done, count) if is_backward else before.done
-            progress[task] = TaskProgress(task=task, forwarded=max(before.forwarded, count), done=done)
+            is_backward = action.kind is not ActionKind.FORWARD or task.end == self.shape.blocks
+            is_whole = is_backward and (action.kind is ActionKind.WEIGHT or not self.splits(task))
+            progress[task] = TaskProgress(
+                task=task,
+                forwarded=max(before.forwarded, count),
+                passed_back=max(before.passed_back, count) if is_backward else before.passed_back,
+                done=max(before.done, count) if is_whole else before.done,
+            )
         return progress
 
     def ready(self) -> tuple[TaskAction, ...]:
-        """Return the actions that could begin now: at most one forward and one backward of each task."""
+        """Return the actions that could begin now: at most one of each kind of each task."""
         found = []
         for progress in self.progress.values():
             if self._is_done(progress):
                 continue
-            for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+            for kind in ActionKind:
                 action = self._next(progress, kind)
                 if action is not None:
                     found.append(action)
@@ -153,18 +171,29 @@ class TaskDesk:
         # The limit counts micro-batches, because their autograd graphs take the memory.
         return tuple(p.task for p in self.progress.values() for _ in range(p.forwarded - p.done))
 
-    def computed(self, action: TaskAction) -> BoundaryName | None:
-        """Note that an action was computed. Returns the boundary tensor that it made and that readers need, or None."""
-        # Two counts are the whole state of a task, because its micro-batches go in order.
-        before = self.progress[action.task]
+    def computed(self, action: TaskAction, *, is_split: bool = False) -> BoundaryName | None:
+        """Note that an action was computed. Returns the boundary tensor that it made and that readers need, or None.
+
+        `is_split`: the action is a backward that has left its weight gradients to a later action. A whole backward has
+        added those that earlier ones left, because they come first.
+        """
+        # Three counts are the whole state of a task, because its micro-batches go in order.
+        task, before = action.task, self.progress[action.task]
         if action.kind is ActionKind.FORWARD:
-            after = TaskProgress(task=before.task, forwarded=before.forwarded + 1, done=before.done)
-            cut, direction, edge = action.task.end, Direction.ACTIVATION, self.shape.blocks
+            after = replace(before, forwarded=before.forwarded + 1)
+        elif action.kind is ActionKind.BACKWARD:
+            count = before.passed_back + 1
+            after = replace(before, passed_back=count, done=before.done if is_split else count)
+            if not is_split:
+                self._whole.add((task.begin, task.end))
         else:
-            after = TaskProgress(task=before.task, forwarded=before.forwarded, done=before.done + 1)
-            cut, direction, edge = action.task.begin, Direction.GRADIENT, 0
-        self.progress[action.task], self._has_open = after, None
-        if cut == edge:
+            # A whole backward may have come between the choice of this action and its turn.
+            count = 1 + action.micro_batch - self.shape.micro_batches_of(task.run).start
+            after = replace(before, done=max(before.done, count))
+        self.progress[task], self._has_open = after, None
+        is_forward = action.kind is ActionKind.FORWARD
+        cut, direction = (task.end, Direction.ACTIVATION) if is_forward else (task.begin, Direction.GRADIENT)
+        if action.kind is ActionKind.WEIGHT or cut in (0, self.shape.blocks):
             return None
         made = self.shape.name(action.micro_batch, cut, direction)
         # Kept until the commit record is held: after a loss a reader may need it again, and no other member may have
@@ -173,7 +202,7 @@ class TaskDesk:
         return made
 
     def is_done(self, task: Task) -> bool:
-        """Return True if all micro-batches of the task have gone backward."""
+        """Return True if all micro-batches of the task have all of their gradients."""
         return self._is_done(self.progress[task])
 
     def has_open_tasks(self) -> bool:
@@ -188,22 +217,26 @@ class TaskDesk:
         return tuple(progress for task, progress in self.progress.items() if not self.is_done(task))
 
     def _is_done(self, progress: TaskProgress) -> bool:
-        # The backward count is enough: a micro-batch goes forward before it goes backward.
+        # This count is enough, because the others run ahead of it.
         return progress.done == len(self.shape.micro_batches_of(progress.task.run))
 
     def _next(self, progress: TaskProgress, kind: ActionKind) -> TaskAction | None:
         """Return the action for the task's next micro-batch of this kind, or None if it cannot begin yet.
 
-        It can begin when its input is present and, for a backward, its forward is done.
+        It can begin when its input is present and, for a backward, its forward is done. Weight gradients need nothing
+        but their backward.
         """
         task = progress.task
         micro_batches = self.shape.micro_batches_of(task.run)
         if kind is ActionKind.FORWARD:
             place, there_are = progress.forwarded, len(micro_batches)
             cut, direction, is_given = task.begin, Direction.ACTIVATION, task.begin == 0
+        elif kind is ActionKind.WEIGHT:
+            place, there_are = progress.done, progress.passed_back
+            cut, direction, is_given = task.begin, Direction.GRADIENT, True
         else:
             # A backward needs a forward that is done. Other micro-batches may come between the two.
-            place, there_are = progress.done, progress.forwarded
+            place, there_are = progress.passed_back, progress.forwarded
             cut, direction, is_given = task.end, Direction.GRADIENT, task.end == self.shape.blocks
         if place >= there_are:
             return None

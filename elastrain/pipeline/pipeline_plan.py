@@ -114,6 +114,8 @@ class PipelinePlan:
     blocks: int
     pipelines: tuple[Pipeline, ...]
     """A member may stand in several of them, with the same blocks in each: it takes runs of a lost member then."""
+    is_split: bool = True
+    """True if a backward computes the gradient of its input first, and the weight gradients in a later bubble."""
 
     def __post_init__(self) -> None:
         found: dict[str, tuple[int, int]] = {}

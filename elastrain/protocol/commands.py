@@ -97,6 +97,8 @@ class Forward:
     step: int
     task: Task
     micro_batch: int
+    is_split: bool = False
+    """Of the backward that follows: leave its weight gradients to `WeightGradients`, if the loop can."""
     # From the last record, so that a newcomer scales like all others.
     loss_scale: float = 1.0
 
@@ -105,7 +107,21 @@ class Forward:
 class Backward:
     """Let the training loop compute the backward of a micro-batch after its forward.
 
-    Answers: `BlockDone` of each block of the task if this is the run's last backward, `Computed`, then `Ready`.
+    Answers: `BlockDone` of each block of the task if it gets the run's last gradient, `Computed`, then `Ready`.
+    """
+
+    step: int
+    task: Task
+    micro_batch: int
+    is_split: bool = False
+    """Leave the weight gradients to `WeightGradients`, if the loop can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightGradients:
+    """Let the training loop compute what a split backward has left. The answers are those of a backward.
+
+    A whole backward that came in between has computed them already. Then there is only `Computed`.
     """
 
     step: int
@@ -327,6 +343,7 @@ Command: TypeAlias = (
     | Recompute
     | Forward
     | Backward
+    | WeightGradients
     | Advance
     | Enter
     | Noticed

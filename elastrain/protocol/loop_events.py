@@ -86,7 +86,9 @@ class Computed:
     made: Boundary | None
     """Boundary tensors for other members; None at the batch and at the loss. The driver has the tensors by then."""
     is_last: bool
-    """True for the backward of the run's last micro-batch. Nothing more is added to the task's gradients."""
+    """True if the run's last gradients are in the slot. Nothing more is added to the task's gradients."""
+    is_split: bool = False
+    """True for a backward that has left its weight gradients to a later action."""
     took_s: tuple[float, ...] = ()
     """Seconds of a forward, one number for each block of the task; else the seconds of the action. Empty: unknown."""
 

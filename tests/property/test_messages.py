@@ -141,7 +141,13 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
             fixed=ints,
             traced=st.none() | st.builds(TracedGraph, graph=graphs, places=tuples(ints)),
             tasks=tuples(
-                st.builds(TaskProgress, task=st.builds(Task, ints, ints, ints, names), forwarded=ints, done=ints)
+                st.builds(
+                    TaskProgress,
+                    task=st.builds(Task, ints, ints, ints, names),
+                    forwarded=ints,
+                    passed_back=ints,
+                    done=ints,
+                )
             ),
             kept=tuples(boundary_names),
             adopted=tuples(ints),

@@ -401,7 +401,7 @@ class SimMember:
                 self._is_given(None)
                 self.ledger.slots.start_check()
                 out.compute.append(command)
-            case p.Forward() | p.Backward() if self.pipelined is not None:
+            case p.Forward() | p.Backward() | p.WeightGradients() if self.pipelined is not None:
                 self._is_given((command.step, action_of(command)))
                 out.compute.append(self.pipelined.begin(command))
             case p.ChoosePlan():

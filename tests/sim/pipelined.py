@@ -42,11 +42,20 @@ TRACED = TracedGraph(
 class TaskRun:
     """An action in the training loop, with its slot and with what it takes of others."""
 
-    command: p.Forward | p.Backward
+    command: p.Forward | p.Backward | p.WeightGradients
     slot: Slot
     taken: int | None
-    """None: the batch, or the loss."""
+    """None: the batch, the loss, or nothing."""
     contribution: Contribution | None
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a split backward has left: per place, from the last to the first, what it took and what came back to it."""
+
+    by_place: tuple[tuple[int, int, int], ...]
+    told: Contribution
+    """The contribution of its run, up to this micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,7 @@ class PipelinedLoop:
         self._length = length
         self._micro_batches = micro_batches
         self._saved: dict[tuple[Task, int], list[int]] = {}
+        self._left: dict[tuple[Task, int], Left] = {}
         self._made: dict[int, tuple[Boundary, Cell]] = {}
         """By the message's id: what was made, until the books have it."""
         self._told: dict[Task, Contribution] = {}
@@ -127,12 +137,14 @@ class PipelinedLoop:
 
     # -------------------------------------------------------------------------------------------------------- a task
 
-    def begin(self, command: p.Forward | p.Backward) -> TaskRun:
+    def begin(self, command: p.Forward | p.Backward | p.WeightGradients) -> TaskRun:
         """As the engine does it: with the slot, and what it takes of others."""
         if self._is_over:
             raise Violation(f"{self._member.me} computes when the memory of gradients has gone")
         task, books = command.task, self._member.ledger
         slot: Slot = books.slots.start_action(task)
+        if isinstance(command, p.WeightGradients):
+            return TaskRun(command, slot, None, None)
         is_forward = isinstance(command, p.Forward)
         cut, direction = (task.begin, Direction.ACTIVATION) if is_forward else (task.end, Direction.GRADIENT)
         if cut in (0, BLOCKS):
@@ -143,6 +155,10 @@ class PipelinedLoop:
     def compute(self, run: TaskRun) -> list[p.Event]:
         """Do it; what the loop tells, in order."""
         command, task = run.command, run.command.task
+        if isinstance(command, p.WeightGradients):
+            done = self._add_left(run)
+            computed = self._computed(command, ActionKind.WEIGHT, None, None, is_last=self._is_last(command))
+            return [*done, computed]
         if isinstance(command, p.Backward):
             assert run.taken is not None
             assert run.contribution is not None
@@ -159,35 +175,58 @@ class PipelinedLoop:
 
     def _go_back(self, run: TaskRun, back: int, told: Contribution) -> list[p.Event]:
         command, task = run.command, run.command.task
-        taken, micro_batches = self._saved.pop((task, command.micro_batch)), self.micro_batches_of(task.run)
-        if command.micro_batch == micro_batches[0]:
+        assert not isinstance(command, p.WeightGradients)
+        taken = self._saved.pop((task, command.micro_batch))
+        if command.micro_batch == self.micro_batches_of(task.run)[0]:
             run.slot.zero()
             self._told[task] = Contribution()
+            self._left = {key: left for key, left in self._left.items() if key[0] != task}
         self._told[task] += told
-        done: list[p.Event] = []
+        by_place = []
         for place in reversed(task.blocks):
-            for block in [block for block, at in enumerate(PLACES) if at == place]:
-                self._accumulate(run.slot, place, block, taken[place - task.begin], back)
-                done.append(self._block_done(command.step, task, block))
+            by_place.append((place, taken[place - task.begin], back))
             back = self._backward(place, taken[place - task.begin], back)
-        is_last = command.micro_batch == micro_batches[-1]
-        computed = self._computed(command, ActionKind.BACKWARD, back if task.begin else None, told, is_last=is_last)
-        last = done if is_last else []
+        self._left[task, command.micro_batch] = Left(tuple(by_place), self._told[task])
+        is_split = command.is_split and self._can_split(task, command.micro_batch)
+        done = [] if is_split else self._add_left(run)
+        is_last = self._is_last(command) and not is_split
+        value = back if task.begin else None
+        computed = self._computed(command, ActionKind.BACKWARD, value, told, is_last=is_last, is_split=is_split)
         # An engine that was busy meanwhile sends the boundary tensor on before it hears of the blocks.
-        return [computed, *last] if command.micro_batch % 2 else [*last, computed]
+        return [computed, *done] if command.micro_batch % 2 else [*done, computed]
 
-    def _block_done(self, step: int, task: Task, block: int) -> p.BlockDone:
+    def _can_split(self, task: Task, micro_batch: int) -> bool:
+        """Some stretches are computed whole, and some micro-batches of others."""
+        return bool(symbol("stretch", task.begin, task.end) % 4 and symbol("splits", task.begin, micro_batch) % 5)
+
+    def _is_last(self, command: p.Forward | p.Backward | p.WeightGradients) -> bool:
+        return command.micro_batch == self.micro_batches_of(command.task.run)[-1]
+
+    def _add_left(self, run: TaskRun) -> list[p.Event]:
+        """Add what backwards of the task have left, up to this micro-batch. A whole backward may have come before."""
+        command, task, found = run.command, run.command.task, list[p.Event]()
+        for key in [key for key in self._left if key[0] == task and key[1] <= command.micro_batch]:
+            left = self._left.pop(key)
+            for place, taken, back in left.by_place:
+                for block in [block for block, at in enumerate(PLACES) if at == place]:
+                    self._accumulate(run.slot, place, block, taken, back)
+                    if key[1] == self.micro_batches_of(task.run)[-1]:
+                        found.append(self._block_done(command.step, task, block, left.told))
+        return found
+
+    def _block_done(self, step: int, task: Task, block: int, told: Contribution) -> p.BlockDone:
         touched = 1 << task.run if symbol("touched", step, task.run, block) % 3 else 0
-        return p.BlockDone(step=step, run=task.run, block=block, contribution=self._told[task], touched=touched)
+        return p.BlockDone(step=step, run=task.run, block=block, contribution=told, touched=touched)
 
     def _computed(
         self,
-        command: p.Forward | p.Backward,
+        command: p.Forward | p.Backward | p.WeightGradients,
         kind: ActionKind,
         value: int | None,
         told: Contribution | None,
         *,
         is_last: bool = False,
+        is_split: bool = False,
     ) -> p.Computed:
         made, task = None, command.task
         if value is not None:
@@ -200,7 +239,9 @@ class PipelinedLoop:
         action = TaskAction(kind, command.micro_batch, task)
         told = len(task.blocks) if kind is ActionKind.FORWARD else 1
         took_s = () if self.seconds is None else tuple(self.seconds.uniform(0.5, 2.0) for _ in range(told))
-        return p.Computed(step=command.step, action=action, made=made, is_last=is_last, took_s=took_s)
+        return p.Computed(
+            step=command.step, action=action, made=made, is_last=is_last, is_split=is_split, took_s=took_s
+        )
 
     # ---------------------------------------------------------------------------------------------------- in the books
 

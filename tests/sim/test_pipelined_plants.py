@@ -7,7 +7,7 @@ others lack keeps their shards from being finished, and what is computed a secon
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +18,7 @@ from elastrain import protocol as p
 from elastrain.buffers.captures import Boundaries, KeptBoundary
 from elastrain.decisions import rerouting
 from elastrain.decisions.rerouting import Rerouting, reroute
+from elastrain.job.values import Contribution
 from elastrain.member.job_end import JobEnd
 from elastrain.member.member_machine import MemberMachine
 from elastrain.member.pipeline.assignments import Tasks, Tracing
@@ -25,10 +26,13 @@ from elastrain.member.pipeline.replicas import Replicas
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit, Parameters
 from elastrain.pipeline import actions, redo
-from elastrain.pipeline.open_tasks import TaskProgress
+from elastrain.pipeline.actions import ActionKind
+from elastrain.pipeline.open_tasks import TaskDesk, TaskProgress
+from elastrain.pipeline.pipeline_plan import Direction
 from elastrain.protocol.messages import Boundary
 from tests.sim.cluster import Scenario
 from tests.sim.findings import Search
+from tests.sim.pipelined import PLACES, PipelinedLoop, TaskRun
 from tests.sim.test_pipelined_members import cluster_of, draw
 
 Plant = Callable[[], AbstractContextManager[Any]]
@@ -102,7 +106,7 @@ def runs_are_resumed_in_their_middle() -> AbstractContextManager[Any]:
         for task in rerouted.new:
             desk = tasks._desk
             if desk is not None and task in desk.progress and len(desk.shape.micro_batches_of(task.run)) > 1:
-                desk.progress[task] = TaskProgress(task=task, forwarded=1, done=1)
+                desk.progress[task] = TaskProgress(task=task, forwarded=1, passed_back=1, done=1)
 
     return patch.object(Tasks, "take_up", resumes)
 
@@ -110,6 +114,68 @@ def runs_are_resumed_in_their_middle() -> AbstractContextManager[Any]:
 @_plant("A forward is held back by tasks in flight that end behind its cut, and by no others.")
 def all_tasks_in_flight_count() -> AbstractContextManager[Any]:
     return patch.object(actions, "_held_back_by", lambda task, in_flight: len(in_flight))
+
+
+@_plant("The weight gradients of a run are added in micro-batch order.")
+def the_newest_weight_gradients_come_first() -> AbstractContextManager[Any]:
+    following = TaskDesk._next
+
+    def newest(desk: TaskDesk, progress: TaskProgress, kind: ActionKind) -> Any:
+        action = following(desk, progress, kind)
+        if action is None or kind is not ActionKind.WEIGHT:
+            return action
+        return replace(action, micro_batch=desk.shape.micro_batches_of(action.task.run)[progress.passed_back - 1])
+
+    def in_any_order(loop: PipelinedLoop, run: TaskRun) -> list[p.Event]:
+        key = run.command.task, run.command.micro_batch
+        others = {each: left for each, left in loop._left.items() if each != key}
+        loop._left = {key: loop._left[key]} if key in loop._left else {}
+        found = add_left(loop, run)
+        loop._left = others
+        return found
+
+    add_left = PipelinedLoop._add_left
+    planted = ExitStack()
+    planted.enter_context(patch.object(TaskDesk, "_next", newest))
+    planted.enter_context(patch.object(PipelinedLoop, "_add_left", in_any_order))
+    return planted
+
+
+@_plant("A task counts as done when its last weight gradient is computed.")
+def tasks_are_done_with_their_last_input_gradient() -> AbstractContextManager[Any]:
+    def is_done(desk: TaskDesk, progress: TaskProgress) -> bool:
+        return progress.passed_back == len(desk.shape.micro_batches_of(progress.task.run))
+
+    return patch.object(TaskDesk, "_is_done", is_done)
+
+
+@_plant("A block is reported when its last weight gradient is computed.")
+def blocks_are_reported_with_their_input_gradient() -> AbstractContextManager[Any]:
+    go_back = PipelinedLoop._go_back
+
+    def reports(loop: PipelinedLoop, run: TaskRun, back: int, told: Contribution) -> list[p.Event]:
+        found = go_back(loop, run, back, told)
+        left = loop._left.get((run.command.task, run.command.micro_batch))
+        if left is None or not loop._is_last(run.command):
+            return found
+        blocks = [block for place, _, _ in left.by_place for block, at in enumerate(PLACES) if at == place]
+        step, task = run.command.step, run.command.task
+        return [*found, *(loop._block_done(step, task, block, left.told) for block in blocks)]
+
+    return patch.object(PipelinedLoop, "_go_back", reports)
+
+
+@_plant("A task whose weight gradients are missing is not spared when its member is lost.")
+def input_gradients_spare_a_lost_task() -> AbstractContextManager[Any]:
+    came_back = redo._missing
+
+    def spared(situation: Any, run: int, living: Any) -> frozenset[int]:
+        kept = frozenset[Any]().union(*(report.kept for report in situation.reports.values()))
+        last = situation.shape.micro_batches_of(run)[-1]
+        names = {name.cut for name in kept if name.micro_batch == last and name.direction is Direction.GRADIENT}
+        return frozenset(block for block in came_back(situation, run, living) if block not in names)
+
+    return patch.object(redo, "_missing", spared)
 
 
 @_plant("What living tasks wait for and nobody will make any more is computed again.")

@@ -198,7 +198,7 @@ class MemberStep:
         name = self._desk.shape.name(action.micro_batch, action.task.end, Direction.GRADIENT)
         gradients = [unpack(packed) for packed in self._values[name]]
         waiting = self._waiting[action.micro_batch]
-        self._stubs.go_back(waiting, lambda: waiting.backward(gradients))
+        self._stubs.go_back(waiting, lambda: waiting.under_autocast(lambda: waiting.backward(waiting.ends(gradients))))
         self._finished_backward(action)
 
     def _finished_backward(self, action: TaskAction) -> None:

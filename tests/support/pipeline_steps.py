@@ -88,7 +88,7 @@ class DeskHandover:
                 blocks = len(told.model.graph.blocks)
                 plan = self._post.plan(blocks)
                 shape = StepShape(number=0, micro_batches=MICRO_BATCHES, run_length=self._run_length, blocks=blocks)
-                self._desk = TaskDesk(shape, plan.limits[self._me])
+                self._desk = TaskDesk(shape, plan.limits[self._me], plan.is_split)
                 mine = [task for route in routes(plan) for task in route if task.member == self._me]
                 self._desk.hand_out(mine)
                 begin, end = next(q.stretches(blocks)[self._me] for q in plan.pipelines if self._me in q.members)
@@ -100,11 +100,9 @@ class DeskHandover:
                 self._post.found[key] = (self._slot.digest(told.block), told.contribution, told.touched)
             case BoundaryMade(event=event):
                 assert self._desk is not None
-                made = self._desk.computed(event.action)
+                made = self._desk.computed(event.action, is_split=event.is_split)
                 assert (None if event.made is None else event.made.name) == made
-                assert event.is_last == (
-                    event.action.kind is ActionKind.BACKWARD and self._desk.is_done(event.action.task)
-                )
+                assert event.is_last == self._desk.is_done(event.action.task)
                 self._post.order.append(
                     (self._me, str(event.action.kind), event.action.micro_batch, event.action.task.begin)
                 )
@@ -135,8 +133,12 @@ class DeskHandover:
         cut = task.begin if forward else task.end
         name = desk.shape.name(action.micro_batch, cut, Direction.ACTIVATION if forward else Direction.GRADIENT)
         self._slot = self._slots.setdefault(task, self._state.new_slot())
+        if action.kind is ActionKind.WEIGHT:
+            command = p.WeightGradients(step=0, task=task, micro_batch=action.micro_batch)
+            return TaskAssignment(command, self._slot, None)
         received = None if forward and cut == 0 else post.kept[name]
-        command = (p.Forward if forward else p.Backward)(step=0, task=task, micro_batch=action.micro_batch)
+        kind = p.Forward if forward else p.Backward
+        command = kind(step=0, task=task, micro_batch=action.micro_batch, is_split=desk.splits(task))
         return TaskAssignment(command, self._slot, received)
 
 

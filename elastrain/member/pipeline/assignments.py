@@ -182,7 +182,7 @@ class Tasks(MemberPart):
     def _hand(self, plan: PipelinePlan, tasks: Iterable[TaskProgress]) -> None:
         self._known = tuple(tasks)
         if self._desk is None:
-            self._desk = TaskDesk(self._shape(plan.blocks), plan.limits.get(self._me, 1))
+            self._desk = TaskDesk(self._shape(plan.blocks), plan.limits.get(self._me, 1), plan.is_split)
         mine = [progress.task for progress in self._known if progress.task.member == self._me]
         self._desk.hand_out(mine)
         runs_by_block: dict[int, set[int]] = defaultdict(set)
@@ -212,7 +212,7 @@ class Tasks(MemberPart):
             # The recovery decides from this member's report. A result that came later must wait for the decision.
             self._deferred.append(event)
             return
-        made = self._desk.computed(event.action)
+        made = self._desk.computed(event.action, is_split=event.is_split)
         if made is None or event.made is None:
             return
         self._messages.setdefault(made, event.made)
@@ -230,20 +230,23 @@ class Tasks(MemberPart):
 
     # -------------------------------------------------------------------------------------------------- what comes next
 
-    def next_command(self) -> p.Forward | p.Backward | None:
+    def next_command(self) -> p.Forward | p.Backward | p.WeightGradients | None:
         """Return the loop's next command. None if it waits for a boundary tensor, or has done its tasks."""
-        action = None if self._desk is None else self._desk.next_action(self._runs.actions)
-        return None if action is None else self._command(action)
-
-    def _command(self, action: TaskAction) -> p.Forward | p.Backward:
+        if self._desk is None or (action := self._desk.next_action(self._runs.actions)) is None:
+            return None
         step, task, micro_batch = self._runs.step, action.task, action.micro_batch
+        if action.kind is ActionKind.WEIGHT:
+            return p.WeightGradients(step=step, task=task, micro_batch=micro_batch)
+        is_split = self._desk.splits(task)
         if action.kind is ActionKind.BACKWARD:
-            return p.Backward(step=step, task=task, micro_batch=micro_batch)
+            return p.Backward(step=step, task=task, micro_batch=micro_batch, is_split=is_split)
         scale = self._commit.next_scaler().scale
-        return p.Forward(step=step, task=task, micro_batch=micro_batch, loss_scale=scale)
+        return p.Forward(step=step, task=task, micro_batch=micro_batch, is_split=is_split, loss_scale=scale)
 
 
-def action_of(command: p.Forward | p.Backward) -> TaskAction:
+_KINDS = {p.Forward: ActionKind.FORWARD, p.Backward: ActionKind.BACKWARD, p.WeightGradients: ActionKind.WEIGHT}
+
+
+def action_of(command: p.Forward | p.Backward | p.WeightGradients) -> TaskAction:
     """Return the action that the command lets the training loop compute."""
-    kind = ActionKind.FORWARD if isinstance(command, p.Forward) else ActionKind.BACKWARD
-    return TaskAction(kind, command.micro_batch, command.task)
+    return TaskAction(_KINDS[type(command)], command.micro_batch, command.task)

@@ -114,7 +114,7 @@ class Proposals(MemberPart):
             runs=self._shape.runs,
             present=plan,
             run_length=pipelining.run_length,
-            is_split=False,
+            is_split=plan.is_split,
             least_members=len(members) // count,
             more_in_flight=(0,),
         )

@@ -221,20 +221,21 @@ class BackwardDraws:
         self._is_at_known: tuple[bool, ...] = ()
         """By generator: True in a block that is computed again and whose checkpoint has put no state there."""
 
-    def compute(self, backward: Callable[[], Any]) -> None:
-        """Run the backward. Raises ConfigError if it draws numbers that differ from those of one worker."""
+    def compute(self, backward: Callable[[], Any]) -> Any:
+        """Run the backward and return its result. Raises ConfigError if it draws other numbers than one worker."""
         if self._kept is not None:
             random.setstate(self._kept[0])
             np.random.set_state(self._kept[1])
         self._known = () if self._is_last else self._torchs()
         others = state_of_others if self._is_last else first_draw
         before = None if self._goes_on else others()
-        backward()
+        result = backward()
         self._check_torchs()
         if before is not None and others() != before:
             raise self._refusal(
                 "Python or NumPy", "draw them before all blocks, or draw torch's numbers in what is computed again"
             )
+        return result
 
     def again(self, block: Callable[[], Any]) -> Any:
         """Run a block for a checkpoint and return its result.

@@ -42,6 +42,13 @@ None.
 """
 
 
+class Unsaved(torch.autograd.graph.saved_tensors_hooks):
+    """Hooks that keep saved tensors as they are, and hide them from the hooks of a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda tensor: tensor, lambda tensor: tensor)
+
+
 class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `__init_subclass__` untyped
     """torch's fake mode with a ConfigError of ours where code reads a value that a fake does not have."""
 
@@ -237,8 +244,7 @@ class AbsentBlock:
     def _run(self, forward: Callable[..., Any], arguments: Any) -> BlockOutputs:
         # Checkpoints count saved tensors, and selective ones keep results of operations. They must see nothing of this
         # run.
-        unsaved = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
-        with _disable_current_modes(), left_as_it_was(self.module, wholly=True), unsaved, self._mode.block():
+        with _disable_current_modes(), left_as_it_was(self.module, wholly=True), Unsaved(), self._mode.block():
             args, kwargs = mapped(_fresh, arguments)
             return BlockOutputs.of(forward(*args, **kwargs))
 

@@ -20,6 +20,10 @@ SAME = (
 )
 
 
+Ends = Sequence[tuple[Tensor, Tensor | None]]
+"""The tensors at which a backward begins, each with its gradient. A loss has none."""
+
+
 class ReceivedCopy(torch.autograd.Function):
     """An autograd function that copies a received tensor, so that blocks may change it in place.
 
@@ -202,17 +206,29 @@ class StubPass:
         """Remember the autocast state in which the user's loop calls `step.backward`."""
         self._autocast = AutocastState(device)
 
-    def backward(self, gradients: Sequence[Tensor | None]) -> None:
-        """Run the backward of a member without the loss. `gradients`: one for each of `going`, or None."""
-        pairs = [
+    def ends(self, gradients: Sequence[Tensor | None]) -> Ends:
+        """Return where the backward of a member without the loss begins. `gradients`: one for each of `going`."""
+        return [
             (tensor, gradient)
             for tensor, gradient in zip(self.going, gradients, strict=True)
             if tensor is not None and gradient is not None and tensor.requires_grad
         ]
+
+    def backward(self, ends: Ends) -> None:
+        """Run the whole backward."""
+        if ends:
+            torch.autograd.backward([tensor for tensor, _ in ends], [gradient for _, gradient in ends])
+
+    def under_autocast(self, compute: Callable[[], Any]) -> Any:
+        """Compute under the autocast state in which `step.backward` was called."""
         assert self._autocast is not None, "step.backward was called in this pass before"
-        if pairs:
-            with self._autocast.again():
-                torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
+        with self._autocast.again():
+            return compute()
+
+    def let_go(self) -> None:
+        """Forget the tensors of the forward. What is left of the backward holds those that it needs."""
+        for each in (self._entered, self._collected, self._returned, self._given, self._at):
+            each.clear()
 
     @property
     def gradients(self) -> tuple[Tensor | None, ...]:

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import _disable_current_modes
 
 from elastrain.errors import ConfigError
-from elastrain.pipeline.stubs.fakes import AbsentBlock, copy_of, left_as_it_was
+from elastrain.pipeline.stubs.fakes import AbsentBlock, Unsaved, copy_of, left_as_it_was
 from elastrain.pipeline.stubs.module_state import DEPTH, PLAIN, KeptByModules, inside, keeps_fakes
 from elastrain.pipeline.stubs.naming import leaves_of, mapped
 
@@ -46,9 +46,8 @@ class Steady:
         result.
         """
         assert self._before is not None, "the first one was seen"
-        unsaved = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
         args, kwargs = mapped(_copied, arguments)  # blocks may change arguments in place
-        with _disable_current_modes(), left_as_it_was(self._module, wholly=True), unsaved:
+        with _disable_current_modes(), left_as_it_was(self._module, wholly=True), Unsaved():
             self._before.give_back()
             for each in self._module.modules():
                 if isinstance(each, _NormBase):  # the runtime counts what these hooks measure

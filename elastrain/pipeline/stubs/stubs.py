@@ -114,14 +114,17 @@ class Stubs:
         self._draws.behind()
         self._pass.draws = self._draws.in_backward(self._stretch)
 
-    def go_back(self, passed: StubPass, backward: Callable[[], Any]) -> None:
-        """Run the backward of a micro-batch. Raises ConfigError if it draws numbers that one worker would not draw."""
+    def go_back(self, passed: StubPass, backward: Callable[[], Any]) -> Any:
+        """Run the backward of a micro-batch, or a part of it, and return its result.
+
+        Raises ConfigError if it draws numbers that one worker would not draw.
+        """
         assert passed.draws is not None, "its forward is over"
         self._going_back = passed
         AbsentParameter.computing.add(self)
         try:
             with allowed_gradients():
-                passed.draws.compute(backward)
+                return passed.draws.compute(backward)
         finally:
             self._going_back = None
             AbsentParameter.computing.discard(self)

@@ -228,7 +228,7 @@ class Engine:
         match command:
             case p.SendMessage():
                 self._outgoing.send(command)
-            case p.Compute() | p.Recompute() | p.Forward() | p.Backward():
+            case p.Compute() | p.Recompute() | p.Forward() | p.Backward() | p.WeightGradients():
                 if not isinstance(command, p.Recompute):
                     self._pace.loop.let_loop_go_first(HANDED_OVER_S)
                 self._handing.give(command)

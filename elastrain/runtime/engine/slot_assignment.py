@@ -25,7 +25,7 @@ class SlotAssignment:
         """Connect the two. `make_room` is called before each forward of a pipeline."""
         self._executor, self._handover, self._make_room = executor, handover, make_room
 
-    def give(self, command: p.Compute | p.Recompute | p.Forward | p.Backward) -> None:
+    def give(self, command: p.Compute | p.Recompute | p.Forward | p.Backward | p.WeightGradients) -> None:
         """Give the loop a run or an action to compute, with a slot for its gradients."""
         match command:
             case p.Compute():
@@ -33,7 +33,7 @@ class SlotAssignment:
             case p.Recompute():
                 self._executor.books.slots.start_check()
                 self._handover.give(Assignment(command, self._executor.check_slot()))
-            case p.Forward() | p.Backward():
+            case p.Forward() | p.Backward() | p.WeightGradients():
                 if isinstance(command, p.Forward):
                     self._make_room()
                 self._handover.give(self._action(command))
@@ -64,7 +64,7 @@ class SlotAssignment:
             case p.Ready():
                 slots.end_run()
 
-    def _action(self, command: p.Forward | p.Backward) -> TaskAssignment:
+    def _action(self, command: p.Forward | p.Backward | p.WeightGradients) -> TaskAssignment:
         books, task = self._executor.books, command.task
         if isinstance(command, p.Forward):
             cut, direction = task.begin, Direction.ACTIVATION
@@ -73,6 +73,6 @@ class SlotAssignment:
         name = BoundaryName(command.step, command.micro_batch, cut, direction)
         # A forward from cut 0 reads the batch, which every member has. A backward always needs boundary tensors: the
         # backward of the last task is not assigned, because it runs together with the forward.
-        is_given = isinstance(command, p.Forward) and cut == 0
+        is_given = (isinstance(command, p.Forward) and cut == 0) or isinstance(command, p.WeightGradients)
         received = None if is_given else books.boundaries[name]
         return TaskAssignment(command, books.slots.start_action(task), received)

@@ -44,10 +44,10 @@ class Assignment:
 class TaskAssignment:
     """One action of a pipeline's task, with the slot for its gradients."""
 
-    compute: p.Forward | p.Backward
+    compute: p.Forward | p.Backward | p.WeightGradients
     slot: GradientSlot
     received: KeptBoundary | None
-    """The tensor that crosses the cut at which the action begins; None at the batch and at the loss."""
+    """The tensor that crosses the cut at which the action begins; None at the batch, and for weight gradients."""
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,8 @@ class ActionResult:
     """The contribution that is sent with a gradient."""
     took: Callable[[], tuple[float, ...]] = tuple
     """Seconds that the action took; see `Computed.took_s`."""
+    is_split: bool = False
+    """True for a backward that has left its weight gradients to a later action."""
 
     def report(self, shape: StepShape) -> BoundaryMade:
         """Return the report of the action. On a device, the engine's thread calls it."""
@@ -116,6 +118,9 @@ class ActionResult:
             name = shape.name(action.micro_batch, cut, Direction.ACTIVATION if is_forward else Direction.GRADIENT)
             counts = None if is_forward else self.counts()
             message = Boundary(name=name, tensors=self.made.shapes, contribution=counts)
-        is_last = not is_forward and action.micro_batch == shape.micro_batches_of(task.run)[-1]
-        computed = p.Computed(step=shape.number, action=action, made=message, is_last=is_last, took_s=self.took())
+        has_weights = not is_forward and not self.is_split
+        is_last = has_weights and action.micro_batch == shape.micro_batches_of(task.run)[-1]
+        computed = p.Computed(
+            step=shape.number, action=action, made=message, is_last=is_last, is_split=self.is_split, took_s=self.took()
+        )
         return BoundaryMade(event=computed, tensors=() if self.made is None else self.made.tensors)

@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from elastrain import protocol as p
 from elastrain.base.thread_status import Station
 from elastrain.buffers.captures import KeptBoundary
-from elastrain.errors import DriveFailedError
 from elastrain.job.values import Contribution, TracedGraph
-from elastrain.offload.errors import SpillReadError
 from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.open_tasks import StepShape
 from elastrain.pipeline.pipeline_plan import PipelinePlan, Task, routes
@@ -33,9 +31,10 @@ from elastrain.runtime.io.loop_channel import TaskAssignment
 from elastrain.runtime.loop.action_timer import ActionTimer, log_action
 from elastrain.runtime.loop.boundary_tensors import ActionResult, Counts, Packed, packed, unpacked
 from elastrain.runtime.loop.computed_run import StepParts, counted, load, scaled, went_by
+from elastrain.runtime.loop.split_backward import HookWatch, has_backward_hooks
+from elastrain.runtime.loop.task_backward import ActionBackward, ForwardDone, LeftGradients
 from elastrain.runtime.loop.tracing import TracingRun, places_of
 from elastrain.runtime.model.flats import Allocate
-from elastrain.runtime.model.statistics import MeasuredLayer
 
 _NONE = Contribution()
 _NO_LOSS = torch.zeros((), device="cpu")
@@ -53,14 +52,6 @@ class PipelineWish:
     """Called with the traced model and the place of each block of the layout, if memory is limited."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Waiting:
-    """A micro-batch that has gone forward here and not yet backward."""
-
-    passed: StubPass
-    measured: list[MeasuredLayer]
-
-
 class Pipelines:
     """The part of a member in pipelines, for the whole job: traced model, stubs, and micro-batches in flight."""
 
@@ -71,7 +62,9 @@ class Pipelines:
         self._stubs: Stubs | None = None
         self._blocks: tuple[int, ...] = ()
         """The place in the graph of each block of the layout."""
-        self._waiting: dict[tuple[Task, int], _Waiting] = {}
+        self._waiting: dict[tuple[Task, int], ForwardDone] = {}
+        self.left: dict[TaskAction, LeftGradients] = {}
+        """Backward -> the weight gradients that it has left, in the order of micro-batches."""
         self._sums: dict[Task, RunLosses] = {}
         """Task -> contributions of the micro-batches of its run that have gone backward so far."""
         self._plan: PipelinePlan | None = None
@@ -96,24 +89,31 @@ class Pipelines:
         self.parts.handover.tell_landed(lambda: p.Traced(model=graph))
 
     def go_back(self, step: int, assignment: TaskAssignment) -> None:
-        """Compute the backward of a micro-batch whose boundary gradient has arrived."""
-        command = assignment.compute
-        received = assignment.received
-        assert received is not None, "a backward without the loss has a gradient"
-        waiting = self._waiting.pop((command.task, command.micro_batch))
-        gradients = self.received(received, command.task.end)
+        """Compute the backward of a micro-batch whose boundary gradient has arrived, or what a split one has left."""
+        command, received = assignment.compute, assignment.received
         # So that an activation checkpoint that restores no generator draws the numbers of its forward.
         self.parts.randomness.begin_backward(step, command.micro_batch)
         backward = ActionBackward(step, assignment, self)
+        if isinstance(command, p.WeightGradients):
+            with backward.timer.around(self.parts.computing):
+                backward.run_left()
+            return
+        assert received is not None, "a backward without the loss has a gradient"
+        waiting = self._waiting.pop((command.task, command.micro_batch))
+        ends = waiting.passed.ends(self.received(received, command.task.end))
         with backward.timer.around(self.parts.computing):
             counts = received.contribution or _NONE
-            backward.run(waiting, counts.weight, lambda: counts, lambda: waiting.passed.backward(gradients))
+            backward.run(waiting, counts.weight, lambda: counts, ends)
+
+    def drop_left(self, task: Task) -> None:
+        """Drop the weight gradients that an earlier attempt at the task has left."""
+        self.left = {action: its for action, its in self.left.items() if action.task != task}
 
     def end_step(self, plan: PipelinePlan | None) -> None:
         """End a committed step. `plan`: plan of the next step. In between, uses of absent blocks are refused."""
         self._plan = plan
-        self._waiting.clear()
-        self._sums.clear()
+        for kept in (self._waiting, self.left, self._sums):
+            kept.clear()
         if plan is not None:
             self._standing().finish()
 
@@ -166,7 +166,14 @@ class Pipelines:
         held = self.parts.model.blocks
         return all(held.has(block) for block, its in enumerate(self._blocks) if its == place)
 
-    def wait(self, action: TaskAction, waiting: _Waiting) -> None:
+    def may_split(self, watch: HookWatch) -> bool:
+        """Return True if nothing but the graph decides whether a micro-batch's backward can be split.
+
+        A memory limit does not count the gradients that a split backward keeps, so under one all are whole.
+        """
+        return self._wish.traced is None and not watch.has_found and not has_backward_hooks(self._wish.model)
+
+    def wait(self, action: TaskAction, waiting: ForwardDone) -> None:
         """Keep a micro-batch until its boundary gradient arrives."""
         self._waiting[action.task, action.micro_batch] = waiting
 
@@ -214,6 +221,7 @@ class ActionForward:
         self._pass: StubPass | None = None
         self._losses = RunLosses(pipelines.parts.handover.landing.port)
         self._timer = ActionTimer(pipelines.parts.handover.landing.port, command.task)
+        self._watch = HookWatch()
 
     @property
     def micro_batch(self) -> int:
@@ -233,7 +241,7 @@ class ActionForward:
         self._pass = stubs.begin(self._received(), self._timer.enter)
         self.backward_is_due = True
         parts.reach(step, "forward")
-        with self._timer.around(parts.computing):
+        with self._timer.around(parts.computing), self._watch:
             yield data
         stubs.finish()
         if self.backward_is_due:
@@ -249,7 +257,8 @@ class ActionForward:
         self._timer.end()
         self._pipelines.stubs_for(action.task).loss_is_made()
         passed.backward_is_called(loss.device.type)
-        waiting = _Waiting(passed=passed, measured=parts.model.statistics.take())
+        may_split = self._pipelines.may_split(self._watch)
+        waiting = ForwardDone(passed=passed, measured=parts.model.statistics.take(), may_split=may_split)
         parts.model.statistics.end()
         if action.task.end < self._pipelines.graph_blocks:
             self._pipelines.wait(action, waiting)
@@ -260,7 +269,7 @@ class ActionForward:
         backward = ActionBackward(self._step, self._assignment, self._pipelines)
         counts, whole = partial(self._losses.sum_of, 1), scaled(loss, weight * self._loss_scale)
         forward = ActionResult(action=action, took=self._timer.forward_s)
-        backward.run(waiting, weight, counts, whole.backward, forward=forward)
+        backward.run(waiting, weight, counts, [(whole, None)], forward=forward)
 
     @property
     def figures(self) -> RunLosses | None:
@@ -270,78 +279,3 @@ class ActionForward:
     def _received(self) -> Sequence[Tensor | None]:
         kept = self._assignment.received
         return () if kept is None else self._pipelines.received(kept, self._action.task.begin)
-
-
-class ActionBackward:
-    """The backward of one micro-batch through a task, into the task's slot."""
-
-    def __init__(self, step: int, assignment: TaskAssignment, pipelines: Pipelines) -> None:
-        command = assignment.compute
-        self._step, self._slot, self._pipelines = step, assignment.slot, pipelines
-        self._action = TaskAction(ActionKind.BACKWARD, command.micro_batch, command.task)
-        self.timer = ActionTimer(pipelines.parts.handover.landing.port, command.task)
-
-    def run(
-        self,
-        waiting: _Waiting,
-        weight: float,
-        counts: Counts,
-        compute: Callable[[], Any],
-        forward: ActionResult | None = None,
-    ) -> None:
-        """Compute the backward and report it. `forward`: the action's own forward, if it was not reported yet."""
-        pipelines, action, parts = self._pipelines, self._action, self._pipelines.parts
-        started_s = time.monotonic()
-        stubs = pipelines.stubs_for(action.task)
-        so_far = pipelines.count(action, counts)
-        self.timer.begin()
-        self._accumulate(waiting, weight, so_far, lambda: stubs.go_back(waiting.passed, compute))
-        self.timer.end()
-        made = pipelines.packed(waiting.passed.gradients) if action.task.begin > 0 else None
-        result = ActionResult(action=action, made=made, counts=counts, took=self.timer.backward_s)
-        pipelines.tell_made(self._step, *([] if forward is None else [forward]), result)
-        log_action(parts, self._step, action, started_s)
-
-    def _accumulate(self, waiting: _Waiting, weight: float, so_far: Counts, compute: Callable[[], Any]) -> None:
-        parts, slot, action = self._pipelines.parts, self._slot, self._action
-        model, micro_batches = parts.model, self._pipelines.micro_batches_of(action.task.run)
-        if action.micro_batch == micro_batches[0]:
-            slot.begin_run(self._pipelines.blocks_of(action.task))
-        model.statistics.give(waiting.measured, slot.statistics, weight)
-        model.attach(slot, is_discarding=weight == 0.0)
-        is_last = action.micro_batch == micro_batches[-1]
-        try:
-            parts.whereabouts.go_on()
-            if is_last:
-                model.arm(self._block_done(so_far), self._pipelines.blocks_of(action.task))
-            with parts.backward():
-                _read_back(compute)
-            if is_last:
-                model.finish()
-        finally:
-            model.disarm()
-            model.detach()
-            model.statistics.end()
-
-    def _block_done(self, so_far: Counts) -> Callable[[int, frozenset[int]], None]:
-        parts, step, run = self._pipelines.parts, self._step, self._action.task.run
-
-        def report(block: int, touched: frozenset[int]) -> None:
-            parts.whereabouts.go_on()
-            parts.reach(step, "backward")
-            mask = sum(1 << leaf for leaf in touched)
-
-            def done() -> p.Event:
-                return p.BlockDone(step=step, run=run, block=block, contribution=so_far(), touched=mask)
-
-            parts.handover.tell_landed(done)
-
-        return report
-
-
-def _read_back(compute: Callable[[], Any]) -> None:
-    """Run a backward. Raises DriveFailedError if a drive does not return activations."""
-    try:
-        compute()
-    except SpillReadError as fault:
-        raise DriveFailedError(f"a task of a pipeline is not computed twice here: {fault}") from fault

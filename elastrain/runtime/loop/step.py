@@ -199,7 +199,7 @@ class Step:
         pipelines.begin(tracing.traced)
 
     def _act(self, work: TaskAssignment) -> Iterator[Any]:
-        """Compute one action of a pipeline: a forward through the loop's body, or a backward without it."""
+        """Compute one action of a pipeline: a forward through the loop's body, or all others without it."""
         assert self._pipelines is not None
         if isinstance(work.compute, p.Forward):
             self._run = ActionForward(self.number, work, self._pipelines)

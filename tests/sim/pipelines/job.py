@@ -45,6 +45,8 @@ class SimMember:
     early: dict[BoundaryName, Value] = field(default_factory=dict)
     """Of a step whose record is not here yet."""
     sums: dict[tuple[Task, int], int] = field(default_factory=dict)
+    left: dict[Task, dict[int, list[tuple[int, int, int]]]] = field(default_factory=dict)
+    """Task -> micro-batch -> (block, gradient of its weight, contribution) that are still to be added."""
     own: dict[BlockRun, int] = field(default_factory=dict)
     redone: set[Task] = field(default_factory=set)
 
@@ -132,11 +134,13 @@ class PipelineJob:
     # -------------------------------------------------------------------------------------------------------- computing
 
     def _compute(self, member: SimMember, action: TaskAction) -> None:
-        made = member.desk.computed(action)
+        can_split = action.kind is ActionKind.BACKWARD and member.desk.splits(action.task)
+        is_split = can_split and self.rng.random() < 0.8
+        made = member.desk.computed(action, is_split=is_split)
         if action.kind is ActionKind.FORWARD:
             value: Value = self._chain(member, action)[-1]
         else:
-            value = self._backward(member, action)
+            value = self._backward(member, action, is_split=is_split)
         if made is None:
             return
         member.values[made] = value
@@ -170,7 +174,32 @@ class PipelineJob:
         names = [n for n in member.values if n.micro_batch == action.micro_batch and n.cut == cut]
         return next(member.values[n] for n in names if n.direction == "activation")  # type: ignore[return-value]  # by name
 
-    def _backward(self, member: SimMember, action: TaskAction) -> Gradient:
+    def _backward(self, member: SimMember, action: TaskAction, *, is_split: bool) -> Gradient:
+        """Compute the gradients; of a whole backward, those of the weights that earlier ones have left, too."""
+        task = action.task
+        left = member.left.setdefault(task, {})
+        if action.kind is ActionKind.WEIGHT:
+            self._add_left(member, task, action.micro_batch)
+            return 0, 0, 0
+        of_weights, gradient = self._gradients(member, action)
+        left[action.micro_batch] = of_weights
+        if not is_split:
+            self._add_left(member, task, action.micro_batch)
+        return gradient
+
+    def _add_left(self, member: SimMember, task: Task, micro_batch: int) -> None:
+        left = member.left[task]
+        for each in [each for each in left if each <= micro_batch]:
+            for block, weight_gradient, told in left.pop(each):
+                before = member.sums.get((task, block), 0)
+                member.sums[task, block] = self.model.add(before, weight_gradient, told)
+        if member.desk.is_done(task):
+            for block in task.blocks:
+                member.own[block, task.run] = member.sums[task, block]
+                self._send_partial(member, (block, task.run))
+
+    def _gradients(self, member: SimMember, action: TaskAction) -> tuple[list[tuple[int, int, int]], Gradient]:
+        """Return (block, gradient of its weight, contribution) of each block, and the gradient of the task's input."""
         task, chain = action.task, self._chain(member, action)
         gradient: Gradient
         if task.end == self.graph_blocks:
@@ -182,18 +211,14 @@ class PipelineJob:
         told_by = action.micro_batch
         if self.plant == "contribution of another micro-batch" and task.begin > 0:
             told_by = (action.micro_batch + 1) % self.micro_batches
+        found = []
         for block in reversed(task.blocks):
             weight = member.weights.get(block, (0, 0))[1]
             taken = chain[block - task.begin]
             weight_gradient, gradient = self.model.backward(block, weight, taken, gradient, autocast)
             told = gradient[2] if told_by == action.micro_batch else hash((told_by, gradient[2]))
-            before = member.sums.get((task, block), 0)
-            member.sums[task, block] = self.model.add(before, weight_gradient, told)
-        if member.desk.is_done(task):
-            for block in task.blocks:
-                member.own[block, task.run] = member.sums[task, block]
-                self._send_partial(member, (block, task.run))
-        return gradient
+            found.append((block, weight_gradient, told))
+        return found, gradient
 
     def _send_partial(self, member: SimMember, block_run: BlockRun) -> None:
         self.wire.append(Message("partial", "", (member.step, block_run), member.own[block_run]))
@@ -269,7 +294,7 @@ class PipelineJob:
             plan = next_plan(self.graph, member.plan, self.alive[:-1] or self.alive, self.wish)
         member.plan = plan
         member.desk = self._desk(member.name, plan)
-        member.values, member.sums, member.own, member.redone = {}, {}, {}, set()
+        member.values, member.sums, member.own, member.redone, member.left = {}, {}, {}, set(), {}
         mine = self._held().get(member.name, frozenset())
         member.weights = {block: weight for block, weight in member.weights.items() if block in mine}
         early, member.early = member.early, {}
@@ -333,13 +358,14 @@ class PipelineJob:
         member = self.members[task.member]
         for block in task.blocks:
             member.sums.pop((task, block), None)
+        member.left.pop(task, None)
         member.desk.progress.pop(task, None)
         member.desk.hand_out([task])
         member.redone.add(task)
         if self.plant == "run resumed in its middle" and self.run_length > 1:
             shape = member.desk.shape
             if len(shape.micro_batches_of(task.run)) > 1 and self.rng.random() < 0.5:
-                member.desk.progress[task] = TaskProgress(task=task, forwarded=1, done=1)
+                member.desk.progress[task] = TaskProgress(task=task, forwarded=1, passed_back=1, done=1)
 
     def _situation(self, able: list[str]) -> LossSituation:
         base = self.plan
@@ -382,7 +408,7 @@ class PipelineJob:
         return SimMember(name, self.committed, self._desk(name, plan), plan, weights)
 
     def _desk(self, name: str, plan: PipelinePlan) -> TaskDesk:
-        desk = TaskDesk(self._shape(self.committed), plan.limits.get(name, 1))
+        desk = TaskDesk(self._shape(self.committed), plan.limits.get(name, 1), plan.is_split)
         desk.hand_out(_tasks_of(plan, name))
         return desk
 

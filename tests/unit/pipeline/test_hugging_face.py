@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from elastrain.pipeline.stubs.fakes import copy_of
 from elastrain.pipeline.stubs.naming import blocks_of
-from elastrain.pipeline.stubs.passes import StubPass
+from elastrain.pipeline.stubs.passes import Ends, StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
 from elastrain.pipeline.stubs.uses import allowed_gradients
+from elastrain.runtime.loop.split_backward import backward_of_input, backward_of_weights
 from tests.support.absent_blocks import let_go
 from tests.support.pipeline_members import untie
 from tests.support.traced import trace
@@ -66,8 +67,22 @@ def gradients(*models: nn.Module) -> dict[str, Tensor]:
     return {n: p.grad for model in models for n, p in model.named_parameters() if p.grad is not None}
 
 
+def go_back(passed: StubPass, ends: Ends, split: list[bool] | None) -> None:
+    """Compute the backward, in two parts if `split` is a list, to which it is added whether there were two."""
+    left = None if split is None else backward_of_input(ends)
+    if split is not None:
+        split.append(left is not None)
+    if left is None:
+        passed.backward(ends)
+    else:
+        backward_of_weights(left)
+
+
+@pytest.mark.parametrize("split", [None, (gpt2, llama, bert)], ids=["whole", "in two parts"])
 @pytest.mark.parametrize("build", [gpt2, llama, bert, t5, deberta])
-def test_a_model_of_hugging_face_cut_twice_has_the_gradients_of_the_whole(build: Callable[[Any], nn.Module]) -> None:
+def test_a_model_of_hugging_face_cut_twice_has_the_gradients_of_the_whole(
+    build: Callable[[Any], nn.Module], split: tuple[Any, ...] | None
+) -> None:
     import transformers
 
     torch.set_num_threads(1)
@@ -97,10 +112,12 @@ def test_a_model_of_hugging_face_cut_twice_has_the_gradients_of_the_whole(build:
         told = member(**batch).loss
         passes[-1].backward_is_called()
     assert torch.equal(told, loss)
+    were_split = None if split is None else list[bool]()
     with allowed_gradients():
-        told.backward()
+        go_back(passes[2], [(told, None)], were_split)
         for below, above in ((passes[2], passes[1]), (passes[1], passes[0])):
-            above.backward(below.gradients)
+            go_back(above, above.ends(below.gradients), were_split)
+    assert split is None or build not in split or were_split == [True, True, False]
 
     found, expected = gradients(*members), gradients(whole)
     assert found.keys() == expected.keys()

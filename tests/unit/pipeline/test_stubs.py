@@ -73,7 +73,8 @@ class Chain:
         with self.autocast(self.case.autocast == "loop"):
             self.stubs[-1].go_back(passes[-1], loss.backward)
         for place, (above, below) in reversed(list(enumerate(pairwise(passes)))):
-            self.stubs[place].go_back(above, partial(above.backward, below.gradients))
+            whole = partial(above.backward, above.ends(below.gradients))
+            self.stubs[place].go_back(above, partial(above.under_autocast, whole))
 
     def gradients(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
