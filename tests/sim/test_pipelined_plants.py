@@ -42,7 +42,7 @@ WITHIN = 60
 FIRST = {
     "needs_of_living_tasks_are_forgotten": 20,
     "early_tensors_are_dropped": 70,
-    "what_is_computed_in_a_recovery_counts_at_once": 90,
+    "what_is_computed_in_a_recovery_counts_at_once": 160,
     "the_last_copy_stays": 370,
 }
 """Where the schedules for a bug begin, if not at the first: they only save time."""
