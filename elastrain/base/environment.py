@@ -47,6 +47,28 @@ class EstimateWish:
         Path(self.file).write_text(text)
 
 
+_BITS = "ELASTRAIN_BITS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitsWish:
+    """A request of `elastrain doctor --bits`: the loop records some micro-batches to `file`, and the process exits."""
+
+    file: str
+    initial: str
+    """File with the first parameters. The first process writes it, all later ones begin with it."""
+    rank: int = 0
+    is_reversed: bool = False
+    """True to compute the micro-batches from the last to the first."""
+    fill: int = 0
+    """Number, 0 or 1, of the content of memory that `torch.empty` returns."""
+
+    def environment(self) -> dict[str, str]:
+        """Return the request as environment variables, with the rank that scripts look up."""
+        place = {"RANK": str(self.rank), "LOCAL_RANK": str(self.rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        return {_BITS: json.dumps(asdict(self)), "ELASTRAIN_MEMBER": f"m{self.rank}", **place}
+
+
 _MARK = "~"
 """Separator between job name and life. No job name contains it."""
 
@@ -169,7 +191,7 @@ def foreign_world() -> ForeignWorld | None:
 
     In processes that a worker has started, the variables are those of the worker.
     """
-    if os.environ.get("ELASTRAIN_AGENT"):
+    if os.environ.get("ELASTRAIN_AGENT") or os.environ.get(_BITS):
         return None
     for launcher, size, rank, local in _WORLDS:
         if (count := _count(size)) > 1 and rank in os.environ:
@@ -189,7 +211,7 @@ def expected_place() -> tuple[int, int]:
 
     Raises ValueError if one of them is not a number.
     """
-    if _told("ELASTRAIN_AGENT") is None:
+    if _told("ELASTRAIN_AGENT") is None and _told(_BITS) is None:
         return 0, 1
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -254,10 +276,10 @@ def _is_same(one: str, other: str) -> bool:
     return one == other or ("://" not in one + other and os.path.realpath(one) == os.path.realpath(other))
 
 
-def statement_wish() -> EstimateWish | None:
+def doctor_wish() -> EstimateWish | BitsWish | None:
     """Return the request of `elastrain doctor`; None in every job."""
-    told = _told(NAME)
-    return EstimateWish(**json.loads(told)) if told else None
+    memory, bits = _told(NAME), _told(_BITS)
+    return EstimateWish(**json.loads(memory)) if memory else BitsWish(**json.loads(bits)) if bits else None
 
 
 def stages() -> int | None:
@@ -321,8 +343,5 @@ def read_environment() -> Environment:
 
 
 def tell_one_machine() -> None:
-    """Tell libraries in the process of a stream that it is alone.
-
-    They share their data out by these variables, but a job's members come and go.
-    """
+    """Tell libraries in the process of a stream, which share data out by these variables, that it is alone."""
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", NODE_RANK="0")

@@ -19,7 +19,8 @@ _CAUSES = (
     "a random generator of one's own in forward or dataset (torch.Generator, numpy.random.default_rng: draw from the "
     "default ones, which are seeded per micro-batch); a counter, tensor or buffer that is carried from one micro-batch "
     "to the next; another order of a set (PYTHONHASHSEED); another processor or thread count; "
-    "a kernel without a fixed order (torch.use_deterministic_algorithms(True) finds it)"
+    "a kernel without a fixed order (torch.use_deterministic_algorithms(True) finds it). "
+    "`elastrain doctor --bits SCRIPT` names the module in which it begins"
 )
 
 

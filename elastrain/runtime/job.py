@@ -18,11 +18,11 @@ from elastrain.base.environment import (
     Environment,
     checkpoint_options,
     claim,
+    doctor_wish,
     expected_place,
     parent_worker,
     read_environment,
     resume,
-    statement_wish,
     told_devices,
 )
 from elastrain.base.environment import stages as told_stages
@@ -39,6 +39,7 @@ from elastrain.runtime.assembly import (
     assemble,
     seed_generators,
 )
+from elastrain.runtime.bits.doctor_answers import Answer, answer_of
 from elastrain.runtime.carrying import refused
 from elastrain.runtime.evaluation import WHERE, Evaluating, Evaluator
 from elastrain.runtime.io.heartbeat import LoopHeartbeat
@@ -51,7 +52,6 @@ from elastrain.runtime.loop.exit_report import ExitReport, wrong_input_shown
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.loop_state import stateful
 from elastrain.runtime.memory.process_memory import Directories, MemoryLimit
-from elastrain.runtime.memory_answer import MemoryEstimate
 from elastrain.runtime.model.kernels import compute_device, import_compiler_late
 from elastrain.runtime.model.partition import check_given, describe
 from elastrain.runtime.ranks import Ranked, check_alone, check_group
@@ -67,7 +67,7 @@ _ONE_LOOP = (
     "between after a step of it, such as job.evaluate(…), under job.phase(…) where that takes long"
 )
 _NO_JOB = (
-    "elastrain doctor runs a script with stages up to its first micro-batch, as no job: leave out what asks for the "
+    "elastrain doctor runs a script up to its first micro-batches, as no job: leave out what asks for the "
     "job before its loop"
 )
 Model = TypeVar("Model", bound=nn.Module)
@@ -168,8 +168,8 @@ class Job(Ranked, Evaluating):
         self._open: tuple[Connections, ExitReport] | None = None
         self._prepared: Prepared | None = None
         self._loop: TrainingLoop | None = None
-        self._statement: MemoryEstimate | None = None
-        """The estimate that is made instead of a job under `elastrain doctor`, else None."""
+        self._statement: Answer | None = None
+        """The answer that is made instead of a job under `elastrain doctor`, else None."""
         self._lines = JobLines(chosen.environment.job, chosen.environment.member)
         self.loggers, self.log = self._lines.loggers, self._lines.log
 
@@ -230,9 +230,8 @@ class Job(Ranked, Evaluating):
         request = Request(
             model=inner, optimizer=optimizer, loader=loader, max_grad_norm=max_grad_norm, elementwise=elementwise
         )
-        if (wish := statement_wish()) is not None:
-            self._statement = MemoryEstimate(wish, request, layout, self._chosen)
-            self._statement.answer_at_once()
+        if (wish := doctor_wish()) is not None:
+            self._statement = answer_of(wish, request, layout, self._chosen)
             return model, optimizer, loader
         connections, last_words = self._opened()
         refused.check(device_of(compute_device(inner)), model, has_limit=self._chosen.limit is not None)

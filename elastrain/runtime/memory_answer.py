@@ -33,6 +33,7 @@ from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.flats import in_private_memory
 from elastrain.runtime.model.kernels import compute_device
 from elastrain.runtime.model.optimizer import PieceOptimizer
+from elastrain.runtime.settings import Settings
 
 
 class MemoryEstimate:
@@ -81,10 +82,11 @@ class MemoryEstimate:
         """Yield one step to the script's loop. Its first micro-batch is the tracing pass, after which it answers."""
         if until < 1:
             return
-        request, parts = self._request, self._step_parts()
+        request, settings = self._request, self._chosen.settings
+        parts = parts_without_job(request, self._model, settings)
         wish = PipelineWish(
             model=request.model,
-            stages=self._chosen.settings.stages,
+            stages=settings.stages,
             allocate=in_private_memory,
             traced=lambda traced, places: self.answer(model_bytes(self._model, traced, places)),
         )
@@ -95,21 +97,21 @@ class MemoryEstimate:
             request.loader.close()
         raise ConfigError("step 0 was left without a micro-batch: iterate over it, `for batch in step`")
 
-    def _step_parts(self) -> StepParts:
-        """Return the parts that a tracing pass needs. They report to no engine, agent or journal."""
-        model, state, settings = self._request.model, self._model, self._chosen.settings
-        layout = state.layout
-        return StepParts(
-            handover=LoopChannel(lambda: None),
-            model=state,
-            loader=self._request.loader,
-            randomness=BlockRandomness(model, layout.blocks, settings.seed, compute_device(model)),
-            untouched=MutationGuard(model, lambda: state.memory, [s.name for s in layout.parameters if not s.trained]),
-            layers=Layers(model),
-            run_length=settings.run_length,
-            reach=lambda step, phase: None,
-            log=lambda event, **values: None,
-        )
+
+def parts_without_job(request: Request, state: ModelState, settings: Settings) -> StepParts:
+    """Return the parts that a micro-batch needs. They report to no engine, agent or journal."""
+    model, layout = request.model, state.layout
+    return StepParts(
+        handover=LoopChannel(lambda: None),
+        model=state,
+        loader=request.loader,
+        randomness=BlockRandomness(model, layout.blocks, settings.seed, compute_device(model)),
+        untouched=MutationGuard(model, lambda: state.memory, [s.name for s in layout.parameters if not s.trained]),
+        layers=Layers(model),
+        run_length=settings.run_length,
+        reach=lambda step, phase: None,
+        log=lambda event, **values: None,
+    )
 
 
 def _moments(pieces: PieceOptimizer, layout: Layout) -> tuple[float, ...]:

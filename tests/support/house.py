@@ -64,6 +64,7 @@ CAPABILITIES = {
     "runtime.durable": "checkpoints",
     "runtime.memory": "memory limit",
     "runtime.memory_answer": "memory limit",
+    "runtime.bits": "wrong results",
     "runtime.faults": "faults on request",
     "memory": "memory limit",
     "pipeline": "pipelines",

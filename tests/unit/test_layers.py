@@ -54,6 +54,8 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.version",
         "elastrain.decisions.blame",
         "elastrain.decisions.membership",
+        "elastrain.integrity.bit_causes",
+        "elastrain.integrity.bit_traces",
         "elastrain.job.world",
         "elastrain.protocol.agent_messages",
         "elastrain.protocol.codec",

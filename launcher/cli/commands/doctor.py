@@ -1,4 +1,4 @@
-"""Command `elastrain doctor --memory`: report what each member of a job will hold in memory, before it starts."""
+"""Command `elastrain doctor`: what each member of a job will hold in memory, or what makes members' bits differ."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from elastrain.base.held_folder import held_folder
 from elastrain.base.processes import die_with_parent
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher.agent.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, Script
+from elastrain.launcher.cli.commands.bits import bits
 from elastrain.launcher.cli.options.checkpoint_options import CheckpointFlags
 from elastrain.launcher.cli.options.grouped import grouped
 from elastrain.launcher.cli.options.job_options import MemoryFlags
@@ -50,6 +51,9 @@ class QuestionFlags:
     """Options for what to report, and for which size of job."""
 
     memory: Annotated[bool, typer.Option("--memory", help="State the bytes that each member will hold.")] = False
+    bits: Annotated[bool, typer.Option("--bits", help="Name the first module whose bits differ on two members.")] = (
+        False
+    )
 
     nproc_per_node: Annotated[
         int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="Workers on each node.")
@@ -91,13 +95,18 @@ def doctor(
 
     With stages, it runs up to its first micro-batch, with blocks that compute nothing. The exit code is 1 if a member
     will hold more than --memory-limit.
+
+    With --bits, two members run it up to its first micro-batches, which they compute in another order, one after the
+    other. The exit code is 1 if a bit differs.
     """
-    if not question.memory:
-        raise ConfigError("doctor: say what to look at: --memory")
+    if question.memory == question.bits:
+        raise ConfigError("doctor: say what to look at: --memory or --bits")
     question.check()
     if not is_file(Path(script)):
         raise ConfigError(f"there is no script {script!r}: check the path")
     written = checkpoints.checkpoints()
+    if question.bits:
+        return bits(script, Script.of(script, args or []), as_json=as_json)
     # The script runs as a job of one, as under plain `python`, so variables set by a launcher are removed.
     around = {name: value for name in (MEMORY_LIMIT, OFFLOAD_DIRS) if (value := inherited(name))}
     environment = {**without("ELASTRAIN_"), **around, **replace(limits.limit(), stages=question.stages).environment()}

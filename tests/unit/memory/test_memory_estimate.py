@@ -157,8 +157,8 @@ def test_a_limit_has_room_by_what_workers_assume_and_what_leaves_counts_as_it_is
 
 
 def test_the_wish_travels_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert environment.statement_wish() is None
+    assert environment.doctor_wish() is None
     wish = EstimateWish(file="x", nodes=2, members_per_node=3, backups=0)
     for name, value in wish.environment().items():
         monkeypatch.setenv(name, value)
-    assert environment.statement_wish() == wish
+    assert environment.doctor_wish() == wish
