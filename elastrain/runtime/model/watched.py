@@ -201,7 +201,8 @@ def token_of(value: Any, depth: int = 3) -> Any:
     if isinstance(value, Tensor):
         return "tensor", id(value), 0 if value.is_inference() else value._version
     if type(value) in _CONTAINERS and len(value) <= _LOOKED_INTO and depth:
-        items = value.items() if isinstance(value, dict) else value
+        # Pairs of `items()` are made anew for each look, so that their ids would tell nothing.
+        items = [*value, *value.values()] if isinstance(value, dict) else value
         return type(value), [token_of(each, depth - 1) for each in items]
     return type(value), id(value), len(value) if type(value) in _CONTAINERS else 0
 
