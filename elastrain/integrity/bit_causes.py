@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastrain.integrity.bit_traces import ANYWHERE, DATA, Difference, Trace, difference_by_place, first_difference
+from elastrain.integrity.bit_traces import ANYWHERE, DATA, FirstDifference, Trace, difference_by_place, first_difference
 
 FACTORS = ("nothing", "order", "member", "hash", "memory")
-"""What distinguishes a control run from the first run: nothing, the order of the micro-batches, the rank and the
+"""Distinctions of a control run from the first run: nothing, the order of the micro-batches, the rank and the
 member's id, PYTHONHASHSEED, or the content of memory that was not written to. Tried in this order."""
 
 ADVICE = {
@@ -83,7 +83,7 @@ def finding(one: Trace, other: Trace, control: Callable[[str], Trace]) -> Findin
     return _found(found, "several", threads_differ=one.threads != other.threads)
 
 
-def _found(shown: Difference, factor: str, *, threads_differ: bool) -> Finding:
+def _found(shown: FirstDifference, factor: str, *, threads_differ: bool) -> Finding:
     cause, at = _cause(shown, factor, threads_differ=threads_differ), shown.at
     return Finding(
         module=at.module,
@@ -97,7 +97,7 @@ def _found(shown: Difference, factor: str, *, threads_differ: bool) -> Finding:
     )
 
 
-def _cause(shown: Difference, factor: str, *, threads_differ: bool) -> str:
+def _cause(shown: FirstDifference, factor: str, *, threads_differ: bool) -> str:
     """Return the likely cause, a key of ADVICE."""
     at = shown.at
     if at.draws == "own":
@@ -131,7 +131,7 @@ _READ = {
 """Factor -> sources that can make this difference."""
 
 
-def _carried(shown: Difference) -> dict[str, str]:
+def _carried(shown: FirstDifference) -> dict[str, str]:
     """Return the changed attributes of the differing module or, if it has none, of all modules, and their kinds."""
     every = {**shown.other.changed, **shown.one.changed}
     own = {name: kind for name, kind in every.items() if name.rpartition(".")[0] == shown.at.module}

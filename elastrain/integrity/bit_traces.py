@@ -67,7 +67,7 @@ class Trace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class FirstDifference:
     """Two records of one micro-batch with different results, and the first event in which they differ."""
 
     one: Recorded
@@ -80,7 +80,7 @@ class Difference:
     """False if the two called different operators from here on."""
 
 
-def difference(one: Recorded, other: Recorded) -> Difference | None:
+def difference(one: Recorded, other: Recorded) -> FirstDifference | None:
     """Return the first difference between two records of a micro-batch, or None if their results are equal.
 
     Operators whose results do not reach the loss or a gradient may differ.
@@ -91,19 +91,19 @@ def difference(one: Recorded, other: Recorded) -> Difference | None:
         same_way = (ours.module, ours.what, ours.way) == (theirs.module, theirs.what, theirs.way)
         if not same_way or ours.output != theirs.output:
             same = same_way and ours.inputs == theirs.inputs
-            return Difference(one=one, other=other, at=ours, same_inputs=same, same_way=same_way)
+            return FirstDifference(one=one, other=other, at=ours, same_inputs=same, same_way=same_way)
     names = [*one.results, *other.results]
     name = next(name for name in names if one.results.get(name) != other.results.get(name))
-    return Difference(one=one, other=other, at=Event(module=LOOP, what=name), same_inputs=False, same_way=False)
+    return FirstDifference(one=one, other=other, at=Event(module=LOOP, what=name), same_inputs=False, same_way=False)
 
 
-def first_difference(one: Trace, other: Trace) -> Difference | None:
+def first_difference(one: Trace, other: Trace) -> FirstDifference | None:
     """Return the first difference of a micro-batch of `other` to the first record of it in `one`, or None."""
     first = {each.number: each for each in reversed(one.micro_batches)}
     pairs = ((first[each.number], each) for each in other.micro_batches if each.number in first)
     return next(filter(None, (difference(*pair) for pair in pairs)), None)
 
 
-def difference_by_place(one: Trace, other: Trace) -> Difference | None:
+def difference_by_place(one: Trace, other: Trace) -> FirstDifference | None:
     """Return the first difference of two traces with one order of micro-batches, or None."""
     return next(filter(None, map(difference, one.micro_batches, other.micro_batches)), None)

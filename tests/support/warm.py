@@ -550,10 +550,11 @@ def _start_warm_too() -> None:
 
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    from elastrain.launcher.cli.commands import doctor
+    from elastrain.launcher.cli.commands import bits, doctor
 
     subprocess_handler.Popen = Popen  # type: ignore[attr-defined]
-    doctor.subprocess = SimpleNamespace(run=partial(run, timeout=600))  # type: ignore[attr-defined,assignment]
+    for command in (bits, doctor):
+        command.subprocess = SimpleNamespace(run=partial(run, timeout=600))  # type: ignore[attr-defined,assignment]
     cold, serve_one = multiprocessing.util.spawnv_passfds, multiprocessing.forkserver._serve_one  # type: ignore
 
     def spawn(path: Any, arguments: Sequence[Any], fds: Sequence[int]) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from elastrain.base.environment import BitsWish, EstimateWish
@@ -17,9 +18,7 @@ from elastrain.runtime.assembly import Chosen, Request
 from elastrain.runtime.bits.operator_recorder import OperatorRecorder
 from elastrain.runtime.bits.value_sources import ValueSources
 from elastrain.runtime.loop.computed_run import StepParts, load, scaled, went_by
-from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop.told_numbers import check_loss, check_name, figure_of, weight_of
-from elastrain.runtime.loop_state.loop_state import LoopSnapshot
 from elastrain.runtime.memory_answer import MemoryEstimate, parts_without_job
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.flats import in_private_memory
@@ -36,16 +35,14 @@ class BitsRecording:
         self._wish, self._request, self._settings = wish, request, chosen.settings
         self._model = ModelState(request.model, layout, in_private_memory)
 
-    def steps(self, until: int) -> Iterator[Step]:
+    def steps(self, until: int) -> Iterator[Any]:
         """Yield one step to the script's loop. Its end writes the trace and ends the process. Raises ConfigError."""
         if until < 1:
             return
         self._begin_alike()
         self._request.loader.start(0, lambda step: ())
         try:
-            yield _RecordedStep(
-                self._wish, self._request, parts_without_job(self._request, self._model, self._settings)
-            )
+            yield RecordedStep(self._wish, self._request, parts_without_job(self._request, self._model, self._settings))
         finally:
             self._request.loader.close()
         raise ConfigError("step 0 was left without a micro-batch: iterate over it, `for batch in step`")
@@ -54,14 +51,14 @@ class BitsRecording:
         """Begin with the first process's parameters, as all members of a job do."""
         memory, place = self._model.memory, Path(self._wish.initial)
         if place.is_file():
-            for name, value in torch.load(place, weights_only=True).items():
+            for name, value in load_file(place).items():
                 memory[name].copy_(value)
         else:
-            torch.save(memory, place)
+            save_file(memory, place)
 
 
 Answer = MemoryEstimate | BitsRecording
-"""What `elastrain doctor` makes of a script instead of a job."""
+"""The kinds of answers that a script gives instead of joining a job."""
 
 
 def answer_of(wish: EstimateWish | BitsWish, request: Request, layout: Layout, chosen: Chosen) -> Answer:
@@ -73,30 +70,25 @@ def answer_of(wish: EstimateWish | BitsWish, request: Request, layout: Layout, c
     return estimate
 
 
-class _RecordedStep(Step):
-    """A step that computes some micro-batches in a chosen order, records them, and applies nothing."""
+class RecordedStep:
+    """The first step, as a loop sees it. It records some micro-batches in a chosen order, and applies nothing."""
 
     def __init__(self, wish: BitsWish, request: Request, parts: StepParts) -> None:
-        super().__init__(0, parts, LoopSnapshot("", {}, {}), lambda: None)
-        self._wish, self._of = wish, request.model
+        self.number = self.epoch = 0
+        self._wish, self._of, self._parts = wish, request.model, parts
+        self._recorder = OperatorRecorder(request.model, wish.fill)
         self._attributes = PlainAttributes(request.model)
         self._is_due = False
-        self._at = 0
         self._results: dict[str, int] = {}
         self._done: list[Recorded] = []
-
-    @property
-    def micro_batch(self) -> int | None:
-        """The micro-batch that is being computed, for error reports."""
-        return self._at
 
     def __iter__(self) -> Iterator[Any]:
         parts = self._parts
         numbers = list(range(min(_MOST, parts.loader.micro_batches)))
         order = numbers[::-1] if self._wish.is_reversed else numbers
-        for self._at in (*order, order[0]):
-            data = load(parts, self.number, self._at)
-            parts.randomness.begin(self.number, self._at)
+        for at in (*order, order[0]):
+            data = load(parts, self.number, at)
+            parts.randomness.begin(self.number, at)
             torch.clear_autocast_cache()
             parts.model.statistics.begin()
             self._results, self._is_due = {}, True
@@ -105,8 +97,8 @@ class _RecordedStep(Step):
             with self._recorder, ValueSources(self._recorder.place) as sources:
                 yield data
             if self._is_due:
-                raise went_by(f"micro-batch {self._at} of step {self.number}")
-            self._end(sources)
+                raise went_by(f"micro-batch {at} of step {self.number}")
+            self._end(at, sources)
         trace = Trace(threads=torch.get_num_threads(), micro_batches=tuple(self._done))
         Path(self._wish.file).write_text(trace.to_json())
         raise SystemExit(0)  # the script is not to go on, because it has trained nothing
@@ -137,13 +129,11 @@ class _RecordedStep(Step):
     def _result(self, module: str, what: str, value: Any) -> None:
         self._results[what] = self._recorder.note(module, what, value)
 
-    def _end(self, sources: ValueSources) -> None:
+    def _end(self, at: int, sources: ValueSources) -> None:
         changed = {name: _kind(value) for name, value, _ in self._attributes.changed(is_thorough=True, has_hooks=False)}
         events: tuple[Event, ...] = tuple(self._recorder.events)
         self._done.append(
-            Recorded(
-                number=self._at, events=events, results=self._results, changed=changed, sources=sources.by_module()
-            )
+            Recorded(number=at, events=events, results=self._results, changed=changed, sources=sources.by_module())
         )
 
 
