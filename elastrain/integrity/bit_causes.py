@@ -57,7 +57,7 @@ class Finding:
     micro_batch: int
     cause: str
     factor: str
-    """What has to change between two runs for the difference to show; see FACTORS. "several": more than one of them."""
+    """The change between two runs that shows the difference; see FACTORS. "several": it takes more than one of them."""
     advice: str
     changed: tuple[str, ...] = ()
     """Attributes and buffers that the forward changes, if they are the cause."""
@@ -75,6 +75,8 @@ def finding(one: Trace, other: Trace, control: Callable[[str], Trace]) -> Findin
     found = first_difference(one, other)
     if found is None:
         return None
+    # "nothing" first: what differs by itself would differ in every other control run, too.
+    # The memory's content is last, because few scripts read memory that nothing was written to.
     for factor in FACTORS:
         again = control(factor)
         shown = first_difference(one, again) if factor == "order" else difference_by_place(one, again)
@@ -100,14 +102,17 @@ def _found(shown: FirstDifference, factor: str, *, threads_differ: bool) -> Find
 def _cause(shown: FirstDifference, factor: str, *, threads_differ: bool) -> str:
     """Return the likely cause, a key of ADVICE."""
     at = shown.at
+    # What the operator itself shows comes first, because it needs no guess: its generator, its inputs, the threads.
     if at.draws == "own":
         return "generator"
     if at.draws and shown.same_inputs:
         return "reseeded"
     if threads_differ and shown.same_inputs:
         return "threads"
+    # The control run has changed these two things alone, so they are the cause.
     if factor in ("memory", "hash"):
         return {"memory": "uninitialised", "hash": "hash order"}[factor]
+    # The batch has no inputs: what differs in it was read or drawn.
     if factor == "nothing" and shown.same_inputs and at.module != DATA:
         return "kernel"
     read = {
@@ -134,5 +139,6 @@ _READ = {
 def _carried(shown: FirstDifference) -> dict[str, str]:
     """Return the changed attributes of the differing module or, if it has none, of all modules, and their kinds."""
     every = {**shown.other.changed, **shown.one.changed}
+    # A value that the differing module carries is a likelier cause than one of another module.
     own = {name: kind for name, kind in every.items() if name.rpartition(".")[0] == shown.at.module}
     return own or every

@@ -16,7 +16,7 @@ ANYWHERE = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class OperatorCall:
     """One operator call of a micro-batch, or one of its values: the batch, the loss, or a parameter's gradient."""
 
     module: str
@@ -38,7 +38,7 @@ class Recorded:
     """One micro-batch as one process computed it."""
 
     number: int
-    events: tuple[Event, ...]
+    events: tuple[OperatorCall, ...]
     results: Mapping[str, int]
     """Name -> digest of the values that a job uses: the loss, gradients, running statistics, and figures."""
     changed: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +62,10 @@ class Trace:
     def from_json(cls, text: str) -> Trace:
         """Return the trace that `to_json` wrote. Raises KeyError, TypeError or ValueError for other text."""
         told = json.loads(text)
-        made = [{**each, "events": tuple(Event(**event) for event in each["events"])} for each in told["micro_batches"]]
+        made = [
+            {**each, "events": tuple(OperatorCall(**event) for event in each["events"])}
+            for each in told["micro_batches"]
+        ]
         return cls(threads=told["threads"], micro_batches=tuple(Recorded(**each) for each in made))
 
 
@@ -72,7 +75,7 @@ class FirstDifference:
 
     one: Recorded
     other: Recorded
-    at: Event
+    at: OperatorCall
     """The first differing event, as in `one`."""
     same_inputs: bool
     """True if the operator got the same arguments in both, so that the operator itself made the difference."""
@@ -87,18 +90,23 @@ def difference(one: Recorded, other: Recorded) -> FirstDifference | None:
     """
     if one.results == other.results:
         return None
+    # Inputs are not compared here: memory that is about to be overwritten may differ, and what matters comes out again.
     for ours, theirs in zip(one.events, other.events, strict=False):
         same_way = (ours.module, ours.what, ours.way) == (theirs.module, theirs.what, theirs.way)
         if not same_way or ours.output != theirs.output:
             same = same_way and ours.inputs == theirs.inputs
             return FirstDifference(one=one, other=other, at=ours, same_inputs=same, same_way=same_way)
+    # Behind equal events only a value that no operator made can differ, such as a weight or another number of them.
     names = [*one.results, *other.results]
     name = next(name for name in names if one.results.get(name) != other.results.get(name))
-    return FirstDifference(one=one, other=other, at=Event(module=LOOP, what=name), same_inputs=False, same_way=False)
+    return FirstDifference(
+        one=one, other=other, at=OperatorCall(module=LOOP, what=name), same_inputs=False, same_way=False
+    )
 
 
 def first_difference(one: Trace, other: Trace) -> FirstDifference | None:
     """Return the first difference of a micro-batch of `other` to the first record of it in `one`, or None."""
+    # Reversed, so that of several records of one micro-batch the first one stays.
     first = {each.number: each for each in reversed(one.micro_batches)}
     pairs = ((first[each.number], each) for each in other.micro_batches if each.number in first)
     return next(filter(None, (difference(*pair) for pair in pairs)), None)

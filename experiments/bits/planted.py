@@ -66,7 +66,8 @@ class RacySum(torch.autograd.Function):
 
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:
-        return torch.ops.planted.racy_sum(x)
+        total: Tensor = torch.ops.planted.racy_sum(x)
+        return total
 
     @staticmethod
     def backward(_: Any, *gradients: Tensor) -> Any:
@@ -84,18 +85,22 @@ def racy_sum(x: Tensor) -> Tensor:
             total.add_(row)
 
     threads = [threading.Thread(target=add, args=(x[at::4].detach(), wait[at::4])) for at in range(4)]
-    [each.start() for each in threads]
-    [each.join() for each in threads]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
     return total
 
 
 def atomics(layer: Planted, x: Tensor) -> Tensor:
     noise = torch.linspace(-1.0, 1.0, 32 * WIDTH).view(32, WIDTH) ** 3
-    return x + RacySum.apply(noise * x.mean(0, keepdim=True))
+    total: Tensor = RacySum.apply(noise * x.mean(0, keepdim=True))  # type: ignore[no-untyped-call]
+    return x + total
 
 
 def threads(layer: Planted, x: Tensor) -> Tensor:
-    return x * (x.mean() * torch.linspace(-1.0, 1.1, 3_000_001)).exp().sum() * 1e-7
+    total: Tensor = (x.mean() * torch.linspace(-1.0, 1.1, 3_000_001)).exp().sum()
+    return x * total * 1e-7
 
 
 def hash_order(layer: Planted, x: Tensor) -> Tensor:

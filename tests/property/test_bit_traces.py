@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elastrain.integrity.bit_causes import ADVICE, FACTORS, finding
 from elastrain.integrity.bit_traces import (
-    Event,
+    OperatorCall,
     Recorded,
     Trace,
     difference,
@@ -18,7 +18,7 @@ from elastrain.integrity.bit_traces import (
 )
 
 EVENTS = st.builds(
-    Event,
+    OperatorCall,
     module=st.sampled_from(("a", "b.c", "the model")),
     what=st.sampled_from(("aten.add.Tensor", "aten.mm.default", "batch")),
     way=st.sampled_from(("forward", "backward", "recomputed")),

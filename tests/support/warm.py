@@ -554,7 +554,7 @@ def _start_warm_too() -> None:
 
     subprocess_handler.Popen = Popen  # type: ignore[attr-defined]
     for command in (bits, doctor):
-        command.subprocess = SimpleNamespace(run=partial(run, timeout=600))  # type: ignore[attr-defined,assignment]
+        command.subprocess = SimpleNamespace(run=partial(run, timeout=600))  # type: ignore[attr-defined]
     cold, serve_one = multiprocessing.util.spawnv_passfds, multiprocessing.forkserver._serve_one  # type: ignore
 
     def spawn(path: Any, arguments: Sequence[Any], fds: Sequence[int]) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from elastrain.base.environment import BitsWish, EstimateWish
 from elastrain.errors import ConfigError
-from elastrain.integrity.bit_traces import DATA, LOOP, Event, Recorded, Trace
+from elastrain.integrity.bit_traces import DATA, LOOP, OperatorCall, Recorded, Trace
 from elastrain.job.layout import Layout
 from elastrain.runtime.assembly import Chosen, Request
 from elastrain.runtime.bits.operator_recorder import OperatorRecorder
@@ -131,7 +131,7 @@ class RecordedStep:
 
     def _end(self, at: int, sources: ValueSources) -> None:
         changed = {name: _kind(value) for name, value, _ in self._attributes.changed(is_thorough=True, has_hooks=False)}
-        events: tuple[Event, ...] = tuple(self._recorder.events)
+        events: tuple[OperatorCall, ...] = tuple(self._recorder.events)
         self._done.append(
             Recorded(number=at, events=events, results=self._results, changed=changed, sources=sources.by_module())
         )

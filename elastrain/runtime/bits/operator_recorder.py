@@ -12,7 +12,7 @@ from torch.nn.modules import module as of_modules
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from elastrain.integrity.bit_traces import LOOP, MODEL, Event
+from elastrain.integrity.bit_traces import LOOP, MODEL, OperatorCall
 from elastrain.pipeline.stubs.naming import plain_name
 from elastrain.runtime.model.watched import sums_of
 
@@ -26,7 +26,7 @@ class OperatorRecorder(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, fill: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.events: list[Event] = []
+        self.events: list[OperatorCall] = []
         self.root = MODEL
         self._fill = fill
         self._names = {module: plain_name(path) or MODEL for path, module in model.named_modules()}
@@ -57,13 +57,15 @@ class OperatorRecorder(TorchDispatchMode):
         inputs, draws, module = digest_of((args, kwargs)), _draws(func, args, kwargs), self.place()
         output = func(*args, **kwargs)
         told = digest_of(output)
-        self.events.append(Event(module=module, what=name, way=self._way(), output=told, inputs=inputs, draws=draws))
+        self.events.append(
+            OperatorCall(module=module, what=name, way=self._way(), output=told, inputs=inputs, draws=draws)
+        )
         return output
 
     def note(self, module: str, what: str, value: Any) -> int:
         """Record a value that is no operator's result, and return its digest."""
         told = digest_of(value)
-        self.events.append(Event(module=module, what=what, way=self._way(), output=told))
+        self.events.append(OperatorCall(module=module, what=what, way=self._way(), output=told))
         return told
 
     def place(self) -> str:

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from elastrain.integrity.bit_causes import finding
-from elastrain.integrity.bit_traces import ANYWHERE, DATA, Event, Recorded, Trace
+from elastrain.integrity.bit_traces import ANYWHERE, DATA, OperatorCall, Recorded, Trace
 from elastrain.integrity.checks import difference
 from elastrain.job.values import Check
 
 
 def recorded(loss: int, **event: Any) -> Recorded:
     told: dict[str, Any] = {name: event.pop(name) for name in ("changed", "sources") if name in event}
-    called = Event(**{"module": "a", "what": "aten.mul.Tensor", **event})
+    called = OperatorCall(**{"module": "a", "what": "aten.mul.Tensor", **event})
     return Recorded(number=0, events=(called,), results={"loss": loss}, **told)
 
 

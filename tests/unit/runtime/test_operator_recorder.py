@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from elastrain.integrity.bit_traces import ANYWHERE, LOOP, Event
+from elastrain.integrity.bit_traces import ANYWHERE, LOOP, OperatorCall
 from elastrain.runtime.bits.operator_recorder import OperatorRecorder, digest_of
 from elastrain.runtime.bits.value_sources import ValueSources
 
@@ -28,7 +28,7 @@ class Net(nn.Module):
         return y * 2
 
 
-def recorded(model: nn.Module, *, fill: int = 0) -> list[Event]:
+def recorded(model: nn.Module, *, fill: int = 0) -> list[OperatorCall]:
     torch.manual_seed(0)
     with OperatorRecorder(model, fill) as recorder:
         (model(torch.ones(2, 3)).sum() * 3).backward()
