@@ -89,7 +89,9 @@ def outcome(cell: Cell) -> str:
             "offload": ("--memory-limit", "4G", "--offload-dir", folder),
         }[cell.way]
         run = run_job(Path(folder), workers=2, script=SCRIPT, arguments=cell.arguments, faults=(KILL,), options=options)
+        struck = run.phases_struck()
     if run.exit_code == 0:
+        assert struck, f"{cell}: nothing was killed"
         told = _told(run.output)
         assert told and set(told) == {expected(cell.arguments)}, f"{cell}: {told}, not {expected(cell.arguments)}"
         return "works"
