@@ -176,7 +176,7 @@ class Engine:
     def _on_message(self, message: am.ToWorker) -> None:
         match message:
             case am.NewView(view=view):
-                self._journal_view("view", view)
+                self._notes.note_view("view", view)
                 self._handle(p.Viewed(view=view))
             case am.FirstCommitAllowed():
                 self._handle(p.CommitAllowed())
@@ -309,7 +309,7 @@ class Engine:
         before, self.view = self.view, view
         self._pace.recovery.begin()
         self._pace.loop.let_loop_go_first(0.0)  # a new primary may need the update that it has put off as a backup
-        self._journal_view("edit", view)
+        self._notes.note_view("edit", view)
         peers = [Peer(id=m.id, node=m.node, address=m.address) for m in view.members]
         renew = before is not None and view.links_since > before.generation
         self._parts.mesh.edit(view.generation, peers, links="all", renew=renew)
@@ -340,9 +340,6 @@ class Engine:
         if self._parts.memory is not None and (told := self._parts.memory.passed()) is not None:
             self._events.append(told)
         self._parts.executor.check_is_over()
-
-    def _journal_view(self, event: str, view: View) -> None:
-        self._parts.journal.write(event, generation=view.generation, members=list(view.ids), reason=view.reason)
 
     def _suspect_the_silent(self) -> None:
         if self.view is not None:

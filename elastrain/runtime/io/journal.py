@@ -74,6 +74,10 @@ class Notes:
             self._journal.write("waits", step=step, reason=reason)
             self._agent.say(am.WaitReason(step=step, reason=reason))
 
+    def note_view(self, event: str, view: View) -> None:
+        """Write a line about a view to the journal."""
+        self._journal.write(event, generation=view.generation, members=list(view.ids), reason=view.reason)
+
     def resumed(self, command: p.Resumed) -> None:
         """Note that the step continues in a new view."""
         recovery, rerouting, generation = command.recovery, command.rerouting, command.view.generation
