@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 import elastrain
 from elastrain.errors import ConfigError
 from elastrain.integrations.accelerator_arguments import PRECISIONS, check, steps_of, wanted
-from elastrain.integrations.adapter import claim, require
+from elastrain.integrations.adapter import claim, current_device, require
 from elastrain.integrations.one_process import OneProcess
 from elastrain.integrations.prepared import EvaluationLoader, Parts, Scheduler, TrainingLoader, job_loader, only
 from elastrain.integrations.process_state import (
@@ -86,8 +86,7 @@ class Accelerator(OneProcess):
         self.job = job or elastrain.init(loss_scale="dynamic" if fp16 else None)
         self.state = accelerate.PartialState(cpu=cpu)
         set_rank(self.job.rank)
-        has_cuda = torch.cuda.is_available() and not cpu
-        self.device = torch.device("cuda", torch.cuda.current_device()) if has_cuda else torch.device("cpu")
+        self.device = current_device(cpu=cpu)
         self._with_optimizer, self._max_grad_norm = step_scheduler_with_optimizer, max_grad_norm
         self._parts = Parts()
 

@@ -6,6 +6,8 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
+import torch
+
 from elastrain.errors import ConfigError
 
 _claimed: str | None = None
@@ -59,3 +61,9 @@ def _numbers(text: str) -> tuple[int, ...]:
             break
         found.append(int(part))
     return tuple(found)
+
+
+def current_device(*, cpu: bool = False) -> torch.device:
+    """Return the device that the job has chosen for this worker: the current accelerator's, else the CPU."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() and not cpu else None
+    return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())

@@ -84,7 +84,7 @@ class ElastrainStrategy(SingleDeviceStrategy):
         self._evaluation_timeout_s = evaluation_timeout
         self._phases = ExitStack()
         self._trainer: Any = None
-        self._batches: _Batches | None = None
+        self._batches: _LightningBatches | None = None
         self._micro_batch: Any = None
         self._loss: Tensor | None = None
         self._refresh_rank()
@@ -151,7 +151,7 @@ class ElastrainStrategy(SingleDeviceStrategy):
                     self.job.register(f"{name} of {type(callback).__name__} {number}", thing)
         ends = [trainer.max_steps] if trainer.max_steps >= 0 else []
         ends += [trainer.max_epochs * loader.steps_per_epoch] if (trainer.max_epochs or -1) >= 0 else []
-        self._batches = _Batches(self, loader, dataloader.batch_size, place, min(ends, default=_ENDLESS))
+        self._batches = _LightningBatches(self, loader, dataloader.batch_size, place, min(ends, default=_ENDLESS))
         return self._batches
 
     def _loader(self, given: DataLoader[Any], accumulated: int) -> elastrain.DataLoader:
@@ -259,7 +259,7 @@ class ElastrainStrategy(SingleDeviceStrategy):
             self._refresh_rank()
 
 
-class _Batches:
+class _LightningBatches:
     """The batches of one epoch, over which Lightning's loop iterates. It begins the job's steps, one after another.
 
     `step`: the step that is open.

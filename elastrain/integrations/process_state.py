@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from elastrain.base.processes import say
 from elastrain.comm.autoload import NAME
-from elastrain.integrations.adapter import require
+from elastrain.integrations.adapter import current_device, require
 
 ACCELERATE_MINIMUM = "1.10"
 LONG_WORK_TIMEOUT_S = 3_600.0
@@ -54,8 +52,8 @@ def set_rank(rank: int) -> None:
     shared = require("accelerate", ACCELERATE_MINIMUM).state.PartialState._shared_state
     if shared:
         shared.update(process_index=rank, local_process_index=rank)
-        if shared["device"].type == "cuda":  # the job has chosen the worker's device
-            shared["device"] = torch.device("cuda", torch.cuda.current_device())
+        if shared["device"].type != "cpu":  # the job has chosen the worker's device
+            shared["device"] = current_device()
 
 
 def settle_config(model: Any) -> None:

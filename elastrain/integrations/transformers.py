@@ -16,7 +16,7 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 import elastrain
 from elastrain.errors import ConfigError
-from elastrain.integrations.adapter import claim, require
+from elastrain.integrations.adapter import claim, current_device, require
 from elastrain.integrations.process_state import (
     LONG_WORK_TIMEOUT_S,
     know_elastrain,
@@ -41,7 +41,7 @@ _REFUSED: Mapping[str, str] = {
     "auto_find_batch_size": "the batch must not depend on a member's memory",
     "enable_jit_checkpoint": "the other members go on after a loss; `elastrain run --checkpoint-dir` is for the rest",
     "push_to_hub": "push the model once training has ended",
-    "torch_empty_cache_steps": "call torch.cuda.empty_cache() in a callback",
+    "torch_empty_cache_steps": "empty the cache in a callback",
 }
 """Arguments that have no meaning in a job, and why."""
 _OVERRIDDEN = ("training_step", "get_train_dataloader", "get_batch_samples")
@@ -78,8 +78,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
         _check(given, type(self), kwargs)
         self.job = job or elastrain.init(seed=given.seed, loss_scale="dynamic" if given.fp16 else None)
         set_rank(self.job.rank)
-        if given.device.type == "cuda":
-            given.__dict__["_setup_devices"] = torch.device("cuda", torch.cuda.current_device())
+        if given.device.type != "cpu":
+            given.__dict__["_setup_devices"] = current_device()
             given._n_gpu = 1
         loggers = _loggers(given)
         super().__init__(*args, **kwargs)
@@ -120,7 +120,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
     ) -> Any:
         """Train over the steps of the job, with callbacks, evaluations and checkpoints between two of them."""
         loader = self._loader()
-        batches = _Batches(self.train_dataset, loader.steps_per_epoch * args.gradient_accumulation_steps)
+        batches = _EpochBatches(self.train_dataset, loader.steps_per_epoch * args.gradient_accumulation_steps)
         epochs, per_epoch, _, samples, _, _, max_steps = self.set_initial_training_values(args, batches)
         self._init_training_state(max_steps, per_epoch, epochs, resume_from_checkpoint, trial)
         self._begin(loader, max_steps, resume_from_checkpoint)
@@ -285,7 +285,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
             self.job.log(logs)
 
 
-class _Batches:
+class _EpochBatches:
     """The size of the training data, as transformers counts it in batches."""
 
     def __init__(self, dataset: Any, count: int) -> None:

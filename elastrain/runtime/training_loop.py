@@ -58,7 +58,6 @@ class TrainingLoop:
         self._parts = prepared.parts
         self._settings = settings
         self._connections = connections
-        self._me = connections.agent.me
         # That of the memory, which stays where it is when the script moves its parameters.
         self._device = max(prepared.parts.model.memory.values(), key=lambda whole: whole.nbytes).device
         self._last_words = last_words
@@ -69,7 +68,7 @@ class TrainingLoop:
         self._carried.counted = prepared.optimizer.counted
         self._loaded: dict[str, str] = {}
         """Digest of what the script has loaded, which members compare in the job's first step."""
-        self.evaluator = Evaluator(self._me, prepared, registered, lambda: last_words.step)
+        self.evaluator = Evaluator(connections.agent.me, prepared, registered, lambda: last_words.step)
         self._reads = DeviceReads()
         self._numbers = LoopNumbers(registered.values())
 
@@ -106,7 +105,7 @@ class TrainingLoop:
     def _is_first(self) -> bool:
         """Return True if this member has rank 0 in the current view."""
         view = self._prepared.engine.view
-        return view is not None and view.ids[:1] == (self._me,)
+        return view is not None and view.ids[:1] == (self._connections.agent.me,)
 
     def _committed(self, record: Record) -> None:
         self._prepared.optimizer.committed(record)
@@ -189,7 +188,7 @@ class TrainingLoop:
             parts.layers.load_state_dict(stored.buffers(parts.layers.state_dict()))
             if (loop := stored.loop()) is not None:
                 self._carried.load(*loop, stored.changed(spec))
-                if (view := self._prepared.engine.view) is not None and view.ids[0] == self._me:
+                if (view := self._prepared.engine.view) is not None and view.ids[0] == self._connections.agent.me:
                     self._say_numbers(entered.step)
                 if not stored.accepts_changes:
                     self._carried.course.resume(loop[0])
@@ -207,7 +206,7 @@ class TrainingLoop:
     def _say_numbers(self, step: int) -> None:
         """Say which numbers of the script's loop differ from the job's; in a resumed job, rank 0 says it for all."""
         if sentence := self._numbers.difference(self._carried.numbers):
-            say(f"{self._me} begins with step {step}: {sentence}")
+            say(f"{self._connections.agent.me} begins with step {step}: {sentence}")
             self._connections.journal.write("numbers_differ", step=step, reason=sentence)
 
     def _begin(self, number: int) -> LoopSnapshot:
@@ -304,23 +303,25 @@ class TrainingLoop:
         """Return the micro-batches that this member computes in an undisturbed step, for the loader to prefetch."""
         pipelines = self._prepared.pipelines
         if pipelines is not None and pipelines.has_plan:
-            return pipelines.expected(self._me)
+            return pipelines.expected(self._connections.agent.me)
         view = self._prepared.engine.view
-        if view is None or self._me not in view:
+        if view is None or self._connections.agent.me not in view:
             return ()
         length, total = self._settings.run_length, self._parts.loader.micro_batches
         runs = plan(view.ids, -(-total // length), view.quotas)
-        mine = [m for run in runs[self._me] for m in range(run * length, min(total, (run + 1) * length))]
+        mine = [
+            m for run in runs[self._connections.agent.me] for m in range(run * length, min(total, (run + 1) * length))
+        ]
         if Due(self._prepared.first_step, self._settings.cross_check_every).is_in(step):
             firsts = probes(runs)
-            owner = neighbour(self._me, view.ids, firsts)
+            owner = neighbour(self._connections.agent.me, view.ids, firsts)
             mine += [] if owner is None else [firsts[owner] * length]
-        audited = duties(self._settings.audit_plan, step, runs, self._me)
+        audited = duties(self._settings.audit_plan, step, runs, self._connections.agent.me)
         return [*mine, *(m for run in audited for m in range(run * length, min(total, (run + 1) * length)))]
 
     def _loader_died(self, sentence: str) -> None:
         self._connections.journal.write("loader_died", reason=sentence)
-        say(f"{self._me}: {sentence}")
+        say(f"{self._connections.agent.me}: {sentence}")
 
 
 _RAISE_AGAIN = {dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"]}

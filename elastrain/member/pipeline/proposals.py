@@ -24,7 +24,7 @@ from elastrain.pipeline.planner.step_profile import JobProfile, Measured, fitted
 from elastrain.pipeline.planning import PlanWish, first_plan, next_plan, pipelines_wanted
 
 FLOPS_PER_S = 1e12
-"""Where a profile begins. Every block is measured before the planner is asked."""
+"""Speed with which a profile begins. Every block is measured before the planner is asked."""
 
 
 class Proposals(MemberPart):

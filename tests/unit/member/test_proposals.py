@@ -89,7 +89,7 @@ def test_the_planner_is_asked_once_every_block_was_measured() -> None:
     (question,) = made.questions()
     assert question.question.present == PLAN
     assert question.question.members == ("a", "b")
-    assert not question.question.is_split, "members compute no split backward"
+    assert question.question.is_split == PLAN.is_split
     assert question.question.least_members == 2, "nobody knows the members' memory"
     assert made.questions() == [], "it was asked"
 

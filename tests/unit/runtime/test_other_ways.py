@@ -200,10 +200,10 @@ def test_where_the_maker_does_not_look_at_who_takes_what_tensors_are_mixed_up(mo
     """The rule broken: what takes a number first is sent under it, whatever else takes it."""
 
     def collect(passed: StubPass, tensor: Tensor, numbers: Sequence[int], at: tuple[int, int], block: str) -> None:
-        for each in passed._numbers(tensor, numbers, passed._going):
+        for each in passed._numbers(tensor, numbers, passed._collected):
             found = passed.give(tensor, [each], at) if is_fake(tensor) else tensor
-            if found is not None:
-                passed._collected.setdefault(each, (found, found._version, block))
+            if found is not None and passed._collected[each] is None:
+                passed._collected[each] = (found, found._version, block)
 
     monkeypatch.setattr(StubPass, "collect", collect)
     assert _in_pipeline(Joined, (3, 4)) != alone(Case(Joined, (3, 4)), 1).found
