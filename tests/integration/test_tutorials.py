@@ -10,12 +10,18 @@ from tests.support.snippets import TUTORIALS, Snippet, SnippetError, compare, pl
 from tests.support.training import environment
 
 pytestmark = pytest.mark.slow
+LIBRARIES = {"streams=": "torchdata", "integrations.lightning": "lightning", "integrations.accelerate": "accelerate"}
+"""What a page has in its snippets -> the library that it needs."""
 PAGES = sorted(TUTORIALS.glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_every_snippet_does_what_its_page_says(page: Path, tmp_path: Path) -> None:
-    play(page.read_text(), tmp_path, environment(ELASTRAIN_HOME=str(tmp_path / "state")))
+    text = page.read_text()
+    for library in LIBRARIES:
+        if library in text:
+            pytest.importorskip(LIBRARIES[library], reason="pip install 'elastrain[integrations]'")
+    play(text, tmp_path, environment(ELASTRAIN_HOME=str(tmp_path / "state")))
 
 
 def test_what_is_planted_is_found() -> None:

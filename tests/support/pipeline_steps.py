@@ -134,8 +134,8 @@ class DeskHandover:
         name = desk.shape.name(action.micro_batch, cut, Direction.ACTIVATION if forward else Direction.GRADIENT)
         self._slot = self._slots.setdefault(task, self._state.new_slot())
         if action.kind is ActionKind.WEIGHT:
-            command = p.WeightGradients(step=0, task=task, micro_batch=action.micro_batch)
-            return TaskAssignment(command, self._slot, None)
+            left = p.WeightGradients(step=0, task=task, micro_batch=action.micro_batch)
+            return TaskAssignment(left, self._slot, None)
         received = None if forward and cut == 0 else post.kept[name]
         kind = p.Forward if forward else p.Backward
         command = kind(step=0, task=task, micro_batch=action.micro_batch, is_split=desk.splits(task))
