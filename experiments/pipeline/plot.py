@@ -9,7 +9,7 @@ from pathlib import Path
 from experiments.pipeline.figures import Action
 from experiments.timeline import LOST, figure, save
 
-COLOURS = {"forward": "#2b6cb0", "backward": "#2f855a"}
+COLOURS = {"forward": "#2b6cb0", "backward": "#2f855a", "weight": "#b7791f"}
 
 
 def apart(done: Sequence[Action]) -> list[Action]:
