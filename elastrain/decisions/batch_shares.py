@@ -6,7 +6,7 @@ more of them, and a lost member leaves few behind.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from heapq import heappop
 
 from elastrain.job.figures import FigureSum, written
@@ -21,7 +21,7 @@ class Shares:
 
     def __init__(self, plan: str, batches: int) -> None:
         self.plan = plan
-        """Data and batches, in words; equal on all members."""
+        """The call with its data and batches, in words; equal on all members."""
         self.come: set[str] = set()
         """Members that have said in this view that they are in this evaluation, or that it is none of theirs."""
         self._tally = FigureSum(batches)
@@ -52,8 +52,8 @@ class Shares:
         """Let a member take part. Evaluations of different data fail."""
         if plan != self.plan:
             self._problem = self._problem or (
-                f"job.evaluate(…) got {self.plan} on one member and {plan} on {member}: evaluate the same dataset in "
-                "the same batches on all members"
+                f"{self.plan} was called on one member and {plan} on {member}: call the same on all members, with the "
+                "same data"
             )
         self.come.add(member)
         self._given.setdefault(member, set())
@@ -70,12 +70,25 @@ class Shares:
         else:
             self._tally.add(batch, figures)
 
-    def hand_out(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Return the batches that members shall compute besides those that they have."""
+    def giver(self, rank: int, members: Sequence[str], voters: Collection[str]) -> tuple[str, ...]:
+        """Return the member that gives the value of a broadcast, once all `voters` have come; else no member.
+
+        It is the one of this rank among the `members` of the view. If that one takes no part, or the view has become
+        smaller, it is the nearest one of a lower rank that does, or else the first one that does.
+        """
+        if not self.come >= set(voters):
+            return ()
+        inside = [m for m in members if m in self._given]
+        lower = [m for m in inside if m in members[: rank + 1]]
+        return tuple(lower[-1:] or inside[:1])
+
+    def hand_out(self, takers: Collection[str] | None = None) -> list[tuple[str, tuple[int, ...]]]:
+        """Return the batches that `takers` (None: all members) shall compute besides those that they have."""
         # Whatever the other batches come to, the evaluation has failed.
         if self.problem:
             return []
-        return [(m, batches) for m in sorted(self._given) if (batches := self._more(self._given[m]))]
+        takers = sorted(m for m in self._given if takers is None or m in takers)
+        return [(m, batches) for m in takers if (batches := self._more(self._given[m]))]
 
     def _more(self, given: set[int]) -> tuple[int, ...]:
         found: list[int] = []

@@ -1,13 +1,15 @@
-"""Evaluations that all members share, between two steps: `job.evaluate`.
+"""Evaluations that all members share, between two steps: `job.evaluate`. A broadcast is one of a single batch.
 
 Each member's loop says that it is in the evaluation. The collector, the first member that is no newcomer, hands out the
 batches, adds their figures and sends the result. In a new view all say it again, with the batches that they have
 computed, so that another collector can go on. A member that has the result answers with it, so that there is only one.
+The only batch of a broadcast goes to the member that is to give its value.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from elastrain import protocol as p
@@ -156,7 +158,7 @@ class Evaluations(MemberPart):
             self._out.send(source, OutsideEvaluation(name=name))
         elif self._begun > name.after:
             problem = (
-                f"job.evaluate(…) was called on {source} after step {name.after}, and {self._views.me} has gone on "
+                f"{name.call} was called on {source} after step {name.after}, and {self._views.me} has gone on "
                 f"to step {self._begun} without it: call it on all members alike"
             )
             self._out.send(source, EvaluationResult(name=name, figures="", problem=problem))
@@ -208,7 +210,7 @@ class Evaluations(MemberPart):
 
     def why_not_yet(self) -> str:
         """Wait for the end of the evaluation."""
-        return "" if self._own is None else "job.evaluate(…) is under way here"
+        return "" if self._own is None else f"{self._own.begun.name.call} is under way here"
 
     # ------------------------------------------------------------------------------------------------------- progress
 
@@ -232,7 +234,11 @@ class Evaluations(MemberPart):
         return True
 
     def _hand_out(self) -> bool:
-        given = [(name, *each) for name, shares in self._shares.items() for each in shares.hand_out()]
+        given = [
+            (name, *each)
+            for name, shares in self._shares.items()
+            for each in shares.hand_out(self._takers(name, shares))
+        ]
         for name, member, batches in given:
             said = EvaluateBatches(name=name, batches=batches)
             if member == self._views.me:
@@ -240,6 +246,11 @@ class Evaluations(MemberPart):
             else:
                 self._out.send(member, said)
         return bool(given)
+
+    def _takers(self, name: EvaluationName, shares: Shares) -> Collection[str] | None:
+        if name.from_rank is None:
+            return None
+        return shares.giver(name.from_rank, self._views.view.ids, self._views.voters())
 
     def _conclude(self) -> bool:
         for name, shares in self._shares.items():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 # Not by a count alone: a newcomer begins to count in the body of its first step, as all members do there.
 @dataclass(frozen=True, order=True, kw_only=True)
 class EvaluationName:
-    """Identity of a call of `job.evaluate`, equal on all members."""
+    """Identity of a call of `job.evaluate` or `job.broadcast`, equal on all members."""
 
     after: int
     """Step that is committed."""
@@ -16,6 +16,16 @@ class EvaluationName:
     """Step in whose body the call is: `after`, or the next one."""
     number: int
     """Calls before it in the same body."""
+    from_rank: int | None = field(default=None, compare=False, repr=False)
+    """Rank of the member that gives the value of a broadcast; None: an evaluation.
+
+    It is not compared: members that call different ones at the same place have to find each other.
+    """
+
+    @property
+    def call(self) -> str:
+        """The call, as scripts write it."""
+        return "job.evaluate(…)" if self.from_rank is None else f"job.broadcast(…, from_rank={self.from_rank})"
 
 
 # To all, so that a member that has gone on without this evaluation can say so.

@@ -102,7 +102,10 @@ class StateWanted:
 # Between two steps, too: no member votes on the open step before its loop asks for work.
 @dataclass(frozen=True, kw_only=True)
 class EvaluationBegun:
-    """The training loop's call of `job.evaluate`. Answer, as to each batch: `EvaluateBatch` or `EvaluationEnded`."""
+    """The training loop's call of `job.evaluate` or `job.broadcast`.
+
+    Answer, as to each batch: `EvaluateBatch` or `EvaluationEnded`.
+    """
 
     name: EvaluationName
     plan: str

@@ -1,4 +1,4 @@
-"""Evaluations of a model that the members of a job share: `job.evaluate`.
+"""Evaluations of a model that the members of a job share: `job.evaluate`; and `job.broadcast`, which takes their way.
 
 The training loop's thread computes batches one after another, as the engine hands them out. What it may change in the
 model and in the generators is put back, because each member has computed other batches.
@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from elastrain import protocol as p
+from elastrain.base.environment import expected_place
 from elastrain.decisions.batch_shares import Shares
 from elastrain.errors import ConfigError
 from elastrain.job.figures import NUMBERS_MAX, Figure, read, written
 from elastrain.pipeline.stubs.generators import left_as_they_were
 from elastrain.protocol.evaluation_messages import EvaluationName
 from elastrain.runtime.assembly import Prepared
+from elastrain.runtime.broadcast import OneValue, SentValues
 from elastrain.runtime.io.heartbeat import EVALUATION_TIMEOUT_S, PHASE_TIMEOUT_S, LoopHeartbeat
 from elastrain.runtime.io.loop_channel import Evaluated
 from elastrain.runtime.loader.loader_arguments import check_collate
@@ -42,7 +44,7 @@ WHERE = (
 
 
 class Evaluating(ABC):
-    """The part of a job's interface for what takes long between two steps."""
+    """The part of a job's interface for what members do together, or what takes long, between two steps."""
 
     def evaluate(
         self,
@@ -77,7 +79,26 @@ class Evaluating(ABC):
             ConfigError: An argument is not valid, the call is at another place or not alike on all members, or `fn`
                 has raised on another member. What `fn` raises here comes out as it is.
         """
-        return self._evaluator().evaluate(fn, dataset, batch_size, collate_fn)
+        return self._evaluator("job.evaluate(…)").evaluate(fn, dataset, batch_size, collate_fn)
+
+    def broadcast(self, thing: Any, from_rank: int = 0) -> Any:
+        """Return a copy of the `thing` of one member, on all members alike.
+
+        Call it on all members alike, between two steps. What it has sent is part of the loop state: members compare it,
+        and a resumed job goes on with it. A member that joins later begins behind it: register what the loop keeps of
+        the value. If the member is lost before it has given its thing, the member that has its rank then gives its own
+        one; in a job that has become smaller than that, it is the last member.
+
+        Args:
+            thing: Plain data of at most 16 MiB: None, numbers, words, bytes, tensors, NumPy arrays, and lists, tuples,
+                sets and dicts of these. The things of other members than `from_rank` may be None.
+            from_rank: Rank of the member in the current view.
+
+        Raises:
+            ConfigError: The thing is no data, an argument is not valid, or the call is at another place, also behind
+                the loop, or not alike on all members.
+        """
+        return self._evaluator("job.broadcast(…)").broadcast(OneValue(thing, from_rank))
 
     @contextmanager
     def phase(self, name: str, timeout: float = PHASE_TIMEOUT_S) -> Iterator[None]:
@@ -95,8 +116,8 @@ class Evaluating(ABC):
         """Return the heartbeat of the loop. Raises ConfigError before this member has entered the job."""
 
     @abstractmethod
-    def _evaluator(self) -> Evaluator:
-        """Return the evaluator of the loop. Raises ConfigError before the loop."""
+    def _evaluator(self, call: str) -> Evaluator:
+        """Return the evaluator of the loop. Raises ConfigError, with the name of the `call`, before the loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +128,7 @@ class _Batches:
     dataset: Any
     batch_size: int
     collate: Callable[[list[Any]], Any] | None
+    from_rank: int | None = None
 
     def __post_init__(self) -> None:
         check_collate(self.collate)
@@ -132,7 +154,7 @@ class _Batches:
     @property
     def plan(self) -> str:
         """Data and batches, in words; equal on all members."""
-        return f"{len(self.dataset)} samples in batches of {self.batch_size}"
+        return f"job.evaluate(…) on {len(self.dataset)} samples in batches of {self.batch_size}"
 
     def figures(self, batch: int) -> str:
         """Compute a batch, and return its figures as text. Raises ConfigError if they are no numbers by name."""
@@ -189,6 +211,7 @@ class Evaluator:
         self._counted: tuple[Step | None, int] = None, 0
         """The step in whose body the loop is, and its evaluations there."""
         self._is_inside = False
+        self.sent = SentValues()
 
     def evaluate(
         self,
@@ -198,7 +221,12 @@ class Evaluator:
         collate_fn: Callable[[list[Any]], Any] | None,
     ) -> Sums:
         """Evaluate together with the other members, as `job.evaluate` says."""
-        step = self._between_steps()
+        step = self._between_steps("job.evaluate(…)")
+        if self._prepared.pipelines is not None:
+            raise ConfigError(
+                "job.evaluate(…) does not work with stages yet, where no member has the whole model: evaluate with the "
+                "whole model, behind the loop"
+            )
         batches = _Batches(fn=fn, dataset=dataset, batch_size=batch_size, collate=collate_fn)
         self._is_inside = True
         try:
@@ -211,27 +239,37 @@ class Evaluator:
             raise ConfigError(ended.problem)
         return {name: _plain(figure) for name, figure in read(ended.figures).items()}
 
-    def _between_steps(self) -> Step | None:
+    def broadcast(self, value: OneValue) -> Any:
+        """Return a copy of one member's value, as `job.broadcast` says."""
+        step = self._between_steps("job.broadcast(…)")
+        if step is None:
+            raise ConfigError(f"job.broadcast(…) was called behind the loop, where members are alone: {WHERE}")
+        view = self._prepared.engine.view
+        value.check(max(expected_place()[1], len(view.ids) if view else 1))
+        if step.is_overruled:  # the loop ends before this step, and what its body does is undone
+            ended = p.EvaluationEnded(figures=value.figures(0), problem="")
+        else:
+            ended = self._together(value, lambda _: None, step)
+        if ended.problem:
+            raise ConfigError(ended.problem)
+        return self.sent.take(ended.figures, compute_device(self._prepared.model))
+
+    def _between_steps(self, call: str) -> Step | None:
         """Return the step in whose body the loop is, or None behind the loop. Raises ConfigError elsewhere."""
         step, has_ended = self._step(), self._prepared.parts.handover.has_ended
         if self._is_inside:
-            raise ConfigError("job.evaluate(…) was called by the fn of another one: evaluate one after the other")
-        if self._prepared.pipelines is not None:
-            raise ConfigError(
-                "job.evaluate(…) does not work with stages yet, where no member has the whole model: evaluate with the "
-                "whole model, behind the loop"
-            )
+            raise ConfigError(f"{call} was called by the fn of job.evaluate(…): call one after the other")
         if step is None and not has_ended:
-            raise ConfigError(f"job.evaluate(…) was called before the first step: {WHERE}")
+            raise ConfigError(f"{call} was called before the first step: {WHERE}")
         if step is not None and step.is_under_way:
-            raise ConfigError(f"job.evaluate(…) was called in the middle of step {step.number}: {WHERE}")
+            raise ConfigError(f"{call} was called in the middle of step {step.number}: {WHERE}")
         return step
 
-    def _together(self, batches: _Batches, begin: Callable[[int], None], step: Step) -> p.EvaluationEnded:
+    def _together(self, batches: _Batches | OneValue, begin: Callable[[int], None], step: Step) -> p.EvaluationEnded:
         number = self._counted[1] + 1 if self._counted[0] is step else 0
         self._counted = step, number
         after = step.number if step.is_committed else step.number - 1
-        name = EvaluationName(after=after, step=step.number, number=number)
+        name = EvaluationName(after=after, step=step.number, number=number, from_rank=batches.from_rank)
         evaluate, raised = self._prepared.parts.handover.evaluate, None
         given: Evaluated = evaluate(p.EvaluationBegun(name=name, plan=batches.plan, batches=batches.count))
         while isinstance(given, p.EvaluateBatch):

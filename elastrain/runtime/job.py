@@ -320,10 +320,10 @@ class Job(Ranked, Evaluating):
     def _whereabouts(self) -> LoopHeartbeat:
         return self._opened()[0].whereabouts
 
-    def _evaluator(self) -> Evaluator:
+    def _evaluator(self, call: str) -> Evaluator:
         self._ready()
         if self._loop is None:
-            raise ConfigError(f"job.evaluate(…) was called before the loop: {WHERE}")
+            raise ConfigError(f"{call} was called before the loop: {WHERE}")
         return self._loop.evaluator
 
     def digest(self) -> str:

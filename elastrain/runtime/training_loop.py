@@ -27,6 +27,7 @@ from elastrain.job.run_plan import plan
 from elastrain.job.values import Record
 from elastrain.protocol import agent_messages as am
 from elastrain.runtime.assembly import Prepared
+from elastrain.runtime.broadcast import BROADCASTS
 from elastrain.runtime.evaluation import Evaluator
 from elastrain.runtime.io.agent_link import ChannelClosedError
 from elastrain.runtime.io.loop_channel import LoopOver, StepBegun
@@ -63,12 +64,13 @@ class TrainingLoop:
         self._last_words = last_words
         prepared.parts.layers.begin()
         self._lines = lines
+        self.evaluator = Evaluator(connections.agent.me, prepared, registered, lambda: last_words.step)
         layers, things = prepared.parts.layers, {**registered, **prepared.parts.loader.carried()}
+        things[BROADCASTS] = self.evaluator.sent
         self._carried = LoopState(prepared.facade.optimizer, things, prepared.model, layers, lines.book)
         self._carried.counted = prepared.optimizer.counted
         self._loaded: dict[str, str] = {}
         """Digest of what the script has loaded, which members compare in the job's first step."""
-        self.evaluator = Evaluator(connections.agent.me, prepared, registered, lambda: last_words.step)
         self._reads = DeviceReads()
         self._numbers = LoopNumbers(registered.values())
 

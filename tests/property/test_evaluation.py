@@ -155,7 +155,7 @@ def test_evaluations_of_other_data_are_one_sentence() -> None:
     shares = Shares("9 samples in batches of 2", 5)
     shares.join("m0", "9 samples in batches of 2")
     shares.join("m1", "8 samples in batches of 2")
-    assert "got 9 samples in batches of 2 on one member and 8 samples in batches of 2 on m1" in shares.problem
+    assert "9 samples in batches of 2 was called on one member and 8 samples in batches of 2 on m1:" in shares.problem
 
 
 def test_figures_computed_with_wrong_parameters_are_forgotten() -> None:

@@ -74,7 +74,7 @@ ints = st.integers(-2, 1 << 40)
 names = st.text(max_size=8)
 floats = st.floats()
 nodes = st.tuples(ints, ints)
-evaluations = st.builds(EvaluationName, after=ints, step=ints, number=ints)
+evaluations = st.builds(EvaluationName, after=ints, step=ints, number=ints, from_rank=st.none() | ints)
 masks = st.integers(0, 1 << 300).map(BitMask)
 
 

@@ -106,6 +106,8 @@ class Scenario:
     """Share of the steps before which a member's script asks for the whole optimizer state."""
     evaluations: int = 0
     """Most evaluations in a place where a script may have some: before the micro-batches of a step, and behind them."""
+    broadcasts: float = 0.0
+    """Part of these that are broadcasts."""
     full_disks: int = 0
     """Members whose disk takes nothing any more, from some moment on."""
 

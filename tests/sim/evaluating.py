@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastrain import protocol as p
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 def plan_of(cluster: Cluster, name: EvaluationName) -> int:
     """The batches of an evaluation, the same on all members."""
     return random.Random(f"{name} {cluster.seed}").randint(1, 9)
+
+
+def rank_of(cluster: Cluster, name: EvaluationName) -> int | None:
+    """The rank that gives the value, the same on all members, if this one is a broadcast."""
+    drawn, members = random.Random(f"broadcast {name} {cluster.seed}"), cluster.scenario.members
+    return drawn.randrange(members) if drawn.random() < cluster.scenario.broadcasts else None
 
 
 def figures_of(name: EvaluationName, batch: int, weights: int, noise: str = "") -> Figures:
@@ -63,7 +70,10 @@ class EvaluatingScript:
         number = self._counted[1] if self._counted[0] == self._step else 0
         self._counted = (self._step, number + 1)
         name = EvaluationName(after=self._after, step=self._step, number=number)
-        self._begun = p.EvaluationBegun(name=name, plan="", batches=plan_of(self._cluster, name))
+        rank = rank_of(self._cluster, name)
+        name = replace(name, from_rank=rank)
+        batches = plan_of(self._cluster, name) if rank is None else 1
+        self._begun = p.EvaluationBegun(name=name, plan="", batches=batches)
         self._cluster.loops[self._name].append(lambda: self._begun)
 
     def take(self, given: p.EvaluateBatch | p.EvaluationEnded) -> None:
@@ -74,6 +84,9 @@ class EvaluatingScript:
             self._check(name, given)
             self._next()
             return
+        if name.from_rank is not None:
+            self._cluster.loops[self._name].append(self._given)
+            return
         weights = member.digest()
 
         def evaluated() -> p.Event:
@@ -83,9 +96,32 @@ class EvaluatingScript:
 
         self._cluster.loops[self._name].append(evaluated)
 
+    def _given(self) -> p.Event:
+        """The value of this member, which no other one has."""
+        return p.BatchEvaluated(figures=written({f"value of {self._name}": Figure(None, (0,))}), problem="")
+
     def _check(self, name: EvaluationName, given: p.EvaluationEnded) -> None:
         if given.problem:
             raise Violation(f"{self._name}: {name} fails: {given.problem}")
+        if name.from_rank is None:
+            self._check_sums(name, given)
+        else:
+            self._check_giver(name, given)
+        cluster = self._cluster
+        self.results[name] = given.figures
+        for other, script in cluster.evaluations.items():
+            is_there = other in cluster.view and other not in cluster.dead and self._name in cluster.view
+            if is_there and script.results.get(name, given.figures) != given.figures:
+                raise Violation(f"{name} has come to something else on {other} than on {self._name}")
+
+    def _check_giver(self, name: EvaluationName, given: p.EvaluationEnded) -> None:
+        (value,) = read(given.figures)
+        assert name.from_rank is not None
+        ids, giver = self._cluster.view.ids, value.removeprefix("value of ")
+        if self._cluster.view.generation == 1 and ids[name.from_rank] != giver:
+            raise Violation(f"{name} comes from {giver}, not from the member of that rank in {ids}")
+
+    def _check_sums(self, name: EvaluationName, given: p.EvaluationEnded) -> None:
         assert self._begun is not None
         cluster, weights = self._cluster, self._cluster.members[self._name].digest()
         told, right = read(given.figures), expected(name, self._begun.batches, weights)
@@ -93,8 +129,3 @@ class EvaluatingScript:
             raise Violation(f"{self._name}: {name} counts {told['samples']}, not {right['samples']}")
         if told != right and not (cluster.flipped or cluster.scenario.noisy):
             raise Violation(f"{self._name}: {name} comes to {told}, not to {right}")
-        self.results[name] = given.figures
-        for other, script in cluster.evaluations.items():
-            is_there = other in cluster.view and other not in cluster.dead and self._name in cluster.view
-            if is_there and script.results.get(name, given.figures) != given.figures:
-                raise Violation(f"{name} has come to something else on {other} than on {self._name}")

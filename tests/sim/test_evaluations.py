@@ -19,15 +19,18 @@ from elastrain.protocol.evaluation_messages import (
 )
 from elastrain.protocol.messages import LoopHandover
 from tests.sim.cluster import Cluster, Scenario, truth_of
+from tests.sim.evaluating import EvaluatingScript
 from tests.sim.member import Violation
 
 SEEDS = range(120)
 
 
-def scenario_of(seed: int) -> Scenario:
+def scenario_of(seed: int, broadcasts: float = 0.0) -> Scenario:
     rng = random.Random(seed)
     if seed % 10 == 0:
-        return Scenario(members=rng.randint(2, 4), flips=1, joins=rng.randint(0, 2), evaluations=3)
+        return Scenario(
+            members=rng.randint(2, 4), flips=1, joins=rng.randint(0, 2), evaluations=3, broadcasts=broadcasts
+        )
     return Scenario(
         members=rng.randint(1, 4),
         steps=rng.randint(2, 4),
@@ -42,6 +45,7 @@ def scenario_of(seed: int) -> Scenario:
         slow=rng.choice((0.0, 0.3)),
         early=rng.random() < 0.3,
         budget_bytes=rng.choice((10, 1 << 20)),
+        broadcasts=broadcasts,
     )
 
 
@@ -59,20 +63,26 @@ class Trapped(Cluster):
 DEATHS = (EvaluationResult, EvaluationResult, BatchFigures, EvaluateBatches, InEvaluation, LoopHandover, LoopHandover)
 
 
-def play(seed: int) -> Cluster:
-    scenario = scenario_of(seed)
+def play(seed: int, broadcasts: float = 0.0) -> Cluster:
+    scenario = scenario_of(seed, broadcasts)
     truth = None if scenario.noisy else truth_of(replace(scenario, evaluations=0))
     cluster = (Trapped if seed % 3 else Cluster)(scenario, seed, truth)
     cluster.run()
     return cluster
 
 
-def play_all() -> list[str]:
-    return [play(seed).outcome for seed in SEEDS]
+def play_all(broadcasts: float = 0.0) -> list[str]:
+    return [play(seed, broadcasts).outcome for seed in SEEDS]
 
 
 def test_every_evaluation_comes_to_the_sum_in_the_order_of_the_batches_and_nobody_stands_still() -> None:
     outcomes = play_all()
+    assert outcomes.count("ok") >= 0.7 * len(SEEDS)
+
+
+@pytest.mark.parametrize("part", [0.5, 1.0])
+def test_every_broadcast_gives_all_members_the_value_of_one_and_nobody_stands_still(part: float) -> None:
+    outcomes = play_all(broadcasts=part)
     assert outcomes.count("ok") >= 0.7 * len(SEEDS)
 
 
@@ -124,3 +134,40 @@ def test_planted_bugs_are_found(part: type, method: str, bug: object, monkeypatc
     monkeypatch.setattr(part, method, bug)
     with pytest.raises(Violation):
         play_all()
+
+
+def asks_whoever_is_there(self: Shares, rank: int, members: Sequence[str], voters: Collection[str]) -> tuple[str, ...]:
+    """The first member that comes gives its value."""
+    return tuple(self._given)[:1]
+
+
+def asks_the_rank_only(self: Shares, rank: int, members: Sequence[str], voters: Collection[str]) -> tuple[str, ...]:
+    """A value is waited for whose member is lost, or has begun behind the broadcast."""
+    return tuple(members[rank : rank + 1])
+
+
+@pytest.mark.parametrize(
+    ("part", "method", "bug"),
+    [
+        (Shares, "giver", asks_whoever_is_there),
+        (Shares, "giver", asks_the_rank_only),
+        (Evaluations, "_answer", forgets_what_it_has_told),
+        (_Own, "begin_view", announces_once),
+    ],
+)
+def test_planted_bugs_of_broadcasts_are_found(
+    part: type, method: str, bug: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part, method, bug)
+    with pytest.raises(Violation):
+        play_all(broadcasts=1.0)
+
+
+def test_a_value_given_again_after_a_loss_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two members have different values: the new collector asks anew, although a member has got the first value."""
+    giver = Shares.giver
+    monkeypatch.setattr(Shares, "giver", lambda self, rank, members, _: giver(self, rank, members, ()))
+    monkeypatch.setattr(Shares, "result", does_not_wait_for_those_with_a_result)
+    monkeypatch.setattr(EvaluatingScript, "_check_giver", lambda self, name, given: None)  # found before
+    with pytest.raises(Violation, match="has come to something else on"):
+        play_all(broadcasts=1.0)

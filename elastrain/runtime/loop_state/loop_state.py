@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from elastrain.device import device_of
 from elastrain.errors import ConfigError
 from elastrain.job.log_book import LogBook
+from elastrain.runtime.broadcast import BROADCASTS
 from elastrain.runtime.loop_state.device_reads import DeviceReads
 from elastrain.runtime.loop_state.layers import Layers, short
 from elastrain.runtime.loop_state.loop_state_codec import Packer, Tree, unpack
@@ -266,7 +267,8 @@ class LoopState:
         ConfigError if this script has other schedulers or registered objects than the state.
         """
         state = json.loads(text)
-        state["parts"].setdefault(TENSORS, {"dict": []})  # checkpoints of version 0.1.0 lack them
+        for name in {TENSORS, BROADCASTS} & self._parts.keys():  # checkpoints of version 0.1.0 lack them
+            state["parts"].setdefault(name, {"dict": []})
         if SCHEDULERS in changed:  # schedulers start afresh
             state["parts"] = {name: tree for name, tree in state["parts"].items() if not _drives(name)}
         mine = {name: part for name, part in self._parts.items() if SCHEDULERS not in changed or not _drives(name)}

@@ -49,7 +49,9 @@ class _Bulk:
 class Packer:
     """An encoder that turns values into JSON trees and collects the tensors that are sent as bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_code: bool = True) -> None:
+        """Make an encoder. `with_code`: functions and types are left to the script of the receiver, not refused."""
+        self._with_code = with_code
         self._bulk: list[_Bulk] = []
         self.size_bytes = 0
         self.devices: set[torch.device] = set()
@@ -78,10 +80,10 @@ class Packer:
             return {"bytes": value.hex()}
         if isinstance(value, complex):
             return {"complex": [value.real, value.imag]}
-        if isinstance(value, _CODE):
+        if isinstance(value, _CODE) and self._with_code:
             return {"code": None}  # every member has the same code from its script
         raise ConfigError(
-            f"{name} is a {kind.__module__}.{kind.__qualname__}, which cannot be carried to members that join later: "
+            f"{name} is a {kind.__module__}.{kind.__qualname__}, which cannot be carried to other members: "
             "tensors, NumPy arrays, numbers, words, and lists, tuples, sets and dicts of them can"
         )
 
@@ -92,9 +94,7 @@ class Packer:
         elif value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
             problem = f"a tensor of layout {value.layout} on {value.device}"
         if problem:
-            raise ConfigError(
-                f"{name} is {problem}, which cannot be carried to members that join later: use dense ones"
-            )
+            raise ConfigError(f"{name} is {problem}, which cannot be carried to other members: use dense ones")
         what: Tree = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
         if is_accelerator(value.device):
             what["far"] = True  # not the device's name: another member has another, and a resumed job perhaps none

@@ -62,8 +62,8 @@ def test_what_fn_raises_ends_the_job_with_the_error_of_the_script(tmp_path: Path
         ),
         (
             "--shorter-on=m1",
-            r"job.evaluate\(…\) got 20[03] samples in batches of 7 on one member and 20[03] samples in batches of 7 on "
-            r"m\d: evaluate the same dataset in the same batches on all members",
+            r"job.evaluate\(…\) on 20[03] samples in batches of 7 was called on one member and job.evaluate\(…\) on "
+            r"20[03] samples in batches of 7 on m\d: call the same on all members, with the same data",
         ),
     ],
 )
@@ -88,7 +88,7 @@ def test_what_cannot_be_evaluated_is_refused_by_name_and_training_goes_on() -> N
         "no dict": "must return a dict of sums by name, such as {'correct': n}; got tensor",
         "no number": "returned 'much' as 'what': return real numbers",
         "too many": "returned 131072 numbers for batch 0; at most 65536 travel",
-        "nested": "was called by the fn of another one",
+        "nested": "was called by the fn of job.evaluate(…): call one after the other",
         "other names": "returned 'first' for batch 0 and 'rest' for batch 1",
         "in a step": f"was called in the middle of step 0: call it {where}",
     }.items():
