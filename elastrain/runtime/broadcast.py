@@ -20,15 +20,15 @@ from elastrain.runtime.loop_state.loop_state_codec import Packer, unpack
 
 BROADCASTS = "values of job.broadcast"
 """Name of the part of the loop state that tells which values were sent."""
-VALUE_BYTES_MAX = 16 << 20
-"""Most bytes of a value. Members keep it as text until the next commit."""
+VALUE_BYTES_MAX = 8 << 20
+"""Most bytes of a value. Its text is a third longer, has to fit into a message, and is kept until the next commit."""
 
 
 def to_text(thing: Any) -> str:
     """Return a value as text. Raises ConfigError, with the place, for what is no data, and for too much of it."""
     packer = Packer(with_code=False)
     try:
-        tree = json.dumps(packer.pack("the value of job.broadcast(…)", thing))
+        tree = json.dumps(packer.pack("the value of job.broadcast(…)", thing)).encode()
     except (RecursionError, ValueError) as error:  # a list that contains itself; a number of more than 4300 digits
         raise ConfigError(f"the value of job.broadcast(…) cannot be written as text: {error}") from None
     if (size_bytes := len(tree) + packer.size_bytes) > VALUE_BYTES_MAX:
@@ -37,14 +37,15 @@ def to_text(thing: Any) -> str:
             "a file, and send the path"
         )
     raw = b"".join(each.numpy().tobytes() for each in packer.payload())
-    return json.dumps([tree, base64.b64encode(raw).decode()])
+    return base64.b64encode(len(tree).to_bytes(4, "little") + tree + raw).decode()
 
 
 def from_text(text: str, device: torch.device) -> Any:
     """Return a new copy of the value. Tensors that were on an accelerator come to `device`."""
-    tree, coded = json.loads(text)
-    raw = bytearray(base64.b64decode(coded))
-    return unpack(json.loads(tree), torch.frombuffer(raw, dtype=torch.uint8) if raw else None, device=device)
+    whole = bytearray(base64.b64decode(text))
+    start = 4 + int.from_bytes(whole[:4], "little")
+    raw = torch.frombuffer(whole[start:], dtype=torch.uint8) if len(whole) > start else None
+    return unpack(json.loads(whole[4:start]), raw, device=device)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Evaluating(ABC):
         one; in a job that has become smaller than that, it is the last member.
 
         Args:
-            thing: Plain data of at most 16 MiB: None, numbers, words, bytes, tensors, NumPy arrays, and lists, tuples,
+            thing: Plain data of at most 8 MiB: None, numbers, words, bytes, tensors, NumPy arrays, and lists, tuples,
                 sets and dicts of these. The things of other members than `from_rank` may be None.
             from_rank: Rank of the member in the current view.
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastrain.comm.wire.frames import Caps
 from elastrain.decisions.batch_shares import Shares
 from elastrain.errors import ConfigError
 from elastrain.runtime.broadcast import VALUE_BYTES_MAX, OneValue, SentValues, from_text, to_text
@@ -73,7 +74,7 @@ def itself() -> list[Any]:
         (np.array([Thing()]), "a NumPy array of object"),
         (itself(), "cannot be written as text"),
         pytest.param(10**5000, "cannot be written as text", id="many digits"),
-        pytest.param(b"x" * VALUE_BYTES_MAX, "at most 16777216 travel: write it to a file", id="many bytes"),
+        pytest.param(b"x" * VALUE_BYTES_MAX, "at most 8388608 travel: write it to a file", id="many bytes"),
     ],
 )
 def test_what_is_no_data_is_one_sentence_with_type_and_place(thing: Any, words: str) -> None:
@@ -136,3 +137,8 @@ def test_an_evaluation_and_a_broadcast_at_the_same_place_are_one_sentence() -> N
         "on all members, with the same data"
     )
     assert shares.hand_out(("m0",)) == []
+
+
+def test_the_largest_value_fits_into_a_message() -> None:
+    figures = OneValue(torch.zeros(VALUE_BYTES_MAX - 1000, dtype=torch.uint8), 0).figures(0)
+    assert len(figures) + 1000 < Caps().max_body_bytes

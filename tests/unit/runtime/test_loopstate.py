@@ -12,6 +12,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from elastrain.errors import ConfigError
+from elastrain.runtime.broadcast import BROADCASTS, OneValue, SentValues
 from elastrain.runtime.loop_state.layers import Layers
 from elastrain.runtime.loop_state.loop_state import LoopState, settings_digest, stateful
 from elastrain.runtime.loop_state.schedulers import schedulers_of
@@ -282,3 +283,15 @@ def test_what_cannot_be_changed_in_place_cannot_be_registered(thing: Any) -> Non
 def test_a_part_that_is_no_data_is_refused_with_its_place(part: Any) -> None:
     with pytest.raises(ConfigError, match=r"^book\['value'\]\['page'\]\[1\] is "):
         _loop(_optimizer(), book={"page": [1, part]}).take([{}])
+
+
+def test_a_checkpoint_from_before_broadcasts_is_one_without_any() -> None:
+    old = _loop(_optimizer()).take([{}]).text
+    sent = SentValues()
+    loop = _loop(_optimizer(), **{BROADCASTS: sent})
+    loop.load(old)
+    assert sent.state_dict() == {"digest": ""}
+    sent.take(OneValue(1, 0).figures(0), torch.device("cpu"))
+    newcomers = SentValues()
+    _loop(_optimizer(), **{BROADCASTS: newcomers}).load(loop.take([{}]).text)
+    assert newcomers.state_dict() == sent.state_dict()
