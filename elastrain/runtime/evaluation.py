@@ -44,7 +44,7 @@ WHERE = (
 
 
 class Evaluating(ABC):
-    """The part of a job's interface for what members do together, or what takes long, between two steps."""
+    """The part of a job's interface for what takes long between two steps."""
 
     def evaluate(
         self,
@@ -81,25 +81,6 @@ class Evaluating(ABC):
         """
         return self._evaluator("job.evaluate(…)").evaluate(fn, dataset, batch_size, collate_fn)
 
-    def broadcast(self, thing: Any, from_rank: int = 0) -> Any:
-        """Return a copy of the `thing` of one member, on all members alike.
-
-        Call it on all members alike, between two steps. What it has sent is part of the loop state: members compare it,
-        and a resumed job goes on with it. A member that joins later begins behind it: register what the loop keeps of
-        the value. If the member is lost before it has given its thing, the member that has its rank then gives its own
-        one; in a job that has become smaller than that, it is the last member.
-
-        Args:
-            thing: Plain data of at most 8 MiB: None, numbers, words, bytes, tensors, NumPy arrays, and lists, tuples,
-                sets and dicts of these. The things of other members than `from_rank` may be None.
-            from_rank: Rank of the member in the current view.
-
-        Raises:
-            ConfigError: The thing is no data, an argument is not valid, or the call is at another place, also behind
-                the loop, or not alike on all members.
-        """
-        return self._evaluator("job.broadcast(…)").broadcast(OneValue(thing, from_rank))
-
     @contextmanager
     def phase(self, name: str, timeout: float = PHASE_TIMEOUT_S) -> Iterator[None]:
         """Declare that the code inside takes longer than a step, such as an evaluation, a checkpoint or a compilation.
@@ -118,6 +99,30 @@ class Evaluating(ABC):
     @abstractmethod
     def _evaluator(self, call: str) -> Evaluator:
         """Return the evaluator of the loop. Raises ConfigError, with the name of the `call`, before the loop."""
+
+
+class Broadcasting:
+    """The part of a job's interface for values that one member gives to all. `evaluator` is that of a job."""
+
+    def __init__(self, evaluator: Callable[[str], Evaluator]) -> None:
+        self._evaluator = evaluator
+
+    def broadcast(self, thing: Any, from_rank: int = 0) -> Any:
+        """Return a copy of the `thing` of one member, on all members alike.
+
+        Call it on all members alike, between two steps. What it has sent is part of the loop state, which members
+        compare. A member that joins later begins behind it: register what the loop keeps of the value. If the member is
+        lost before, the member that has its rank then (in a smaller job the last one) gives its own thing.
+
+        Args:
+            thing: Plain data of at most 8 MiB: None, numbers, words, bytes, tensors, NumPy arrays, and lists, tuples,
+                sets and dicts of these. The things of other members than `from_rank` may be None.
+            from_rank: Rank of the member in the current view.
+
+        Raises:
+            ConfigError: The thing is no data, or the call is at another place or not alike on all members.
+        """
+        return self._evaluator("job.broadcast(…)").broadcast(OneValue(thing, from_rank))
 
 
 @dataclass(frozen=True, kw_only=True)

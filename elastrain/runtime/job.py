@@ -41,7 +41,7 @@ from elastrain.runtime.assembly import (
 )
 from elastrain.runtime.bits.doctor_answers import Answer, answer_of
 from elastrain.runtime.carrying import refused
-from elastrain.runtime.evaluation import WHERE, Evaluating, Evaluator
+from elastrain.runtime.evaluation import WHERE, Broadcasting, Evaluating, Evaluator
 from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.io.member_connections import Connections, open_connections
 from elastrain.runtime.io.member_device import MemberDevice
@@ -170,8 +170,8 @@ class Job(Ranked, Evaluating):
         self._loop: TrainingLoop | None = None
         self._statement: Answer | None = None
         """The answer that is made instead of a job under `elastrain doctor`, else None."""
-        self._lines = JobLines(chosen.environment.job, chosen.environment.member)
-        self.loggers, self.log = self._lines.loggers, self._lines.log
+        self._lines = lines = JobLines(chosen.environment.job, chosen.environment.member)
+        self.loggers, self.log, self.broadcast = lines.loggers, lines.log, Broadcasting(self._evaluator).broadcast
 
     def open(self) -> None:
         """Connect to the launcher, seed the generators, and report uncaught exceptions from now on.
