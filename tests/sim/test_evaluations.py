@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -108,6 +110,13 @@ def _fold(self: FigureSum, batch: int, text: str) -> None:
 def loses_batches_with_their_member(self: Shares) -> None:
     """What a lost member was to compute is handed out to nobody."""
     self.come.clear()
+
+
+def does_not_wait_for_those_with_a_result(
+    self: Shares, members: Collection[str], rule: Callable[..., Any] = Shares.result
+) -> Any:
+    """A new collector makes a second result, although a member has the first one."""
+    return rule(self, ())
 
 
 def forgets_what_it_has_told(self: Evaluations, source: str, name: EvaluationName) -> bool:
