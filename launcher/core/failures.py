@@ -225,7 +225,10 @@ class Failures(AgentPart):
             how = no_device or (str(failure) if failure is not None else how)
             return self._shutdown.on_nobody_left(worker, how, now) + self._view_changes.settle(now)
         why = cluster.devices.nothing_left(worker.slot)
-        return self._replace(worker, exit_code, how, now) + self._shutdown.end_if_all_left(now, how, why)
+        commands = self._replace(worker, exit_code, how, now)
+        if self._shutdown.finishing and not cluster.unfinished():
+            commands += self._shutdown.end_surplus()
+        return commands + self._shutdown.end_if_all_left(now, how, why)
 
     def _replace(self, worker: Worker, exit_code: int, how: str, now: float) -> list[Command]:
         workers, spared = self._cluster.workers, self._cluster.spared

@@ -159,7 +159,7 @@ class Shutdown(AgentPart):
         self.finishing = True
         commands = self._free_all()
         if not self._cluster.unfinished():
-            commands += self._end_surplus() + self.end_if_all_left(now)
+            commands += self.end_surplus() + self.end_if_all_left(now)
         return commands
 
     def _free_all(self) -> list[Command]:
@@ -174,17 +174,18 @@ class Shutdown(AgentPart):
             return self.finish(1, f"{how} after {after}")
         commands = self._tell_digest(worker) if worker.release_digest() else []
         if self._cluster.view is not None and not self._cluster.unfinished():
-            commands += self._end_surplus()
+            commands += self.end_surplus()
         return commands + self.end_if_all_left(now)
 
     def on_nobody_left(self, worker: Worker, how: str, now: float) -> list[Command]:
         """Handle the exit of the last living member before the end of its work. The view's next edit ends the job."""
         if worker.exit_code == 0:
-            return self._end_surplus() + self.end_if_all_left(now)
+            return self.end_surplus() + self.end_if_all_left(now)
         self.last_words = f"{how}, and no other member was left: the state is gone"
         return []
 
-    def _end_surplus(self) -> list[Command]:
+    def end_surplus(self) -> list[Command]:
+        """End workers that have no member left to get the state from, because all have passed the end."""
         workers = self._cluster.workers
         workers.start_no_more()
         commands: list[Command] = []

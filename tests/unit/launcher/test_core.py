@@ -582,6 +582,19 @@ def test_late_joiner_is_ended_and_does_not_spoil_the_exit_code() -> None:
     assert of(End, job.die("m3")) == [FINISHED]
 
 
+def test_a_newcomer_that_dies_behind_the_last_finished_member_leaves_nobody_waiting() -> None:
+    """Its view came when the others had passed the end. A second newcomer waited forever for a view."""
+    job = running()
+    job.die("m1")  # m3 is started
+    job.die("m2")  # and m4
+    job.hello("m3")
+    assert job.ids == ("m0", "m3")
+    job.say("m0", Finished(step=9, digest="d"))
+    assert of(End, job.die("m0", exit_code=0)) == []
+    assert [k.member for k in of(Kill, job.die("m3", exit_code=1))] == ["m4"]
+    assert of(End, job.die("m4"))[0].code == 0
+
+
 def test_members_that_end_with_different_parameters_fail_the_job() -> None:
     """Each digest was shown by `status`, and nobody compared them: exit code 0, with two results."""
     job = running()
