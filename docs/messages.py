@@ -11,9 +11,11 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = "tutorials/messages.md"
@@ -43,6 +45,8 @@ _FOR_DEVELOPERS = {"AssertionError", "NotImplementedError"}
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the page."""
+    from mkdocs.structure.files import File  # only in the environment that builds the pages
+
     files.append(File.generated(config, PAGE, content=page()))
     return files
 

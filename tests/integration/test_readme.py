@@ -80,15 +80,6 @@ def test_the_mean_teacher_moves(tmp_path: Path, tied: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_an_evaluation_in_a_phase_runs(tmp_path: Path) -> None:
-    before = (
-        "import elastrain\njob = elastrain.init(seed=0)\nmodel = Model()\nevaluate = lambda model: print('evaluated')\n"
-    )
-    done = _run(f"{GIVEN}{before}{_snippet('job.phase')}", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "evaluated\n"
-
-
 def test_a_ddp_script_runs_on_the_communicator(tmp_path: Path) -> None:
     given = "from torch.nn.parallel import DistributedDataParallel\nmodel = Model()\nbatch = dataset[0]\n"
     given += "optimizer = AdamW(model.parameters(), lr=3e-4)\n"

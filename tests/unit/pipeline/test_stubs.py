@@ -139,7 +139,8 @@ def test_whoever_computes_a_task_again_makes_the_same_tensors_in_whatever_order(
         newcomer.stubs[1].loss_is_made()
         again.backward_is_called()
         assert all(torch.equal(one, other) for one, other in zip(again.going, going, strict=True))
-        newcomer.stubs[1].go_back(again, partial(again.backward, of_going))
+        whole = partial(again.backward, again.ends(of_going))
+        newcomer.stubs[1].go_back(again, partial(again.under_autocast, whole))
         assert all(torch.equal(one, other) for one, other in zip(again.gradients, of_received, strict=True))
 
 
