@@ -185,11 +185,10 @@ class Shutdown(AgentPart):
         return []
 
     def end_surplus(self) -> list[Command]:
-        """End workers that have no member left to get the state from, because all have passed the end."""
-        workers = self._cluster.workers
-        workers.start_no_more()
+        """End workers that have no member left to get the state from."""
         commands: list[Command] = []
-        for other in workers.living:
+        self._cluster.workers.start_no_more()
+        for other in self._cluster.workers.living:
             if not other.finished and other.stage is not Stage.SURPLUS:
                 other.follow(Course.BE_SURPLUS)
                 commands.append(Kill(member=other.id, reason=f"{other.id} has nothing left to join"))

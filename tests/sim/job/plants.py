@@ -37,7 +37,7 @@ from tests.sim.findings import Search
 from tests.sim.job import schedule as sc
 from tests.sim.job.shrink import failure_of
 
-WITHIN = 2000
+WITHIN = 2500
 Rule = Callable[..., Any]
 Filter = Callable[[sc.Schedule], bool]
 
