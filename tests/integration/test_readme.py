@@ -59,7 +59,7 @@ def _snippet(start: str) -> str:
 
 
 def test_every_snippet_is_run_by_a_test() -> None:
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 3
 
 
 def test_the_loop_runs_beside_the_plain_one(tmp_path: Path) -> None:
