@@ -42,12 +42,6 @@ class Shares:
         self._given.clear()
         self._todo = self._tally.missing()
 
-    def void(self) -> None:
-        """Forget all figures: they were computed with wrong parameters."""
-        self._tally = FigureSum(self._tally.batches)
-        self._problem = ""
-        self.begin_view()
-
     def join(self, member: str, plan: str) -> None:
         """Let a member take part. Evaluations of different data fail."""
         if plan != self.plan:

@@ -5,7 +5,7 @@ needs a class in `commands`, `loop_commands` or `work_commands`, and a place in 
 out if it is work; else the engine and the simulator do.
 """
 
-from elastrain.protocol.commands import *  # noqa: F403  every event and command is meant  # noqa: F403  as above
+from elastrain.protocol.commands import *  # noqa: F403  every event and command is meant
 from elastrain.protocol.events import *  # noqa: F403  as above
 from elastrain.protocol.loop_commands import *  # noqa: F403  as above
 from elastrain.protocol.loop_events import *  # noqa: F403  as above

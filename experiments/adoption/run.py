@@ -1,4 +1,4 @@
-"""What do people's scripts keep when they move to elastrain? So far: an evaluation that four members share.
+"""Experiment about what people's scripts keep on the way to elastrain. So far: an evaluation that four members share.
 
 python -m experiments.adoption.run [--quick] [--record]
 """

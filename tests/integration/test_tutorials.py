@@ -11,7 +11,7 @@ from tests.support.training import environment
 
 pytestmark = pytest.mark.slow
 LIBRARIES = {"streams=": "torchdata", "integrations.lightning": "lightning", "integrations.accelerate": "accelerate"}
-"""What a page has in its snippets -> the library that it needs."""
+"""Words in the snippets of a page -> the library that it needs."""
 PAGES = sorted(TUTORIALS.glob("*.md"))
 
 

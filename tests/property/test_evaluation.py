@@ -158,16 +158,6 @@ def test_evaluations_of_other_data_are_one_sentence() -> None:
     assert "9 samples in batches of 2 was called on one member and 8 samples in batches of 2 on m1:" in shares.problem
 
 
-def test_figures_computed_with_wrong_parameters_are_forgotten() -> None:
-    shares = Shares("", 1)
-    shares.join("m0", "")
-    shares.hand_out()
-    shares.take("m0", 0, written(batch(0)), "")
-    shares.void()
-    shares.join("m0", "")
-    assert shares.hand_out() == [("m0", (0,))]
-
-
 def test_the_last_batches_are_handed_out_one_by_one() -> None:
     shares = Shares("", 4)
     for member in ("m0", "m1"):

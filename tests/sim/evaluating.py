@@ -28,7 +28,7 @@ def rank_of(cluster: Cluster, name: EvaluationName) -> int | None:
 
 
 def figures_of(name: EvaluationName, batch: int, weights: int, noise: str = "") -> Figures:
-    """What a batch comes to with these parameters: a count, and a sum whose bits depend on the order."""
+    """Return the figures of a batch with these parameters: a count, and a sum whose bits depend on the order."""
     drawn = random.Random(symbol("evaluated", str(name), batch, weights, noise))
     return {"samples": Figure(None, (1 << batch,)), "loss": Figure((2,), (drawn.gauss(0, 1), drawn.random() / 3))}
 

@@ -56,7 +56,7 @@ class Outbox:
     noticed: list[str] = field(default_factory=list)
     compute: list[Run | TaskRun | p.Recompute] = field(default_factory=list)
     questions: list[p.ChoosePlan] = field(default_factory=list)
-    """What the planner is asked."""
+    """Question that the planner is asked."""
     advanced: list[p.Advance] = field(default_factory=list)
     entered: list[p.Enter] = field(default_factory=list)
     failed: list[p.Fail] = field(default_factory=list)

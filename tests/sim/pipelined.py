@@ -51,7 +51,7 @@ class TaskRun:
 
 @dataclass(frozen=True)
 class Left:
-    """What a split backward has left: per place, from the last to the first, what it took and what came back to it."""
+    """Rest of a split backward: per place, from the last to the first, what it took and what came back to it."""
 
     by_place: tuple[tuple[int, int, int], ...]
     told: Contribution
@@ -83,7 +83,7 @@ class PipelinedLoop:
         """Memory of what was put into the books."""
         self._is_over = False
         self.seconds: random.Random | None = None
-        """What actions take, where members tell it."""
+        """Draws of the seconds that actions take, where members tell them."""
 
     def micro_batches_of(self, run: int) -> range:
         return range(run * self._length, min((run + 1) * self._length, self._micro_batches))

@@ -108,7 +108,7 @@ def _fold(self: FigureSum, batch: int, text: str) -> None:
 
 
 def loses_batches_with_their_member(self: Shares) -> None:
-    """What a lost member was to compute is handed out to nobody."""
+    """Batches that a lost member was to compute are handed out to no member."""
     self.come.clear()
 
 

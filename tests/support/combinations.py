@@ -1,4 +1,4 @@
-"""What works together: each cell is a real job that loses a member, compared with the undisturbed job of one.
+"""Table of what works together: each cell is a real job that loses a member, compared with the undisturbed job of one.
 
 `python -m tests.support.combinations` writes the table in `docs/combinations.md` from `combinations.json`.
 With `--record` it tries all cells before, with `--missing` those that the file lacks, and keeps what came out.

@@ -124,7 +124,7 @@ def _reduced(world: int, dtype: torch.dtype, name: str) -> torch.Tensor:
 
 
 def _by_each_collective(rank: int, world: int, dtype: torch.dtype, op: Any) -> dict[str, torch.Tensor]:
-    """What each collective with a reduction gives this rank."""
+    """Return the result of each collective with a reduction on this rank."""
     mine = [_entering(rank, dtype) for _ in range(6)]
     dist.all_reduce(mine[0], op)
     dist.reduce(mine[1], 0, op)

@@ -20,7 +20,7 @@ SCRIPT = SCRIPTS / "lightning_training.py"
 
 @functools.cache
 def alone(*arguments: str) -> tuple[list[str], list[str]]:
-    """What callbacks saw without a launcher, and the files that were kept."""
+    """Lines that callbacks saw without a launcher, and the files that were kept."""
 
     def make(folder: Path) -> None:
         command = [sys.executable, str(SCRIPT), "--folder", str(folder), *arguments]

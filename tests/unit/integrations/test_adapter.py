@@ -1,4 +1,4 @@
-"""What adapters share: libraries that are missing or too old, and one adapter in a process."""
+"""Tests of what adapters share: libraries that are missing or too old, and one adapter in a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the adapters refuse before anything is started, and what accelerate takes the process for."""
+"""Tests of what the adapters refuse before anything is started, and of what accelerate takes the process for."""
 
 from __future__ import annotations
 
