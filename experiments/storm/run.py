@@ -1,7 +1,7 @@
 """Random models under random kills: is the result ever not that of an undisturbed job of one?
 
 `python -m experiments.storm.run [--seed S] [--minutes N] [--case SEED] [--device late]
-[--record]`. What is drawn stands in `cases.py`;
+[--pipelines] [--record]`. What is drawn stands in `cases.py`;
 what one case does in `one.py`.
 """
 
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def figures(outcomes: Sequence[Outcome], cases: Sequence[Case], seconds: float) 
 
 
 def storm(
-    seeds: Sequence[int], folder: Path, *, minutes: float, faithful: bool, device: str = "cpu"
+    seeds: Iterable[int], folder: Path, *, minutes: float, faithful: bool, device: str = "cpu"
 ) -> tuple[list[Outcome], list[Case]]:
     """One case after another until the time is over; at least one. With `faithful`, say all that was done."""
     begun_s = time.monotonic()
@@ -95,6 +95,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.storm.run", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="which cases: seed · 10,000 and the following")
     parser.add_argument("--minutes", type=float, default=10.0, help="no new case when they are over")
+    parser.add_argument("--pipelines", action="store_true", help="only the cases that train in a pipeline")
     parser.add_argument("--case", type=int, help="this one only")
     parser.add_argument(
         "--device", choices=("cpu", "late"), default="cpu", help="of the members, not of the job of one"
@@ -110,7 +111,9 @@ def main() -> int:
     begun_s = time.monotonic()
     if args.case is None:
         first = args.seed * CASES_PER_SEED
-        seeds = range(first, first + CASES_PER_SEED)
+        seeds: Iterable[int] = range(first, first + CASES_PER_SEED)
+        if args.pipelines:
+            seeds = (seed for seed in seeds if draw(seed).started.stages > 1)
         outcomes, cases = storm(seeds, folder, minutes=args.minutes, faithful=False, device=args.device)
     else:
         outcomes, cases = [], []
@@ -121,7 +124,7 @@ def main() -> int:
             outcomes, cases = outcomes + some, cases + drawn
     values = figures(outcomes, cases, time.monotonic() - begun_s)
     if args.record:
-        settings = {"seed": args.seed, "minutes": args.minutes, "case": args.case, "device": args.device}
+        settings = {key: getattr(args, key) for key in ("seed", "minutes", "case", "device", "pipelines")}
         record("storm", values, quick=args.minutes < 10, settings=settings)
     if not values["failed_cases"]:
         shutil.rmtree(folder, ignore_errors=True)
