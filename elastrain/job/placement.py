@@ -6,8 +6,11 @@ step towards it that the living, verified holders allow. All functions are pure,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+
+from elastrain.job.dealing import Dealing
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ def target(
     nodes: Mapping[str, str],
     backups: int,
     homes: Sequence[Collection[str]] | None = None,
+    blocks: Sequence[Hashable] | None = None,
 ) -> Placement:
     """Compute which members should hold each shard: balanced, spread over nodes, with as little movement as possible.
 
@@ -57,6 +61,8 @@ def target(
     nodes: member -> node, in rank order.
     homes: per shard, the members that compute with it. Holders are chosen among them if one lives. None: all members
         do.
+    blocks: per shard, its block. With `homes`, the shards of a block are dealt to its members in turn, and a move
+        between equally many members is a permutation. None: shards with equal homes are a block.
 
     A backup is never on its primary's node while another node lives.
     """
@@ -66,7 +72,11 @@ def target(
     kept = [holders.primary if holders else None for holders in current]
     # A primary that does not compute with its shard would have to keep its parameters only for other members.
     outside = [_outside(frozenset(), members, homes, s) for s in range(len(sizes))]
-    primaries = _balance(kept, sizes, members, outside)
+    # Without homes all members compute with all shards, and every shard may even out every other one.
+    hands = None if homes is None else list(zip(blocks or repeat(0), map(frozenset, homes), strict=False))
+    primaries = (
+        _balance(kept, sizes, members, outside) if hands is None else _deal(kept, sizes, members, outside, hands)
+    )
     chosen: list[tuple[str, ...]] = [() for _ in sizes]
     # One layer of backups after the other, so that each layer is balanced by itself.
     for place in range(min(backups, len(members) - 1)):
@@ -74,7 +84,11 @@ def target(
         forbidden = [_forbidden(primaries[s], chosen[s], nodes) for s in range(len(sizes))]
         # A member that computes with the shard can take over without a transfer. Being on another node matters more.
         forbidden = [_outside(each, members, homes, s) for s, each in enumerate(forbidden)]
-        layer = _balance(wanted, sizes, members, forbidden, spread_from=primaries)
+        if hands is None:
+            layer = _balance(wanted, sizes, members, forbidden, spread_from=primaries)
+        else:
+            # The backups of each primary are dealt for themselves, so that its loss loads all others alike.
+            layer = _deal(wanted, sizes, members, forbidden, list(zip(hands, primaries, strict=True)))
         chosen = [(*chosen[s], layer[s]) for s in range(len(sizes))]
     return tuple(Holders(primary, rest) for primary, rest in zip(primaries, chosen, strict=True))
 
@@ -130,6 +144,26 @@ def _outside(
     """Add to `forbidden` the members that do not compute with the shard, if one that does is left."""
     at_home = set() if homes is None else set(members).intersection(homes[shard]) - forbidden
     return frozenset(members) - at_home if at_home else forbidden
+
+
+def _deal(
+    held: Sequence[str | None],
+    sizes: Sequence[int],
+    members: Sequence[str],
+    banned: Sequence[frozenset[str]],
+    hands: Sequence[Hashable],
+) -> list[str]:
+    """Choose a member per shard by dealing each hand. Hands in which some members get nothing are evened out together.
+
+    hands: per shard, what it is dealt with.
+    """
+    dealing = Dealing(held, sizes, members, banned)
+    dealt = [[s for s, each in enumerate(hands) if each == hand] for hand in dict.fromkeys(hands)]
+    for shards in dealt:
+        dealing.deal(shards)
+    # In hands that are smaller than the number of members, some get nothing.
+    dealing.even_out([shards for shards in dealt if len(shards) < len(members) - len(banned[shards[0]])])
+    return [member for member in dealing.placed if member is not None]
 
 
 def _balance(

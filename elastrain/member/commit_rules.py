@@ -208,7 +208,8 @@ class Committing(MemberPart):
     def goal(self, now: Placement) -> Placement:
         """Return the target placement of the shards for the members of this view and the pipeline plan."""
         m = self._machine
-        return target(now, m.shape.sizes, m.views.view.nodes, m.shape.backups, m.replicas.homes())
+        lanes = [shard.lanes for shard in m.shape.shards]
+        return target(now, m.shape.sizes, m.views.view.nodes, m.shape.backups, m.replicas.homes(), lanes)
 
     def change_roles(self, record: Record, before: Placement) -> None:
         """Change the holders of shards as the commit record says."""

@@ -126,7 +126,7 @@ def _stretches(
     places = [{model.places[block] for block in shard.lanes} for shard in shape.shards]
     blocks = held(plan)
     homes = [tuple(member for member in view.ids if not blocks[member].isdisjoint(at)) for at in places]
-    goal = target(begun, shape.sizes, view.nodes, shape.backups, homes)
+    goal = target(begun, shape.sizes, view.nodes, shape.backups, homes, [shard.lanes for shard in shape.shards])
     # The states of its own shards work on the model's memory.
     besides = (places[shard] for each in (begun, goal) for shard, its in enumerate(each) if its.primary == me)
     own_bytes = sum(model.parameters_of(place) for place in blocks[me].union(*besides))
