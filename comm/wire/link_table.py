@@ -55,6 +55,11 @@ class LinkTable:
         waiting = [link for link in self if link.lost is None and (link.opening.used or link.stream is not None)]
         return sum(link.outbox.size_bytes for link in waiting)
 
+    def take_rates(self) -> dict[str, float]:
+        """Return member -> bytes per second with which its large frames came in since the last call."""
+        timed = {link.peer.id: link.stream.take_timed() for link in self if link.stream is not None}
+        return {member: size_bytes / seconds for member, (size_bytes, seconds) in timed.items() if seconds}
+
     def copy_unsent(self) -> None:
         """Copy what waits in streams: the tensors behind it may change from now on. For ends before their time."""
         for link in self:

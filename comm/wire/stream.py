@@ -9,6 +9,7 @@ import array
 import collections
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ _BUFFERS_PER_CALL = 64
 _CALLS_PER_TURN = 32  # so that one busy link leaves the others their turn
 _FDS_PER_CALL = 16
 _FDS_WAITING_MAX = 64
+_BULK_BYTES = 128 << 10
+"""Frames of at least so many bytes are timed. Smaller ones arrive in one piece, whatever the rate is."""
 
 
 @dataclass(kw_only=True)
@@ -113,6 +116,24 @@ class Stream:
         self._outbox = outbox
         self._parser = Parser(caps)
         self._fds: collections.deque[int] = collections.deque()
+        self._open: tuple[float, int] | None = None
+        """Time when the first bytes of a frame were read that has come in part, and the number of bytes after these."""
+        self._timed: tuple[int, float] = 0, 0.0
+
+    def take_timed(self) -> tuple[int, float]:
+        """Return the bytes of large frames, and the seconds in which they came in, since the last call."""
+        timed, self._timed = self._timed, (0, 0.0)
+        return timed
+
+    def _time(self, size_bytes: int, *, is_whole: bool) -> None:
+        """Note that bytes were read. `is_whole`: a frame has ended with them."""
+        now_s = time.monotonic()
+        # What a link lets through at once after a rest says nothing about its rate, so the first bytes do not count.
+        since_s, before = self._open or (now_s, -size_bytes)
+        coming = before + size_bytes
+        self._open = None if is_whole else (since_s, coming)
+        if is_whole and coming >= _BULK_BYTES:
+            self._timed = self._timed[0] + coming, self._timed[1] + now_s - since_s
 
     @property
     def holds_more(self) -> bool:
@@ -138,7 +159,7 @@ class Stream:
     def pull(self, *, everything: bool = False) -> list[RawFrame]:
         """Return the frames that have arrived; with `everything`, read until the socket is empty or at its end."""
         frames: list[RawFrame] = []
-        turns = 0
+        turns = read_bytes = 0
         while self.ended is None and (everything or turns < _CALLS_PER_TURN):
             turns += 1
             view = self._parser.buffer()
@@ -155,8 +176,11 @@ class Stream:
             except OSError as error:
                 self.ended = f"its connection broke ({error.strerror})"
             else:
+                read_bytes += size_bytes
                 if size_bytes < len(view) and not everything:
                     break
+        if read_bytes:
+            self._time(read_bytes, is_whole=bool(frames))
         return frames
 
     def _receive(self, view: memoryview) -> int:

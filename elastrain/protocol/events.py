@@ -6,6 +6,7 @@ simulator). The machine never looks at it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -54,6 +55,13 @@ class Arrived:
 
 
 # Shards of the command, not of the present roles, which may have changed while they were read.
+@dataclass(frozen=True, kw_only=True)
+class LinksTimed:
+    """The rates, in bytes per second, with which large frames of other members came in during the last step."""
+
+    bytes_per_s: Mapping[str, float]
+
+
 @dataclass(frozen=True, kw_only=True)
 class InitialRead:
     """Result of `ReadInitial`: the model has all parameters, and these shards' states are in memory."""
@@ -262,6 +270,7 @@ Event: TypeAlias = (
     | Viewed
     | CommitAllowed
     | Arrived
+    | LinksTimed
     | InitialRead
     | Began
     | Ready

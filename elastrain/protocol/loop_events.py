@@ -91,6 +91,8 @@ class Computed:
     """True for a backward that has left its weight gradients to a later action."""
     took_s: tuple[float, ...] = ()
     """Seconds of a forward, one number for each block of the task; else the seconds of the action. Empty: unknown."""
+    host_s: tuple[float, float] = (0.0, 0.0)
+    """Seconds that the loop's thread waited before the action, and that it spent on it and on actions told with it."""
 
 
 # Between two steps: the states stay as they are until the loop asks for work.

@@ -2,11 +2,12 @@
 
     python experiments/pipeline/train.py --steps 5 --micro-batches 8 --window-ms 60
 
-Forward and backward of every block last `--window-ms` each; with 0 nothing sleeps, and the bits are the same. Lines go
-to `steps-<member>.txt` in the run's folder: step, loss and gradient norm, and at the end the digest of the whole model;
-to `parameters-<member>.txt`: step, parameter that the member has, digest. Each member's overshoots, in seconds, go to
-`overshoot-<member>.txt`, its processor time in the last line; with `--count-bytes`, the bytes of live tensors after
-each step go to `bytes-<member>.txt`.
+The forward of every block, the gradient of its input and those of its weights last `--window-ms` each, in whatever
+actions they are computed; with 0 nothing sleeps, and the bits are the same. With `--plan` the job computes by the plans
+of that file (see `steering.py`). Lines go to `steps-<member>.txt` in the run's folder: step, loss and gradient norm,
+and at the end the digest of the whole model; to `parameters-<member>.txt`: step, parameter that the member has, digest.
+Each member's overshoots, in seconds, go to `overshoot-<member>.txt`, its processor time in the last line; with
+`--count-bytes`, the bytes of live tensors after each step go to `bytes-<member>.txt`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if __name__ == "__main__":  # as a script: make `elastrain` importable from any 
 import elastrain
 from experiments.memory import MemoryAccount, own_memfd_bytes
 from experiments.pipeline.present import lines_of
+from experiments.pipeline.steering import steer
 
 WIDTH, BLOCKS, SIZE = 32, 8, 4
 
@@ -52,6 +54,11 @@ class Pace:
         while (left_s := until_s - time.monotonic()) > 0:
             time.sleep(left_s if left_s > 0.002 else left_s / 2)
         self.overshoots_s.append(time.monotonic() - until_s)
+
+    def whole(self) -> None:
+        """Sleep for a window: what has been computed for it was short."""
+        self.begin()
+        self.end()
 
 
 class _When(torch.autograd.Function):
@@ -78,7 +85,8 @@ class PacedBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.pace.begin()
-        x = _When.apply(x + self.shift, self.pace.end)
+        # The window of the weights: a split backward enters the branch of the shift with them, a whole one at its end.
+        x = _When.apply(x + _When.apply(self.shift, self.pace.whole), self.pace.end)
         x = _When.apply(x + self.dropout(self.down(F.gelu(self.up(x)))), self.pace.begin)
         self.pace.end()
         return x
@@ -99,14 +107,14 @@ class PacedStack(nn.Module):
 class Samples(torch.utils.data.Dataset[Tensor]):
     """Seeded per sample by the loader."""
 
-    def __init__(self, width: int) -> None:
-        self._width = width
+    def __init__(self, width: int, rows: int) -> None:
+        self._shape = (rows, width) if rows else (width,)
 
     def __len__(self) -> int:
         return 400
 
     def __getitem__(self, index: int) -> Tensor:
-        return torch.randn(self._width)
+        return torch.randn(self._shape)
 
 
 def has_computed(folder: Path, member: str) -> bool:
@@ -124,18 +132,21 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--checkpointed", action="store_true")
     parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--rows", type=int, default=0, help="so many rows per sample, for large boundary tensors")
+    parser.add_argument("--plan", type=Path, help="a file with the plans of the job")
     parser.add_argument("--slow-until", help="hold steps up until this member has computed a task")
     parser.add_argument("--count-bytes", action="store_true")
     args = parser.parse_args()
     account = MemoryAccount(external=own_memfd_bytes) if args.count_bytes else None
     torch.set_num_threads(1)
+    if args.plan is not None:
+        steer(args.plan)
     job = elastrain.init(seed=3, run_length=args.run_length, backups=args.backups)
     pace, dtype = Pace(args.window_ms / 1000), getattr(torch, args.dtype)
     model = PacedStack(pace, args.width, checkpointed=args.checkpointed).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = elastrain.DataLoader(
-        Samples(args.width), global_batch_size=SIZE * args.micro_batches, micro_batch_size=SIZE, num_workers=0
-    )
+    samples, global_batch_size = Samples(args.width, args.rows), SIZE * args.micro_batches
+    loader = elastrain.DataLoader(samples, global_batch_size=global_batch_size, micro_batch_size=SIZE, num_workers=0)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
     folder, me = Path(os.environ["ELASTRAIN_RUN_DIR"]), os.environ.get("ELASTRAIN_MEMBER", "alone")
     began_s, began_cpu_s = time.monotonic(), time.process_time()

@@ -188,7 +188,12 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         checkpoint=st.builds(CheckpointVote, st.sampled_from(Wish), st.booleans()),
         graph=names,
         plan=st.none()
-        | st.builds(PlanVote, proposed=st.none() | plans, seconds=tuples(st.tuples(ints, block_seconds))),
+        | st.builds(
+            PlanVote,
+            proposed=st.none() | plans,
+            seconds=tuples(st.tuples(ints, block_seconds)),
+            rates=tuples(st.tuples(names, floats)),
+        ),
         marks=tuples(st.builds(StreamMark, stream=ints, position=ints, state=names, digest=names)),
     ),
     Boundary: st.builds(

@@ -11,10 +11,12 @@ from statistics import median
 
 from elastrain import protocol as p
 from elastrain.pipeline.actions import ActionKind
-from elastrain.pipeline.planner.step_profile import BlockSeconds, Gauge, Measured
+from elastrain.pipeline.planner.step_profile import RATE_NOISE, BlockSeconds, Gauge, Measured
 
 ToldSeconds = tuple[tuple[int, BlockSeconds], ...]
 """(block of the graph, seconds that the member takes for it)."""
+ToldRates = tuple[tuple[str, float], ...]
+"""See `PlanVote.rates`."""
 
 
 class Measures:
@@ -27,11 +29,22 @@ class Measures:
         """Seconds of the open step, by kind of action and block."""
         self._gauges: dict[int, dict[ActionKind, Gauge]] = {}
         """Block -> kind -> the medians of the last steps."""
+        self.told_rates: dict[str, dict[str, float]] = {}
+        """Member -> what it has told of fixed times and links, by name."""
+        self._rates: dict[str, Gauge] = defaultdict(lambda: Gauge(least_noise=RATE_NOISE))
+        self._beside_s: list[float] = []
+        """Seconds of each action of the open step that belong to none of its blocks."""
+        self._waited_s: list[float] = []
+        """Seconds before each action of the open step, or before several that are told together."""
         self.begin()
 
     def note(self, event: p.Computed) -> None:
         """Note how long an action took."""
         task, took_s = event.action.task, event.took_s
+        waited_s, spent_s = event.host_s
+        self._beside_s.append(spent_s - sum(took_s))
+        if spent_s:
+            self._waited_s.append(waited_s)
         forward = self._now[ActionKind.FORWARD]
         if event.action.kind is ActionKind.FORWARD:
             for block, seconds in zip(task.blocks, took_s, strict=False):
@@ -53,13 +66,24 @@ class Measures:
                 if seconds:
                     self._gauges[block][kind].add(median(seconds))
         self._now = {kind: defaultdict(list) for kind in ActionKind}
+        # Before its first action a member waits for the step. Before most others it waits for other members, but
+        # somewhere in a step an action follows on another at once.
+        if len(self._waited_s) > 1:
+            beside_s = sum(self._beside_s) / len(self._beside_s)
+            self._rates["step_s"].add(self._waited_s[0])
+            self._rates["action_s"].add(max(0.0, beside_s) + min(self._waited_s[1:]))
+        self._beside_s, self._waited_s = [], []
+
+    def note_links(self, bytes_per_s: Mapping[str, float]) -> None:
+        """Note the rates with which members' large frames came in during a step."""
+        for member, rate in bytes_per_s.items():
+            self._rates[member].add(rate)
 
     def forget_view(self) -> None:
         """Forget what was told: every member tells it anew, because newcomers have heard nothing."""
-        self.told = {}
-        for gauges in self._gauges.values():
-            for gauge in gauges.values():
-                gauge.forget_told()
+        self.told, self.told_rates = {}, {}
+        for gauge in (*self._rates.values(), *(g for gauges in self._gauges.values() for g in gauges.values())):
+            gauge.forget_told()
 
     def news(self) -> ToldSeconds:
         """Return the blocks whose seconds have changed by more than their noise. They count as told then."""
@@ -70,10 +94,16 @@ class Measures:
             if {gauge.news() for gauge in gauges.values()} - {None}
         )
 
-    def hear(self, member: str, told: ToldSeconds) -> bool:
+    def rates_news(self) -> ToldRates:
+        """Return the fixed times and rates that have changed by more than their noise. They count as told then."""
+        news = ((name, gauge.news()) for name, gauge in sorted(self._rates.items()))
+        return tuple((name, value) for name, value in news if value is not None)
+
+    def hear(self, member: str, told: ToldSeconds, rates: ToldRates = ()) -> bool:
         """Note what a member has told in its vote. Returns True if it told anything."""
         self.told.setdefault(member, {}).update(told)
-        return bool(told)
+        self.told_rates.setdefault(member, {}).update(rates)
+        return bool(told or rates)
 
     def of(self, held: Mapping[str, Collection[int]]) -> Measured:
         """Return member -> block -> seconds, for the blocks that each member holds now: others may be outdated."""

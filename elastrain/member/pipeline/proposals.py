@@ -20,7 +20,7 @@ from elastrain.member.state.member_views import Views
 from elastrain.pipeline.pipeline_plan import PipelinePlan, held
 from elastrain.pipeline.planner.plan_choice import PlanQuestion
 from elastrain.pipeline.planner.plan_vote import PlanVote
-from elastrain.pipeline.planner.step_profile import JobProfile, Measured, fitted, profile_of
+from elastrain.pipeline.planner.step_profile import JobProfile, Measured, fitted, profile_of, with_rates
 from elastrain.pipeline.planning import PlanWish, first_plan, next_plan, pipelines_wanted
 
 FLOPS_PER_S = 1e12
@@ -53,7 +53,7 @@ class Proposals(MemberPart):
     def hear(self, member: str, vote: Vote) -> None:
         """Note what a member tells about its blocks, even if its vote comes too late to count."""
         if vote.plan is not None:
-            self._has_news |= self.measures.hear(member, vote.plan.seconds)
+            self._has_news |= self.measures.hear(member, vote.plan.seconds, vote.plan.rates)
 
     def vote(self) -> PlanVote | None:
         """Return this member's say about plans. None without pipelines."""
@@ -61,9 +61,14 @@ class Proposals(MemberPart):
             return None
         proposed = self._propose()
         # A plan that stays is not proposed again, so that it does not travel in every step.
-        told = PlanVote(proposed=None if proposed == self._commit.plan else proposed, seconds=self.measures.news())
-        self._has_news |= self.measures.hear(self._me, told.seconds)
-        return told
+        seconds, rates = self.measures.news(), self.measures.rates_news()
+        self._has_news |= self.measures.hear(self._me, seconds, rates)
+        return PlanVote(proposed=None if proposed == self._commit.plan else proposed, seconds=seconds, rates=rates)
+
+    @handles(p.LinksTimed)
+    def on_links(self, event: p.LinksTimed) -> None:
+        """Note the rates of links in the last step."""
+        self.measures.note_links(event.bytes_per_s)
 
     @handles(p.Planned)
     def on_planned(self, event: p.Planned) -> None:
@@ -104,7 +109,10 @@ class Proposals(MemberPart):
         assert pipelining is not None
         if self._profile is None:
             self._profile = profile_of(traced.graph, parameter_bytes(self._shape, traced), FLOPS_PER_S)
-        self._profile = replace(fitted(self._profile, measured), nodes=self._views.view.nodes)
+        profile = replace(fitted(self._profile, measured), nodes=self._views.view.nodes)
+        sizes, stretches = profile.parameter_bytes, held(plan).values()
+        moved_bytes = max(sum(sizes[block] for block in its) for its in stretches) * min(2, len(plan.pipelines))
+        self._profile = with_rates(profile, self.measures.told_rates, moved_bytes)
         # Nothing is known of the members' memory, so none is to hold more than in the plans of the rule.
         count = pipelines_wanted(traced.graph, len(members), pipelining.stages)
         return PlanQuestion(

@@ -17,3 +17,5 @@ class PlanVote:
     """Proposed assignment of blocks to members from the next step on."""
     seconds: tuple[tuple[int, BlockSeconds], ...] = ()
     """Blocks of the graph whose seconds on this member have changed by more than their noise."""
+    rates: tuple[tuple[str, float], ...] = ()
+    """Likewise `action_s` and `step_s`, by name, and the rates of links, by the member that sends."""

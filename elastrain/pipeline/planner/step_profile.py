@@ -17,6 +17,8 @@ WINDOW = 5
 """Measurements of which the median counts."""
 NOISE = 0.03
 """Relative noise of a value that was never measured."""
+RATE_NOISE = 0.1
+"""Relative noise of a fixed time or of a rate, at least: no plan depends on less."""
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of normal noise, in units of its median absolute deviation."""
 
@@ -107,6 +109,7 @@ class Gauge:
 
     recent: list[float] = field(default_factory=list)
     told: float | None = None
+    least_noise: float = NOISE
 
     def add(self, value: float) -> None:
         """Add a measurement. Values that no clock can show (negative, NaN, infinite) are dropped."""
@@ -117,10 +120,10 @@ class Gauge:
     def noise(self) -> float:
         """Relative noise of one measurement."""
         if len(self.recent) < WINDOW:
-            return NOISE
+            return self.least_noise
         middle = median(self.recent)
         spread = MAD_TO_SIGMA * median(abs(each - middle) for each in self.recent)
-        return max(NOISE, spread / middle) if middle else NOISE
+        return max(self.least_noise, spread / middle) if middle else self.least_noise
 
     def news(self) -> float | None:
         """Return the median if it is to be told: it has changed by more than its noise. It counts as told then."""
@@ -164,6 +167,29 @@ def fitted(profile: JobProfile, measured: Measured) -> JobProfile:
                 weight_gradient_s=median(s.weight_gradient_s * speed for s, speed in seen),
             )
     return replace(profile, blocks=tuple(blocks), speeds=speeds)
+
+
+def with_rates(profile: JobProfile, told: Mapping[str, Mapping[str, float]], moved_bytes: int) -> JobProfile:
+    """Return the profile with what members have told: fixed seconds by name, and the rate from each sender.
+
+    moved_bytes: Bytes that a member reduces and publishes in each step, which the told `step_s` contains.
+    """
+    rates, known = profile.rates, StepRates()
+    links: dict[tuple[str, str], float] = {}
+    for taker, its in told.items():
+        for giver in its.keys() & told.keys():
+            one, other = sorted((giver, taker))
+            # A socket that was read late looks faster than any link is.
+            links[one, other] = min(its[giver], links.get((one, other), known.between_bytes_per_s))
+    if links:
+        usual = median(links.values())
+        rates = replace(rates, between_bytes_per_s=usual, reduce_bytes_per_s=usual, publish_bytes_per_s=usual)
+    if seen := [each["action_s"] for each in told.values() if "action_s" in each]:
+        rates = replace(rates, action_s=median(seen))
+    # Most members wait in that time, too: until the last has computed, or until the first sends them something.
+    if seen := [each["step_s"] for each in told.values() if "step_s" in each]:
+        rates = replace(rates, step_s=max(0.0, min(seen) - moved_bytes / rates.publish_bytes_per_s))
+    return replace(profile, rates=replace(rates, links=tuple((*pair, rate) for pair, rate in sorted(links.items()))))
 
 
 def _ratio(measured: Mapping[int, BlockSeconds], profile: JobProfile) -> float:

@@ -333,6 +333,7 @@ class Engine:
         self._parts.journal.write("passed", **journalled(record))
         took_s = self._parts.handover.whereabouts.take_computed_s()
         self._pace.copies.computed(took_s)
+        self._events.append(p.LinksTimed(bytes_per_s=self._parts.mesh.links.take_rates()))
         self._parts.agent.committed(record, self._core.holders, took_s)
         self._notes.tell_window(self._core)
         self._notes.passed(record, self.view)

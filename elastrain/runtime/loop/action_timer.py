@@ -5,6 +5,7 @@ Events lie in the loop's stream, so on a device the time is the device's own. Th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
@@ -65,6 +66,22 @@ class ActionTimer:
     def backward_s(self) -> tuple[float, ...]:
         """Return the seconds from the beginning to the end, or () if there was none."""
         return (self._began.elapsed_s(self._marks[-1][1]),) if self._began is not None and self._marks else ()
+
+
+class LoopClock:
+    """The host's time around actions: what they take beside their blocks shows in it."""
+
+    def __init__(self) -> None:
+        self._began_s = self._ended_s = time.monotonic()
+
+    def begin(self) -> None:
+        """Note that the loop's thread was given an action."""
+        self._began_s = time.monotonic()
+
+    def end(self) -> tuple[float, float]:
+        """Return the seconds from the last end to the begin, and from there to now, where an action ends."""
+        before_s, self._ended_s = self._ended_s, time.monotonic()
+        return self._began_s - before_s, self._ended_s - self._began_s
 
 
 def log_action(parts: StepParts, step: int, action: TaskAction, started_s: float) -> None:

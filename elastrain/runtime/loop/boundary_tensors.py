@@ -108,6 +108,8 @@ class ActionResult:
     """Seconds that the action took; see `Computed.took_s`."""
     is_split: bool = False
     """True for a backward that has left its weight gradients to a later action."""
+    host_s: tuple[float, float] = (0.0, 0.0)
+    """See `Computed.host_s`."""
 
     def report(self, shape: StepShape) -> BoundaryMade:
         """Return the report of the action. On a device, the engine's thread calls it."""
@@ -121,6 +123,12 @@ class ActionResult:
         has_weights = not is_forward and not self.is_split
         is_last = has_weights and action.micro_batch == shape.micro_batches_of(task.run)[-1]
         computed = p.Computed(
-            step=shape.number, action=action, made=message, is_last=is_last, is_split=self.is_split, took_s=self.took()
+            step=shape.number,
+            action=action,
+            made=message,
+            is_last=is_last,
+            is_split=self.is_split,
+            took_s=self.took(),
+            host_s=self.host_s,
         )
         return BoundaryMade(event=computed, tensors=() if self.made is None else self.made.tensors)

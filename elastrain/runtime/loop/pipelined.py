@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from elastrain.pipeline.stubs.stubs import Stubs
 from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.runtime.carrying.run_losses import RunLosses
 from elastrain.runtime.io.loop_channel import TaskAssignment
-from elastrain.runtime.loop.action_timer import ActionTimer, log_action
+from elastrain.runtime.loop.action_timer import ActionTimer, LoopClock, log_action
 from elastrain.runtime.loop.boundary_tensors import ActionResult, Counts, Packed, packed, unpacked
 from elastrain.runtime.loop.computed_run import StepParts, counted, load, scaled, went_by
 from elastrain.runtime.loop.split_backward import HookWatch, has_backward_hooks
@@ -68,6 +68,7 @@ class Pipelines:
         self._sums: dict[Task, RunLosses] = {}
         """Task -> contributions of the micro-batches of its run that have gone backward so far."""
         self._plan: PipelinePlan | None = None
+        self.clock = LoopClock()
 
     @property
     def is_traced(self) -> bool:
@@ -197,6 +198,7 @@ class Pipelines:
     def tell_made(self, step: int, *results: ActionResult) -> None:
         """Report finished actions once they have landed, and so have the copies of what they made."""
         copied = [event for result in results if result.made is not None for event in result.made.copied]
+        results = (replace(results[0], host_s=self.clock.end()), *results[1:])
         reports = (partial(result.report, self._shape(step)) for result in results)
         # In one call, because each call wakes the engine, which would take the interpreter before the last is told.
         self.parts.handover.tell_landed(*reports, after=copied, is_boundary=True)

@@ -201,6 +201,7 @@ class Step:
     def _act(self, work: TaskAssignment) -> Iterator[Any]:
         """Compute one action of a pipeline: a forward through the loop's body, or all others without it."""
         assert self._pipelines is not None
+        self._pipelines.clock.begin()
         if isinstance(work.compute, p.Forward):
             self._run = ActionForward(self.number, work, self._pipelines)
             yield from self._run

@@ -109,6 +109,10 @@ class SimMesh:
         processes = self._process.world.processes
         return any(m in processes and processes[m].mesh.generation > self.generation for m in self._peers)
 
+    def take_rates(self) -> dict[str, float]:
+        """Simulated frames come whole."""
+        return {}
+
     def edit(self, generation: int, peers: Sequence[Peer], links: str, renew: bool = False) -> None:
         """Links that both views have stay as they are, the lost ones too, which are told again; or all are renewed."""
         ids = {peer.id for peer in peers}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastrain import protocol as p
@@ -83,3 +85,43 @@ def test_times_that_no_clock_can_show_are_dropped(seconds: float) -> None:
     measures.news()
     measured(measures, *[(seconds, 1.0, 4.0)] * WINDOW)
     assert 2 not in dict(measures.news())
+
+
+def beside(measures: Measures, *actions: tuple[float, float, float]) -> None:
+    """A step of actions: seconds before each, seconds of the loop's thread, and those of its block."""
+    for waited_s, spent_s, took_s in actions:
+        event = computed(ActionKind.FORWARD, took_s, task=Task(0, 2, 3, "a"))
+        measures.note(replace(event, host_s=(waited_s, spent_s)))
+    measures.begin()
+
+
+def test_what_an_action_takes_beside_its_blocks_and_how_long_a_step_is_waited_for_is_told() -> None:
+    measures = Measures()
+    for _ in range(WINDOW):
+        # The second action waits for another member, the third follows at once.
+        beside(measures, (0.5, 1.25, 1.0), (7.0, 1.25, 1.0), (0.125, 1.5, 1.0))
+    assert dict(measures.rates_news()) == {"step_s": 0.5, "action_s": pytest.approx(1 / 3 + 0.125)}
+    assert measures.rates_news() == (), "nothing is told twice"
+    beside(measures, (0.5, 9.0, 1.0), (9.0, 9.0, 1.0))
+    assert measures.rates_news() == (), "one noisy step is no news"
+    measures.forget_view()
+    assert len(measures.rates_news()) == 2
+
+
+def test_actions_that_are_told_together_share_the_time_of_the_thread() -> None:
+    measures = Measures()
+    for _ in range(WINDOW):
+        for _ in range(2):
+            measures.note(replace(computed(ActionKind.FORWARD, 1.0, 1.0), host_s=(0.25, 4.5)))
+            measures.note(computed(ActionKind.BACKWARD, 2.0))
+        measures.begin()
+    assert dict(measures.rates_news())["action_s"] == 0.25 + 0.25
+
+
+def test_rates_of_links_are_told_by_sender() -> None:
+    measures = Measures()
+    for rate in (4e6, 5e6, 100e6, 5e6, 5e6):
+        measures.note_links({"b": rate})
+    assert measures.rates_news() == (("b", 5e6),)
+    assert measures.hear("a", (), (("b", 5e6),))
+    assert measures.told_rates == {"a": {"b": 5e6}}

@@ -17,7 +17,7 @@ from elastrain.member.state.member_views import Views
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan
 from elastrain.pipeline.planner.plan_choice import PlanAnswer
 from elastrain.pipeline.planner.plan_vote import PlanVote
-from elastrain.pipeline.planner.step_profile import BlockSeconds
+from elastrain.pipeline.planner.step_profile import WINDOW, BlockSeconds
 from elastrain.pipeline.planning import PlanWish, next_plan
 from tests.unit.decisions import test_rerouting
 from tests.unit.member.test_runs import VOTE
@@ -158,3 +158,17 @@ def test_a_weight_that_blocks_share_counts_in_each_of_them() -> None:
     )
     assert parameter_bytes(shape, replace(TRACED, places=(0, 0, 1))) == [8, 3]
     assert parameter_bytes(shape, replace(TRACED, places=(0, 1, 1))) == [8, 11]
+
+
+def test_the_question_has_the_fixed_times_and_links_that_members_have_told() -> None:
+    made = Made()
+    made.tell("a", 0)
+    made.own.hear("b", replace(VOTE, plan=PlanVote(seconds=((1, SECOND),), rates=(("action_s", 0.5), ("a", 2e6)))))
+    for _ in range(WINDOW):
+        made.own.on_links(p.LinksTimed(bytes_per_s={"b": 1e6}))
+    vote = made.own.vote()
+    assert vote is not None
+    assert vote.rates == (("b", 1e6),)
+    (question,) = made.questions()
+    rates = question.question.profile.rates
+    assert (rates.action_s, rates.links) == (0.5, (("a", "b", 1e6),))

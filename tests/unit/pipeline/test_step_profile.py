@@ -17,6 +17,7 @@ from elastrain.pipeline.planner.step_profile import (
     StepRates,
     fitted,
     profile_of,
+    with_rates,
 )
 from tests.support.block_graphs import graph_of
 from tests.support.step_profiles import profile_with
@@ -101,3 +102,17 @@ def test_members_that_told_nothing_keep_their_speeds() -> None:
     profile = profile_with([1.0, 1.0], speeds={"a": 0.5})
     assert fitted(profile, {}) == profile
     assert fitted(profile, {"b": {1: seconds(1.0)}}).speeds == {"a": 0.5, "b": 1.0}
+
+
+def test_told_fixed_times_and_links_come_into_the_profile() -> None:
+    told = {"a": {"action_s": 0.1, "step_s": 3.0, "b": 5e6}, "b": {"action_s": 0.3, "step_s": 2.0, "a": 4e6}, "c": {}}
+    told["c"] = {"action_s": 0.2, "gone": 1.0, "a": 8e12}
+    rates = with_rates(profile_with([1.0]), told, moved_bytes=40_000_000).rates
+    assert rates.action_s == 0.2, "the median of all members"
+    assert rates.links == (("a", "b", 4e6), ("a", "c", 1e9)), "the slower way; no link is faster than links are"
+    assert rates.publish_bytes_per_s == rates.reduce_bytes_per_s == rates.between_bytes_per_s == (4e6 + 1e9) / 2
+    assert rates.step_s == pytest.approx(2.0 - 40e6 / rates.publish_bytes_per_s), "the others only wait longer"
+
+
+def test_a_profile_of_which_nothing_was_told_stays() -> None:
+    assert with_rates(profile_with([1.0]), {"a": {}}, moved_bytes=1) == profile_with([1.0])

@@ -12,7 +12,7 @@ from elastrain.device import same_memory
 from elastrain.device.same_memory import HOST
 from elastrain.pipeline.actions import ActionKind
 from elastrain.pipeline.pipeline_plan import Task
-from elastrain.runtime.loop.action_timer import ActionTimer
+from elastrain.runtime.loop.action_timer import ActionTimer, LoopClock
 from tests.support import pipeline_steps
 from tests.support.pipeline_models import CASES
 
@@ -88,6 +88,10 @@ def test_members_of_a_pipeline_tell_how_long_each_action_took() -> None:
         if isinstance(message, pipeline_steps.BoundaryMade):
             event = message.event
             assert all(seconds > 0 for seconds in event.took_s)
+            # A forward with the loss and its backward are told together, and have one time of the thread.
+            assert (event.host_s[1] > 0) == (
+                (event.action.task.member, event.action.kind) != ("b", ActionKind.BACKWARD)
+            )
             told.setdefault((event.action.task.member, event.action.kind), set()).add(len(event.took_s))
         take(handover, message)
 
@@ -96,3 +100,12 @@ def test_members_of_a_pipeline_tell_how_long_each_action_took() -> None:
     assert told["a", ActionKind.FORWARD] == {2}
     assert told["b", ActionKind.FORWARD].isdisjoint({0, 1})
     assert told["a", ActionKind.BACKWARD] == told["b", ActionKind.BACKWARD] == {1}
+
+
+def test_the_loops_clock_tells_waits_from_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = iter([0.0, 2.0, 5.0, 6.0, 10.0])
+    monkeypatch.setattr("elastrain.runtime.loop.action_timer.time.monotonic", lambda: next(now_s))
+    clock = LoopClock()
+    for expected in ((2.0, 3.0), (1.0, 4.0)):
+        clock.begin()
+        assert clock.end() == expected
