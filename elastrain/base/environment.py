@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -47,7 +47,7 @@ class EstimateWish:
         Path(self.file).write_text(text)
 
 
-_BITS = "ELASTRAIN_BITS"
+BITS = "ELASTRAINBITS"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class BitsWish:
     def environment(self) -> dict[str, str]:
         """Return the request as environment variables, with the rank that scripts look up."""
         place = {"RANK": str(self.rank), "LOCAL_RANK": str(self.rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        return {_BITS: json.dumps(asdict(self)), "ELASTRAIN_MEMBER": f"m{self.rank}", **place}
+        return {BITS: json.dumps(asdict(self)), "ELASTRAIN_MEMBER": f"m{self.rank}", **place}
 
 
 _MARK = "~"
@@ -121,6 +121,16 @@ class Environment:
         return scope(self.job, self.life)
 
 
+def adopt(variables: Mapping[str, str]) -> None:
+    """Become the worker that these variables describe. Another launcher has started this process."""
+    os.environ.update(variables)
+
+
+def threads_are_told() -> bool:
+    """Return True if the user or the launcher has set the number of threads that torch computes with."""
+    return "OMP_NUM_THREADS" in os.environ
+
+
 def claim() -> None:
     """Mark this process as the worker that the variables are meant for. Processes that it starts ignore them."""
     os.environ[_PROCESS] = _this_process()
@@ -165,53 +175,12 @@ def secret() -> bytes | None:
     return found[::-1] if found and _wrong() == "secret" else found
 
 
-_WORLDS = (
-    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE"),
-    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
-    ("torchrun, or a launcher like it,", "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),
-)
-"""Launchers, and their variables for the size of the world, for the rank, and for the processes on this host."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForeignWorld:
-    """The processes that another launcher has started beside this one."""
-
-    launcher: str
-    variable: str
-    """The variable that tells the size."""
-    rank: str
-    size: int
-    per_node: int
-
-
-def foreign_world() -> ForeignWorld | None:
-    """Return the world of several processes that another launcher says this process belongs to, or None.
-
-    In processes that a worker has started, the variables are those of the worker.
-    """
-    if os.environ.get("ELASTRAIN_AGENT") or os.environ.get(_BITS):
-        return None
-    for launcher, size, rank, local in _WORLDS:
-        if (count := _count(size)) > 1 and rank in os.environ:
-            each = min(_count(local) or count, count)
-            return ForeignWorld(launcher=launcher, variable=size, rank=os.environ[rank], size=count, per_node=each)
-    return None
-
-
-def _count(name: str) -> int:
-    """Return the leading number of a variable, such as 4 of Slurm's "4(x2)", or 0."""
-    digits = os.environ.get(name, "").partition("(")[0].partition(",")[0]
-    return int(digits) if digits.isdecimal() else 0
-
-
 def expected_place() -> tuple[int, int]:
     """Return the rank and the world size that the launcher expects of this worker; (0, 1) without a launcher.
 
     Raises ValueError if one of them is not a number.
     """
-    if _told("ELASTRAIN_AGENT") is None and _told(_BITS) is None:
+    if _told("ELASTRAIN_AGENT") is None and _told(BITS) is None:
         return 0, 1
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -278,7 +247,7 @@ def _is_same(one: str, other: str) -> bool:
 
 def doctor_wish() -> EstimateWish | BitsWish | None:
     """Return the request of `elastrain doctor`; None in every job."""
-    memory, bits = _told(NAME), _told(_BITS)
+    memory, bits = _told(NAME), _told(BITS)
     return EstimateWish(**json.loads(memory)) if memory else BitsWish(**json.loads(bits)) if bits else None
 
 

@@ -154,6 +154,8 @@ def may_restart(
         return Ruling(yes=False, reason="the job is finishing")
     if no_device:
         return Ruling(yes=False, reason=no_device)
+    if not allowed:
+        return Ruling(yes=False, reason="this job replaces no workers (--max-restarts 0)")
     if used >= allowed:
         return Ruling(yes=False, reason=f"all {allowed} restarts are used up (--max-restarts)")
     return Ruling(yes=True, reason=f"restart {used + 1} of {allowed}")

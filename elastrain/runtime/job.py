@@ -21,7 +21,6 @@ from elastrain.base.environment import (
     doctor_wish,
     expected_place,
     parent_worker,
-    read_environment,
     resume,
     told_devices,
 )
@@ -54,7 +53,7 @@ from elastrain.runtime.loop_state.loop_state import stateful
 from elastrain.runtime.memory.process_memory import Directories, MemoryLimit
 from elastrain.runtime.model.kernels import compute_device, import_compiler_late
 from elastrain.runtime.model.partition import check_given, describe
-from elastrain.runtime.ranks import Ranked, check_alone, check_group
+from elastrain.runtime.ranks import Ranked, check_group, joined
 from elastrain.runtime.settings import Settings, stages_of
 from elastrain.runtime.training_loop import TrainingLoop
 
@@ -111,7 +110,7 @@ def init(
         RefusedError: The launcher has another secret.
     """
     with wrong_input_shown():
-        environment = read_environment()
+        environment = joined()
         limit_bytes = environment.memory_limit_bytes if memory_limit is None else memory_limit
         limit = MemoryLimit.of(limit_bytes, offload_dirs or environment.offload_dirs)
         settings = Settings(
@@ -148,7 +147,7 @@ def _check_process(environment: Environment) -> None:
             f"this process is a fork of {parent}, after elastrain.init(), and cannot have a job of its own: "
             "start it by subprocess, or by multiprocessing's 'spawn'"
         )
-    check_alone(environment)
+    check_group(environment)
     if environment.agent is not None and Job.has_entered:
         raise ConfigError("elastrain.init() was called before: a worker has one job, which init() returned then")
     if parent is not None:

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 
 import torch.distributed
 
-from elastrain.base.environment import Environment, foreign_world
+from elastrain.base.environment import Environment, read_environment
+from elastrain.base.foreign_world import foreign_world
 from elastrain.errors import ConfigError
 from elastrain.job.world import View
+from elastrain.runtime.io.rank_meeting import join
 from elastrain.runtime.io.turns import MAIN_FIRST_TIMEOUT_S, Turns
 
 
-def check_alone(environment: Environment) -> None:
-    """Raise ConfigError in a process without our launcher if another one has started several, as torchrun does.
+def joined() -> Environment:
+    """Return this process's environment. If another launcher has started it with others, they become one job first.
 
-    Each of them would train a job of its own.
+    Raises ConfigError if they are on several hosts, have no common PYTHONHASHSEED, or do not all come.
     """
-    world = foreign_world()
-    if world is None:
-        check_group(environment)
-        return
-    nodes = -(-world.size // world.per_node)
-    where = f" --nnodes {nodes} --rdzv-endpoint HOST:PORT` on each node" if nodes > 1 else "`"
-    raise ConfigError(
-        f"{world.launcher} has started this process as rank {world.rank} of {world.size}, and each of them would train "
-        f"a job of its own: start the script by `elastrain run --nproc-per-node {world.per_node}{where} instead, with "
-        f"the same arguments, or with {world.variable}=1 if each is meant to be a job of its own"
-    )
+    if (world := foreign_world()) is None:
+        return read_environment()
+    if (nodes := -(-world.size // world.per_node)) > 1:
+        raise ConfigError(
+            f"{world.launcher} has started this process as rank {world.rank} of {world.size} on {nodes} hosts, which "
+            f"cannot form a job: start the script by `elastrain run --nproc-per-node {world.per_node} --nnodes {nodes} "
+            f"--rdzv-endpoint HOST:PORT` on each host instead, with the same arguments, or with {world.variable}=1 if "
+            "each is meant to be a job of its own"
+        )
+    if sys.flags.hash_randomization:  # which the job would find out, but only once all ranks have started
+        raise ConfigError(
+            f"{world.launcher} has started this process without PYTHONHASHSEED, so a set of words has another order in "
+            "each rank: set PYTHONHASHSEED=0 in the environment of all ranks"
+        )
+    join(world)
+    return read_environment()
 
 
 def check_group(environment: Environment) -> None:

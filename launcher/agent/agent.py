@@ -22,6 +22,7 @@ from elastrain.comm.wire.acceptor import Acceptor
 from elastrain.decisions.blame import Failure
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent import worker_start
+from elastrain.launcher.agent.adopted import WorkerSource
 from elastrain.launcher.agent.command_runner import CommandRunner, NodeParts
 from elastrain.launcher.agent.control_server import ControlServer
 from elastrain.launcher.agent.guardian import Guardian
@@ -31,7 +32,7 @@ from elastrain.launcher.agent.run_state import StateFile, describe
 from elastrain.launcher.agent.strikes import Strikes
 from elastrain.launcher.agent.worker_monitor import WorkerMonitor
 from elastrain.launcher.agent.worker_processes import WorkerProcesses, WorkerSpec
-from elastrain.launcher.agent.worker_start import Logs, Script, WorkerEnvironment, WorkerWish
+from elastrain.launcher.agent.worker_start import Logs, WorkerEnvironment, WorkerWish
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.faults import grammar
@@ -56,7 +57,7 @@ class AgentConfig:
     settings: JobConfig
     """Configuration of the job, with its current life."""
     run: RunDir
-    script: Script
+    source: WorkerSource
     logs: Logs
     wish: WorkerWish
     checkpoints: CheckpointOptions | None = None
@@ -210,7 +211,7 @@ class Agent:
             wish=config.wish,
             checkpoints=config.checkpoints,
         )
-        return WorkerSpec(script=config.script, common=common, logs=config.logs)
+        return WorkerSpec(source=config.source, common=common, logs=config.logs)
 
     def _master(self) -> tuple[str, int]:
         """Return the host and port for scripts that call init_process_group: those of the roster's first node."""

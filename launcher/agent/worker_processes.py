@@ -13,10 +13,11 @@ from elastrain.base.event_loop import READ, WRITE, EventLoop
 from elastrain.base.processes import state_of
 from elastrain.comm.shm.liveness import Watcher, watch_beacon
 from elastrain.comm.wire.secure import Connection
-from elastrain.launcher.agent import worker_limits, worker_start
+from elastrain.launcher.agent import worker_limits
+from elastrain.launcher.agent.adopted import Process, WorkerSource
 from elastrain.launcher.agent.guardian import Guardian
 from elastrain.launcher.agent.worker_monitor import WatchedWorker
-from elastrain.launcher.agent.worker_start import Logs, Script, WorkerEnvironment, WorkerProcess
+from elastrain.launcher.agent.worker_start import Logs, WorkerEnvironment
 from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.shared.job_values import Start, Tell
 from elastrain.launcher.shared.line_socket import LineSocket, Received
@@ -31,7 +32,7 @@ _RESTORE_AGAIN_S = 0.2
 class _WorkerHandle:
     """Process, channel and death watcher of one worker."""
 
-    process: WorkerProcess
+    process: Process
     channel: LineSocket | None = None
     watcher: Watcher | None = None
     running: bool = True
@@ -41,7 +42,7 @@ class _WorkerHandle:
 class WorkerSpec:
     """Values with which every worker is started."""
 
-    script: Script
+    source: WorkerSource
     common: WorkerEnvironment
     logs: Logs
 
@@ -78,11 +79,12 @@ class WorkerProcesses:
     def start(self, command: Start) -> None:
         """Start a worker, or report `StartFailed`."""
         try:
-            process = worker_start.start(command, self._spec.script, self._spec.common, self._spec.logs)
+            process = self._spec.source.start(command, self._spec.common, self._spec.logs)
         except OSError as error:
             self._happen(ev.StartFailed(member=command.member, problem=str(error)))
             return
-        self._guardian.watch(process.pid)
+        if process.session is not None:
+            self._guardian.watch(process.session)
         self._handles[command.member] = _WorkerHandle(process=process)
         self._log.write("worker_start", member=command.member, pid=process.pid, slot=command.slot)
         self._happen(ev.WorkerStarted(member=command.member, pid=process.pid))
@@ -198,7 +200,8 @@ class WorkerProcesses:
         self.hear_all()
         self._happen(ev.WorkerDied(member=member, source="pidfd", at_s=died_s))
         self._loop.unregister(handle.process.pidfd)
-        self._guardian.unwatch(handle.process.pid)
+        if handle.process.session is not None:
+            self._guardian.unwatch(handle.process.session)
         exit_code = handle.process.reap()
         handle.running = False
         self._drop_channel(member)

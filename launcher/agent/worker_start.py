@@ -47,6 +47,10 @@ class Script:
             return Script(command=target, args=tuple(args))
         return Script(command=sys.executable, args=("-u", *(("-m",) if module else ()), target, *args))
 
+    def start(self, worker: Start, common: WorkerEnvironment, logs: Logs) -> WorkerProcess:
+        """Start one worker. Raises OSError if it cannot."""
+        return start(worker, self, common, logs)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Logs:
@@ -76,6 +80,7 @@ class WorkerProcess:
     def __init__(self, context: PContext, logs: Sequence[ScreenPipe] = ()) -> None:
         self._context, self._logs = context, logs
         self.pid: int = context.pids()[0]
+        self.session: int | None = self.pid
         self.pidfd = os.pidfd_open(self.pid)
 
     def signal_group(self, number: int) -> None:

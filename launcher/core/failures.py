@@ -129,6 +129,8 @@ def _raised(failure: Failure) -> Raised:
     )
 
 
+UNKNOWN_EXIT = -255
+"""In place of an exit code that another launcher has taken. No signal has this number."""
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
 _SIGNALS |= {11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}
 
@@ -196,11 +198,13 @@ class Failures(AgentPart):
     @handles(WorkerExited)
     def on_exit(self, event: WorkerExited, now: float) -> list[Command]:
         """Handle the exit code of a worker. It decides about a replacement, or about the end of the job or node."""
-        worker = self._cluster.workers.by_id[event.member]
-        worker.exit(event.exit_code)
-        fields = {"member": worker.id, "exit_code": event.exit_code}
+        worker, exit_code = self._cluster.workers.by_id[event.member], event.exit_code
+        if exit_code == UNKNOWN_EXIT and worker.finished:
+            exit_code = int(worker.raised)
+        worker.exit(exit_code)
+        fields = {"member": worker.id, "exit_code": exit_code}
         log: list[Command] = [Log(event="exit", fields=fields)]
-        return log if self._shutdown.end is not None else log + self._judge_exit(worker, event.exit_code, now)
+        return log if self._shutdown.end is not None else log + self._judge_exit(worker, exit_code, now)
 
     def _judge_exit(self, worker: Worker, exit_code: int, now: float) -> list[Command]:
         how = f"{worker.id} ended {describe_exit(exit_code)}"
@@ -272,6 +276,8 @@ def death(member: str, source: str, at_s: float, now: float) -> Log:
 
 def describe_exit(exit_code: int) -> str:
     """Return in words how a process ended: "with exit code 3", or "by SIGKILL"."""
+    if exit_code == UNKNOWN_EXIT:
+        return "in a way that only its launcher knows"
     if exit_code >= 0:
         return f"with exit code {exit_code}"
     return f"by {_SIGNALS.get(-exit_code, f'signal {-exit_code}')}"

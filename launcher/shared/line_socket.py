@@ -102,5 +102,11 @@ class LineSocket:
 
 def peer_uid(sock: socket.socket) -> int:
     """Return the user id of the process at the other end of a UNIX socket, as reported by the kernel."""
+    return peer(sock)[1]
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Return the process id and the user id at the other end of a UNIX socket, as reported by the kernel."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[1])
+    pid, uid, _gid = _CREDENTIALS.unpack(raw)
+    return pid, uid

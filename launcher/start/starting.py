@@ -59,7 +59,7 @@ def run_alone(options: RunOptions) -> End:
         while True:
             faults = options.faults_from(time.monotonic())
             config = options.config(life=started)
-            agent = Agent(_agent_config(options, config, run), MemoryStore(), guardian, faults)
+            agent = Agent(agent_config(options, config, run), MemoryStore(), guardian, faults)
             ended = LifeEnd(life=life, end=agent.run(), first_member=agent.first_unused_member)
             failures = agent.device_failures
             following = after_alone(ended, _newest_step(options, ended.end))
@@ -129,8 +129,9 @@ def _run_life(
         faults = options.faults_from(time.monotonic())
         is_ours = node.has_own_store or place.life.number > 1
         settle_s = _SETTLE_S if place.is_new and not is_ours else 0.0
-        agent_config = replace(_agent_config(options, config, run, node), settle_s=settle_s)
-        agent = Agent(agent_config, place.store, guardian, faults)
+        agent = Agent(
+            replace(agent_config(options, config, run, node), settle_s=settle_s), place.store, guardian, faults
+        )
         end, is_local = agent.run(), options.checkpoints is not None and options.checkpoints.is_local
         ended = LifeEnd(life=place.life, end=end, first_member=agent.first_unused_member, is_local=is_local)
         return ended, run, agent.device_failures
@@ -179,9 +180,8 @@ def _etcd_store(config: EtcdConfig) -> EtcdStore:
     return EtcdStore(config)
 
 
-def _agent_config(
-    options: RunOptions, settings: JobConfig, run: RunDir, node: NodeOptions | None = None
-) -> AgentConfig:
+def agent_config(options: RunOptions, settings: JobConfig, run: RunDir, node: NodeOptions | None = None) -> AgentConfig:
+    """Return the agent's configuration. `node` is given for one node of several."""
     from elastrain.launcher.agent.agent import AgentConfig
 
     host = node.host if node is not None else None
@@ -189,7 +189,7 @@ def _agent_config(
         job=options.job,
         settings=settings,
         run=run,
-        script=options.script,
+        source=options.script,
         wish=options.wish,
         checkpoints=options.checkpoints,
         logs=options.output.logs(run),

@@ -527,7 +527,7 @@ def test_a_worker_that_ends_is_lost_and_replaced_whoever_has_ended_it(exit_code:
     ("max_restarts", "words"),
     [
         (1, "m1 ended by SIGKILL; another is started in its place (restart 1 of 1)"),
-        (0, "m1 ended by SIGKILL; not started again: all 0 restarts are used up (--max-restarts)"),
+        (0, "m1 ended by SIGKILL; not started again: this job replaces no workers (--max-restarts 0)"),
     ],
 )
 def test_what_becomes_of_a_suspect_is_said_when_it_is_known(max_restarts: int, words: str) -> None:

@@ -19,6 +19,7 @@ from tests.support.sources import product
 
 READERS = {
     "elastrain.base.environment": "a worker",
+    "elastrain.base.foreign_world": "a rank of another launcher",
     "elastrain.launcher.shared.process_environment": "the launcher and its agents",
     "elastrain.integrations.process_state": "an adapter, which hides the job's ranks from accelerate",
     "elastrain.integrations.transformers": "an adapter, for the library's own variables",

@@ -1,4 +1,4 @@
-"""Processes of another launcher never train as several jobs: the first call says what to start instead."""
+"""Processes of another launcher never train as several jobs: they are one, or the first call says what to start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
 
 import elastrain
-from elastrain.base.environment import ForeignWorld, foreign_world
+from elastrain.base.foreign_world import ForeignWorld, foreign_world
 from elastrain.errors import ConfigError
 
 TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none"}
@@ -36,15 +36,14 @@ def group() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("variables", "launcher", "says"),
     [
-        (TORCHRUN, "torchrun, or a launcher like it,", "rank 1 of 4.*`elastrain run --nproc-per-node 4` instead"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}, "torchrun, or a launcher like it,", "per-node 2 --nnodes 2 --rdzv-end"),
         (SLURM, "srun", r"rank 5 of 8.*--nproc-per-node 4 --nnodes 2 .* with SLURM_STEP_NUM_TASKS=1 if"),
-        (MPI, "mpirun", "rank 0 of 2.*--nproc-per-node 2`"),
-        ({"RANK": "0", "WORLD_SIZE": "3"}, "torchrun, or a launcher like it,", "rank 0 of 3.*--nproc-per-node 3`"),
+        (MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "mpirun", "rank 0 of 2 on 2 hosts.*--nproc-per-node 1 --nnodes 2 "),
+        (SLURM | {"RANK": "5", "WORLD_SIZE": "8"}, "torchrun, or a launcher like it,", "rank 5 of 8 on 2 hosts"),
     ],
-    ids=["torchrun", "two nodes", "Slurm", "MPI", "a launcher that tells little"],
+    ids=["torchrun", "Slurm", "MPI", "a script of Slurm that exports torchrun's names"],
 )
-def test_init_in_a_world_of_another_launcher_says_what_to_start(
+def test_init_in_a_world_on_several_hosts_says_what_to_start(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], launcher: str, says: str
 ) -> None:
     for name, value in variables.items():
@@ -72,10 +71,36 @@ def test_other_processes_belong_to_no_foreign_world(monkeypatch: pytest.MonkeyPa
     assert foreign_world() is None
 
 
+def _address(monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
+    with monkeypatch.context() as told:
+        for name, value in variables.items():
+            told.setenv(name, value)
+        world = foreign_world()
+    with monkeypatch.context() as told:
+        for name, value in variables.items():
+            told.setenv(name, value)
+        assert world is not None
+        return world.address
+
+
+def test_ranks_of_one_world_meet_at_one_address_and_other_worlds_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
+    others = ({"MASTER_PORT": "2"}, {"TORCHELASTIC_RESTART_COUNT": "1"}, {"WORLD_SIZE": "3"}, {"SLURM_JOB_ID": "7"})
+    addresses = [_address(monkeypatch, **first | other) for other in ({}, *others)]
+    assert len(set(addresses)) == len(addresses)
+    assert _address(monkeypatch, **first | {"RANK": "1", "LOCAL_RANK": "1"}) == addresses[0]
+
+
+def test_torchrun_under_slurm_counts_as_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (TORCHRUN | SLURM | {"SLURM_STEP_NUM_TASKS": "1"}).items():
+        monkeypatch.setenv(name, value)
+    assert (world := foreign_world()) is not None and (world.rank, world.size, world.per_node) == (1, 4, 4)
+
+
 def test_numbers_of_slurm_may_tell_of_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "3,2(x2)"}).items():
         monkeypatch.setenv(name, value)
-    expected = ForeignWorld(launcher="srun", variable="SLURM_STEP_NUM_TASKS", rank="5", size=8, per_node=3)
+    expected = ForeignWorld(launcher="srun", variable="SLURM_STEP_NUM_TASKS", rank=5, size=8, per_node=3)
     assert foreign_world() == expected
 
 
