@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, order=True)
@@ -138,6 +138,13 @@ class PipelinePlan:
     def runs(self) -> int:
         """The number of runs of a step."""
         return sum(pipeline.share for pipeline in self.pipelines)
+
+    def described(self) -> tuple[dict[str, Any], ...]:
+        """Return each pipeline with its runs and each member's stretch of blocks, for logs and `elastrain status`."""
+        return tuple(
+            {"runs": each.share, "blocks": each.stretches(self.blocks), "limits": each.limits}
+            for each in self.pipelines
+        )
 
     @property
     def limits(self) -> dict[str, int]:

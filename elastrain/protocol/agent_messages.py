@@ -110,6 +110,18 @@ class Redone(Tagged, frozen=True, kw_only=True):
     """Number of (block, run) pairs."""
 
 
+class PlanTold(Tagged, frozen=True, kw_only=True):
+    """A notice of a new plan of pipelines, of the last decision about plans, or of both."""
+
+    step: int | None = None
+    """The first step of a new plan. None: the plan stays."""
+    pipelines: tuple[dict[str, Any], ...] = ()
+    """See `PipelinePlan.described`."""
+    reason: str = ""
+    speeds: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it for each value
+    """Member -> speed relative to its peers, as far as they are known."""
+
+
 class OnDevice(Tagged, frozen=True, kw_only=True):
     """A notice of the accelerator that the worker computes on; sent before its `Hello`. A worker on the CPU sends none.
 
@@ -216,6 +228,7 @@ FromWorker: TypeAlias = (
     | WaitReason
     | Window
     | Redone
+    | PlanTold
     | OnDevice
     | Failed
     | LostState

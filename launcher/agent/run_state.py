@@ -41,6 +41,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "samples": cluster.progress.samples,
         "steps_lost": cluster.workers.steps_lost,
         "redone": cluster.progress.redone_pairs,
+        "plan": cluster.progress.plan,
         "restarts_left": cluster.config.max_restarts - cluster.workers.restarts_used,
         "redundancy": _redundancy(core),
         "window": cluster.window.described(now),

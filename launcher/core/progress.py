@@ -37,6 +37,8 @@ class JobProgress(AgentPart):
         self.samples: int | None = None
         self.redone_pairs = 0
         """Number of (block, run) pairs that pipelines have computed again after losses."""
+        self.plan: dict[str, Any] = {}
+        """The plan of pipelines, its first step, the last decision about plans, and speeds. Empty without pipelines."""
         self._redone_in = 0
         self._step_at_new_links: int | None = None
         self.reasons: list[str] = []
@@ -78,6 +80,17 @@ class JobProgress(AgentPart):
         self._redone_in = message.generation
         self.redone_pairs += message.pairs
         return [Log(event="redone", fields={"step": message.step, "pairs": message.pairs})]
+
+    @handles(am.PlanTold)
+    def on_plan(self, message: am.PlanTold) -> list[Command]:
+        """Note a plan of pipelines, or a decision about it. All members report the same plan."""
+        # The planner's reason comes from one member, before its plan is in force. "" does not overwrite it.
+        is_new = message.step is not None and message.step != self.plan.get("step")
+        told: dict[str, Any] = {"step": message.step, "pipelines": message.pipelines} if is_new else {}
+        told |= {"reason": message.reason} if message.reason else {}
+        told |= {"speeds": message.speeds} if message.speeds else {}
+        self.plan = {"step": 0, "pipelines": (), "reason": "", "speeds": {}} | self.plan | told
+        return [Log(event="plan", fields=told)] if is_new else []
 
     def explain(self, reason: str) -> None:
         """Add a reason for `status`. The oldest ones are dropped."""

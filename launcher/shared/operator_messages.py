@@ -51,6 +51,7 @@ _SHOWN: Mapping[str, Any] = {
     "loss": float | None,
     "steps_lost": int,
     "redone": int,
+    "plan": dict[str, Any],
     "restarts_left": int,
     "redundancy": str,
     "window": dict[str, Any] | None,
@@ -214,11 +215,16 @@ def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str
     ranked = [known.pop(m["id"], m) | {"rank": m["rank"]} for m in whole["members"]]
     waiting = [m for m in known.values() if m["rank"] is None and m["state"] != "gone"]
     steps = [state["step"] for state in states if state["step"] is not None]
+    # The node of the first member alone knows the planner's reason and the speeds.
+    plan = max(
+        (state["plan"] for state in states), key=lambda each: (each.get("step", -1), len(each.get("speeds", ())))
+    )
     parked = max(states, key=lambda state: state["parked_s"] or -1.0)
     return {
         **whole,
         **{name: parked[name] for name in ("parked", "parked_s")},
         "store_away_s": max((s["store_away_s"] for s in states if s["store_away_s"] is not None), default=None),
+        "plan": plan,
         "members": ranked + waiting,
         "step": max(steps, default=None),
         **{name: max(int(state[name]) for state in states) for name in ("steps_lost", "redone")},

@@ -42,6 +42,7 @@ class Measures:
         """Note how long an action took."""
         task, took_s = event.action.task, event.took_s
         waited_s, spent_s = event.host_s
+        # A forward with the loss is told together with its backward. The thread's time for both is in the first event.
         self._beside_s.append(spent_s - sum(took_s))
         if spent_s:
             self._waited_s.append(waited_s)
@@ -69,6 +70,7 @@ class Measures:
         # Before its first action a member waits for the step. Before most others it waits for other members, but
         # somewhere in a step an action follows on another at once.
         if len(self._waited_s) > 1:
+            # A device computes on while the thread submits more, so the thread's time may be the smaller one.
             beside_s = sum(self._beside_s) / len(self._beside_s)
             self._rates["step_s"].add(self._waited_s[0])
             self._rates["action_s"].add(max(0.0, beside_s) + min(self._waited_s[1:]))

@@ -178,10 +178,12 @@ def with_rates(profile: JobProfile, told: Mapping[str, Mapping[str, float]], mov
     links: dict[tuple[str, str], float] = {}
     for taker, its in told.items():
         for giver in its.keys() & told.keys():
+            # A pipeline sends both ways, so the slower way of a link counts.
             one, other = sorted((giver, taker))
             # A socket that was read late looks faster than any link is.
             links[one, other] = min(its[giver], links.get((one, other), known.between_bytes_per_s))
     if links:
+        # Gradients and parameters go over the same links as boundary tensors.
         usual = median(links.values())
         rates = replace(rates, between_bytes_per_s=usual, reduce_bytes_per_s=usual, publish_bytes_per_s=usual)
     if seen := [each["action_s"] for each in told.values() if "action_s" in each]:

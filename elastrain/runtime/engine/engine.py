@@ -253,7 +253,7 @@ class Engine:
                 self._parts.handover.give(StatesGiven(self._parts.executor.books.take_fetched()))
             case p.ChoosePlan():
                 if self._parts.memory is None:
-                    answer_later(command, self._parts.handover.tell, self._parts.journal)
+                    answer_later(command, self._parts.handover.tell, self._notes.decided)
             case p.EvaluateBatch() | p.EvaluationEnded():
                 self._parts.handover.give(command)
             case p.ReadView():

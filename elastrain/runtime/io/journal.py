@@ -7,6 +7,7 @@ also tells the agent and the screen. Times are time.monotonic() in seconds, whic
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from elastrain.job.checkpoint_plan import Checkpointed
 from elastrain.job.values import Record
 from elastrain.job.world import View
 from elastrain.member.member_machine import MemberMachine
+from elastrain.pipeline.pipeline_plan import PipelinePlan
+from elastrain.pipeline.planner.plan_choice import PlanAnswer
 from elastrain.protocol import agent_messages as am
-from elastrain.runtime.io.agent_link import AgentLink
+from elastrain.runtime.io.agent_link import AgentLink, ChannelClosedError
 
 
 class Journal:
@@ -57,6 +60,8 @@ class Notes:
         self._has_warned = False
         self._skipped_in_row = 0
         self._told_short: dict[str, int] = {}
+        self._planned: frozenset[str] = frozenset()
+        """Members of the plan in force."""
         self._looked_s = self._since_s = 0.0
         self._reason = self._told_reason = (-1, "")
         """(open step, reason why this member does not go on in it): at the last looks, since `_since_s`, and told."""
@@ -96,6 +101,8 @@ class Notes:
     def passed(self, record: Record, view: View | None) -> None:
         """Report what a commit record says besides its step."""
         self._tell_skipped(record, view)
+        if isinstance(record.plan, PipelinePlan):
+            self._tell_plan(record.step + 1, record.plan)
         if record.findings.warning:
             self._warn(record, view)
         if record.checkpoint is Checkpointed.PASSED_OVER:
@@ -103,6 +110,20 @@ class Notes:
             self._journal.write("checkpoint_passed_over", step=record.step, reason=reason)
             if view is not None and view.ids[0] == self._agent.me:
                 self._agent.say(am.CheckpointEnded(step=record.step, reason=reason))
+
+    def _tell_plan(self, step: int, plan: PipelinePlan) -> None:
+        """Report a new plan. The member that has asked the planner has told the reason of that one's choice."""
+        before, self._planned = self._planned, frozenset(plan.members)
+        why = "" if before == self._planned else "members have come or gone" if before else "the first plan"
+        self._journal.write("plan", step=step, pipelines=plan.described(), is_split=plan.is_split, reason=why)
+        self._agent.say(am.PlanTold(step=step, pipelines=plan.described(), reason=why))
+
+    def decided(self, command: p.ChoosePlan, answer: PlanAnswer | None, reason: str) -> None:
+        """Report the planner's answer. Its thread calls this."""
+        is_new, step_s = answer is not None and answer.plan != command.question.present, answer and answer.step_s
+        self._journal.write("planned", generation=command.generation, is_new=is_new, step_s=step_s, reason=reason)
+        with suppress(ChannelClosedError):  # the engine notices that, too
+            self._agent.say(am.PlanTold(reason=reason, speeds=dict(command.question.profile.speeds)))
 
     def _tell_skipped(self, record: Record, view: View | None) -> None:
         """Report the first, tenth, hundredth, … skipped step in a row, because skipped steps look like training."""

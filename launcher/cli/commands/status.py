@@ -57,6 +57,8 @@ def _show(state: dict[str, Any]) -> None:
     print(f"step        {_or_dash(state['step'])}, loss {loss}, steps lost {state['steps_lost']}")
     if state["redone"]:
         print(f"redone      {state['redone']} (block, run) pairs of pipelines, after losses")
+    if state["plan"]:
+        print("\n".join(plan_lines(state["plan"])))
     print(f"restarts    {state['restarts_left']} left")
     if state["redundancy"]:
         print(f"redundancy  {state['redundancy']}")
@@ -81,6 +83,19 @@ def _show(state: dict[str, Any]) -> None:
         print(f"{member['id']} waits: {member['waits_for']}")
     for reason in state["reasons"]:
         print(f"· {reason}")
+
+
+def plan_lines(plan: dict[str, Any]) -> list[str]:
+    """Return a line for the last decision about pipelines, and one for each of them. Blocks are counted from 0."""
+    lines = [f"plan        since step {plan['step']}; last decision: {plan['reason'] or '-'}"]
+    for each in plan["pipelines"]:
+        parts = [
+            f"{member} blocks {begin}-{end - 1}" + (f" at speed {speed:.2f}" if speed else "")
+            for member, (begin, end) in each["blocks"].items()
+            for speed in [plan["speeds"].get(member)]
+        ]
+        lines.append(f"            {each['runs']} runs: {', '.join(parts)}")
+    return lines
 
 
 def window_words(window: dict[str, Any]) -> str:

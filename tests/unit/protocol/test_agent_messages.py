@@ -27,6 +27,8 @@ FROM_WORKER: list[am.FromWorker] = [
     am.Hello(member="m0", address="unix:x", spec={"seed": 0, "loss_scale": "none", "max_grad_norm": 1.0}),
     am.Suspect(member="m1", reason="reset"),
     am.Redone(generation=3, step=4, pairs=12),
+    am.PlanTold(step=4, pipelines=({"runs": 2, "blocks": {"m0": [0, 8]}, "limits": [1]},), reason="members have come"),
+    am.PlanTold(reason="no block moves", speeds={"m0": 0.5}),
     am.WaitReason(step=4, reason="no vote of m1 yet"),
     am.Window(step=4, short={"0": 1, "7": 2}, since_step=3),
     am.Suspect(member="m1", reason="ended", dead=True),

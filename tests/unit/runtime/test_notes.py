@@ -1,7 +1,8 @@
-"""What a worker says of steps that move no parameter."""
+"""What a worker says of steps that move no parameter, and of plans."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from elastrain.job.scaling import NO_SCALE, LossScale, Scaler
 from elastrain.job.values import Contribution, Record
 from elastrain.job.world import Member, View
+from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan
 from elastrain.runtime.io.journal import Notes
+from tests.unit.decisions.test_rerouting import RECORD
 
 
 def _told(
@@ -63,3 +66,19 @@ def test_a_step_without_weight_says_so(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_loss_scale_that_is_being_found_is_nothing_to_tell(capsys: pytest.CaptureFixture[str]) -> None:
     told = _told([True] * 10, capsys, scale=LossScale().start)
     assert [line.split(":")[1] for line in told] == [" step 9 has moved no parameter, and is the 10th in a row"]
+
+
+def test_every_member_tells_a_new_plan_and_why_it_came() -> None:
+    lines: list[dict[str, Any]] = []
+    said: list[Any] = []
+    journal: Any = SimpleNamespace(write=lambda event, **fields: lines.append({"event": event, **fields}))
+    notes = Notes(journal, SimpleNamespace(me="m1", say=said.append))  # type: ignore[arg-type]
+    whole = Pipeline(members=("m0", "m1"), cuts=(1,), share=2, limits=(2, 1))
+    alone = Pipeline(members=("m1",), cuts=(), share=2, limits=(1,))
+    for pipeline in (whole, replace(whole, limits=(3, 2)), None, alone):
+        plan = "digest" if pipeline is None else PipelinePlan(blocks=3, pipelines=(pipeline,))
+        notes.passed(replace(RECORD, step=RECORD.step + len(lines), plan=plan), None)
+    assert [each.reason for each in said] == ["the first plan", "", "members have come or gone"]
+    assert said[0].step == RECORD.step + 1 and len(lines) == 3, "a plan that stays is told once"
+    assert said[0].pipelines == ({"runs": 2, "blocks": {"m0": (0, 1), "m1": (1, 3)}, "limits": (2, 1)},)
+    assert [(each["event"], each["pipelines"]) for each in lines] == [("plan", each.pipelines) for each in said]
