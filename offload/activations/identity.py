@@ -5,12 +5,14 @@ Versions are watched without keeping memory: an alias with an empty storage shar
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 
+from elastrain.device import is_accelerator
 from elastrain.offload.activations.pass_records import SpillRecord
 from elastrain.offload.errors import ModifiedInPlaceError
 
@@ -18,7 +20,6 @@ from elastrain.offload.errors import ModifiedInPlaceError
 _RECORD = "_elastrain_offload_record"
 _STAYS = "_elastrain_offload_stays"
 _CLAIMS = ("resize_", "copy_", "fill_", "_share_fd_cpu_", "_share_filename_cpu_", "_swap_data_ptr_")
-DEVICES = frozenset({"cpu", "cuda"})
 
 
 class TensorView(NamedTuple):
@@ -142,11 +143,26 @@ def has_plain_memory(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
-        and tensor.device.type in DEVICES
+        and can_move(tensor.device.type)
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)
         and not tensor._is_zerotensor()  # a tangent of forward-mode differentiation, which has no memory
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
+
+
+@cache
+def can_move(device_type: str) -> bool:
+    """Return True if storages of such a device can be moved. Warns, once, about a device that holds others."""
+    if device_type in ("cpu", "meta"):
+        return device_type == "cpu"
+    if is_accelerator(torch.device(device_type)):
+        return True
+    warnings.warn(
+        f"save_on_disk leaves tensors on {device_type!r} where they are, because torch has no streams and events for "
+        "this device: memory_limit does not bound them",
+        stacklevel=2,
+    )
+    return False
 
 
 def mark_as_staying(tensor: torch.Tensor) -> None:

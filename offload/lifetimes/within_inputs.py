@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from elastrain.offload.activations.identity import DEVICES
 from elastrain.offload.drives.device import Device
 from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
 from elastrain.offload.lifetimes.blocks import ModelBlock
@@ -46,8 +45,11 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if parameter.is_meta:
         raise OffloadConfigError(f"{name} is on the meta device and has no values: give it some before (to_empty)")
     dense = parameter.layout is torch.strided and torch._debug_has_internal_overlap(parameter) == 0
-    if parameter.device.type not in DEVICES or not dense:
-        raise OffloadConfigError(f"{name} must be a dense tensor in the memory of the CPU or of a CUDA device")
+    if parameter.device.type not in ("cpu", "cuda") or not dense:
+        raise OffloadConfigError(
+            f"{name} must be a dense tensor in the memory of the CPU or of a CUDA device, and is "
+            f"{'not dense' if not dense else f'on {parameter.device}: save_on_disk moves activations of such a device'}"
+        )
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

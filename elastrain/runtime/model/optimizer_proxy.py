@@ -52,7 +52,14 @@ class OptimizerProxy:
             )
 
     def _check_hooks(self) -> None:
-        added = set(self.optimizer._optimizer_step_pre_hooks) - self._pre_hooks
+        hooks = self.optimizer._optimizer_step_pre_hooks
+        added = set(hooks) - self._pre_hooks
+        if any(_is_of_within(hooks[each]) for each in added):
+            raise ConfigError(
+                "the optimizer is in elastrain.offload.within, which steps it block by block, and in a job each member "
+                "steps its own shards: leave within out, and bound what a member holds by `elastrain run "
+                "--memory-limit` (init(memory_limit=…)) with --offload-dir; offload.save_on_disk works in the loop"
+            )
         if added or self.optimizer._optimizer_step_post_hooks:
             raise ConfigError(
                 "the optimizer has hooks for its steps (register_step_pre_hook, register_step_post_hook), which would "
@@ -80,6 +87,11 @@ class OptimizerProxy:
 
     def _parameters(self) -> list[list[int]]:
         return [[id(parameter) for parameter in group["params"]] for group in self.optimizer.param_groups]
+
+
+def _is_of_within(hook: object) -> bool:
+    """Return True for a hook of `elastrain.offload.within`. By name, because jobs do not import it."""
+    return type(getattr(hook, "__self__", None)).__module__.startswith("elastrain.offload.lifetimes.")
 
 
 def _refuse_step(*_: Any) -> NoReturn:

@@ -55,3 +55,15 @@ def test_a_script_that_makes_the_device_torchs_default_loses_a_member_and_no_bit
     done = run_job(tmp_path, workers=2, script=SCRIPT, arguments=arguments, slow_until="m2", **given)
     assert_equal_to_undisturbed(done, *arguments, script=SCRIPT)
     assert "m1" not in done.digests
+
+
+def test_a_loop_whose_activations_lie_on_a_drive_loses_a_member_and_no_bit(tmp_path: Path) -> None:
+    (drive := tmp_path / "drive").mkdir()
+    given, arguments = {"DEVICE_FAULTS": ""}, (*ARGUMENTS, "--saved-in", str(drive))
+    killed = "kill --target member:m1 --at step=3,phase=backward"
+    done = run_job(tmp_path, workers=2, script=SCRIPT, arguments=arguments, faults=[killed], slow_until="m2", **given)
+    assert_equal_to_undisturbed(done, *ARGUMENTS, script=SCRIPT)
+    assert "m1" not in done.digests
+    assert done.output.count("spilled") == len(done.digests)
+    assert "spilled 0" not in done.output
+    assert list(drive.iterdir()) == []

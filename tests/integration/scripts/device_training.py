@@ -4,13 +4,16 @@ Each worker has the device of its slot, or all have the one of DEVICE_SHARED. Wi
 """
 
 import argparse
+import contextlib
 import os
+import sys
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import elastrain
+from elastrain.offload.activations.deferred import DeferredLock
 from tests.integration.scripts.small_training import Model, Samples, hold_up
 
 ORDERS = os.environ.get("DEVICE_FAULTS")
@@ -18,6 +21,7 @@ if ORDERS is not None:
     from tests.support import late
 
     late.install()
+    late.handing_over(DeferredLock, gives=["__exit__", "wait"], takes=["__enter__", "wait"])
     late.configure(uuid=os.environ.get("DEVICE_SHARED") or f"late-{os.environ['LOCAL_RANK']}")
 
 
@@ -39,6 +43,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--backups", default="1")
     parser.add_argument("--loaders", type=int, default=0)
+    parser.add_argument("--saved-in", type=Path, help="saved activations lie in this directory, but for 32 KiB")
     parser.add_argument("--slow-while", type=Path, help="micro-batches wait a little while this file exists")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -51,14 +56,20 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = elastrain.DataLoader(Samples(), global_batch_size=40, micro_batch_size=4, num_workers=args.loaders)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=0.5)
+    saved: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if args.saved_in is not None:
+        saved = elastrain.offload.save_on_disk(args.saved_in, memory_limit=32 << 10, min_bytes=512)
     for step in job.steps(loader, until=args.steps):
         for inputs, labels in step:
             if args.slow_while is not None:
                 hold_up(args.slow_while, step.number)
             strike(step.number, step.micro_batch)
             inputs, labels = inputs.to(device), labels.to(device)
-            loss = nn.functional.cross_entropy(model(inputs, labels), labels)
+            with saved:
+                loss = nn.functional.cross_entropy(model(inputs, labels), labels)
             step.backward(loss, weight=float(len(labels)))
+    if isinstance(saved, elastrain.offload.ActivationOffload):
+        sys.stderr.write(f"spilled {saved.stats().spilled_bytes}\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from elastrain.errors import ConfigError
 from elastrain.job.layout import FROZEN
+from elastrain.offload import within
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.gradients import GradientSlot
 from elastrain.runtime.model.optimizer import PieceOptimizer
@@ -169,6 +171,19 @@ def test_an_optimizer_that_has_stepped_keeps_its_state_for_the_job() -> None:
         assert set(OptimizerProxy(optimizer).take_loaded()) == set(model.parameters())
         assert not optimizer.state
         assert pieces.loaded is None
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_an_optimizer_in_within_is_refused_by_that_name_and_pointed_to_the_limit(
+    tmp_path: Path, is_prepared: bool
+) -> None:
+    model = nn.Sequential(_linear(), _linear())
+    optimizer = torch.optim.SGD(model.parameters())
+    proxy = OptimizerProxy(optimizer) if is_prepared else None
+    training = within(model, optimizer, dirs=tmp_path, memory_limit=1 << 30)
+    with pytest.raises(ConfigError, match=r"in elastrain\.offload\.within, which steps it .* --memory-limit"):
+        OptimizerProxy(optimizer) if proxy is None else proxy.check()
+    training.close()
 
 
 def test_state_that_the_constructor_made_is_no_step() -> None:
