@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import json
 import os
 import secrets
@@ -17,15 +18,19 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastrain.base.environment import master_address, member, run_folder
+from elastrain.base.environment import master_address, member, read_environment, run_folder
 from elastrain.base.environment import secret as launcher_secret
 from elastrain.comm.autoload import NAME, register
+from elastrain.comm.errors import CommError
 from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.shm.group_trails import GroupTrails
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.torch_backend.process_group import ProcessGroup
 from elastrain.comm.wire.addresses import LossCause, MeshConfig, Peer
+from elastrain.comm.wire.handshake import dial
 from elastrain.comm.wire.mesh import Mesh
+
+_AGENT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +152,24 @@ def session() -> Session:
     if _session is None:
         raise RuntimeError(f"there is no default group of the backend {NAME}: call init_process_group({NAME!r}) first")
     return _session
+
+
+@functools.cache
+def tell_launcher() -> None:
+    """Open a channel to the launcher's agent, so that it lets the survivors of a loss go on. Only the first call acts.
+
+    The channel stays open as long as the process. Nothing happens without an agent, or if it does not answer.
+    """
+    here = read_environment()
+    if here.agent is None:
+        return
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.connect("\0" + here.agent)
+        dial(sock, secret=here.secret, job=here.scope, me=here.member, timeout_s=_AGENT_TIMEOUT_S)
+        sock.detach()
+    except (OSError, CommError):
+        sock.close()
 
 
 def remember_proofs(current: Session) -> None:

@@ -101,6 +101,7 @@ def surviving(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) 
     """
     _check_survives(model)
     session = bootstrap.session()
+    bootstrap.tell_launcher()
     while True:
         attempt = StepAttempt(session)
         yield attempt

@@ -40,7 +40,8 @@ class NodeEnd:
         self.end = end
         self._log.write("end", exit_code=end.code, reason=end.sentence)
         if end.job_is_over or end.lost:
-            self._registry.put_end(Over(code=end.code, sentence=end.sentence, detail=end.detail, lost=end.lost))
+            told = Over(code=end.code, sentence=end.sentence, detail=end.detail, lost=end.lost, again=end.again)
+            self._registry.put_end(told)
         else:
             self._registry.put_left(self._incarnation, is_done=end.code == 0)
         running = self._workers.running

@@ -42,7 +42,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "steps_lost": cluster.workers.steps_lost,
         "redone": cluster.progress.redone_pairs,
         "plan": cluster.progress.plan,
-        "restarts_left": cluster.config.max_restarts - cluster.workers.restarts_used,
+        "restarts_left": cluster.config.restarts_allowed - cluster.config.life.restarts - cluster.workers.restarts_used,
         "redundancy": _redundancy(core),
         "window": cluster.window.described(now),
         "checkpoint": cluster.checkpoints.newest.step if cluster.checkpoints.newest is not None else None,

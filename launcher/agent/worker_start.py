@@ -235,7 +235,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "MASTER_PORT": master_port,
         "TORCHELASTIC_RUN_ID": common.job,
         "TORCHELASTIC_RESTART_COUNT": worker.restarts,
-        "TORCHELASTIC_MAX_RESTARTS": common.settings.max_restarts,
+        "TORCHELASTIC_MAX_RESTARTS": common.settings.restarts_allowed,
         "TORCHELASTIC_USE_AGENT_STORE": False,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         **{name: inherited(name, value) for name, value in _DECIDE_BITS.items()},

@@ -94,6 +94,7 @@ class Core(ev.AgentPart):
         if self.shutdown.end is not None and not isinstance(event.message, am.Note):
             return []
         worker = self.cluster.workers.by_id[event.member]
+        self.cluster.workers.connect()
         return self._handled(event.message, worker=worker, message=event.message, now=now)
 
     @handles(ev.NoticeCame)

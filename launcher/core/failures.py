@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elastrain.decisions.blame import Failure, ends_job
-from elastrain.decisions.membership import may_restart
+from elastrain.decisions.membership import Ruling, may_restart
 from elastrain.launcher.core.agent_events import AgentPart, ChannelClosed, MutexBroke, WorkerDied, WorkerExited
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, KilledDue, LeaveDue
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Course, Stage, Worker
-from elastrain.launcher.shared.job_values import Command, Kill, Log, TakeNumber, TellNodes
+from elastrain.launcher.shared.job_values import Command, JobConfig, Kill, Log, TakeNumber, TellNodes
 from elastrain.launcher.shared.notices import Exited, Raised
 from elastrain.protocol.agent_messages import Failed
 from elastrain.protocol.handlers import handles
@@ -212,6 +212,9 @@ class Failures(AgentPart):
             return [] if self._cluster.unfinished() else self._shutdown.leave()
         if worker.stage in (Stage.LEFT, Stage.DROPPED):
             return self._shutdown.on_peaceful_exit(worker, how, now)
+        if self._is_without_steps() and (ruling := may_start_all_again(exit_code, self._config)) is not None:
+            how = f"{how}: {ruling.reason}"
+            return self._shutdown.start_again(how) if ruling.yes else self._shutdown.finish(1, how)
         # An error before the first commit would repeat itself in each replacement, so the user should read it at once.
         # But a member that was left out of the view, or came when the work was done, exits with an error because it was
         # told to.
@@ -234,6 +237,12 @@ class Failures(AgentPart):
             commands += self._shutdown.end_surplus()
         return commands + self._shutdown.end_if_all_left(now, how, why)
 
+    def _is_without_steps(self) -> bool:
+        """Return True if no worker of the job is known to handle losses, as scripts with `job.steps` do."""
+        cluster = self._cluster
+        is_ready = any(record.ready for record in cluster.peers.known())
+        return not (cluster.view is not None or cluster.late or is_ready or cluster.workers.handle_losses)
+
     def _replace(self, worker: Worker, exit_code: int, how: str, now: float) -> list[Command]:
         workers, spared = self._cluster.workers, self._cluster.spared
         # A newcomer that died while waiting for state that no member could give is not at fault.
@@ -243,7 +252,7 @@ class Failures(AgentPart):
             finishing=self._shutdown.finishing,
             refused=worker.stage is Stage.TURNED_AWAY,
             used=workers.restarts_used - is_free,
-            allowed=self._config.max_restarts,
+            allowed=self._config.restarts_allowed,
             no_device=self._cluster.devices.nothing_left(worker.slot),
         )
         fields = {"member": worker.id, "reason": verdict.reason}
@@ -264,9 +273,24 @@ class Failures(AgentPart):
         Usually the worker is just exiting; without a channel it cannot be used.
         """
         worker = self._cluster.workers.by_id[event.member]
+        self._cluster.workers.connect()
         if self._shutdown.end is None and worker.alive and not worker.finished:
             self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
         return []
+
+
+def may_start_all_again(exit_code: int, config: JobConfig) -> Ruling | None:
+    """Decide whether all workers of a script without `job.steps` are started again, because one has ended.
+
+    Returns None if its end is no reason for that: it has ended well, or by an error, which repeats itself, and the user
+    has not asked for restarts. `exit_code` < 0 is minus the signal.
+    """
+    used, allowed = config.life.restarts, config.restarts_allowed
+    if exit_code == 0 or (exit_code > 0 and config.max_restarts is None):
+        return None
+    if used >= allowed:
+        return Ruling(yes=False, reason=f"all {allowed} restarts are used up (--max-restarts)")
+    return Ruling(yes=True, reason=f"all workers are started again (restart {used + 1} of {allowed})")
 
 
 def death(member: str, source: str, at_s: float, now: float) -> Log:

@@ -130,7 +130,7 @@ class Joins(ev.AgentPart):
             member=member,
             slot=slot,
             rank=rank,
-            restarts=cluster.workers.restarts,
+            restarts=self._config.life.restarts + cluster.workers.restarts,
             warm_up=not initial,
             world_size=max(roster.workers, rank + 1),
             group_rank=names.index(self._config.node) if self._config.node in names else len(names),

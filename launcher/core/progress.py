@@ -97,6 +97,30 @@ class JobProgress(AgentPart):
         self.reasons = [*self.reasons, reason][-_REASONS_MAX:]
 
 
+class FinalDigests:
+    """The final parameter digests of all members. A job whose members differ at the end has no valid result."""
+
+    def __init__(self) -> None:
+        self._by_member: dict[str, str] = {}
+
+    def add(self, member: str, digest: str) -> str:
+        """Add a digest ("": only a part of the parameters is there). Returns an error text if two differ, else ""."""
+        known = self._by_member
+        known[member] = digest
+        other = next((m for m, its in known.items() if its != digest and its and digest), None)
+        if other is None:
+            return ""
+        return (
+            f"the parameters at the end differ: {other} has the digest {known[other]}, {member} has {digest}; "
+            "neither can be trusted: something outside of the optimizer has changed them on one member, or a device "
+            "computes wrongly"
+        )
+
+    def missing(self, members: Sequence[str]) -> list[str]:
+        """Return those of the members whose digests are not known yet."""
+        return [member for member in members if member not in self._by_member]
+
+
 class CheckpointCare(AgentPart):
     """Durable checkpoints, as far as this agent knows.
 

@@ -288,7 +288,7 @@ class Rendezvous(AgentPart):
         """Kill workers that are not ready in time, so that they are replaced. At the second deadline, end the job."""
         workers, limit_s = self._cluster.workers, self._config.times.join_timeout_s
         late = [worker for worker in workers.living if worker.stage is Stage.STARTING]
-        restarts_left = self._config.max_restarts - workers.restarts_used
+        restarts_left = self._config.restarts_allowed - workers.restarts_used
         # If a worker of another node is missing, that node handles it in the same way.
         missing = self._missing()
         unlinked = [name for name in self._other_names() if not self._cluster.peers.nodes[name].linked]

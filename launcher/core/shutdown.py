@@ -5,6 +5,7 @@ from __future__ import annotations
 from elastrain.launcher.core.agent_events import AgentPart, EndStands, StopAsked
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, DigestsDue, HandOverDue, LeaveDue, TogetherDue
+from elastrain.launcher.core.progress import FinalDigests
 from elastrain.launcher.core.worker_table import Course, Stage, Worker
 from elastrain.launcher.shared.job_values import Command, End, Kill, Log, Tell, TellNodes
 from elastrain.launcher.shared.notices import Digested, Ended, LastWritten, Leaving, Left, Over
@@ -12,41 +13,12 @@ from elastrain.protocol import agent_messages as am
 from elastrain.protocol.handlers import handles
 
 
-class FinalDigests:
-    """The final parameter digests of all members. A job whose members differ at the end has no valid result."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._by_member: dict[str, str] = {}
-
-    def add(self, member: str, digest: str) -> str:
-        """Add a digest ("": only a part of the parameters is there). Returns an error text if two differ, else ""."""
-        known = self._by_member
-        known[member] = digest
-        other = next((m for m, its in known.items() if its != digest and its and digest), None)
-        if other is None:
-            return ""
-        return (
-            f"the parameters at the end differ: {other} has the digest {known[other]}, {member} has {digest}; "
-            "neither can be trusted: something outside of the optimizer has changed them on one member, or a device "
-            "computes wrongly"
-        )
-
-    def to_come(self) -> list[str]:
-        """Return the living members, on nodes that answer and have not left, whose digests are not known yet."""
-        cluster = self._cluster
-        away, left = cluster.unlinked_nodes(), cluster.peers.left
-        # A node that has left sent its digests before, on the same link. A silent node might never send them.
-        there = [m for m in cluster.members if m.node not in away and (m.node, m.incarnation) not in left]
-        return [m.id for m in there if cluster.is_alive(m.id) and m.id not in self._by_member]
-
-
 class Shutdown(AgentPart):
     """The end, and how the work ended. After the end is set, nothing else is decided."""
 
     def __init__(self, cluster: Cluster, deadlines: Deadlines) -> None:
         self._cluster, self._config = cluster, cluster.config
-        self._deadlines, self._digests = deadlines, FinalDigests(cluster)
+        self._deadlines, self._digests = deadlines, FinalDigests()
         self.end: End | None = None
         self.leaving: StopAsked | None = None
         """The request to leave while this node still waits for something (see `Stopping`), else None."""
@@ -86,6 +58,16 @@ class Shutdown(AgentPart):
         told = Over(code=code, sentence=sentence, detail=detail, lost=lost) if everywhere else Left()
         return [self.end, TellNodes(message=told)]
 
+    def start_again(self, sentence: str, *, everywhere: bool = True) -> list[Command]:
+        """End this life of the job: another one starts all workers again. `everywhere`: tell the other nodes."""
+        if self.end is not None:
+            return []
+        self.end = End(code=1, sentence=sentence, everywhere=everywhere, lost=True, again=True)
+        self._deadlines.clear()
+        self._cluster.progress.explain(sentence)
+        told = TellNodes(message=Over(code=1, sentence=sentence, lost=True, again=True))
+        return [self.end, told] if everywhere and not self._config.alone else [self.end]
+
     def note_exception(self, member: str, traceback: str, *, is_scripts: bool) -> None:
         """Record an exception of a member: of its script, or of its device, which may compute in a new start."""
         self.last_traceback = traceback
@@ -104,6 +86,8 @@ class Shutdown(AgentPart):
     def on_over(self, node: str, notice: Over, now: float) -> list[Command]:
         """End this node, because another node says that the job is over."""
         # Stored again, because the other node may be killed before any node that comes back hears of it.
+        if notice.again and self.leaving is None:
+            return self.start_again(notice.sentence, everywhere=False)
         return self.finish(
             notice.code, notice.sentence, notice.detail, everywhere=False, lost=notice.lost, is_over=True
         )
@@ -229,7 +213,7 @@ class Shutdown(AgentPart):
 
     def _end_with_all_digests(self, now: float) -> list[Command]:
         """End, or wait for the digests of slower nodes first: this node must not return 0 if a result differs."""
-        to_come = self._digests.to_come()
+        to_come = self._digests.missing(_reachable(self._cluster))
         if not to_come:
             return self._end_well()
         if DigestsDue() in self._deadlines:
@@ -240,12 +224,12 @@ class Shutdown(AgentPart):
     def look_at_digests_again(self) -> list[Command]:
         """End if all digests that this node waits for have come, or can no longer come."""
         waits = DigestsDue() in self._deadlines and self.end is None
-        return self._end_well() if waits and not self._digests.to_come() else []
+        return self._end_well() if waits and not self._digests.missing(_reachable(self._cluster)) else []
 
     @handles(DigestsDue)
     def on_digests_late(self) -> list[Command]:
         """End without the missing digests."""
-        to_come, limit_s = self._digests.to_come(), self._config.times.exit_timeout_s
+        to_come, limit_s = self._digests.missing(_reachable(self._cluster)), self._config.times.exit_timeout_s
         say = (
             f"the parameters of {', '.join(to_come)} at the end are not known after {limit_s:g} s: "
             "this node ends without having compared its own with them"
@@ -257,6 +241,14 @@ class Shutdown(AgentPart):
         knows = any(worker.finished for worker in self._cluster.workers.by_id.values())
         step = self._cluster.progress.step if knows else None
         return self.finish(0, "finished" if step is None else f"finished after step {step}", everywhere=False)
+
+
+def _reachable(cluster: Cluster) -> list[str]:
+    """Return the living members on nodes that answer and have not left."""
+    away, left = cluster.unlinked_nodes(), cluster.peers.left
+    # A node that has left sent its digests before, on the same link. A silent node might never send them.
+    there = [m for m in cluster.members if m.node not in away and (m.node, m.incarnation) not in left]
+    return [m.id for m in there if cluster.is_alive(m.id)]
 
 
 PREEMPTED = 128 + 15

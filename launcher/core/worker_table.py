@@ -208,6 +208,8 @@ class Workers:
         """Members whose replacements do not count against the restart limit."""
         self.restarts_used = 0
         """Restarts that count against the limit now."""
+        self.handle_losses = False
+        """True once one of them has opened its channel to the agent: scripts with `job.steps` or `surviving` do."""
 
     @property
     def living(self) -> list[Worker]:
@@ -232,6 +234,10 @@ class Workers:
     def add(self, worker: Worker) -> None:
         """Add a worker that is being started."""
         self.by_id[worker.id] = worker
+
+    def connect(self) -> None:
+        """Record that a worker has opened its channel."""
+        self.handle_losses = True
 
     def open_slots(self, count: int) -> None:
         """Open vacancies in the first `count` slots."""

@@ -21,6 +21,8 @@ from elastrain.launcher.shared.notices import Notice
 from elastrain.launcher.shared.times import HangTimes, JobTimes, LeaveTimes
 from elastrain.protocol.agent_messages import ToWorker
 
+_RESTARTS_MAX = 10
+
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
@@ -33,6 +35,8 @@ class Life:
     """Number of its first member. Lower numbers belong to earlier lives."""
     barren: int = 0
     """Number of lives directly before this one that ended without a newer checkpoint than they began with."""
+    restarts: int = 0
+    """Number of earlier lives that ended because all workers of a script without `job.steps` were started again."""
     resume: Resume | None = None
     """Checkpoint that this node would start from, or None for a fresh start. The choice in the roster overrides it."""
     start: str = ""
@@ -43,6 +47,11 @@ class Life:
     """Checkpoint that the user asked for by name, or "". The job does not begin without it."""
     device_failures: tuple[Failure, ...] = ()
     """Failures of devices that this node knows from earlier lives."""
+
+    @property
+    def is_first(self) -> bool:
+        """True if no earlier life had any state. The command's options then still say how the job begins."""
+        return self.number == 1 + self.restarts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +69,8 @@ class JobConfig:
 
     workers: int
     """Number of workers on this node."""
-    max_restarts: int = 10
+    max_restarts: int | None = None
+    """Limit of restarts that the user has set, or None."""
     node: str = "node0"
     incarnation: int = 0
     """Number of this start of the node's agent. A node that returns has a higher one."""
@@ -74,6 +84,11 @@ class JobConfig:
     hangs: HangTimes = HangTimes()
     life: Life = Life()
     leave: LeaveTimes = LeaveTimes()
+
+    @property
+    def restarts_allowed(self) -> int:
+        """Limit of restarts of this node's workers, or of all workers of a script without `job.steps`."""
+        return _RESTARTS_MAX if self.max_restarts is None else self.max_restarts
 
     @property
     def alone(self) -> bool:
@@ -299,6 +314,7 @@ class End(Struct, frozen=True, kw_only=True):
     `everywhere`: the job is over, and the other nodes end for the same reason. `job_is_over`: late nodes must learn
     that the job is over; also set if every node ends for a reason of its own, such as finished work. `lost`: no member
     has the state, or it is unknown which member has the right one, so only a durable checkpoint can restore it.
+    `again`: no member had any state, and another life starts all workers again; `lost` is then set too.
     """
 
     code: int
@@ -307,6 +323,7 @@ class End(Struct, frozen=True, kw_only=True):
     everywhere: bool = True
     job_is_over: bool = True
     lost: bool = False
+    again: bool = False
 
 
 Command = (

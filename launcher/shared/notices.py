@@ -118,6 +118,8 @@ class Over(Tagged, frozen=True, kw_only=True):
     detail: str = ""
     lost: bool = False
     """True if the job has lost its state, so that only a durable checkpoint can restore it."""
+    again: bool = False
+    """True if all workers are started again, because the script has no `job.steps`. `lost` is then set too."""
 
 
 class Ask(Tagged, frozen=True, kw_only=True):

@@ -119,7 +119,7 @@ class _Nodes:
         self._options, self._run, self._forks = options, run, forks
         self._around: Infrastructure | None = None
         self._running: dict[str, BaseProcess] = {}
-        self._restarts = NodeRestarts(options.size.max_restarts)
+        self._restarts = NodeRestarts(options.config().restarts_allowed)
         self._ends = EndsOfNodes()
         self._dismissed: set[str] = set()
         self._lost: list[str] = []

@@ -44,6 +44,10 @@ def next_life(life: Life, end: End, *, newest_step: int | None, first_member: in
         newest_step: step of the newest complete checkpoint, or None if there is none.
         first_member: the first member number that no life has used.
     """
+    first_member = max(first_member, life.first_member)
+    if end.again:
+        later = replace(life, number=life.number + 1, restarts=life.restarts + 1, first_member=first_member)
+        return Following(life=later, reason=f"life {later.number} begins, with new workers")
     if not end.lost:
         return Following(life=None, reason="the job has not lost its state")
     if newest_step is None:
@@ -52,9 +56,7 @@ def next_life(life: Life, end: End, *, newest_step: int | None, first_member: in
     barren = life.barren + 1 if life.number > 1 and newest_step <= life.step else 0
     if barren >= BARREN_MAX:
         return Following(life=None, reason=_why_no_more(newest_step))
-    later = replace(
-        life, number=life.number + 1, step=newest_step, barren=barren, first_member=max(first_member, life.first_member)
-    )
+    later = replace(life, number=life.number + 1, step=newest_step, barren=barren, first_member=first_member)
     return Following(life=later, reason=f"life {later.number} begins, and reads the checkpoint of step {newest_step}")
 
 
@@ -183,7 +185,8 @@ def _counted(store: SealedStore, counter: str) -> tuple[int, int]:
 
 
 def _found(life: Life) -> str:
-    return f"life {life.number}, which reads the checkpoint of step {life.step}, has begun"
+    start = f"reads the checkpoint of step {life.step}" if life.step >= 0 else "has new workers"
+    return f"life {life.number}, which {start}, has begun"
 
 
 def tell(following: Following, ended: LifeEnd, log: EventLog) -> End:

@@ -29,7 +29,7 @@ class JobSize:
     """Number of workers on this node."""
     nodes_min: int = 1
     nodes_max: int = 1
-    max_restarts: int = 10
+    max_restarts: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class RunOptions:
         if node is None:
             return alone
         # A running job continues with any number of nodes, and so does a later life of it.
-        least = Least(nodes=size.nodes_min, members=self.wish.stages or 1) if life.number == 1 else Least()
+        least = Least(nodes=size.nodes_min, members=self.wish.stages or 1) if life.is_first else Least()
         return replace(alone, node=node, incarnation=incarnation, least=least, nodes_max=size.nodes_max)
 
     def faults_from(self, now: float) -> tuple[Fault, ...]:

@@ -217,7 +217,7 @@ def _offered(options: RunOptions, source: str, life: int) -> Beginning:
     offers = [_offer(options, place, name, life) for name in names[-_OFFERS_MAX:]]
     sentence = "there is no checkpoint on the disks of this job's nodes yet: the job starts anew"
     # A later life needs a checkpoint: nodes without any must not begin the job anew.
-    least = "" if life == 1 else "a checkpoint of this job"
+    least = "a checkpoint of this job" if options.resume.is_thorough else ""
     return Beginning(resume=None, sentence=sentence, offers=tuple(offers), named=least if asked == AUTO else asked)
 
 

@@ -66,7 +66,7 @@ def run_alone(options: RunOptions) -> End:
             end = _tell(options, run, following, ended)
             if following.life is None:
                 return end
-            options, life = options.in_a_later_life(), following.life
+            options, life = _options_of(options, following.life), following.life
             started = replace(_with_start(options, life), device_failures=failures)
 
 
@@ -89,7 +89,12 @@ def _run_lives(options: RunOptions, node: NodeOptions, run: RunDir | None) -> En
         end = _tell(options, run, following, ended)
         if following.life is None:
             return end
-        options = options.in_a_later_life()
+        options = _options_of(options, following.life)
+
+
+def _options_of(options: RunOptions, life: Life) -> RunOptions:
+    """Return the options for a life. Restarts of all workers repeat the first one."""
+    return options if life.is_first else options.in_a_later_life()
 
 
 def _run_life(
@@ -118,7 +123,7 @@ def _run_life(
         keep_in(run.events)
         has_begun = place.store.get(place.keys.prefix + "roster") is not None
         # A node that joins in a later life was started with the same command as all others.
-        options = options if place.life.number == 1 else options.in_a_later_life()
+        options = _options_of(options, place.life)
         life = place.life if has_begun else _with_start(options, place.life)
         life = replace(life, device_failures=failures)
         config = options.config(node=node.name, incarnation=place.incarnation, life=life)
@@ -156,11 +161,13 @@ def shared_lives(options: RunOptions, etcd: EtcdConfig, run: RunDir) -> SharedLi
 
 def _newest_step(options: RunOptions, end: End) -> int | None:
     """Return the newest checkpoint's step if the state was lost, else None. A look at the disk may be slow."""
-    return newest_step(options) if end.lost else None
+    return newest_step(options) if end.lost and not end.again else None
 
 
 def _tell(options: RunOptions, run: RunDir, following: Following, ended: LifeEnd) -> End:
-    if options.checkpoint_dir is None:  # the sentence says already that the state cannot be restored
+    if (
+        options.checkpoint_dir is None and not ended.end.again
+    ):  # the sentence says already that the state cannot be restored
         return ended.end
     with closing(EventLog(run.events, "launcher")) as log:
         end = tell(following, ended, log)

@@ -38,7 +38,8 @@ def read_life(store: Store, job: str) -> tuple[int, Life]:
 
 def as_stored(life: Life) -> Life:
     """Return the part of a life that all nodes have in common, without what one node would start it from."""
-    return Life(number=life.number, step=life.step, first_member=life.first_member, barren=life.barren)
+    number, step, first = life.number, life.step, life.first_member
+    return Life(number=number, step=step, first_member=first, barren=life.barren, restarts=life.restarts)
 
 
 def begin_life(

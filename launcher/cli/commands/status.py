@@ -51,7 +51,7 @@ def _state(folder: rundir.RunDir) -> dict[str, Any]:
 def _show(state: dict[str, Any]) -> None:
     print(f"job         {state['job']} ({state['state']})")
     if state["life"] > 1:
-        print(f"life        {state['life']}, after the job had lost its state")
+        print(f"life        {state['life']}, which began with new workers")
     print(f"generation  {state['generation']}")
     loss = "-" if state["loss"] is None else f"{state['loss']:.4f}"
     print(f"step        {_or_dash(state['step'])}, loss {loss}, steps lost {state['steps_lost']}")

@@ -44,14 +44,15 @@ class SizeFlags:
         str, typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers here: a number, cpu, gpu or auto.")
     ] = "1"
     max_restarts: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--max-restarts",
             "--max_restarts",
             min=0,
-            help="Workers started again; one no longer counts an hour after it has come in.",
+            help="Workers started again; one no longer counts an hour after it has come in. Without job.steps: times "
+            "that all workers are started again. Default: 10, but errors before the first commit end the job.",
         ),
-    ] = 10
+    ] = None
     stages: Annotated[
         int | None,
         typer.Option("--stages", min=1, help="Members of a pipeline, each with some blocks of the model; default: 1."),

@@ -13,7 +13,7 @@ from elastrain.errors import ConfigError
 
 BACKEND = "etcd-v3"
 WORKERS_MAX = 1024
-_ADVICE = {
+ADVICE = {
     "monitor-interval": "leave it out: ends of workers are noticed at once, nothing is polled",
     "start-method": "leave it out: scripts are started as programs, as by torchrun",
     "rdzv-conf": "say --join-timeout, --last-call, --etcd-ca, --etcd-cert, --etcd-key or --etcd-user instead",
@@ -40,7 +40,7 @@ def refuse_unknown(script: str) -> None:
     if not script.startswith("-"):
         return
     name = script.partition("=")[0]
-    advice = _ADVICE.get(name.removeprefix("--").replace("_", "-"))
+    advice = ADVICE.get(name.removeprefix("--").replace("_", "-"))
     if advice is None:
         raise ConfigError(f"No such option: {name}. Options of `run` come before the script: see elastrain run --help")
     raise ConfigError(f"torchrun's {name} is no option here: {advice}")

@@ -12,6 +12,7 @@ from typing import IO
 import pytest
 from typer.testing import CliRunner
 
+from docs import torchrun_flags
 from elastrain.launcher.cli.command_line import app
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.version import __version__
@@ -29,6 +30,10 @@ def test_a_listing_of_commands_cuts_no_sentence_off(group: tuple[str, ...]) -> N
     listed = told.stdout.partition("Commands:")[2].strip().splitlines()
     assert len(listed) >= 2
     assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []
+
+
+def test_the_page_on_torchrun_lists_the_flags_that_are_refused() -> None:
+    assert torchrun_flags.PAGE.read_text() == torchrun_flags.page(), "run `python -m docs.torchrun_flags`"
 
 
 @pytest.mark.slow

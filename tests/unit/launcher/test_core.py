@@ -332,17 +332,6 @@ def test_only_worker_killed_before_the_first_commit_begins_the_job_anew() -> Non
     assert job.core.cluster.view is not None and not job.core.cluster.view.begun
 
 
-def test_script_that_ends_by_a_signal_at_every_start_ends_with_the_restarts() -> None:
-    job = Job(1, max_restarts=2)
-    for number in range(2):
-        assert not of(End, job.die(f"m{number}", exit_code=-11))
-    end = of(End, job.die("m2", exit_code=-11))[0]
-    assert (end.code, end.sentence) == (
-        1,
-        "m2 ended by SIGSEGV before the first commit, and no worker is left on this node",
-    )
-
-
 def test_script_that_exits_with_an_error_before_the_first_commit_ends_the_job_though_others_live() -> None:
     job = Job(2)
     job.hello("m0")
