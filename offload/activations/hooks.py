@@ -38,10 +38,10 @@ from elastrain.offload.activations.modules import ModuleTrail, untraced
 from elastrain.offload.activations.pass_records import Origin, SpillRecord
 from elastrain.offload.activations.spill_policy import Planner, SpillPlan
 from elastrain.offload.compiled_runs import KeptValue
+from elastrain.offload.drives import gds
 from elastrain.offload.drives.device import Device
 from elastrain.offload.drives.directories import check_directory
-from elastrain.offload.drives.gds import GdsEngine
-from elastrain.offload.drives.port import IoEngine
+from elastrain.offload.drives.port import CudaEngine, IoEngine
 from elastrain.offload.drives.posix import PosixEngine
 from elastrain.offload.drives.sharing import shared
 from elastrain.offload.drives.transfer import hand_over
@@ -112,7 +112,9 @@ def save_on_disk(
         min_bytes: smaller storages stay in memory.
         threads_per_device: I/O threads for each directory.
         deadline_s: longest wait for a device, in seconds.
-        gds: move CUDA tensors by GPUDirect Storage. Refused if a probe does not read back the bytes that it wrote.
+        gds: move CUDA tensors by KvikIO: by GPUDirect Storage, or in a compatibility mode where our own pinned copies
+            are not faster. Refused if a probe does not read back the bytes that it wrote. `stats().devices` and
+            `elastrain offload show` name what moved the bytes.
         profile: file to write for `elastrain offload show`.
 
     Raises:
@@ -269,9 +271,8 @@ class ActivationOffload:
         ]
 
     def _engine_in(self, directory: str) -> IoEngine:
-        if self.config.gds:
-            return GdsEngine(directory)
-        return shared(PosixEngine(directory), directory, self.config.run_dir)
+        engine = gds.open_engine(directory) if self.config.gds else PosixEngine(directory)
+        return engine if isinstance(engine, CudaEngine) else shared(engine, directory, self.config.run_dir)
 
     def _pack(self, tensor: torch.Tensor, is_a_part: bool | None = None) -> StayingTensor | SpillHandle:
         """Save a tensor.

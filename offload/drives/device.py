@@ -18,7 +18,7 @@ import xxhash
 
 from elastrain.offload.drives.compression import Codec, IdleCores
 from elastrain.offload.drives.host_buffers import cut, page_image, tensor_checksum
-from elastrain.offload.drives.port import AddressableEngine, CudaEngine, IoEngine, round_up
+from elastrain.offload.drives.port import OWN_COPIES, AddressableEngine, CudaEngine, IoEngine, round_up
 from elastrain.offload.drives.request_queue import DeviceTime, Meter, RequestQueue, Slot, SlotAllocator
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
 from elastrain.offload.planning.profile import DeviceStats
@@ -98,6 +98,7 @@ class Device:
         drive = DeviceTime(clock)
         self.writes = Meter(drive)
         self.reads = Meter(DeviceTime(clock) if both_ways else drive)
+        self._moved_by = ""
         self.queued_bytes = 0  # updated by the callers that queue writes
         self._checked = checked
         self._quota_bytes = quota_bytes
@@ -106,12 +107,20 @@ class Device:
         self._reserved_bytes = 0
 
     def write(
-        self, payload: memoryview, shift_bytes: int, cancelled: Callable[[], bool], *, kind: str | None = None
+        self,
+        payload: memoryview,
+        shift_bytes: int,
+        cancelled: Callable[[], bool],
+        *,
+        kind: str | None = None,
+        is_copied: bool = False,
     ) -> Copy:
         """Write `payload` into a slot, packed if that pays for storages of this `kind` (None: never packed).
 
-        Raises `SpillWriteError` or `EndedEarlyError`; the slot is then free again.
+        `is_copied` is True if the payload is a copy of an accelerator's memory. Raises `SpillWriteError` or
+        `EndedEarlyError`; the slot is then free again.
         """
+        self._moved_by = OWN_COPIES if is_copied else self._moved_by
         packed: list[int] = []
 
         def put(piece: list[memoryview], offset_bytes: int) -> int:
@@ -143,6 +152,7 @@ class Device:
 
     def write_cuda(self, engine: CudaEngine, memory: torch.Tensor, cancelled: Callable[[], bool]) -> Copy:
         """Write a CUDA tensor of bytes, without a copy in host memory. Raises what `write` raises."""
+        self._moved_by = engine.moved_by
 
         def put(offset_bytes: int) -> int:
             engine.write_cuda(offset_bytes, memory)
@@ -167,6 +177,7 @@ class Device:
         cancelled: Callable[[], bool],
     ) -> Copy:
         """Let `fill` copy a storage into the engine's own memory. Raises what `write` raises."""
+        self._moved_by = OWN_COPIES
 
         def put(offset_bytes: int) -> int:
             lone, copied = self.writes.lone, fill(engine.view(offset_bytes, size_bytes))
@@ -271,6 +282,7 @@ class Device:
             write_bytes_per_s=self.writes.recent_bytes_per_s,
             read_bytes_per_s=self.reads.recent_bytes_per_s,
             capacity_bytes=self.engine.capacity_bytes(),
+            moved_by=self._moved_by,
             packing=tuple(f"{kind}: {reason}" for kind, reason in sorted(self._codec.reasons.items())),
         )
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # Offsets, lengths and memory addresses handed to an engine are multiples of this, as direct I/O requires everywhere.
 PAGE_BYTES = 4096
+OWN_COPIES = "our own pinned copies"
+"""Way of a device's bytes to an engine of the host: copies through pinned host memory, if the device can pin any."""
 
 
 class IoEngine(Protocol):
@@ -51,7 +53,10 @@ class AddressableEngine(Protocol):
 
 @runtime_checkable
 class CudaEngine(Protocol):
-    """An engine that also moves CUDA memory without a copy in host memory. Both methods may raise `OSError`."""
+    """An engine that also moves CUDA memory without a copy of ours in host memory. The methods may raise `OSError`."""
+
+    moved_by: str
+    """The way that the bytes go, for people."""
 
     def write_cuda(self, offset_bytes: int, memory: torch.Tensor) -> None:
         """Write a contiguous CUDA tensor of bytes."""

@@ -118,7 +118,8 @@ def write(
 
         return device.write_in_place(device.engine, storage.nbytes(), fill, cancelled)
     host = _on_host(storage, ready)
-    return device.write(bytes_of(host.untyped_storage())[: storage.nbytes()], 0, cancelled, kind=kind)
+    payload = bytes_of(host.untyped_storage())[: storage.nbytes()]
+    return device.write(payload, 0, cancelled, kind=kind, is_copied=True)
 
 
 def has_others(storage: torch.UntypedStorage) -> bool:

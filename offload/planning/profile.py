@@ -85,6 +85,8 @@ class DeviceStats:
     write_bytes_per_s: float
     read_bytes_per_s: float
     capacity_bytes: int
+    moved_by: str = ""
+    """The way of an accelerator's bytes to the device and back; "" if it got none."""
     packing: tuple[str, ...] = ()
     """For each class of tensors, the measured gain of compressing it, and whether it is compressed."""
 

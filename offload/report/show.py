@@ -122,6 +122,7 @@ def _device(device: DeviceStats, elapsed_s: float) -> str:
         f"read {size(device.read_bytes)}, "
         f"{device.write_bytes_per_s / 1e9:.2f} / {device.read_bytes_per_s / 1e9:.2f} GB/s, "
         f"{device.drive_writes_per_day(elapsed_s):.2f} drive writes per day"
+        + (f"; a device's bytes moved by {device.moved_by}" if device.moved_by else "")
     )
 
 

@@ -13,7 +13,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = {"nodes": "simulated nodes", "embedded": "simulated nodes", "gds": "GPUDirect Storage"}
+EXTRAS = {"nodes": "simulated nodes", "embedded": "simulated nodes", "gds-cu13": "GPUDirect Storage"}
 """Optional dependencies -> what a run does without them."""
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[.*?\])?(?:>=([\d.]+))?")
 _NEVER = ("torch", "triton", "nvidia-", "elastrain")

@@ -27,6 +27,7 @@ MODULES_OF = {
     "etcd-sdk-python": "pyetcd",
     "grpcio": "grpc",
     "kvikio-cu12": "kvikio",
+    "kvikio-cu13": "kvikio",
     "prometheus-client": "prometheus_client",
     "torchft-nightly": "torchft",
 }

@@ -66,7 +66,7 @@ class ResizedPiece:
         with self._staging.lend(span.size_bytes) as host:
             with self._lanes.copying(self.mark):
                 host[: span.size_bytes].copy_(part, non_blocking=True)
-            return device.write(bytes_of(host.untyped_storage())[: span.size_bytes], 0, cancelled)
+            return device.write(bytes_of(host.untyped_storage())[: span.size_bytes], 0, cancelled, is_copied=True)
 
     def read(self, device: Device, span: Span, copy: Copy, cancelled: Callable[[], bool]) -> None:
         """See `PieceMemory.read`."""

@@ -15,6 +15,7 @@ from elastrain.device import DevicePort
 from elastrain.offload import OffloadConfigError, save_on_disk, within
 from elastrain.offload.activations import identity
 from elastrain.offload.activations.deferred import DeferredLock
+from elastrain.offload.drives.port import OWN_COPIES
 from tests.contract.device.conftest import NAMED
 from tests.support import late
 
@@ -49,6 +50,7 @@ def test_gradients_keep_their_bits_while_activations_leave(port: DevicePort, tmp
     stats = offload.stats()
     assert stats.spilled_bytes > 0
     assert limit is None or stats.peak_bytes <= limit
+    assert [each.moved_by for each in stats.devices] == ["" if port.is_host else OWN_COPIES]
     offload.close()
 
 

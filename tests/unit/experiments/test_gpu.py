@@ -95,7 +95,7 @@ def test_only_what_the_interpreter_lacks_is_unpacked_and_never_torch(tmp_path: P
 def test_one_sentence_says_what_is_missing_and_what_for() -> None:
     missing = wheels.lacking(wheels.requirements(), [])
     said = wheels.sentence(missing)
-    for name in ("msgspec>=0.19", "zstandard>=0.22", "etcd-sdk-python", "kvikio-cu12", "WHEELS="):
+    for name in ("msgspec>=0.19", "zstandard>=0.22", "etcd-sdk-python", "kvikio-cu13", "WHEELS="):
         assert name in said
     assert said.count(".") == said.count(".", 0, -1) + 1
     assert said.endswith(".")

@@ -125,6 +125,8 @@ def test_a_cancelled_write_stops_between_pieces_and_gives_the_slot_back(make: Ma
 class TensorEngine(MemoryEngine):
     """Takes tensors as an engine for CUDA memory does, from the CPU."""
 
+    moved_by = "GPUDirect"
+
     def write_cuda(self, offset_bytes: int, memory: torch.Tensor) -> None:
         self.write(offset_bytes, [bytes_of(memory.untyped_storage())[memory.storage_offset() :][: memory.nbytes]])
 
