@@ -103,7 +103,8 @@ class Memory:
         # torch calls the deleter anywhere, also at the interpreter's end, so it must not be Python: the C library's
         # sem_post adds one to the word at its argument, the slot's first word, and `free` finds it there later.
         self._deleter = ctypes.cast(libc.sem_post, ctypes.c_void_p).value
-        self._arena = mmap.mmap(-1, _SLOT_BYTES * _SLOTS)
+        # Private, because forked processes that share it would free each other's memory.
+        self._arena = mmap.mmap(-1, _SLOT_BYTES * _SLOTS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._arena_base = ctypes.addressof(ctypes.c_char.from_buffer(self._arena))
         self._words = numpy.frombuffer(self._arena, dtype=numpy.int32)[:: _SLOT_BYTES // 4]
         self._used: list[Block | None] = []
