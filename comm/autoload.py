@@ -8,6 +8,7 @@ their entry point, and an entry point without a target would break `import torch
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 NAME = "elastrain"
@@ -26,7 +27,21 @@ def register() -> None:
     from torch.distributed.distributed_c10d import Backend
 
     if NAME not in Backend.backend_list:
+        # Only for kinds with a default backend: torch would make this one the default of all others.
         Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        Backend.backend_capability[NAME] = _Devices(["cpu", "cuda"])
+
+
+class _Devices(list[str]):
+    """Kinds of devices of the backend. Torch lists them for each group: with the accelerator that it then knows.
+
+    Packages of other accelerators name them when they are imported, which may be later than the registration.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        import torch
+
+        yield from dict.fromkeys([*super().__iter__(), torch._C._get_accelerator().type])
 
 
 def _create(opts: Any, options: Any) -> Any:

@@ -1,19 +1,20 @@
 """Collectives on device tensors, through copies in pinned host memory.
 
-An operation begins when the device has finished the work that its caller had submitted before the call. It is done when
-its results are on the device. No threads, sockets or groups.
+All copies are submitted to side streams, behind the work that the caller had submitted before the call. So the device
+goes on computing meanwhile. An operation ends once its results are on their way to the device: the stream of whoever
+waits for it waits for these copies, and no host thread does. No threads, sockets or groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from elastrain.comm.collectives.algorithms import Round
 from elastrain.comm.collectives.reducing import Operation, Participant
-from elastrain.device import device_of
+from elastrain.device import DeviceEvent, device_of
 
 
 def is_far(tensor: torch.Tensor) -> bool:
@@ -42,8 +43,12 @@ class HostTensors:
 
 @dataclass(kw_only=True)
 class PinnedTensors(HostTensors):
-    """Copies of device tensors in pinned host memory, one for each tensor."""
+    """Copies of device tensors in pinned host memory, one for each tensor.
 
+    `submitted` is the event behind the caller's work on each device.
+    """
+
+    submitted: Mapping[torch.device, DeviceEvent]
     back: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # pairs: device tensor, its host copy
     _made: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -52,7 +57,8 @@ class PinnedTensors(HostTensors):
         if not is_far(tensor):
             return tensor
         if id(tensor) not in self._made:
-            self._made[id(tensor)] = _pinned(tensor).copy_(tensor)
+            self._made[id(tensor)] = host = _pinned(tensor)
+            device_of(tensor.device).copy_out(tensor, host, self.submitted[tensor.device]).synchronize()
         return self._made[id(tensor)]
 
     def wanted(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -75,10 +81,10 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class CopiedBack:
-    """An operation on host copies. Its results are copied to the device after its last round."""
+    """An operation on host copies. After its last round, its results are on their way to the device, by `land`."""
 
-    def __init__(self, operation: Operation, back: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._operation, self._back = operation, back
+    def __init__(self, operation: Operation, land: Callable[[], None]) -> None:
+        self._operation, self._land = operation, land
         self.description, self.lends = operation.description, operation.lends
         self.rounds: tuple[Round, ...] = operation.rounds or (Round(),)
         self._has_rounds = bool(operation.rounds)
@@ -92,30 +98,40 @@ class CopiedBack:
         self._operation.take(number, rank, tensor)
 
     def finish(self, number: int) -> None:
-        """Finish a round; after the last one, copy the results to the device."""
+        """Finish a round; after the last one, begin to copy the results to the device."""
         if self._has_rounds:
             self._operation.finish(number)
         if number == len(self.rounds) - 1:
-            for device, host in self._back:
-                device.copy_(host)  # blocks until the copy is complete
+            self._land()
+
+
+def copy_back(host: torch.Tensor, tensor: torch.Tensor, after: DeviceEvent) -> DeviceEvent:
+    """Begin to copy a pinned tensor to the device, once `after` is reached, and return the event behind the copy."""
+    event = device_of(tensor.device).copy_in(host, tensor, after)
+    event.then(lambda _error, _kept=host: None)  # type: ignore[misc] # the host tensor lives until then
+    return event
 
 
 def staged_on_host(
     make: Callable[[Participant, HostTensors], Operation], tensors: Iterable[torch.Tensor]
-) -> Callable[[Participant], Operation]:
-    """Return a function that makes an operation on host copies of `tensors`.
+) -> tuple[Callable[[Participant], Operation], list[DeviceEvent]]:
+    """Return a function that makes an operation on host copies of `tensors`, and the list of its copies to devices.
 
-    `make` may read and write no other tensors. Raises ValueError for tensors of an unsupported device.
+    The list is filled when the operation ends. `make` may read and write no other tensors. Raises ValueError for
+    tensors of an unsupported device.
     """
-    far = [tensor for tensor in tensors if is_far(tensor)]
+    far = {tensor.device for tensor in tensors if is_far(tensor)}
     if not far:
-        return lambda participant: make(participant, HostTensors())
-    submitted = [device_of(device).record(blocking=False) for device in {tensor.device for tensor in far}]
+        return (lambda participant: make(participant, HostTensors())), []
+    submitted = {device: device_of(device).record(blocking=False) for device in far}
+    landed: list[DeviceEvent] = []
 
     def build(participant: Participant) -> Operation:
-        for event in submitted:
-            event.synchronize()
-        copies = PinnedTensors()
-        return CopiedBack(make(participant, copies), copies.back)
+        copies = PinnedTensors(submitted=submitted)
 
-    return build
+        def land() -> None:
+            landed.extend(copy_back(host, tensor, submitted[tensor.device]) for tensor, host in copies.back)
+
+        return CopiedBack(make(participant, copies), land)
+
+    return build, landed

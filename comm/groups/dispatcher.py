@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from elastrain.comm.collectives.devices import is_far
 from elastrain.comm.collectives.reducing import MakeOperation
 from elastrain.comm.groups.driver import Driver
 from elastrain.comm.groups.members import Address, MemberList
@@ -16,6 +17,7 @@ from elastrain.comm.groups.point_to_point import PendingReceive, PointToPoint
 from elastrain.comm.groups.shared_executor import SharedMemoryExecutor
 from elastrain.comm.groups.works import OperationRequest, Work
 from elastrain.comm.wire.mesh import Mesh
+from elastrain.device import DeviceEvent, device_of
 
 
 class Dispatcher:
@@ -35,12 +37,23 @@ class Dispatcher:
         self._ahead = 0  # calls that wait for the thread, and that later operations must not overtake
 
     def submit(
-        self, group: MemberList, make: MakeOperation, timeout_s: float, *, inline: bool, barrier: bool = False
+        self,
+        group: MemberList,
+        make: MakeOperation,
+        timeout_s: float,
+        *,
+        inline: bool,
+        barrier: bool = False,
+        landed: list[DeviceEvent] | None = None,
     ) -> Work:
-        """Execute an operation after those submitted before; with `inline` in this thread, if possible."""
+        """Execute an operation after those submitted before; with `inline` in this thread, if possible.
+
+        `landed`: see `Work`.
+        """
         self._driver.check_open()
         deadline_s = time.monotonic() + timeout_s
-        request = OperationRequest(work=Work(), make=make, deadline_s=deadline_s, timeout_s=timeout_s, barrier=barrier)
+        work = Work(landed)
+        request = OperationRequest(work=work, make=make, deadline_s=deadline_s, timeout_s=timeout_s, barrier=barrier)
         if self._ahead:  # an edit: it belongs to the view that comes; or an operation that waits for one
             self._driver.post(self.in_order(lambda: self._hand_on(group, request)))
         elif not self._shared.submit(group, request, inline=inline):
@@ -68,7 +81,7 @@ class Dispatcher:
     def post(self, group: MemberList, tensor: torch.Tensor, to: int, tag: int) -> Work:
         """Send a tagged message to rank `to`. The tensor is copied before this returns."""
         work, staged = Work(), self._mesh.memory.scratch(max(tensor.numel(), 1), tensor.dtype)[: tensor.numel()]
-        staged.view(tensor.shape).copy_(tensor)
+        device_of(tensor.device).copy_out(tensor, staged.view(tensor.shape)).synchronize()
         address = Address(group=group.number, source=group.me, tag=tag)
         to_member = group.members[to]
         group.trail.called(f"send to {to_member}, tag {tag}")
@@ -81,7 +94,8 @@ class Dispatcher:
         missing = f"nothing tagged {tag} from {'anybody' if source is None else source} within {timeout_s} s"
         group.trail.called(f"recv of {source or 'anybody'}, tag {tag}")
         deadline_s = time.monotonic() + timeout_s
-        pending = PendingReceive(work=Work(), out=out, deadline_s=deadline_s, description=missing)
+        submitted = device_of(out.device).record() if is_far(out) else None
+        pending = PendingReceive(work=Work(), out=out, deadline_s=deadline_s, description=missing, submitted=submitted)
         address = Address(group=group.number, source=source, tag=tag)
         sources = tuple(group.members) if source is None else (source,)
 

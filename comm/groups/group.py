@@ -16,7 +16,6 @@ from elastrain.comm.collectives.reducing import Operation, Participant, Reductio
 from elastrain.comm.groups.dispatcher import Dispatcher
 from elastrain.comm.groups.members import MemberList
 from elastrain.comm.groups.works import Work
-from elastrain.device import device_of
 
 
 class Group:
@@ -31,7 +30,8 @@ class Group:
     Reductions combine the ranks along a fixed binary tree (`hosts.tree`): the ranks of each host first, then the hosts.
     Results are bitwise equal on all members, for all algorithms and sizes, and between runs whose members are placed
     alike. Half precision is accumulated in float32. A large all_reduce of a tensor of `Communicator.empty` is done in
-    place. Other tensors are staged; those of accelerators are staged in pinned host memory.
+    place. Other tensors are staged; those of accelerators are staged in pinned host memory, on side streams. `wait`
+    then makes the caller's stream wait for the results, and the thread only for the other members.
     """
 
     def __init__(self, dispatcher: Dispatcher, members: MemberList, *, timeout_s: float) -> None:
@@ -219,8 +219,8 @@ class Group:
         *,
         inline: bool,
     ) -> Work:
-        operation = staged_on_host(make, tensors)
-        return self._dispatcher.submit(self.list, operation, self._or_default(timeout_s), inline=inline)
+        operation, landed = staged_on_host(make, tensors)
+        return self._dispatcher.submit(self.list, operation, self._or_default(timeout_s), inline=inline, landed=landed)
 
     def _or_default(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else timeout_s
@@ -235,10 +235,6 @@ class Group:
         """Receive a message with this tag from rank `of` (None: from any rank) into `tensor`."""
         if of is not None:
             self._check_rank(of)
-        if is_far(
-            tensor
-        ):  # another thread writes the message, outside the caller's stream: earlier work on the device must be done
-            device_of(tensor.device).synchronize()
         return self._dispatcher.receive(self.list, tensor, of, tag, self._or_default(timeout_s))
 
     def _check_rank(self, rank: int) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from elastrain.comm.collectives.devices import copy_back
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
 from elastrain.comm.groups.communicator_failure import GroupFailures
 from elastrain.comm.groups.members import Address, FrameKind, Mailbox, only_tensor, send, unpack
@@ -20,18 +21,23 @@ from elastrain.comm.groups.waits import ReadValidation
 from elastrain.comm.groups.works import Work
 from elastrain.comm.wire.addresses import Frame
 from elastrain.comm.wire.mesh import Mesh
+from elastrain.device import DeviceEvent, device_of
 
 _BODY = struct.Struct("<Qqq")  # group, tag, the sender's fence
 
 
 @dataclass(kw_only=True)
 class PendingReceive:
-    """A call that waits for a tagged message. `description`: what is missing, should nothing come in time."""
+    """A call that waits for a tagged message. `description`: what is missing, should nothing come in time.
+
+    `submitted` is the event behind the caller's work on the device of `out`, or None for a tensor on the host.
+    """
 
     work: Work
     out: torch.Tensor
     deadline_s: float
     description: str
+    submitted: DeviceEvent | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +88,16 @@ class PointToPoint:
             came = f"{tensor.dtype}[{tensor.numel()}] came from {message.source!r}"
             pending.work.finish(ValueError(f"{came}, {out.dtype}[{out.numel()}] was awaited"))
             return
-        out.copy_(tensor.view(out.shape))
+        host = out if pending.submitted is None else device_of(out.device).empty_pinned(out.shape, out.dtype)
+        host.copy_(tensor.view(out.shape))
         # One's own messages need no fence: they are not read while another process may change them.
         if message.source != self._mesh.me and self._fences.was_raised(message.source, message.fence):
             error = Aborted(f"{message.source!r} went on to a newer view while its message was read")
             pending.work.finish(error)
             self._failures.break_off(error)
             return
+        if pending.submitted is not None:
+            pending.work.landed.append(copy_back(host, out, pending.submitted))
         pending.work.source = message.source
         pending.work.finish()
 

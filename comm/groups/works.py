@@ -15,16 +15,19 @@ from dataclasses import dataclass
 
 from elastrain.comm.collectives.reducing import MakeOperation
 from elastrain.comm.errors import CommError
+from elastrain.device import DeviceEvent
 
 
 class Work:
     """Result of a call that another thread carries out. One thread finishes it, any thread may wait for it.
 
-    `source`: once a receive is done, the sender of the message.
+    `source`: once a receive is done, the sender of the message. `landed`: copies of results to a device, which whoever
+    finishes the work has submitted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, landed: list[DeviceEvent] | None = None) -> None:
         self.source = ""
+        self.landed: list[DeviceEvent] = [] if landed is None else landed
         self._done = False
         self._gate = threading.Lock()  # held until the work is finished: a lock costs far less than an Event
         self._gate.acquire()
@@ -45,11 +48,15 @@ class Work:
     def wait(self) -> None:
         """Wait until the call has ended. No timeout is needed: the call itself has a deadline.
 
+        For results on a device, the current stream of this thread waits for them; the thread itself does not.
+
         Raises MemberLost, Aborted or Timeout, and another CommError or ValueError for misuse.
         """
         if not self._done:
             with self._gate:  # each waiter takes the lock and releases it for the next
                 pass
+        for event in self.landed:  # after an error, too: the caller may use the tensors again
+            event.wait()
         if self._error is not None:
             # A new exception for each waiter: one object raised in several threads would mix their tracebacks.
             raise _copy(self._error) from self._error

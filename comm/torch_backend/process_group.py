@@ -1,6 +1,6 @@
 """A group as a `torch.distributed.ProcessGroup`: torch's calls and options in, this package's collectives out.
 
-Sizes and ranks are read at each call, so an edit of the view changes the same object in place. Tensors of CUDA devices
+Sizes and ranks are read at each call, so an edit of the view changes the same object in place. Tensors of accelerators
 pass through pinned host memory. `TorchWork` is the handle of a call. Collectives on one tensor with all ranks' parts
 cut it and call those on lists.
 """
@@ -8,6 +8,7 @@ cut it and call those on lists.
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from elastrain.comm.collectives.devices import is_far
 from elastrain.comm.collectives.reducing import Reduction, premultiplied
 from elastrain.comm.groups.group import Group
 from elastrain.comm.groups.works import Work
+from elastrain.device import device_of
 
 _REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
     (dist.ReduceOp.SUM, "sum"),
@@ -90,7 +93,8 @@ class TorchWork(dist.Work):
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Wait for all works. Raises MemberLost, Aborted, Timeout.
 
-        The deadline is that of the call: `timeout` cannot prolong it.
+        The current stream waits for results on a device, and the thread only for the members. The deadline is that of
+        the call: `timeout` cannot prolong it.
         """
         for work in self.works:
             work.wait()
@@ -123,17 +127,35 @@ class TorchWork(dist.Work):
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """Return a future of the tensors."""
         if self._future is None:
-            far = sorted({t.device.index for t in self._tensors if t.is_cuda})
-            devices = [torch.device("cuda", index) for index in far]
-            ended: torch.futures.Future[None] = torch.futures.Future(devices=devices or None)  # type: ignore[arg-type]
+            devices = sorted({each.device for each in self._tensors if is_far(each)}, key=str)
+            known = [each for each in devices if _futures_know(each)]
+            # `_outcome` runs on streams of torch's own, and whoever waits for the future waits for these. Where torch
+            # has no such streams, the caller's stream waits.
+            ended: torch.futures.Future[None] = torch.futures.Future(devices=known or None)  # type: ignore[arg-type]
+            streams = [device_of(each).current_stream() for each in devices if each not in known]
             # An error has to be raised inside `then`: set_exception on a future that DDP holds ends the run silently.
-            self._future = ended.then(self._outcome)
+            self._future = ended.then(lambda _: self._outcome(streams))
             _after(self.works, lambda: ended.set_result(None))
         return self._future
 
-    def _outcome(self, _ended: torch.futures.Future[None]) -> list[Tensor]:
+    def _outcome(self, streams: Sequence[Any]) -> list[Tensor]:
+        for stream in streams:
+            for event in (event for work in self.works for event in work.landed):
+                event.wait(stream)
         self.wait()
         return self._tensors
+
+
+@functools.cache
+def _futures_know(device: torch.device) -> bool:
+    """Return True if torch gives callbacks of futures a stream of the device to run on."""
+    try:
+        ended: torch.futures.Future[None] = torch.futures.Future(devices=[device])
+        ended.then(lambda _: None)
+        ended.set_result(None)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _after(works: list[Work], callback: Any) -> None:

@@ -38,6 +38,7 @@ from elastrain.comm.errors import Aborted, CommError
 from elastrain.comm.torch_backend import bootstrap, view_change
 from elastrain.comm.torch_backend.bootstrap import Session
 from elastrain.comm.wire.addresses import LossCause
+from elastrain.device import device_of
 
 _EXCHANGE_S = 2.0  # after that a rank may have failed differently, so propose again
 
@@ -110,6 +111,10 @@ def surviving(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) 
             optimizer.step()
             session.steps += 1
             return
+        # Sums of the failed attempt may still be on their way to gradients on a device.
+        for device in {parameter.device for parameter in model.parameters()}:
+            with device_of(device).side_stream("in"):
+                device_of(device).synchronize()
         # A backward pass that was cut short leaves marks in the reducer.
         model._update_process_group(model.process_group)  # type: ignore[no-untyped-call] # torch's own
 

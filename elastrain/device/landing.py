@@ -29,9 +29,9 @@ class DeviceEvent:
         """Wait in the calling thread until the event is reached. Raises the device's error."""
         self._event.synchronize()
 
-    def wait(self) -> None:
-        """Let later work of the calling thread's current stream wait for the event. The thread itself does not wait."""
-        self._event.wait(self._current_stream())
+    def wait(self, stream: Any = None) -> None:
+        """Let later work of a stream (None: the calling thread's current one) wait for the event. No thread waits."""
+        self._event.wait(stream or self._current_stream())
 
     def then(self, call: Called) -> None:
         """Call a function once the event is reached, or with the device's error.

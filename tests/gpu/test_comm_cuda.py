@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.torch_backend.process_group import TorchWork
+from tests.integration.comm.test_surviving_on_devices import train
+from tests.integration.comm.test_torch import run
 from tests.support.party import party
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -56,3 +60,12 @@ def test_a_future_of_torch_knows_the_device() -> None:
         tensor = torch.ones(3, device="cuda")
         work = TorchWork([group.all_reduce(tensor)], [tensor], group)
         assert work.get_future().wait()[0] is tensor
+
+
+@pytest.mark.parametrize("victim", [None, 1])
+def test_ddp_under_surviving_keeps_equal_replicas(tmp_path: Path, victim: int | None) -> None:
+    killed = () if victim is None else (victim,)
+    said = run(3, tmp_path / "store", lambda rank: train(rank, "cuda", victim), expect_killed=killed)
+    left = [each for each in said if each is not None]
+    assert left[0][1] == 3 - len(killed)
+    assert left[0] == left[-1]

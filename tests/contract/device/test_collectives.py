@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.groups.works import Work
+from elastrain.comm.torch_backend.process_group import TorchWork
 from elastrain.device import DevicePort
 from tests.contract.device.conftest import NAMED
 from tests.support import late
@@ -71,6 +74,50 @@ def test_an_operation_begins_after_what_the_callers_stream_has_made(port: Device
                 return float(tensor.sum())
 
         assert made.each(act) == [float(1 << 37)] * 2
+
+
+def test_a_message_lands_behind_what_the_receivers_stream_still_does(port: DevicePort) -> None:
+    with party("unix", 2) as made:
+
+        def act(comm: Communicator, rank: int) -> float:
+            with port.side_stream():
+                outs = torch.zeros(2, 1 << 10, device=port.device)
+                outs += 5
+                comm.world.send(torch.full((1 << 10,), rank + 1.0, device=port.device), 1 - rank)
+                comm.world.recv(outs[0], 1 - rank).wait()
+                comm.world.broadcast(outs[1], root=0).wait()
+                return float(outs.sum()) / (1 << 10)
+
+        assert made.each(act) == [7.0, 6.0]
+
+
+@pytest.mark.skipif(NAMED is not late, reason="only the test device counts waits")
+def test_the_caller_does_not_wait_for_the_device_and_copies_are_behind_its_stream_on_others(port: DevicePort) -> None:
+    with party("unix", 2) as made:
+
+        def act(comm: Communicator, rank: int) -> tuple[int, float]:
+            tensor, bystander = (torch.ones(1 << 12, device=port.device) for _ in range(2))
+            work = comm.world.all_reduce(tensor)
+            for _ in range(4):
+                bystander.mul_(2.0)  # the backward goes on
+            work.wait()
+            tensor.add_(bystander)
+            waits = late.stats(threading.current_thread().name)["waits"]
+            return waits, float(tensor.sum()) / (1 << 12)
+
+        assert made.each(act) == [(0, 18.0)] * 2
+
+
+@pytest.mark.parametrize("is_waited", [False, True])
+def test_a_future_gives_results_to_the_stream_of_the_caller(port: DevicePort, is_waited: bool) -> None:
+    with party("unix", 1) as made:
+        group, tensor = made.comms["a"].world, torch.ones(1 << 10, device=port.device)
+        work = TorchWork([group.all_reduce(tensor)], [tensor], group)
+        if is_waited:
+            work.wait()
+        (found,) = work.get_future().wait()
+        assert found is tensor
+        assert float(found.add_(1).sum()) == 2 << 10
 
 
 def test_a_tensor_without_memory_is_refused_by_name() -> None:
