@@ -107,7 +107,7 @@ def _run_life(
     from elastrain.launcher.agent.agent import Agent
     from elastrain.launcher.start.registration import Terms, enter
 
-    plain = _etcd_store(node.etcd)
+    plain = etcd_store(node.etcd)
     try:
         plain.check()
         import_torch()
@@ -155,7 +155,7 @@ def shared_lives(options: RunOptions, etcd: EtcdConfig, run: RunDir) -> SharedLi
         secret=run.secret.read_bytes(),
         key_ttl_s=options.waits.key_ttl_s,
         park_timeout_s=options.waits.park_timeout_s,
-        open_store=lambda: _etcd_store(etcd),
+        open_store=lambda: etcd_store(etcd),
     )
 
 
@@ -177,7 +177,7 @@ def _tell(options: RunOptions, run: RunDir, following: Following, ended: LifeEnd
     return end
 
 
-def _etcd_store(config: EtcdConfig) -> EtcdStore:
+def etcd_store(config: EtcdConfig) -> EtcdStore:
     """Connect to etcd. gRPC, which reads its verbosity on import, prints no messages unless the user asked for them."""
     with process_environment.set_for_a_moment(_GRPC_VERBOSITY, process_environment.inherited(_GRPC_VERBOSITY, "NONE")):
         try:
