@@ -50,15 +50,15 @@ def passed_s(lines: Iterable[Line]) -> dict[int, float]:
     return {line["step"]: line["t"] for line in lines if line["event"] == "passed"}
 
 
+def step_lengths_s(lines: Iterable[Line]) -> dict[int, float]:
+    """Step -> time from the record before it to its own."""
+    times = sorted(passed_s(lines).items())
+    return {step: later - earlier for (_, earlier), (step, later) in pairwise(times)}
+
+
 def step_s(lines: Iterable[Line]) -> float:
     """Median time from record to record, of steps that were computed in pipelines: the first one was not."""
-    times = sorted(passed_s(lines).items())
-    return statistics.median(later - earlier for (_, earlier), (_, later) in pairwise(times))
-
-
-def efficiency(*, runs: int, members: int, stated_s: float, measured_s: float) -> float:
-    """Of a pipeline: what 1F1B takes at best, from the slowest member's stated time per run, over what was measured."""
-    return (runs + members - 1) * stated_s / measured_s
+    return statistics.median(step_lengths_s(lines).values())
 
 
 def standstill_s(done: Iterable[Action], survivors: Iterable[str], since_s: float, until_s: float) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from elastrain.pipeline.planner.timeline import PlayedStep
 from experiments.pipeline.figures import Action
 from experiments.timeline import LOST, figure, save
 
@@ -22,6 +23,26 @@ def apart(done: Sequence[Action]) -> list[Action]:
         is_inside = each.kind == "forward" and start_s < its_s < end_s
         found.append(replace(each, span=(start_s, its_s)) if is_inside else each)
     return found
+
+
+def draw_beside(path: Path, done: Sequence[Action], predicted: PlayedStep) -> Path:
+    """A measured step above the predicted one, in seconds since the last record. Returns `path`."""
+    expected = [
+        (each.action.task.member, str(each.action.kind), each.begin_s, each.end_s) for each in predicted.actions
+    ]
+    measured = [(each.member, each.kind, *each.span) for each in apart(done)]
+    names = sorted({member for member, *_ in measured})
+    drawn, both = figure(2, heights=(1, 1), size=(10, 5))
+    for axes, bars, title in zip(both, (measured, expected), ("measured", "predicted"), strict=True):
+        for member, kind, start_s, end_s in bars:
+            where = {"left": start_s, "color": COLOURS[kind], "edgecolor": "white", "height": 0.7}
+            axes.barh(names.index(member), end_s - start_s, **where)
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.set_title(title)
+        axes.set_xlim(0, max(end_s for *_, end_s in [*measured, *expected]))
+    both[-1].set_xlabel("seconds of the step")
+    return save(drawn, path)
 
 
 def draw_step(path: Path, done: Sequence[Action], *, lost: str, step: int, killed_s: float) -> Path:

@@ -23,11 +23,10 @@ from typing import Any
 
 from experiments.harness import ROOT, Reach, add_record_flag, record, report
 from experiments.jobs import Script, alone, elastic, finish, unwind_on_sigterm
-from experiments.pipeline import gpt, hugging_face, train
+from experiments.pipeline import gpt, hugging_face, planner, train
 from experiments.pipeline.against_torch import compared_times
 from experiments.pipeline.figures import (
     actions,
-    efficiency,
     orphan_s,
     passed_s,
     redone_ratio,
@@ -35,11 +34,12 @@ from experiments.pipeline.figures import (
     standstill_s,
     step_s,
 )
-from experiments.pipeline.plot import draw_step
+from experiments.pipeline.plot import draw_beside, draw_step
 from experiments.pipeline.told import Told, journal, told
 from tests.support import warm
 
-WINDOW_MS, RUNS, STEPS = 60.0, 16, 3
+WINDOW_MS, RUNS, STEPS = 40.0, 16, 3
+"""A block's forward, and each half of its backward: 120 ms in all."""
 MEMBERS = 4
 WIDE, WIDE_STEPS, SETTLED = 1024, 20, 18
 """Where bytes are counted: blocks of 8 MiB, and from which step on, as states move to their members one by one."""
@@ -47,6 +47,7 @@ WAIT_S = 240.0
 LEAST = 10
 """The niceness of jobs whose bits alone matter, beside those whose times are taken."""
 PICTURE = ROOT / "experiments/pipeline/results/step-with-a-loss.png"
+BESIDE = ROOT / "experiments/pipeline/results/step-beside-its-prediction.png"
 REACHES = {
     "steps_lost": Reach(limit=0),
     "samples_lost": Reach(limit=0),
@@ -98,9 +99,9 @@ def at_once(*command: Any, **how: Any) -> subprocess.Popen[bytes]:
     return process
 
 
-def reference(folder: Path, layout: Layout) -> Told:
+def reference(folder: Path, args: tuple[str, ...]) -> Told:
     """A job of one, which does not sleep: waiting changes no bit."""
-    with alone(folder, layout.script, start=beside) as process:
+    with alone(folder, Script(path=Path(train.__file__), args=args), start=beside) as process:
         finish(process, folder, timeout_s=WAIT_S)
     return told(folder)
 
@@ -187,11 +188,13 @@ class Experiment:
         self.lost = self.repeated = 0
 
     def reference(self, layout: Layout) -> Told:
-        key = layout.script.args
+        return self.reference_of(layout.script.args)
+
+    def reference_of(self, args: tuple[str, ...]) -> Told:
         with self._lock:
-            if key not in self._references:
-                self._references[key] = reference(self._folder / f"alone-{len(self._references)}", layout)
-            return self._references[key]
+            if args not in self._references:
+                self._references[args] = reference(self._folder / f"alone-{len(self._references)}", args)
+            return self._references[args]
 
     def compared(self, name: str, layout: Layout, *, kill: tuple[str, int] | None = None) -> Told:
         """Run a job, compare each step's digest on each member with the job of one."""
@@ -291,12 +294,11 @@ def _passed_s(found: Told, step: int) -> float:
 
 
 def _paced(found: Told) -> dict[str, Any]:
-    blocks = train.BLOCKS // MEMBERS
-    stated_s = 2 * blocks * WINDOW_MS / 1000
+    case = planner.Case(name="", count=MEMBERS, plan=planner.ruled(MEMBERS, MEMBERS, RUNS), window_s=WINDOW_MS / 1000)
     measured_s = statistics.median(step_s(lines) for lines in found.journals.values())
     over = statistics.mean(found.overshoots_s) / (WINDOW_MS / 1000)
     return {
-        "schedule_efficiency": efficiency(runs=RUNS, members=MEMBERS, stated_s=stated_s, measured_s=measured_s),
+        "schedule_efficiency": planner.modelled_s(case, planner.Costs()) / measured_s,
         "step_s": measured_s,
         "overshoot": over,
         "is_valid": over <= 0.02,
@@ -304,12 +306,35 @@ def _paced(found: Told) -> dict[str, Any]:
     }
 
 
+def plans(*, quick: bool, keep: bool) -> int:
+    """The rows of the planner: paced jobs three at a time, then those of torch, with nothing beside them."""
+    with tempfile.TemporaryDirectory(prefix="elastrain-planner-") as name:
+        experiment = Experiment(Path(name))
+
+        def is_equal(args: tuple[str, ...], found: Told) -> bool:
+            return found.is_that_of(experiment.reference_of(args))
+
+        jobs = planner.Jobs(folder=Path(name), is_equal=is_equal, start=at_once)
+        draw = (lambda split, played: draw_beside(BESIDE, planner.drawn_actions(split), played)) if keep else None
+        with ThreadPoolExecutor(max_workers=1) as behind:
+            fits = behind.submit(planner.fits_after_losses, Path(name), beside)
+            figures = planner.measure(jobs, draw) | fits.result()
+        figures |= compared_times(Path(name), turns=2 if quick else 4)
+    if keep:
+        record("pipeline", figures, quick=quick, settings={"planner": True, "window_s": planner.WINDOW_S})
+    met = report(figures, planner.REACHES)
+    return 0 if met and figures["digest_equal"] else 1
+
+
 def main() -> int:
     unwind_on_sigterm()
     parser = argparse.ArgumentParser(prog="python -m experiments.pipeline.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three layouts, no losses but those of the paced jobs")
+    parser.add_argument("--planner", action="store_true", help="what the planner's plans gain, and its predictions")
     add_record_flag(parser)
     args = parser.parse_args()
+    if args.planner:
+        return plans(quick=args.quick, keep=args.record)
     with tempfile.TemporaryDirectory(prefix="elastrain-pipeline-") as folder:
         figures = measure(Path(folder), quick=args.quick, picture=PICTURE if args.record else None)
     if args.record:

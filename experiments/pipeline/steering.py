@@ -27,6 +27,8 @@ class Steering:
 
     first: PipelinePlan | None = None
     after: PipelinePlan | None = None
+    asks: bool = False
+    """True if the planner of the job answers as ever."""
 
 
 def steer(path: Path) -> None:
@@ -37,7 +39,8 @@ def steer(path: Path) -> None:
             module.first_plan = lambda *_: steering.first  # type: ignore[attr-defined]
     if steering.after is not None:
         proposals.next_plan = lambda *_: steering.after  # type: ignore[attr-defined]
-    engine.answer_later = _write_profile
+    if not steering.asks:
+        engine.answer_later = _write_profile
 
 
 def _write_profile(command: p.ChoosePlan, tell: Callable[[p.Event], None], journal: Any) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
+from experiments.pipeline import planner
 from experiments.pipeline.figures import (
     actions,
-    efficiency,
     orphan_s,
     pairs,
     redone_ratio,
@@ -15,6 +18,9 @@ from experiments.pipeline.figures import (
     step_s,
 )
 from experiments.pipeline.plot import apart
+from tests.support.sources import ROOT
+
+README = ROOT / "experiments" / "pipeline" / "README.md"
 
 
 def task(kind: str, run: int, blocks: tuple[int, int], span: tuple[float, float], step: int = 2) -> dict[str, object]:
@@ -30,8 +36,11 @@ def test_a_step_lasts_from_record_to_record_in_the_median() -> None:
     assert step_s([passed(0, 1.0), passed(1, 3.0), passed(2, 8.0), passed(3, 10.0)]) == 2.0
 
 
-def test_the_best_of_one_f_one_b_over_what_was_measured() -> None:
-    assert efficiency(runs=16, members=4, stated_s=0.1, measured_s=2.0) == pytest.approx(0.95)
+def test_the_best_of_whole_backwards_is_that_of_one_f_one_b_and_a_split_one_is_shorter() -> None:
+    case = planner.Case(name="", count=4, plan=planner.ruled(4, 4, 16, is_split=False), window_s=0.05)
+    assert planner.modelled_s(case, planner.Costs()) == pytest.approx((16 + 3) * 0.3)
+    split = replace(case, plan=planner.ruled(4, 4, 16))
+    assert planner.modelled_s(split, planner.Costs()) == pytest.approx((16 + 2) * 0.3)
 
 
 def test_a_standstill_is_the_longest_time_in_which_no_survivor_computes() -> None:
@@ -84,3 +93,27 @@ def test_a_forward_is_drawn_up_to_where_its_backward_begins_inside_of_it() -> No
         ("m0", "forward"): (0.0, 1.0),
         ("m0", "backward"): (5.0, 7.0),
     }
+
+
+def test_the_readme_has_the_planners_keys_and_their_reaches() -> None:
+    rows = [line.split("|")[1:4] for line in README.read_text().splitlines() if line.startswith("| `")]
+    told = {
+        key: reach.strip()
+        for keys, _, reaches in rows
+        for key, reach in zip(re.findall(r"`(\w+)`", keys), reaches.split(","), strict=False)
+    }
+    assert {key: told.get(key) for key in planner.REACHES} == {
+        key: str(reach) for key, reach in planner.REACHES.items()
+    }
+
+
+def test_the_plans_of_a_row_meet_the_same_and_the_planners_is_the_best_modelled() -> None:
+    rows, free = planner.pairs(), planner.Costs()
+    for name in ("slow m0", "slow m1", "slow m2", "slow m3", "split"):
+        today, best = rows[name]
+        assert (today.slow, today.plan.runs) == (best.slow, best.plan.runs)
+        assert planner.modelled_s(best, free) < planner.modelled_s(today, free)
+    re_routed, rule, planned = (planner.modelled_s(each, free, after=True) for each in rows["loss"])
+    assert planned < rule < re_routed
+    for case in rows["linear"]:
+        assert case.after is not None and len(case.after.members) == case.count - 1
