@@ -1,4 +1,4 @@
-"""Refusals of jobs on a device, by name: memory limits, devices without float64, compiled models, graphs."""
+"""Refusals of jobs on a device, by name: memory limits, estimates, devices without float64, compiled models, graphs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def check(port: DevicePort, model: nn.Module, *, has_limit: bool) -> None:
         return
     if has_limit:
         raise ConfigError(
-            f"a memory limit counts the host's memory, and the model is on {port.device}, of which this version "
-            "moves nothing to drives: leave --memory-limit, memory_limit= and --offload-dir out"
+            f"a memory limit counts the host's memory, and the model is on {port.device}, from which this version "
+            "moves nothing by itself: leave --memory-limit, memory_limit= and --offload-dir out; "
+            "elastrain.offload.save_on_disk in the loop bounds the saved activations that lie there"
         )
     try:
         torch.linalg.vector_norm(port.empty(1, torch.float32), dtype=torch.float64)
@@ -41,6 +42,16 @@ def check(port: DevicePort, model: nn.Module, *, has_limit: bool) -> None:
                 f"{what} is compiled, and this version trains compiled models on the CPU only: leave torch.compile out "
                 f"for {port.device}"
             )
+
+
+def check_estimate(port: DevicePort) -> None:
+    """Raise ConfigError if `elastrain doctor --memory` is asked about a model on a device."""
+    if not port.is_host:
+        raise ConfigError(
+            f"elastrain doctor --memory states the host's memory of members on the CPU, and the model is on "
+            f"{port.device}: ask with the model on the CPU. In a job on a device, base, backups and staging lie in "
+            "host memory, and all other parts on the device"
+        )
 
 
 def check_not_captured(port: DevicePort) -> None:

@@ -221,6 +221,8 @@ def test_what_is_not_done_on_a_device_is_refused_by_name(port: DevicePort) -> No
     compiled[0]._compiled_call_impl = lambda *_: None
     refused.check(port, model, has_limit=False)
     refused.check_not_captured(port)
+    with nullcontext() if port.is_host else pytest.raises(ConfigError, match="states the host's memory of members on"):
+        refused.check_estimate(port)
     with pytest.raises(ConfigError, match="while a graph of cuda:0 is captured"):
         refused.check_not_captured(Capturing())  # type: ignore[arg-type]
     for case, has_limit, says in (
