@@ -37,7 +37,7 @@ class Case:
 def all_cases(device: str) -> list[Case]:
     """Return every case of the first three rows of the table."""
     plain = Training(device=device)
-    found = [*_of_models(plain), *_of_losses(plain)]
+    found = [*_of_models(plain), *_of_losses(plain), *_of_saved(plain)]
     for stage in range(3):
         found += _of_losses(plain, stage=stage)
     for name, (written, resumed) in RESUMED.items():
@@ -63,6 +63,14 @@ def _of_models(plain: Training) -> list[Case]:
         for way, (members, stages) in ways.items()
         if stages == 1 or model not in WITHOUT_STAGES
     ]
+
+
+def _of_saved(plain: Training) -> list[Case]:
+    """Return loops with `save_on_disk`: undisturbed, and with a loss while activations lie on the drive."""
+    training = replace(plain, members=3, steps=10, backups="all", pause_s=0.02, saved=True)
+    quiet = Case(key="digest_equal_cpu", name="save_on_disk, 3 members", job=Job(training=training))
+    killed = (f"kill --target member:m1 --at step={STEP},phase=backward",)
+    return [quiet, _case("save_on_disk, killed in backward", training, killed, stages=1, where="")]
 
 
 def _of_losses(plain: Training, stage: int | None = None) -> list[Case]:

@@ -116,6 +116,8 @@ class Training:
     """With `steps=0`: time that a plain loop's timed steps take, roughly. 0: as many steps as the training before."""
     beside: int = 1
     """Plain loops that begin their timed steps at the same time."""
+    saved: bool = False
+    """Saved activations lie on a drive between forward and backward, by `save_on_disk` in the loop."""
     pause_s: float = 0.0
     """In each micro-batch, and in the backward of each layer of `wide`: other threads have their turn meanwhile."""
     slowness: float = 1.0

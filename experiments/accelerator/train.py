@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import elastrain
 from elastrain.device import device_of
+from elastrain.offload.activations.deferred import DeferredLock
 from experiments.accelerator import models, plants
 from experiments.accelerator.meter import Meter, NoMeter
 from experiments.accelerator.models import SEED, WARM, Training
@@ -57,6 +59,7 @@ def prepare_device(training: Training) -> None:
         from tests.support import late
 
         late.install()
+        late.handing_over(DeferredLock, gives=["__exit__", "wait"], takes=["__enter__", "wait"])
         late.configure(slowness=training.slowness)
         if training.setup.config is None:  # otherwise all members share one device
             place = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0")
@@ -110,6 +113,7 @@ def _train(training: Training, folder: Path, meter: Any) -> None:
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
     troubles = _Troubles(training, folder)
     lines = (folder / "steps" / f"{MEMBER or 'alone'}.txt").open("a", buffering=1)
+    saved = _saved(training, folder)
     watched = not training.meters and int(os.environ.get("ACCELERATOR_STAGES", "1")) == 1
     for step in job.steps(loader, until=training.steps):
         meter.begin_step(step.number)
@@ -119,7 +123,7 @@ def _train(training: Training, folder: Path, meter: Any) -> None:
             time.sleep(training.pause_s)
             weight = 1.0 if not setup.weighted else float(targets.ne(0).sum())
             given, targets = models.moved((given, targets), training)
-            with models.autocast(training):
+            with models.autocast(training), saved:
                 loss = model(given, targets)
                 loss = loss if teacher is None else teacher.pulled(loss, given, targets)
             meter.backward_begins()
@@ -137,7 +141,17 @@ def _train(training: Training, folder: Path, meter: Any) -> None:
             _wait_for_newcomers(folder, job.world_size, training)
     if not training.timed:
         lines.write(f"{training.steps} {job.digest()}\n")
+    if isinstance(saved, elastrain.offload.ActivationOffload) and not saved.stats().spilled_bytes:
+        raise RuntimeError("no activation has left")
     meter.close()
+
+
+def _saved(training: Training, folder: Path) -> AbstractContextManager[object]:
+    """Return the context of forwards: activations leave, but for what is in use and on its way."""
+    if not training.saved:
+        return nullcontext()
+    (folder / "drive").mkdir(exist_ok=True)
+    return elastrain.offload.save_on_disk(folder / "drive", min_bytes=256)
 
 
 def _plain(training: Training, meter: Any) -> None:
