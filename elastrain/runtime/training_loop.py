@@ -25,6 +25,7 @@ from elastrain.integrity.audits import duties
 from elastrain.integrity.checks import Due, neighbour, probes
 from elastrain.job.run_plan import plan
 from elastrain.job.values import Record
+from elastrain.offload.activations.hooks import tell_moved
 from elastrain.protocol import agent_messages as am
 from elastrain.runtime.assembly import Prepared
 from elastrain.runtime.broadcast import BROADCASTS
@@ -101,6 +102,7 @@ class TrainingLoop:
                     f"step {number} was left before it was committed: iterate over it to its end, `for batch in step`"
                 )
             number += 1
+        tell_moved(self._parts.log)
         self._wait_for_all(number)
         self._end(number)
 

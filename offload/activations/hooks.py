@@ -51,6 +51,7 @@ from elastrain.offload.interrupts import Entrance, KeptByItsBlock
 from elastrain.offload.planning.profile import Occupancy, OffloadStats, Profile, ProfileFile, default_file
 
 MIN_BYTES = 256 << 10
+_MADE = weakref.WeakSet["ActivationOffload"]()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +164,7 @@ class ActivationOffload:
         self._trail = ModuleTrail()
         self.entrance = Entrance()
         self._closed = False
+        _MADE.add(self)
         file = default_file(config.run_dir, config.member) if config.profile is None else Path(config.profile)
         self._profile = ProfileFile(file, clock)
         if file is not None:
@@ -326,6 +328,14 @@ class ActivationOffload:
         hand_over(storage)
         tensor = saved.view.of(storage)
         return tensor if saved.watch is None else saved.watch.watched(tensor)
+
+
+def tell_moved(log: Callable[..., None]) -> None:
+    """Log what offloads of this process have moved to each drive or host tier, and what moved the bytes."""
+    managers = [each._manager for each in _MADE if each._manager is not None and each._manager.pid == os.getpid()]
+    for used in (used for manager in managers for used in manager.stats().devices if used.written_bytes):
+        moved = {"written_bytes": used.written_bytes, "read_bytes": used.read_bytes}
+        log("activations_moved", to=used.name, by=used.moved_by or "the host's own I/O", **moved)
 
 
 def _write_last_profile(offload: weakref.ref[ActivationOffload]) -> None:

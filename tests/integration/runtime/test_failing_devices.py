@@ -67,3 +67,5 @@ def test_a_loop_whose_activations_lie_on_a_drive_loses_a_member_and_no_bit(tmp_p
     assert done.output.count("spilled") == len(done.digests)
     assert "spilled 0" not in done.output
     assert list(drive.iterdir()) == []
+    told = [e for events in done.journals.values() for e in events if e["event"] == "activations_moved"]
+    assert [(e["to"], e["by"]) for e in told] == [(str(drive), "our own pinned copies")] * len(done.digests)
