@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 import elastrain
 from elastrain.errors import ConfigError
 from elastrain.integrations.accelerator_arguments import PRECISIONS, check, steps_of, wanted
-from elastrain.integrations.adapter import claim, current_device, require
+from elastrain.integrations.adapter import claim, current_device, kept_checkpoint, require
 from elastrain.integrations.one_process import OneProcess
 from elastrain.integrations.prepared import EvaluationLoader, Parts, Scheduler, TrainingLoader, job_loader, only
 from elastrain.integrations.process_state import (
@@ -209,7 +209,7 @@ class Accelerator(OneProcess):
         """
         if self._parts.loop is not None:
             raise ConfigError("accelerator.load_state(folder) comes before the training loop")
-        parts, folder = self._parts, Path(input_dir)
+        parts, folder = self._parts, Path(kept_checkpoint(input_dir))
         states = accelerate.checkpointing
         states.load_accelerator_state(folder, [parts.model], [parts.optimizer], parts.schedulers, [], 0)
         for index, thing in enumerate(self._parts.registered):
@@ -218,8 +218,8 @@ class Accelerator(OneProcess):
             self._parts.behind = json.loads(position.read_text())["steps"]
 
     def init_trackers(self, project_name: str, config: Any = None, init_kwargs: Any = None) -> None:
-        """Name the job's loggers. The lines of a step are written once, whichever member is lost."""
-        self._trackers.begin(self.job, project_name, config, init_kwargs)
+        """Name the job's loggers, before the training loop. Each line is written once, whichever member is lost."""
+        self._trackers.name(project_name, config, init_kwargs)
 
     def log(self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
         """Log values of the step that was committed last. Its number is the job's, whatever `step` says."""
@@ -287,6 +287,7 @@ class Accelerator(OneProcess):
         parts.model.forward = forward
         loader = parts.loader.inner
         loader.go_on_behind(self._parts.behind)
+        self._trackers.begin(self.job, parts.behind)
         self.job.prepare(parts.model, parts.optimizer, loader, max_grad_norm=self._max_grad_norm)
         loop = parts.loop = ScriptLoop(self.job, forward, loader, self._parts.behind)
         step = lambda *_, **__: loop.optimizer_step()  # noqa: E731 - with a mark by which schedulers know it

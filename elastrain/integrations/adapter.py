@@ -1,15 +1,26 @@
-"""The checks of all adapters: a library in a version that they know, and at most one adapter in a process."""
+"""Parts of all adapters: checks of the library and of the process, and the script's own checkpoint.
+
+A library has to have a version that the adapter knows, and a process uses at most one adapter. All members of a job
+begin from the same checkpoint, also those that join later.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 
 import torch
 
+from elastrain.base.environment import run_folder
 from elastrain.errors import ConfigError
 
+LINKED_BYTES = 1 << 20
+"""Size from which on a file of a checkpoint is linked and not copied."""
 _claimed: str | None = None
 """The adapter that this process uses, once it uses one."""
 
@@ -51,6 +62,39 @@ def claim(adapter: str) -> None:
             "script"
         )
     _claimed = adapter
+
+
+def kept_checkpoint(given: str | os.PathLike[str]) -> str:
+    """Return a path of what the script's checkpoint was when the first member of this job has read it.
+
+    The script may delete or replace the checkpoint while the job trains, and a member that joins later reads it, too.
+    So it is kept in the run's folder by links to its files. Without a launcher, and for a URL, the path stays as it is.
+    """
+    run, path = run_folder(), Path(given)
+    if run is None or "://" in str(given):
+        return os.fspath(given)
+    place = run / "begun_from" / hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
+    if not place.exists() and path.exists():
+        mine = place.with_suffix(f".{os.getpid()}")
+        mine.mkdir(parents=True)
+        if path.is_dir():
+            shutil.copytree(path, mine / path.name, copy_function=_linked)
+        else:
+            _linked(path, mine / path.name)
+        try:
+            mine.rename(place)
+        except OSError:  # another member was faster
+            shutil.rmtree(mine)
+    return str(place / path.name if place.exists() else path)
+
+
+def _linked(source: str | Path, target: str | Path) -> None:
+    try:
+        if os.stat(source).st_size < LINKED_BYTES:  # it may be written anew in place, and tells where training stands
+            raise OSError
+        os.link(source, target)
+    except OSError:  # or the run's folder is on another disk
+        shutil.copy2(source, target)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 import elastrain
 from elastrain.base.environment import read_environment
 from elastrain.base.processes import say
-from elastrain.integrations.adapter import claim, require
+from elastrain.integrations.adapter import claim, kept_checkpoint, require
 
 require("lightning", "2.5")
 
@@ -33,7 +33,7 @@ from lightning.pytorch.loops.optimization.automatic import ClosureResult  # noqa
 from lightning.pytorch.strategies import SingleDeviceStrategy  # noqa: E402
 from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
-from elastrain.integrations.lightning_figures import captured, log_sums  # noqa: E402
+from elastrain.integrations.lightning_figures import StepLines, captured, log_sums  # noqa: E402
 from elastrain.integrations.lightning_limits import check_loader, check_trainer, one_optimizer  # noqa: E402
 from elastrain.integrations.lightning_place import LoopPlace  # noqa: E402
 
@@ -121,6 +121,7 @@ class ElastrainStrategy(SingleDeviceStrategy):
             if hasattr(callback, "_swap_models"):  # of WeightAveraging: it copies, while peers read the parameters
                 callback._swap_models = partial(_swap_memory, callback)
         trainer.callbacks.insert(0, _End(self))
+        self._lines = StepLines(self.job, trainer.loggers)
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Make optimizer and schedulers. Raises ConfigError unless there is one optimizer."""
@@ -133,16 +134,15 @@ class ElastrainStrategy(SingleDeviceStrategy):
         if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
             return dataloader
         check_loader(dataloader)
-        assert (
-            isinstance(dataloader, DataLoader)
-            and dataloader.batch_size is not None
-            and self.lightning_module is not None
-        )
-        loader = self._loader(dataloader, trainer.accumulate_grad_batches)
+        assert isinstance(dataloader, DataLoader) and dataloader.batch_size is not None
+        assert self.lightning_module is not None
+        loader, behind = self._loader(dataloader, trainer.accumulate_grad_batches), trainer.global_step
+        loader.go_on_behind(behind)
+        self._lines.begin(behind)
         self.job.prepare(
             self.lightning_module, self.optimizers[0], loader, max_grad_norm=trainer.gradient_clip_val or None
         )
-        place = LoopPlace(trainer)
+        place = LoopPlace(trainer, behind)
         place.note()
         self.job.register("Lightning's loop", place)
         for number, callback in enumerate(trainer.callbacks):
@@ -151,7 +151,8 @@ class ElastrainStrategy(SingleDeviceStrategy):
                     self.job.register(f"{name} of {type(callback).__name__} {number}", thing)
         ends = [trainer.max_steps] if trainer.max_steps >= 0 else []
         ends += [trainer.max_epochs * loader.steps_per_epoch] if (trainer.max_epochs or -1) >= 0 else []
-        self._batches = _LightningBatches(self, loader, dataloader.batch_size, place, min(ends, default=_ENDLESS))
+        until = max(0, min(ends, default=_ENDLESS) - behind)
+        self._batches = _LightningBatches(self, loader, dataloader.batch_size, place, until)
         return self._batches
 
     def _loader(self, given: DataLoader[Any], accumulated: int) -> elastrain.DataLoader:
@@ -225,6 +226,10 @@ class ElastrainStrategy(SingleDeviceStrategy):
         self.precision_plugin.post_backward(closure_loss, self.lightning_module)
         return closure_loss
 
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load what the checkpoint was when the first member of the job has read it."""
+        return super().load_checkpoint(kept_checkpoint(checkpoint_path), *args, **kwargs)  # type: ignore[no-any-return]
+
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """Return nothing: `save_checkpoint` asks for the state, on the member that writes."""
         return {}
@@ -285,7 +290,8 @@ class _LightningBatches:
         return self._epoch_batches
 
     def __iter__(self) -> Iterator[GlobalBatch]:
-        at = 0
+        at = 0 if self._place.is_news else self._place.batch  # a checkpoint may stand in an epoch, and in a step
+        self._is_fresh &= at % self._of_step == 0
         while at < self._epoch_batches:
             if at % self._of_step == 0:
                 self._begin()
@@ -299,6 +305,7 @@ class _LightningBatches:
     def _begin(self) -> None:
         """Begin the next step, unless it was begun by joining the job."""
         if not self._is_fresh:
+            self._strategy._lines.flush()
             self._place.note()
             self.step = next(self._steps, None)
         self._is_fresh = False
@@ -314,6 +321,7 @@ class _LightningBatches:
 
     def end(self) -> None:
         """Wait for the other members behind the last step. Leave the loop if Lightning stops earlier."""
+        self._strategy._lines.flush()
         steps, self._steps = self._steps, iter(())
         if self.step is not None and self.step.number + 1 < self._until:
             steps.close()  # type: ignore[attr-defined] # it is a generator
@@ -328,7 +336,9 @@ class _End(Callback):
         self._strategy = strategy
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave the job's loop."""
+        """Write the checkpoints that come now, while the members have the state, and leave the job's loop."""
+        for callback in trainer.checkpoint_callbacks:
+            callback.on_train_end(trainer, pl_module)
         self._strategy.end()
 
 

@@ -54,7 +54,6 @@ def _of_module(module: Any) -> Iterator[str]:
 
 def _of_trainer(trainer: Any) -> Iterator[str]:
     precision = trainer.precision_plugin
-    fit = trainer.fit_loop
     refused = {
         f"accelerator={type(trainer.accelerator).__name__}": (
             not isinstance(trainer.accelerator, CPUAccelerator),
@@ -83,10 +82,6 @@ def _of_trainer(trainer: Any) -> Iterator[str]:
         "a val_check_interval in time": (
             trainer._val_check_time_interval is not None,
             "members' clocks differ, and all validate after the same step: count batches",
-        ),
-        "fit(ckpt_path=…)": (
-            trainer.ckpt_path is not None or fit.restarting,
-            "its counts are not the job's: start `elastrain run --checkpoint-dir DIR`, and go on with --resume",
         ),
     }
     for name, (is_used, instead) in refused.items():

@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 
+from elastrain.errors import ConfigError
+
 _FX = "training_step"
+_SAVED = ("_last_global_step_saved", "_last_checkpoint_saved")
+"""Fields of a ModelCheckpoint that decide what it writes, and that are not in its state."""
 
 
 class LoopPlace:
@@ -16,8 +20,8 @@ class LoopPlace:
     The state is noted at one moment, because Lightning's counts go on while the step is under way.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, behind: int) -> None:
+        self._trainer, self._behind = trainer, behind
         self._state: dict[str, Any] = {}
         self.is_news = False
         """True if the state came from another member, or from a checkpoint, and the loop has not taken it yet."""
@@ -40,6 +44,10 @@ class LoopPlace:
             {
                 "counts": {name: progress.state_dict() for name, progress in self._counts().items()},
                 "stepped": loop._batches_that_stepped,
+                "behind": self._behind,
+                "saved": [
+                    {name: getattr(each, name) for name in _SAVED} for each in self._trainer.checkpoint_callbacks
+                ],
                 "callbacks": {callback.state_key: callback.state_dict() for callback in self._trainer.callbacks},
                 "metrics": dict(connector._callback_metrics),
                 "sums": [_sum_of(metric) for metric in loop._results.values() if _is_carried(metric)],
@@ -50,6 +58,12 @@ class LoopPlace:
         """Put the loop where the noted state is."""
         loop, connector = self._trainer.fit_loop.epoch_loop, self._trainer._logger_connector
         state = copy.deepcopy(self._state)
+        if state["behind"] != self._behind:
+            raise ConfigError(
+                f"the job has begun behind step {state['behind']}, and this member has found a checkpoint of step "
+                f"{self._behind}: give fit(ckpt_path=…) the path of a file, which all members find"
+            )
+        self._forget_restart(self._trainer.fit_loop)
         for name, progress in self._counts().items():
             progress.load_state_dict(state["counts"][name])
         loop._batches_that_stepped = state["stepped"]
@@ -59,10 +73,19 @@ class LoopPlace:
                 vars(callback).update(
                     {name: kept[name] for name in kept if name in vars(callback)}
                 )  # it leaves some out
+        for callback, kept in zip(self._trainer.checkpoint_callbacks, state["saved"], strict=True):
+            vars(callback).update(kept)
         connector._callback_metrics.update(state["metrics"])
         for each in state["sums"]:
             self._put_sum(loop._results, each)
             connector._current_fx = _FX  # or the first log of the step would begin the epoch's sums anew
+
+    def _forget_restart(self, loop: Any) -> None:
+        """Let the loop go on from the job's place, and not from that of a checkpoint that this member has loaded."""
+        loop._restarting = loop._loaded_from_state_dict = False
+        for inner in vars(loop).values():
+            if hasattr(inner, "_loaded_from_state_dict"):
+                self._forget_restart(inner)
 
     @property
     def batch(self) -> int:

@@ -19,16 +19,22 @@ class Trackers:
         self.loggers = wanted
         self._folder = Path(folder or ".")
         self._held: list[Mapping[str, Any]] = []
+        self._is_named = False
 
-    def begin(self, job: Job, project: str, config: Any, options: Mapping[str, Any] | None) -> None:
-        """Give the job its loggers."""
+    def name(self, project: str, config: Any, options: Mapping[str, Any] | None) -> None:
+        """Make the loggers that the script has named."""
         of_wandb = {"config": config, **(options or {}).get("wandb", {})}
         made: dict[str, Callable[[], Any]] = {
             "tensorboard": lambda: elastrain.TensorBoard(self._folder / project),
             "wandb": lambda: elastrain.Wandb(project, dir=self._folder, **of_wandb),
         }
         self.loggers = [made[each]() if isinstance(each, str) else each for each in self.loggers]
-        job.loggers(*self.loggers)
+        self._is_named = True
+
+    def begin(self, job: Job, behind: int) -> None:
+        """Give the job its loggers, behind the steps of the script's own checkpoint."""
+        if self._is_named:
+            job.loggers(*self.loggers, behind=behind)
 
     def log(self, job: Job, loop: ScriptLoop, values: Mapping[str, Any]) -> None:
         """Log the values, or hold them until the step is committed. Raises ConfigError in the middle of a step."""

@@ -22,6 +22,7 @@ class CarriedState:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._told: tuple[int, frozenset[str]] = (0, frozenset())
         self._saved: list[int] = []
         """Steps behind which a checkpoint was written."""
 
@@ -31,6 +32,13 @@ class CarriedState:
         self._saved.append(state.global_step)
         if state.best_global_step in self._saved:
             state.best_model_checkpoint = os.path.join(folder, f"checkpoint-{state.best_global_step}")
+
+    def without_told(self, line: dict[str, float]) -> dict[str, float]:
+        """Return the values of a line that this step has not logged yet, such as the epoch."""
+        step, told = self._trainer.state.global_step, self._told[1]
+        told = told if self._told[0] == step else frozenset()
+        self._told = (step, told | line.keys())
+        return {name: value for name, value in line.items() if name not in told}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is equal on all members, as plain data."""

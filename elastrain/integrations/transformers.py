@@ -16,7 +16,7 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 import elastrain
 from elastrain.errors import ConfigError
-from elastrain.integrations.adapter import claim, current_device, require
+from elastrain.integrations.adapter import claim, current_device, kept_checkpoint, require
 from elastrain.integrations.process_state import (
     LONG_WORK_TIMEOUT_S,
     know_elastrain,
@@ -81,13 +81,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
         if given.device.type != "cpu":
             given.__dict__["_setup_devices"] = current_device()
             given._n_gpu = 1
-        loggers = _loggers(given)
+        self._loggers = _loggers(given)
         super().__init__(*args, **kwargs)
         # The job has a bar of its own, which goes on when the main member is lost.
         self.remove_callback(transformers.ProgressCallback)
         self.add_callback(transformers.PrinterCallback)
-        self.job.loggers(*loggers)
-        self._has_loggers = bool(loggers)
         self._step: Step | None = None
         self._carried = CarriedState(self)
 
@@ -108,6 +106,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
             raise ConfigError("a job trains one model: search for hyperparameters with transformers.Trainer")
         if resume_from_checkpoint is True:
             resume_from_checkpoint = agreed_checkpoint(self.args.output_dir)
+        if isinstance(resume_from_checkpoint, str | os.PathLike):
+            resume_from_checkpoint = kept_checkpoint(resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _inner_training_loop(
@@ -163,6 +163,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
         self.model_wrapped = model = self.accelerator.prepare_model(self.model)
         settle_config(self.model)
         norm = self.args.max_grad_norm or None
+        self.job.loggers(*self._loggers, behind=self.state.global_step + 1)  # it counts the steps that are done
         self.job.register("trainer", self._carried)
         self.job.prepare(model, self.optimizer, loader, max_grad_norm=norm)
         if self.job.is_main:
@@ -279,10 +280,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
                 super()._save_checkpoint(model, trial)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log as `transformers.Trainer.log` does, and write the line once for the whole job."""
+        """Log as `transformers.Trainer.log` does, and write each value of a step once for the whole job."""
         super().log(logs, start_time)
-        if self._has_loggers and self._step is not None:
-            self.job.log(logs)
+        if self._loggers and self._step is not None:
+            line = transformers.integrations.integration_utils.rewrite_logs(logs)
+            self.job.log(self._carried.without_told(line))
 
 
 class _EpochBatches:
@@ -323,8 +325,7 @@ def _loggers(args: Any) -> Sequence[Any]:
             found.append(elastrain.TensorBoard(place))
         elif name == "wandb":
             project = os.environ.get("WANDB_PROJECT") or getattr(args, "project", None) or "huggingface"
-            mode = os.environ.get("WANDB_MODE", "online")
-            found.append(elastrain.Wandb(project, mode=mode, dir=args.output_dir, name=args.run_name))
+            found.append(elastrain.Wandb(project, dir=args.output_dir, name=args.run_name))
         elif name != "none":
             raise ConfigError(
                 f"report_to={name!r} cannot go on when the member that writes is lost: choose tensorboard, wandb or "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,7 +73,7 @@ class JobLines:
         self._is_writer: Callable[[], bool] = lambda: False
         self._stretch: Callable[[str, float], AbstractContextManager[None]] = lambda name, timeout_s: nullcontext()
 
-    def loggers(self, *loggers: Logger) -> None:
+    def loggers(self, *loggers: Logger, behind: int = 0) -> None:
         """Name the loggers that `job.log` writes to, alike on all members, before the loop.
 
         One member writes. If it is lost, another member goes on, without a missing or a repeated line. All nodes need
@@ -81,9 +82,13 @@ class JobLines:
 
         Args:
             loggers: `elastrain.Jsonl`, `elastrain.TensorBoard`, `elastrain.Wandb`, or objects with their methods.
+            behind: Steps that the script's own checkpoint stands behind, if it begins from one. Lines of the job's
+                first step have this number in the files, so that they follow those of the run before.
         """
         if self._logs is not None:
             raise ConfigError("job.loggers(…) was called before: name all loggers in one call")
+        if not isinstance(behind, int) or isinstance(behind, bool) or behind < 0:
+            raise ConfigError(f"behind of job.loggers(…) is a whole number of steps from 0 on; got {behind!r}")
         for logger in loggers:
             lacking = [name for name in ("begin", "cut", "write") if not callable(getattr(logger, name, None))]
             if lacking or isinstance(logger, type):
@@ -91,7 +96,7 @@ class JobLines:
                     f"job.loggers(…) takes objects such as elastrain.Jsonl('log.jsonl'); got {logger!r:.80}, which has "
                     f"no methods begin, cut and write"
                 )
-        self._logs = [_Log(logger, self._me, self._clock) for logger in loggers]
+        self._logs = [_Log(_Shifted(logger, behind) if behind else logger, self._me, self._clock) for logger in loggers]
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Write one line: values of the step that was just committed. Call it alike on all members.
@@ -144,6 +149,28 @@ class JobLines:
         """Write the last lines at the end of the loop, also those of a logger that failed a moment ago."""
         self._bar.end()
         self.write(at_end=True)
+
+
+class _Shifted:
+    """A logger whose files have the steps of an earlier run in front of those of this job."""
+
+    def __init__(self, logger: Logger, behind: int) -> None:
+        self._logger, self._behind = logger, behind
+
+    def __str__(self) -> str:
+        return str(self._logger)
+
+    def begin(self, run: str) -> int:
+        """Open the files, and return the job's own number of the step of their last line."""
+        return max(self._logger.begin(run) - self._behind, -1)
+
+    def cut(self, step: int) -> None:
+        """Remove all lines of later steps."""
+        self._logger.cut(step + self._behind)
+
+    def write(self, lines: Sequence[Line]) -> None:
+        """Append lines."""
+        self._logger.write([replace(line, step=line.step + self._behind) for line in lines])
 
 
 class _Log:

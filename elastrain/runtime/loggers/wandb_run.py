@@ -30,7 +30,7 @@ class Wandb:
 
     Args:
         project: Name of the project.
-        mode: "online", "offline" or "disabled", as in `wandb.init`.
+        mode: "online", "offline" or "disabled", as in `wandb.init`. Default: the variable WANDB_MODE, or "online".
         dir: Folder in which wandb makes its folder `wandb`. Members on several nodes need to reach the same one.
         options: Other arguments of `wandb.init`, such as `name`, `entity`, `group`, `tags` and `config`.
     """
@@ -39,13 +39,14 @@ class Wandb:
         self,
         project: str,
         *,
-        mode: str = "online",
+        mode: str | None = None,
         dir: str | os.PathLike[str] = ".",  # noqa: A002 - wandb's own name
         **options: Any,
     ) -> None:
         check_installed("Wandb", "wandb")
+        mode = mode or os.environ.get("WANDB_MODE") or "online"
         if mode not in _MODES:
-            raise ConfigError(f"elastrain.Wandb(mode=…) takes one of {', '.join(_MODES)}; got {mode!r}")
+            raise ConfigError(f"elastrain.Wandb(mode=…), or WANDB_MODE, takes one of {', '.join(_MODES)}; got {mode!r}")
         taken = sorted({"id", "resume", "settings", "reinit"} & options.keys())
         if taken:
             raise ConfigError(f"elastrain.Wandb(…) chooses {' and '.join(taken)} itself: leave it out")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +22,13 @@ pytest.importorskip("lightning", reason="the group integrations is not installed
 SCRIPT = SCRIPTS / "lightning_training.py"
 
 
-@functools.cache
 def alone(*arguments: str) -> tuple[list[str], list[str]]:
     """Lines that callbacks saw without a launcher, and the files that were kept."""
+    return seen(folder_alone(*arguments))
 
+
+@functools.cache
+def folder_alone(*arguments: str) -> Path:
     def make(folder: Path) -> None:
         command = [sys.executable, str(SCRIPT), "--folder", str(folder), *arguments]
         done = subprocess.run(
@@ -29,7 +36,18 @@ def alone(*arguments: str) -> tuple[list[str], list[str]]:
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    return seen(once(f"lightning {arguments}", make))
+    return once(f"lightning {arguments}", make)
+
+
+def logged(folder: Path) -> tuple[list[dict[str, Any]], dict[str, list[tuple[int, float]]]]:
+    """Rows of metrics.csv, and steps and values of each scalar in the event files, as their own readers find them."""
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    place = folder / "logs" / "of-a-test"
+    read = accumulators.EventAccumulator(str(place)).Reload()
+    scalars = {name: [(e.step, e.value) for e in read.Scalars(name)] for name in read.Tags()["scalars"]}
+    scalars.pop("hp_metric", None)
+    with (place / "metrics.csv").open() as file:
+        return [{n: v for n, v in row.items() if n != "hp_metric"} for row in csv.DictReader(file)], scalars
 
 
 def seen(folder: Path, member: str = "*") -> tuple[list[str], list[str]]:
@@ -78,3 +96,32 @@ def test_rank_0_dies_three_times(tmp_path: Path, phases: tuple[str, ...]) -> Non
     assert done.exit_code == 0, done.output
     assert len(done.phases_struck()) == 3, done.phases_struck()
     assert seen(tmp_path, "m3") == alone()
+
+
+def test_files_of_loggers_have_each_step_once_whichever_member_wrote(tmp_path: Path) -> None:
+    faults = [f"kill --target member:m{at} --at step={(2, 7)[at]},phase=publish" for at in range(2)]
+    done = run(tmp_path, *faults, more=("--log",), workers=4)
+    assert done.exit_code == 0, done.output
+    assert len(done.phases_struck()) == 2, done.phases_struck()
+    rows, scalars = logged(tmp_path)
+    assert [int(row["step"]) for row in rows] == list(range(12))
+    assert [step for step, _ in scalars["train_step"]] == list(range(12)) and len(scalars["val"]) == 8
+    assert (rows, scalars) == logged(folder_alone("--log"))
+
+
+def test_a_run_goes_on_from_its_own_checkpoint_though_it_replaces_the_file(tmp_path: Path) -> None:
+    """A member that joins later finds a newer file, and begins where the others have begun."""
+    first, *_ = sorted((folder_alone("--epochs", "2") / "kept").glob("epoch=*"))
+    (done_steps,) = re.findall(r"step=(\d+)", first.name)
+    more = ("--log", "--epochs", "8")
+    wanted, _ = alone("--go-on", str(first), *more)
+    assert wanted[0].startswith(f"step {int(done_steps) + 1} ") and wanted[-1].startswith("end 24 ")
+    (tmp_path / "kept").mkdir()
+    given = shutil.copy(first, tmp_path / "kept" / "last.ckpt")
+    faults = ("kill --target member:m0 --at step=5,phase=backward",)
+    done = run(tmp_path, *faults, more=("--go-on", str(given), *more), slow_until="m3")
+    assert done.exit_code == 0, done.output
+    joined, _ = seen(tmp_path, "m3")
+    assert set(done.digests) == {"m1", "m2", "m3"} and len(joined) > 3
+    assert joined == wanted[-len(joined) :] and seen(tmp_path, "m1")[0] == wanted
+    assert logged(tmp_path) == logged(folder_alone("--go-on", str(first), *more))

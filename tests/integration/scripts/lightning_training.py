@@ -87,6 +87,8 @@ def main() -> None:
     parser.add_argument("--sgd", action="store_true", help="without the rounding of AdamW, which depends on its pieces")
     parser.add_argument("--clip", type=float)
     parser.add_argument("--accumulate", type=int, default=4)
+    parser.add_argument("--log", action="store_true", help="write metrics.csv and event files")
+    parser.add_argument("--go-on", type=Path, help="checkpoint to begin from")
     args = parser.parse_args()
     torch.set_num_threads(1)
     lightning.seed_everything(5)
@@ -104,6 +106,7 @@ def main() -> None:
     )
     if args.ema:
         callbacks.append(lightning.callbacks.EMAWeightAveraging(decay=0.8))
+    loggers = (lightning.loggers.CSVLogger, lightning.loggers.TensorBoardLogger)
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=1,
@@ -112,14 +115,17 @@ def main() -> None:
         val_check_interval=6,
         gradient_clip_val=args.clip,
         callbacks=callbacks,
-        logger=False,
+        logger=[kind(args.folder, "logs", "of-a-test") for kind in loggers] if args.log else False,
+        log_every_n_steps=1,
         enable_progress_bar=False,
         enable_model_summary=False,
         **options,
     )
-    train = DataLoader(Samples(), batch_size=4, shuffle=False, drop_last=True)
     model = Model(args.slow_while, args.sgd)
-    trainer.fit(model, train, DataLoader(Samples(), batch_size=13))
+    if args.log:
+        model.save_hyperparameters({"slow": False})
+    train = DataLoader(Samples(), batch_size=4, shuffle=False, drop_last=True)
+    trainer.fit(model, train, DataLoader(Samples(), batch_size=13), ckpt_path=args.go_on)
     sys.stderr.write(f"digest {digest(model)}\n")
 
 

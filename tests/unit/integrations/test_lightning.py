@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ lightning: Any = pytest.importorskip("lightning.pytorch", reason="the group inte
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402 - lightning is there now
 
 from elastrain.errors import ConfigError  # noqa: E402 - lightning is there now
-from elastrain.integrations.lightning_figures import captured, log_sums  # noqa: E402 - lightning is there now
+from elastrain.integrations.lightning_figures import CsvFile, StepLines, captured, log_sums  # noqa: E402 - lightning is there now
 from elastrain.integrations.lightning_limits import check_loader, check_trainer, one_optimizer  # noqa: E402 - lightning is there now
+from elastrain.job.log_book import Line  # noqa: E402 - lightning is there now
 
 QUIET = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
 
@@ -147,3 +150,75 @@ def test_what_cannot_be_folded_is_refused(value: Any, options: dict[str, Any]) -
     model: Any = Logged()
     with captured(model, FakeStep()), pytest.raises(ConfigError, match=r"self.log\('loss', …\) in training_step takes"):  # type: ignore[arg-type] # a fake
         model.log("loss", value, **options)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_csv_file_loses_the_lines_of_another_run_and_those_that_are_not_sure(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("loss,step\n0.5,0\n0.4,1\n0.3,2\n")
+    file = CsvFile(str(tmp_path))
+    assert file.begin("run") == -1, "these lines are of another run"
+    file.cut(1)
+    file.write([Line(2, {"loss": 0.25})])
+    file.write([Line(3, {"loss": 0.2, "val": 0.1})])
+    with path.open("a") as text:
+        text.write("0.1")  # a line that was being written
+    heir = CsvFile(str(tmp_path))
+    assert heir.begin("run") == 3
+    heir.cut(2)
+    heir.write([Line(3, {"loss": 0.2, "val": 0.1}), Line(4, {"loss": 0.1})])
+    found = [(row["step"], row["loss"], row["val"]) for row in rows(path)]
+    assert found == [("0", "0.5", ""), ("1", "0.4", ""), ("2", "0.25", ""), ("3", "0.2", "0.1"), ("4", "0.1", "")]
+
+
+class JobStub:
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+        self.behind, self.lines = -1, list[dict[str, Any]]()
+
+    def loggers(self, *loggers: Any, behind: int) -> None:
+        self.given, self.behind = list(loggers), behind
+
+    def log(self, values: dict[str, Any]) -> None:
+        self.lines.append(values)
+
+
+def test_what_a_step_logs_is_one_line_of_the_job(tmp_path: Path) -> None:
+    ours = [kind(tmp_path, "logs", "v") for kind in (lightning.loggers.CSVLogger, lightning.loggers.TensorBoardLogger)]
+    job = JobStub()
+    lines = StepLines(job, ours)  # type: ignore[arg-type]
+    lines.begin(7)
+    assert [type(each).__name__ for each in job.given] == ["CsvFile", "TensorBoard"] and job.behind == 7
+    lines.flush()
+    for metrics in ({"lr": 0.1}, {"loss": 2.0, "epoch": 0}, {"val": 1.0, "epoch": 0}):
+        for logger in ours:
+            logger.log_metrics(metrics, 0)
+            logger.save()
+    lines.flush()
+    lines.flush()
+    assert job.lines == [{"lr": 0.1, "loss": 2.0, "epoch": 0, "val": 1.0}]
+    assert not (tmp_path / "logs" / "v" / "metrics.csv").exists()
+
+
+def test_a_wandb_logger_is_one_run_with_the_hyperparameters(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    job, logger = JobStub(), lightning.loggers.WandbLogger("name", tmp_path, offline=True, project="p")
+    lines = StepLines(job, [logger])  # type: ignore[arg-type]
+    logger.log_hyperparams({"lr": 0.1})
+    lines.begin(0)
+    assert [str(each) for each in job.given] == ["wandb project p"]
+    assert job.given[0]._options == {"config": {"lr": 0.1}, "name": "name"} and job.given[0]._mode == "offline"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"prefix": "a"}, "leave it out"), ({"project": "p", "id": "x"}, "chooses id itself")]
+)
+def test_names_of_a_logger_that_a_job_cannot_keep_are_refused(options: dict[str, Any], words: str) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    lines = StepLines(JobStub(), [lightning.loggers.WandbLogger(**options)])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=words):
+        lines.begin(0)

@@ -167,3 +167,27 @@ def test_a_disk_that_stays_full_to_the_end_is_said_at_the_end(capfd: pytest.Capt
     after(lines, 0, loss=0.0)
     lines.end()
     assert "memory lacks the last lines of the job (OSError: [Errno 28]" in capfd.readouterr().err
+
+
+def test_lines_of_a_script_that_goes_on_from_its_own_checkpoint_follow_those_of_the_run_before() -> None:
+    memory = Memory()
+    memory.lines = [(step, {"loss": float(step)}) for step in range(5)]  # of another run: `begin` knows none of them
+    memory.begin = lambda run: max((step for step, values in memory.lines if "new" in values), default=-1)  # type: ignore[method-assign]
+    lines = JobLines("run", "m0")
+    lines.loggers(memory, behind=4)  # the checkpoint was written before step 4, which is computed again
+    lines.join(10, lambda: True, lambda name, timeout_s: nullcontext())
+    for number in range(3):
+        after(lines, number, new=number)
+    assert [step for step, _ in memory.lines] == list(range(7))
+    heir = JobLines("run", "m1")
+    heir.loggers(memory, behind=4)
+    heir.book.load(lines.book.state())
+    heir.join(10, lambda: True, lambda name, timeout_s: nullcontext())
+    after(heir, 3, new=3)
+    assert [step for step, _ in memory.lines] == list(range(8))
+
+
+@pytest.mark.parametrize("behind", [-1, 2.0, True])
+def test_a_place_behind_which_no_lines_can_be_is_refused(behind: Any) -> None:
+    with pytest.raises(ConfigError, match=r"behind of job.loggers\(…\) is a whole number of steps from 0 on; got"):
+        JobLines("run", "m0").loggers(Memory(), behind=behind)

@@ -98,3 +98,13 @@ def test_a_server_that_is_away_is_said_and_the_lines_are_kept_offline(
     assert "wandb project p: the server is away (timed out); `wandb sync` sends what is in" in capfd.readouterr().err
     assert os.listdir(tmp_path) == ["wandb"]
     logger._run.finish()
+
+
+def test_the_mode_is_that_of_the_environment_unless_the_script_says_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert Wandb("p", dir=tmp_path).begin("run") == -1 and not any(tmp_path.iterdir())
+    monkeypatch.setenv("WANDB_MODE", "dryrun")
+    with pytest.raises(ConfigError, match="or WANDB_MODE, takes one of online, offline, disabled; got 'dryrun'"):
+        Wandb("p", dir=tmp_path)
