@@ -1,6 +1,6 @@
-"""Experiment about what people's scripts keep on the way to elastrain. So far: an evaluation that four members share.
+"""Experiment about what people's scripts keep on the way to elastrain.
 
-python -m experiments.adoption.run [--quick] [--record]
+python -m experiments.adoption.run [--quick] [--only PART …] [--record]
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from experiments.adoption.five import FIVE, program_figures
 from experiments.harness import Reach, add_record_flag, record, report
 from experiments.jobs import Script, alone, elastic, finish, unwind_on_sigterm
 
@@ -24,7 +26,22 @@ SCRIPT = Path(__file__).with_name("evaluating.py")
 REACHES = {
     "evaluation_speedup": Reach(limit=0.85 * CORES, at_least=True),
     "evaluation_equal": Reach(limit=1, at_least=True),
+    "state_dict_ratio": Reach(limit=1.5),
+    "step_slowed": Reach(limit=1.02),
 }
+SAVING, SAVERS = Path(__file__).with_name("saving.py"), 2
+PARTS = ("evaluation", "checkpoint", *(program.name for program in FIVE))
+
+
+def reaches(parts: Sequence[str]) -> dict[str, Reach]:
+    """Return what the figures of some parts have to reach."""
+    found = {key: reach for key, reach in REACHES.items() if ("evaluation" if "eval" in key else "checkpoint") in parts}
+    for program in FIVE:
+        limits = {"changed_lines": program.lines, "log_gaps": 0, "log_repeats": 0, "given_up": 0}
+        if program.name in parts:
+            found |= {f"{program.name}_{key}": Reach(limit=limit) for key, limit in limits.items()}
+            found[f"{program.name}_digest_equal"] = Reach(limit=1, at_least=True)
+    return found
 
 
 def told(output: str) -> tuple[float, set[str], set[str]]:
@@ -55,20 +72,53 @@ def evaluation(folder: Path, *, rounds: int) -> dict[str, Any]:
     }
 
 
+def checkpoint(folder: Path, *, rounds: int) -> dict[str, Any]:
+    """Return the figures of checkpoints that the script writes, against those of plain training.
+
+    The time of a step is that on a member that does not save, while the main member saves, against all other steps.
+    """
+    plain_s, saved_s, gathered_s, slowed = [], [], [], []
+    for number in range(rounds):
+        place = folder / f"plain-{number}"
+        with alone(place, Script(path=SAVING, args=("--plain", "--path", str(place / "file")))) as process:
+            output = finish(process, place, timeout_s=TIMEOUT_S)
+        plain_s.append(min(float(each) for each in re.findall(r"saved ([\d.]+)", output)))
+        place = folder / f"job-{number}"
+        with elastic(place, Script(path=SAVING, args=("--path", str(place / "file"))), members=SAVERS) as process:
+            output = finish(process, place, timeout_s=TIMEOUT_S)
+        saves = re.findall(r"saved ([\d.]+) ([\d.]+)", output)
+        saved_s.append(min(float(whole) for whole, _ in saves))
+        gathered_s.append(min(float(gathered) for _, gathered in saves))
+        steps = {kind: [float(s) for s in re.findall(rf"step ([\d.]+) {kind}", output)] for kind in ("saved", "plain")}
+        slowed.append(median(steps["saved"]) / median(steps["plain"]))
+    figures = {"plain_save_s": median(plain_s), "job_save_s": median(saved_s), "job_state_dict_s": median(gathered_s)}
+    return figures | {"state_dict_ratio": median(saved_s) / median(plain_s), "step_slowed": median(slowed)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.adoption.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round instead of five")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}"
+    )
     add_record_flag(parser)
     options = parser.parse_args()
     unwind_on_sigterm()
     folder = Path(tempfile.mkdtemp(prefix="adoption-"))
     try:
-        found = evaluation(folder, rounds=1 if options.quick else 5)
+        found: dict[str, Any] = {}
+        rounds = 1 if options.quick else 5
+        for part, measure in (("evaluation", evaluation), ("checkpoint", checkpoint)):
+            found |= measure(folder, rounds=rounds) if part in options.only else {}
+        for program in FIVE:
+            if program.name in options.only:
+                told = program_figures(program, folder)
+                found |= {f"{program.name}_{key}": value for key, value in told.items()}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if options.record:
-        record("adoption", found, quick=options.quick, settings={"members": MEMBERS})
-    sys.exit(0 if report(found, REACHES) else 1)
+        record("adoption", found, quick=options.quick, settings={"members": MEMBERS, "parts": list(options.only)})
+    sys.exit(0 if report(found, reaches(options.only)) else 1)
 
 
 if __name__ == "__main__":
