@@ -41,7 +41,7 @@ from elastrain.launcher.nodes.door import DiskDoor, listen_abstract, open_door, 
 from elastrain.launcher.nodes.peer_agents import AgentPort, ClusterAccess, PeerAgents
 from elastrain.launcher.shared import rundir
 from elastrain.launcher.shared.job_values import End, JobConfig
-from elastrain.launcher.shared.operator_messages import Answer, AskFault, Request
+from elastrain.launcher.shared.operator_messages import Answer, AskFault, AskStop, Request
 from elastrain.launcher.shared.process_environment import StopSignals
 from elastrain.launcher.shared.rundir import EventLog, RunDir
 from elastrain.launcher.store.lone_registry import LoneRegistry
@@ -113,7 +113,14 @@ class Agent:
             self._open.callback(self._leave_nothing)
             self._take_signals()
             self._open_up()
-            self._log.write("start", job=self._config.job, workers=settings.workers, pid=os.getpid(), **self._life())
+            self._log.write(
+                "start",
+                job=self._config.job,
+                workers=settings.workers,
+                pid=os.getpid(),
+                logs=str(self._config.logs.folder),
+                **self._life(),
+            )
             if not settings.alone:
                 self._parts.registry.put_record(self._record)
             self._happen(ev.NodeRegistered(record=self._record, settle_s=self._config.settle_s))
@@ -247,6 +254,12 @@ class Agent:
     def _answer(self, request: Request) -> Answer:
         if isinstance(request, AskFault):
             return self._inject(request)
+        if isinstance(request, AskStop):
+            now = time.monotonic()
+            stopping = self._core.stopping
+            sentence, taken, commands = stopping.drain(request.drain, now) if request.drain else stopping.stop_all(now)
+            self._runner.queue.add(commands)
+            return Answer(ok=taken, sentence=sentence)
         return Answer(ok=True, state=self._describe(time.monotonic()))
 
     def _inject(self, request: AskFault) -> Answer:

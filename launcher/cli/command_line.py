@@ -12,12 +12,20 @@ from typing import Annotated, ParamSpec
 import typer
 
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher.cli.commands import chaos, checkpoint, doctor, inject, offload, run, status
+from elastrain.launcher.cli.commands import chaos, checkpoint, doctor, inject, offload, operating, run, status
+from elastrain.launcher.cli.options.grouped import HeadedCommand
 from elastrain.launcher.shared.console import say
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.version import __version__
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+_HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    context_settings=_HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 P = ParamSpec("P")
 
 
@@ -54,11 +62,16 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
 # Short, because the list of commands cuts off a text that is longer than its line.
 app.command(
     "run",
+    cls=HeadedCommand,
     short_help="Run SCRIPT in workers; start again what dies.",
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )(_exits(run.run))
 app.command("status", short_help="Show members, progress, and what happened last.")(_exits(status.status))
 app.command("top", short_help="Show that again and again, until the run ends.")(_exits(status.top))
+app.command("ls", short_help="List the runs, the newest first.")(_exits(operating.list_runs))
+app.command("logs", short_help="Print what members have written into files.")(_exits(operating.logs))
+app.command("drain", short_help="Let a node hand over and leave.")(_exits(operating.drain))
+app.command("stop", short_help="Write a last checkpoint and end all nodes.")(_exits(operating.stop))
 app.command("doctor", short_help="Say what each member of a job will hold.")(_exits(doctor.doctor))
 app.command("chaos", short_help="Strike a job with faults drawn at random.")(_exits(chaos.chaos))
 _free = {"ignore_unknown_options": True}

@@ -15,10 +15,11 @@ from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.failures import Failures, ScriptFailures
 from elastrain.launcher.core.hang_detector import HangDetector
 from elastrain.launcher.core.joins import Joins
+from elastrain.launcher.core.leaving.stopping import Stopping
 from elastrain.launcher.core.peer_changes import PeerChanges
 from elastrain.launcher.core.rendezvous import Parking, Rendezvous
 from elastrain.launcher.core.requested_faults import FaultAnswer, FaultRequests
-from elastrain.launcher.core.shutdown import Shutdown, Stopping
+from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stragglers import Stragglers
 from elastrain.launcher.core.suspicions import Suspicions
 from elastrain.launcher.core.view_changes import ViewChanges
@@ -43,7 +44,7 @@ class Core(ev.AgentPart):
         self.cluster = cluster = Cluster(config)
         self.deadlines = deadlines = dl.Deadlines()
         self.shutdown = shutdown = Shutdown(cluster, deadlines)
-        stopping = Stopping(cluster, deadlines, shutdown)
+        self.stopping = stopping = Stopping(cluster, deadlines, shutdown)
         self.parking = parking = Parking(cluster, deadlines, shutdown)
         self.faults = FaultRequests(cluster, deadlines, faults, choose)
         script = ScriptFailures(cluster, deadlines, shutdown)

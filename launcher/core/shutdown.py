@@ -1,14 +1,14 @@
-"""The end of the job or of this node: comparison of final digests, the decision to end, and stops by a signal."""
+"""The end of the job or of this node: comparison of final digests, and the decision to end."""
 
 from __future__ import annotations
 
 from elastrain.launcher.core.agent_events import AgentPart, EndStands, StopAsked
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.deadlines import Deadlines, DigestsDue, HandOverDue, LeaveDue, TogetherDue
+from elastrain.launcher.core.deadlines import Deadlines, DigestsDue, LeaveDue
 from elastrain.launcher.core.progress import FinalDigests
 from elastrain.launcher.core.worker_table import Course, Stage, Worker
 from elastrain.launcher.shared.job_values import Command, End, Kill, Log, Tell, TellNodes
-from elastrain.launcher.shared.notices import Digested, Ended, LastWritten, Leaving, Left, Over
+from elastrain.launcher.shared.notices import Digested, Ended, Left, Over
 from elastrain.protocol import agent_messages as am
 from elastrain.protocol.handlers import handles
 
@@ -249,94 +249,3 @@ def _reachable(cluster: Cluster) -> list[str]:
     # A node that has left sent its digests before, on the same link. A silent node might never send them.
     there = [m for m in cluster.members if m.node not in away and (m.node, m.incarnation) not in left]
     return [m.id for m in there if cluster.is_alive(m.id)]
-
-
-PREEMPTED = 128 + 15
-"""Exit code of an agent after SIGTERM: its machine is needed elsewhere, or the job is to stop."""
-
-
-class Stopping(AgentPart):
-    """Stops by a signal: members first hand over their state, or write one last checkpoint."""
-
-    def __init__(self, cluster: Cluster, deadlines: Deadlines, shutdown: Shutdown) -> None:
-        self._cluster, self._times = cluster, cluster.config.leave
-        self._deadlines, self._shutdown = deadlines, shutdown
-        self._writes_last = False
-
-    @handles(StopAsked)
-    def on_stop(self, event: StopAsked, now: float) -> list[Command]:
-        """Handle a signal to stop. If others go on, this node leaves between two steps, and no work is lost."""
-        shutdown = self._shutdown
-        is_first = shutdown.end is None and shutdown.leaving is None and not shutdown.finishing
-        may_wait = is_first and self._cluster.progress.begun and bool(self._cluster.unfinished())
-        if may_wait and self._times.last_checkpoint_s:
-            shutdown.begin_to_leave(event)
-            return [TellNodes(message=Leaving()), *self._look_around(now)]
-        if may_wait and event.code == PREEMPTED and self._cluster.others_stay():
-            shutdown.begin_to_leave(event)
-            return [*self._hand_over(now), TellNodes(message=Leaving())]
-        # Other nodes with the same signal need not wait for the end of the step.
-        told = [TellNodes(message=Leaving())] if event.code == PREEMPTED and shutdown.end is None else []
-        return [*told, *shutdown.finish(event.code, event.sentence, everywhere=False)]
-
-    @handles(Leaving)
-    def on_leaving(self, node: str, now: float) -> list[Command]:
-        """Handle a node that leaves. If all nodes leave, the job stops, and there is no node to hand over to."""
-        if node in self._cluster.peers.nodes:
-            self._cluster.peers.nodes[node].begin_to_leave()
-        if self._shutdown.leaving is None or self._writes_last:
-            return []
-        if TogetherDue() in self._deadlines:
-            return [] if self._cluster.others_go_on() else self._write_last(now)
-        if self._cluster.others_stay():
-            return []
-        # State that was not handed over would be missing from the last checkpoint of the others.
-        is_awaited = self._times.last_checkpoint_s and self._cluster.unfinished()
-        return self._write_last(now) if is_awaited else self._shutdown.leave()
-
-    @handles(TogetherDue, HandOverDue)
-    def on_due(self, due: TogetherDue | HandOverDue, now: float) -> list[Command]:
-        """Go on after a wait: other nodes had time to report the same signal, or the members took too long."""
-        assert self._shutdown.leaving is not None
-        is_notice = self._shutdown.leaving.code == PREEMPTED
-        return self._hand_over(now) if is_notice and isinstance(due, TogetherDue) else self._shutdown.leave()
-
-    @handles(am.CheckpointEnded)
-    def on_written(self, message: am.CheckpointEnded) -> list[Command]:
-        """Handle the end of a checkpoint. After the last one, written by a member of this node, the node ends."""
-        commands = self._cluster.checkpoints.on_ended(message)
-        if not message.last or self._shutdown.leaving is None:
-            return commands
-        return [*commands, TellNodes(message=LastWritten()), *self._shutdown.leave()]
-
-    @handles(LastWritten)
-    def on_others_written(self) -> list[Command]:
-        """End this node after a member of another node has written the last checkpoint."""
-        return self._shutdown.leave() if self._writes_last and self._shutdown.leaving is not None else []
-
-    def _look_around(self, now: float) -> list[Command]:
-        """Wait a moment for other nodes to report the same signal: all nodes may be about to stop."""
-        if not self._cluster.others_go_on():
-            return self._write_last(now)
-        self._deadlines.set(TogetherDue(), now + self._times.together_s)
-        return []
-
-    def _write_last(self, now: float) -> list[Command]:
-        assert self._shutdown.leaving is not None
-        self._writes_last = True
-        self._deadlines.drop(TogetherDue())
-        self._deadlines.set(HandOverDue(), now + self._times.last_checkpoint_s)
-        sentence, at_most_s = self._shutdown.leaving.sentence, self._times.last_checkpoint_s
-        say = f"{sentence}: one last checkpoint is written, for which the job waits {at_most_s:g} s at the most"
-        log = Log(event="last_checkpoint", fields={"at_most_s": at_most_s}, say=say)
-        return [log, *(Tell(member=w.id, message=am.WriteLast()) for w in self._cluster.unfinished())]
-
-    def _hand_over(self, now: float) -> list[Command]:
-        assert self._shutdown.leaving is not None
-        mine, sentence = self._cluster.unfinished(), self._shutdown.leaving.sentence
-        self._deadlines.set(HandOverDue(), now + self._times.hand_over_s)
-        members = ", ".join(w.id for w in mine)
-        when = "at the end of a step, once another node has their state; then this one goes"
-        say = f"{sentence}: {members} hand over {when}"
-        log = Log(event="leaving", fields={"members": [w.id for w in mine]}, say=say)
-        return [log, *(Tell(member=w.id, message=am.Drain()) for w in mine)]

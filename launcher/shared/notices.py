@@ -102,6 +102,13 @@ class Leaving(Tagged, frozen=True, kw_only=True):
     """Notice that the sender's node was told to leave, and does so at the end of its members' current step."""
 
 
+class StopNode(Tagged, frozen=True, kw_only=True):
+    """Notice that the operator wants the receiver's node to stop. `code` is that of a signal with the same effect."""
+
+    code: int
+    sentence: str
+
+
 class LastWritten(Tagged, frozen=True, kw_only=True):
     """Notice that the last checkpoint before the job stops is complete or given up. Nodes need not wait for it."""
 
@@ -142,6 +149,7 @@ Notice: TypeAlias = (
     | Ended
     | Digested
     | Leaving
+    | StopNode
     | LastWritten
     | Left
     | Over

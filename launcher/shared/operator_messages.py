@@ -87,6 +87,13 @@ class AskFault(Tagged, frozen=True, kw_only=True):
     """Members that may be lost already. The fault is refused if the job could lose state together with them."""
 
 
+class AskStop(Tagged, frozen=True, kw_only=True):
+    """Request to stop all nodes of the job, or only one of them."""
+
+    drain: str = ""
+    """The node that hands over and leaves, or its only member. "": all nodes stop."""
+
+
 class Answer(Tagged, frozen=True, kw_only=True):
     """Answer to a request. `ok`: it was accepted. `sentence` is for the operator; `state` answers `AskState`."""
 
@@ -95,7 +102,7 @@ class Answer(Tagged, frozen=True, kw_only=True):
     state: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it for each value
 
 
-Request: TypeAlias = AskState | AskFault
+Request: TypeAlias = AskState | AskFault | AskStop
 REQUEST: LineCodec[Request] = LineCodec(Request)
 ANSWER: LineCodec[Answer] = LineCodec(Answer)
 

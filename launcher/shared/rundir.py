@@ -160,14 +160,19 @@ def nodes_of(run: RunDir) -> list[RunDir]:
 def find(run: str | None) -> RunDir:
     """Return the run with this folder or job id, or the newest run if `run` is None. Raises ConfigError."""
     if run is None:
-        folders = [path.parent for path in runs_folder().glob("*/events.jsonl")]
+        folders = newest_first()
         if not folders:
             raise ConfigError(f"there is no run in {runs_folder()}: name the folder that was given as --run-dir")
-        return RunDir(path=max(folders, key=_started_at))
+        return RunDir(path=folders[0])
     for folder in (Path(run), runs_folder() / run):
         if is_file(folder / "events.jsonl"):
             return RunDir(path=folder.absolute())
     raise ConfigError(f"there is no run {run!r}: neither a run's folder nor a job id in {runs_folder()}")
+
+
+def newest_first() -> list[Path]:
+    """Return the folders of all runs that lie where runs lie by default, the newest first."""
+    return sorted((path.parent for path in runs_folder().glob("*/events.jsonl")), key=started_at, reverse=True)
 
 
 def is_file(path: Path) -> bool:
@@ -178,7 +183,7 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def _started_at(folder: Path) -> float:
+def started_at(folder: Path) -> float:
     """Return the wall-clock time of the first event, or 0 if no event can be read."""
     try:
         with (folder / "events.jsonl").open() as lines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -17,6 +17,8 @@ from elastrain.launcher.start.run_options import AUTO, NONE, StartWish
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFlags:
     """Options for writing checkpoints. Without --checkpoint-dir, none are written."""
+
+    heading: ClassVar = "Checkpoints"
 
     checkpoint_dir: Annotated[
         str | None,
@@ -117,6 +119,8 @@ def _absolute(folder: str) -> str:
 @dataclass(frozen=True, kw_only=True)
 class ResumeFlags:
     """Options that choose the checkpoint to start from."""
+
+    heading: ClassVar = "Going on from a checkpoint"
 
     resume: Annotated[
         str,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from typing import Any, TypeVar, get_type_hints
+
+from typer.core import TyperCommand
 
 Group = TypeVar("Group")
 
@@ -29,8 +31,26 @@ def grouped(command: Callable[..., int]) -> Callable[..., int]:
 
     parameters = tuple(inspect.signature(command).parameters)
     flat.__signature__ = inspect.Signature(opened, return_annotation=int)  # type: ignore[attr-defined]  # read by inspect
+    groups = [kind for kind in hints.values() if is_dataclass(kind)]
+    flat.headings = {name: text for group in groups for name, text in _headings(group)}  # type: ignore[attr-defined]
     flat.__annotations__ = {"return": int, **{parameter.name: parameter.annotation for parameter in opened}}
     return flat
+
+
+class HeadedCommand(TyperCommand):
+    """A command whose help has the options of each group under the group's `heading`."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options, in the order of their groups."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            heading = getattr(self.callback, "headings", {}).get(parameter.name, "Other")
+            if (told := parameter.get_help_record(ctx)) is not None:
+                is_option = parameter.param_type_name == "option"
+                sections.setdefault(heading if is_option else "Arguments", []).append(told)
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
 
 _KIND = inspect.Parameter.KEYWORD_ONLY
@@ -45,6 +65,16 @@ def _options(group: Any) -> list[inspect.Parameter]:
         one = inspect.Parameter(field.name, _KIND, default=default, annotation=hint)
         found += _options(hint) if is_dataclass(hint) else [one]
     return found
+
+
+def _headings(group: Any) -> Iterator[tuple[str, str]]:
+    """Yield each option of a group, and of the groups in it, with the `heading` of its group."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        if is_dataclass(hints[field.name]):
+            yield from _headings(hints[field.name])
+        else:
+            yield field.name, getattr(group, "heading", "Options")
 
 
 def _make(group: Callable[..., Group], values: Mapping[str, Any]) -> Group:

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -26,6 +26,8 @@ SECONDS_OF_A_YEAR = 365 * 86_400.0
 @dataclass(frozen=True, kw_only=True)
 class MemoryFlags:
     """Options for the memory limit of each worker, and for the directories that take what exceeds it."""
+
+    heading: ClassVar = "Memory"
 
     memory_limit: Annotated[
         str | None,
@@ -64,6 +66,8 @@ class MemoryFlags:
 @dataclass(frozen=True, kw_only=True)
 class WaitFlags:
     """Options for timeouts, in seconds."""
+
+    heading: ClassVar = "Time limits"
 
     join_timeout: Annotated[
         float,
@@ -134,6 +138,8 @@ class WaitFlags:
 @dataclass(frozen=True, kw_only=True)
 class FaultFlags:
     """Options for fault injection."""
+
+    heading: ClassVar = "Failures on purpose"
 
     inject: Annotated[bool, typer.Option("--inject", help="Arm fault injection: allow `elastrain inject`.")] = False
     faults: Annotated[

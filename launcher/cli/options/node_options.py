@@ -8,7 +8,7 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -25,6 +25,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 @dataclass(frozen=True, kw_only=True)
 class SizeFlags:
     """Options for the number of nodes, workers and restarts."""
+
+    heading: ClassVar = "Size"
 
     standalone: Annotated[bool, typer.Option("--standalone", help="One node, this machine; the default.")] = False
     nnodes: Annotated[
@@ -61,7 +63,7 @@ class SizeFlags:
     def size(self, rendezvous: RendezvousFlags) -> JobSize:
         """Return the checked size of the job. Raises ConfigError."""
         local = self.local_nodes
-        nodes_min, nodes_max = _range(self.nnodes) if local is None else (local, local)
+        nodes_min, nodes_max = node_range(self.nnodes) if local is None else (local, local)
         self._check_together(rendezvous, nodes_max)
         workers = local_world_size(self.nproc_per_node)
         return JobSize(workers=workers, nodes_min=nodes_min, nodes_max=nodes_max, max_restarts=self.max_restarts)
@@ -97,6 +99,8 @@ class SizeFlags:
 @dataclass(frozen=True, kw_only=True)
 class RendezvousFlags:
     """Options for the job's name, and for this node's way to the other nodes."""
+
+    heading: ClassVar = "Nodes"
 
     rdzv_id: Annotated[
         str | None, typer.Option("--rdzv-id", "--rdzv_id", help="The job's name; default: made from the time.")
@@ -140,6 +144,8 @@ class RendezvousFlags:
 class EtcdFlags:
     """Options for TLS and the login to etcd."""
 
+    heading: ClassVar = "Login to etcd"
+
     etcd_ca: Annotated[Path | None, typer.Option("--etcd-ca", help="TLS to etcd: the authority's certificate.")] = None
     etcd_cert: Annotated[Path | None, typer.Option("--etcd-cert", help="This node's certificate for etcd.")] = None
     etcd_key: Annotated[Path | None, typer.Option("--etcd-key", help="Its key.")] = None
@@ -160,14 +166,14 @@ class EtcdFlags:
         )
 
 
-def _range(text: str) -> tuple[int, int]:
+def node_range(text: str, option: str = "--nnodes") -> tuple[int, int]:
     """Return the minimum and maximum of torchrun's --nnodes: N, or MIN:MAX. Raises ConfigError."""
     found = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", text)
     if not found:
-        raise ConfigError(f"--nnodes {text!r}: write N, or MIN:MAX")
+        raise ConfigError(f"{option} {text!r}: write N, or MIN:MAX")
     least, most = int(found[1]), int(found[2] or found[1])
     if not 1 <= least <= most:
-        raise ConfigError(f"--nnodes {text}: MIN must be 1 or more, and at most MAX")
+        raise ConfigError(f"{option} {text}: MIN must be 1 or more, and at most MAX")
     return least, most
 
 

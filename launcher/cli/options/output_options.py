@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -27,6 +27,8 @@ def _folder(text: str) -> Path:
 @dataclass(frozen=True, kw_only=True)
 class OutputFlags:
     """Options for folders, and for which parts of each worker's output go into files."""
+
+    heading: ClassVar = "Output"
 
     run_dir: Annotated[
         Path | None,
@@ -71,6 +73,8 @@ class OutputFlags:
 @dataclass(frozen=True, kw_only=True)
 class ScriptFlags:
     """Options for the kind of script, and for the workers whose output is shown."""
+
+    heading: ClassVar = "Script"
 
     module: Annotated[bool, typer.Option("-m", "--module", help="The script is a module, as with python -m.")] = False
     no_python: Annotated[

@@ -11,7 +11,7 @@ from elastrain.errors import ElastrainError, StateLostError
 from elastrain.job.placement import Placement
 from elastrain.job.values import Shape
 from elastrain.job.world import View
-from elastrain.launcher.core.shutdown import PREEMPTED
+from elastrain.launcher.core.leaving.stopping import PREEMPTED
 from elastrain.launcher.shared.job_values import End
 from elastrain.launcher.store.job_keys import decode_roster, decode_view
 from elastrain.launcher.store.registry import SharedRegistry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastrain.launcher.core.agent_events import StopAsked
-from elastrain.launcher.core.shutdown import PREEMPTED
+from elastrain.launcher.core.leaving.stopping import PREEMPTED
 from elastrain.protocol.agent_messages import Failed
 from tests.sim.job import schedule as sc
 from tests.sim.job.disk import Disk
