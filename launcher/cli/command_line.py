@@ -12,7 +12,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher.cli.commands import chaos, checkpoint, doctor, inject, offload, operating, run, status
+from elastrain.launcher.cli.commands import chaos, checkpoint, doctor, inject, launch, offload, operating, run, status
 from elastrain.launcher.cli.options.grouped import HeadedCommand
 from elastrain.launcher.shared.console import say
 from elastrain.offload.errors import OffloadConfigError
@@ -95,3 +95,9 @@ checkpoint_app.command("export", short_help="Write files that plain PyTorch read
 )
 checkpoint_app.command("import", short_help="Make a checkpoint of a plain state dict.")(_exits(checkpoint.import_state))
 app.add_typer(checkpoint_app, name="checkpoint")
+
+launch_app = typer.Typer(help="Files that start a job in a cluster.", no_args_is_help=True, rich_markup_mode=None)
+launch_app.command("kubernetes", cls=HeadedCommand, short_help="Write manifests for Kubernetes.")(
+    _exits(launch.kubernetes)
+)
+app.add_typer(launch_app, name="launch")

@@ -77,6 +77,7 @@ CAPABILITIES = {
     "snapshot": "checkpoints",
     "launcher": "agent",
     "launcher.cli": "command line",
+    "launcher.schedulers": "command line",
     "launcher.store": "nodes",
     "launcher.nodes": "nodes",
     "launcher.faults": "faults on request",
