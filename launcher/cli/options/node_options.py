@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import secrets
 import socket
+import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from elastrain.launcher.start.run_options import JobSize, NodeOptions
 from elastrain.launcher.start.starting import address_towards
 from elastrain.launcher.store.etcd_config import EtcdConfig, parse_endpoints
 
+_SIOCGIFADDR = 0x8915
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -118,6 +121,9 @@ class RendezvousFlags:
         str | None,
         typer.Option("--local-addr", "--local_addr", help="This node's address for the others; default: towards etcd."),
     ] = None
+    interface: Annotated[
+        str | None, typer.Option("--interface", help="In place of --local-addr: the network interface with it.")
+    ] = None
     secret_file: Annotated[
         Path | None,
         typer.Option("--secret-file", help="The job's secret, mode 0600, the same on all nodes; made on first use."),
@@ -136,8 +142,14 @@ class RendezvousFlags:
             name=_node_name(self.node_name),
             etcd=etcd,
             secret_file=(self.secret_file or rundir.home() / "secret").absolute(),
-            host=self.local_addr or address_towards(etcd.endpoints[0]),
+            host=self.address() or address_towards(etcd.endpoints[0]),
         )
+
+    def address(self) -> str | None:
+        """Return the address that the user has chosen, or None. Raises ConfigError."""
+        if self.interface is not None and self.local_addr is not None:
+            raise ConfigError("--interface and --local-addr both name this node's address: give one")
+        return self.local_addr if self.interface is None else _address_of(self.interface)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +187,19 @@ def node_range(text: str, option: str = "--nnodes") -> tuple[int, int]:
     if not 1 <= least <= most:
         raise ConfigError(f"{option} {text}: MIN must be 1 or more, and at most MAX")
     return least, most
+
+
+def _address_of(interface: str) -> str:
+    """Return the IPv4 address of a network interface. Raises ConfigError."""
+    names = [name for _, name in socket.if_nameindex()]
+    if interface not in names:
+        raise ConfigError(f"--interface {interface}: there is no such interface here; there are {', '.join(names)}")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+        except OSError:
+            raise ConfigError(f"--interface {interface} has no IPv4 address: name one by --local-addr") from None
+    return socket.inet_ntoa(answer[20:24])
 
 
 def _node_name(given: str | None) -> str:

@@ -49,6 +49,15 @@ def test_a_limit_of_memory_reaches_workers_by_their_environment_and_not_by_the_l
     assert MEMORY_LIMIT not in os.environ
 
 
+def test_an_interface_names_this_nodes_address() -> None:
+    assert RendezvousFlags(interface="lo").address() == "127.0.0.1"
+    assert (RendezvousFlags().address(), RendezvousFlags(local_addr="::1").address()) == (None, "::1")
+    with pytest.raises(ConfigError, match=r"--interface nothing: there is no such interface here; there are .*lo"):
+        RendezvousFlags(interface="nothing").address()
+    with pytest.raises(ConfigError, match="give one"):
+        RendezvousFlags(interface="lo", local_addr="10.0.0.1").address()
+
+
 def test_what_the_launcher_has_inherited_is_left_to_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MEMORY_LIMIT, "1000")
     assert MemoryFlags().limit().environment() == {}
