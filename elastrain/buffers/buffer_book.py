@@ -14,6 +14,7 @@ from elastrain.buffers.folds import Folds
 from elastrain.buffers.port import Arithmetic, CaptureSink, NoSink, State, StateStore, Tensor
 from elastrain.buffers.shard_states import EVER, StateBooks
 from elastrain.buffers.slots import Buffers, GradientSlots
+from elastrain.protocol.evaluation_messages import BatchBoundary
 from elastrain.protocol.messages import (
     Boundary,
     FetchedShard,
@@ -110,6 +111,8 @@ class BufferBook:
                 return p.PartialChecked(step=command.step, block=command.block, is_intact=is_intact)
             case p.TakeBoundary():
                 self.boundaries.put(command.message, command.payload)
+            case p.DropBoundaries():
+                self.boundaries.drop(command.names)
             case p.VoidAttempt():
                 # All results go, also kept gradients: something was wrong, and no member knows how far it has spread.
                 self.boundaries.end_step(command.step)
@@ -235,6 +238,8 @@ class BufferBook:
                 return [packed, kept, *self._arithmetic.pack(self._states.states[message.shard])]
             case Boundary():
                 return list(self.boundaries[message.name].tensors)
+            case BatchBoundary():
+                return list(self.boundaries[message.at].tensors)
             case ShardCopy() | FetchedShard():
                 return self._arithmetic.pack(self._states.states[message.shard])
         return []

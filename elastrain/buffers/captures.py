@@ -6,7 +6,7 @@ steps cannot affect it. Boundary tensors are those that this member has made or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from elastrain import protocol as p
@@ -97,6 +97,11 @@ class Boundaries:
 
     def __getitem__(self, name: BoundaryName) -> KeptBoundary:
         return self._kept[name]
+
+    def drop(self, names: Iterable[BoundaryName]) -> None:
+        """Free these boundary tensors, as far as they are here."""
+        for name in names:
+            self._kept.pop(name, None)
 
     def end_step(self, step: int) -> None:
         """Free the boundary tensors of this step and of older ones."""

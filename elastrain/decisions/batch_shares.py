@@ -6,13 +6,22 @@ more of them, and a lost member leaves few behind.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import heappop
+from typing import NamedTuple
 
 from elastrain.job.figures import FigureSum, written
 
 AHEAD = 2
 """Batches that a member has at a time, so that it need not wait for the next one."""
+
+
+class Hand(NamedTuple):
+    """Batches that a member shall compute, and those of its earlier ones that are over."""
+
+    member: str
+    batches: tuple[int, ...]
+    over: tuple[int, ...]
 
 
 # Handed out and not planned: how long a batch takes is not known before, and members differ in speed.
@@ -28,7 +37,9 @@ class Shares:
         self._problem = ""
         self._todo = list(range(batches))
         self._given: dict[str, set[int]] = {}
-        """Member in this evaluation -> batches that it computes."""
+        """Member in this evaluation -> batches that it computes, or that go through a chain of which it is the head."""
+        self._over: dict[str, list[int]] = {}
+        """Member -> batches of which it has not been told yet that they are over."""
 
     @property
     def problem(self) -> str:
@@ -40,6 +51,7 @@ class Shares:
         # Figures stay, also those of lost members: a batch that is in the sum need not be computed again.
         self.come.clear()
         self._given.clear()
+        self._over.clear()
         self._todo = self._tally.missing()
 
     def join(self, member: str, plan: str) -> None:
@@ -52,13 +64,19 @@ class Shares:
         self.come.add(member)
         self._given.setdefault(member, set())
 
+    def is_in(self, member: str) -> bool:
+        """Return True if the member takes part."""
+        return member in self._given
+
     def stay_out(self, member: str) -> None:
         """Note that this evaluation was before the member's time. It is not waited for."""
         self.come.add(member)
 
     def take(self, member: str, batch: int, figures: str, problem: str) -> None:
         """Take the figures of a batch, or the reason why it failed. A batch counts once, whoever sends it."""
-        self._given.get(member, set()).discard(batch)
+        for taker in [taker for taker, given in self._given.items() if batch in given]:
+            self._given[taker].discard(batch)
+            self._over.setdefault(taker, []).append(batch)
         if problem:
             self._problem = self._problem or problem
         else:
@@ -76,18 +94,23 @@ class Shares:
         lower = [m for m in inside if m in members[: rank + 1]]
         return tuple(lower[-1:] or inside[:1])
 
-    def hand_out(self, takers: Collection[str] | None = None) -> list[tuple[str, tuple[int, ...]]]:
-        """Return the batches that `takers` (None: all members) shall compute besides those that they have."""
+    def hand_out(self, takers: Mapping[str, int] | None = None) -> list[Hand]:
+        """Return the batches that `takers` shall compute besides those that they have.
+
+        Args:
+            takers: Member -> batches that it has at a time, more for the head of a chain; None: all members.
+        """
         # Whatever the other batches come to, the evaluation has failed.
         if self.problem:
             return []
-        takers = sorted(m for m in self._given if takers is None or m in takers)
-        return [(m, batches) for m in takers if (batches := self._more(self._given[m]))]
+        ahead = dict.fromkeys(self._given, AHEAD) if takers is None else takers
+        hands = [(m, self._more(self._given[m], ahead[m])) for m in sorted(self._given) if m in ahead]
+        return [Hand(m, batches, tuple(self._over.pop(m, ()))) for m, batches in hands if batches]
 
-    def _more(self, given: set[int]) -> tuple[int, ...]:
+    def _more(self, given: set[int], ahead: int) -> tuple[int, ...]:
         found: list[int] = []
         # The last batches are handed out one at a time. Otherwise one member would have two, and another one none.
-        while self._todo and len(given) < (AHEAD if len(self._todo) > len(self._given) else 1):
+        while self._todo and len(given) < (ahead if len(self._todo) > len(self._given) else max(1, ahead - 1)):
             batch = heappop(self._todo)
             if not self._tally.has(batch):  # a member of the last view may have had it
                 given.add(batch)

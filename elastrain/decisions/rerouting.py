@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elastrain.job.fold import leaves
 from elastrain.job.values import Recovery, Report, Shape, TracedGraph
@@ -51,7 +51,9 @@ def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, pla
         return Rerouting(
             tasks=_anew(whole), new=whole, resends=(), reason="the step begins by its plan", adopted=before
         )
-    situation = _situation(shape, traced, decision, _replicas(plan, before), told, folded)
+    situation = replace(
+        _situation(shape, traced, decision, _replicas(plan, before), told, folded), newcomers=decision.newcomers
+    )
     decided = redo(situation)
     # A task continues on its member, which keeps what it has read and made.
     living = tuple(progress for report in told.values() for progress in report.tasks)

@@ -13,6 +13,7 @@ from elastrain.job.run_plan import plan
 from elastrain.job.values import Record, Vote
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.parts import Machine
+from elastrain.protocol.evaluation_messages import BlocksAdopted
 from elastrain.protocol.messages import Ack, Publish
 
 
@@ -265,6 +266,15 @@ class Committing(MemberPart):
         wanted = m.custody.primaries.looked()
         self.publish(wanted or {}, m.commit.record)
         return wanted is not None
+
+    @handles(BlocksAdopted)
+    def on_adopted(self, source: str, message: BlocksAdopted) -> None:
+        """Publish what a member needs that has adopted blocks for an evaluation."""
+        m = self._machine
+        if message.name.after == m.commit.step:
+            # Whoever has published them before: a new primary may still wait for them itself.
+            wanted = {source: [s for s in m.replicas.adopt(source, message.places) if s in m.replicas.lent]}
+            self.publish(m.custody.primaries.hold_back(wanted), m.commit.record)
 
     def take_parameters(self, message: Publish, payload: object) -> None:
         """Take published parameters into the model, except for shards that already work on the model's memory."""

@@ -3,66 +3,49 @@
 Each member's loop says that it is in the evaluation. The collector, the first member that is no newcomer, hands out the
 batches, adds their figures and sends the result. In a new view all say it again, with the batches that they have
 computed, so that another collector can go on. A member that has the result answers with it, so that there is only one.
-The only batch of a broadcast goes to the member that is to give its value.
+The only batch of a broadcast goes to the member that is to give its value. With pipelines a batch goes through a chain
+of members, each of which computes its blocks; the collector chooses the chains of each view.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 from elastrain import protocol as p
-from elastrain.decisions.batch_shares import Shares
+from elastrain.decisions.batch_shares import AHEAD, Shares
 from elastrain.job.values import Recovery
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.loop_stages import LoopStages
+from elastrain.member.own_batches import OwnEvaluation, Piece
+from elastrain.member.pipeline.replicas import Replicas
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
+from elastrain.pipeline.forward_chains import Chain
+from elastrain.pipeline.pipeline_plan import BoundaryName
 from elastrain.protocol.evaluation_messages import (
+    BatchBoundary,
     BatchFigures,
+    BlocksAdopted,
     EvaluateBatches,
     EvaluationName,
     EvaluationResult,
     InEvaluation,
     OutsideEvaluation,
 )
-
-
-@dataclass(kw_only=True)
-class _Own:
-    """The evaluation that this member's loop is in."""
-
-    begun: p.EvaluationBegun
-    is_announced: bool = False
-    """True if the members of this view know it."""
-    to_compute: deque[int] = field(default_factory=deque)
-    computing: int | None = None
-    is_void: bool = False
-    """True if what the loop computes now does not count."""
-    done: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Batch -> figures, and the reason if it failed."""
-
-    def begin_view(self) -> None:
-        """Begin anew to ask for batches: the collector may be another one."""
-        self.is_announced = False
-        self.to_compute.clear()
-
-    def void(self) -> None:
-        """Forget all figures: they were computed with wrong parameters."""
-        self.done.clear()
-        self.is_void = self.computing is not None
+from elastrain.protocol.messages import Boundary
 
 
 class Evaluations(MemberPart):
     """Part that owns the evaluation of this member's loop, and what it knows as a collector."""
 
-    def __init__(self, views: Views, commit: Commit, loop: LoopStages, out: Commands) -> None:
-        self._views, self._commit, self._loop, self._out = views, commit, loop, out
-        self._own: _Own | None = None
+    def __init__(self, views: Views, commit: Commit, loop: LoopStages, replicas: Replicas, out: Commands) -> None:
+        self._views, self._commit, self._loop, self._replicas, self._out = views, commit, loop, replicas, out
+        self._own: OwnEvaluation | None = None
         self._shares: dict[EvaluationName, Shares] = {}
         """Evaluations in which this member is the collector."""
+        self._chains: dict[EvaluationName, Mapping[str, Chain]] = {}
+        """Evaluation in which this member is the collector -> head of a chain -> the chain, in this view."""
         self._results: dict[EvaluationName, EvaluationResult] = {}
         """Results that another member may still need."""
         self._others: dict[EvaluationName, set[str]] = {}
@@ -77,27 +60,38 @@ class Evaluations(MemberPart):
     @handles(p.EvaluationBegun)
     def on_begun(self, event: p.EvaluationBegun) -> None:
         """Note that the loop is in an evaluation, and asks for a batch."""
-        self._own = _Own(begun=event)
+        self._own = OwnEvaluation(begun=event)
         self._first = event.name.step if self._first is None else self._first
 
     @handles(p.BatchEvaluated)
     def on_evaluated(self, event: p.BatchEvaluated) -> None:
         """Take what the loop has computed. It asks for the next batch."""
-        # The batch is the one that was given last: the loop computes one at a time.
         own = self._own
         assert own is not None
-        batch, own.computing = own.computing, None
-        if own.is_void or batch is None:
-            own.is_void = False
+        if (piece := own.take(event)) is None:
+            # The same may have come from another member in this view.
+            self._drop((event.made.name,) if event.made is not None and event.made.name not in own.kept else ())
             return
-        own.done[batch] = (event.figures, event.problem)
+        if event.made is not None:
+            self._pass_on(own, piece, event.made)
+            return
+        own.done[piece.batch] = (event.figures, event.problem)
         if not own.is_announced:
             return  # the notice says it
-        told = BatchFigures(name=own.begun.name, batch=batch, figures=event.figures, problem=event.problem)
+        told = BatchFigures(name=own.name, batch=piece.batch, figures=event.figures, problem=event.problem)
         if self._collector == self._views.me:
             self.on_figures(self._views.me, told)
         else:
             self._out.send(self._collector, told)
+
+    def _pass_on(self, own: OwnEvaluation, piece: Piece, made: Boundary) -> None:
+        if piece.then != self._views.me:
+            said = BatchBoundary(name=own.name, batch=piece.batch, cut=made.name.cut, tensors=made.tensors)
+            self._out.send(piece.then, said)
+
+    def _drop(self, names: tuple[BoundaryName, ...]) -> None:
+        if names:
+            self._out.do(p.DropBoundaries(names=names))
 
     def _go_on(self) -> bool:
         """Note that the loop goes on. Members in evaluations that it has passed by would wait for it in vain."""
@@ -128,8 +122,19 @@ class Evaluations(MemberPart):
     @handles(EvaluateBatches)
     def on_batches(self, message: EvaluateBatches) -> None:
         """Compute these batches."""
-        if self._own is not None and self._own.begun.name == message.name:
-            self._own.to_compute.extend(message.batches)
+        if self._own is not None and self._own.name == message.name:
+            self._drop(self._own.take_up(self._views.me, message))
+
+    @handles(BatchBoundary)
+    def on_batch_boundary(self, message: BatchBoundary, payload: object) -> None:
+        """Take what crosses a cut above blocks of this member."""
+        if self._own is not None and self._own.name == message.name:
+            if message.at in self._own.stale:
+                self._own.stale.discard(message.at)
+                self._drop((message.at,))
+            self._own.kept.add(message.at)
+            kept = Boundary(name=message.at, tensors=message.tensors, contribution=None)
+            self._out.do(p.TakeBoundary(message=kept, payload=payload))
 
     @handles(BatchFigures)
     def on_figures(self, source: str, message: BatchFigures) -> None:
@@ -194,6 +199,7 @@ class Evaluations(MemberPart):
     def forget_view(self) -> None:
         """Forget which members are in evaluations, and which batches they have."""
         self._others.clear()
+        self._chains.clear()
         if self._first is None:  # a result that the others do not know, after losses, is none
             self._results.clear()
         for shares in self._shares.values():
@@ -202,7 +208,9 @@ class Evaluations(MemberPart):
             self._own.begin_view()
 
     def resume(self, recovery: Recovery) -> None:
-        """Forget figures that may come from wrong parameters."""
+        """Forget figures that may come from wrong parameters, and what crossed cuts in the last view."""
+        if self._own is not None:
+            self._drop(self._own.resume())
         if recovery.wrong is not None:
             self._shares.clear()
             if self._own is not None:
@@ -210,7 +218,7 @@ class Evaluations(MemberPart):
 
     def why_not_yet(self) -> str:
         """Wait for the end of the evaluation."""
-        return "" if self._own is None else f"{self._own.begun.name.call} is under way here"
+        return "" if self._own is None else f"{self._own.name.call} is under way here"
 
     # ------------------------------------------------------------------------------------------------------- progress
 
@@ -222,12 +230,12 @@ class Evaluations(MemberPart):
 
     def _announce(self) -> bool:
         own = self._own
-        if own is None or own.is_announced or own.begun.name in self._results:
+        if own is None or own.is_announced or own.name in self._results:
             return False
         # All that it has computed, because the collector that had the figures may be lost.
         own.is_announced = True
         done = tuple((batch, *told) for batch, told in own.done.items())
-        said = InEvaluation(name=own.begun.name, plan=own.begun.plan, batches=own.begun.batches, done=done)
+        said = InEvaluation(name=own.name, plan=own.begun.plan, batches=own.begun.batches, done=done)
         self._out.send_all(self._views.others, said)
         if self._collector == self._views.me:
             self._take_in(self._views.me, said)
@@ -235,22 +243,37 @@ class Evaluations(MemberPart):
 
     def _hand_out(self) -> bool:
         given = [
-            (name, *each)
+            (name, each)
             for name, shares in self._shares.items()
             for each in shares.hand_out(self._takers(name, shares))
         ]
-        for name, member, batches in given:
-            said = EvaluateBatches(name=name, batches=batches)
-            if member == self._views.me:
-                self.on_batches(said)
-            else:
-                self._out.send(member, said)
+        for name, hand in given:
+            chain = self._chains.get(name, {}).get(hand.member, ())
+            said = EvaluateBatches(name=name, batches=hand.batches, chain=chain, over=hand.over)
+            for member in dict.fromkeys([stage.member for stage in chain] or [hand.member]):
+                if member == self._views.me:
+                    self.on_batches(said)
+                else:
+                    self._out.send(member, said)
         return bool(given)
 
-    def _takers(self, name: EvaluationName, shares: Shares) -> Collection[str] | None:
-        if name.from_rank is None:
+    def _takers(self, name: EvaluationName, shares: Shares) -> dict[str, int] | None:
+        """Return who gets batches, and how many at a time; None: all members, if each has the whole model."""
+        voters = self._views.voters()
+        if name.from_rank is not None:
+            return dict.fromkeys(shares.giver(name.from_rank, self._views.view.ids, voters), AHEAD)
+        if self._replicas.are_all:
             return None
-        return shares.giver(name.from_rank, self._views.view.ids, self._views.voters())
+        if not shares.come >= set(voters):
+            return {}
+        if name not in self._chains:
+            members = [m for m in voters if shares.is_in(m)]
+            if not self._replicas.chains(members):  # some blocks are with newcomers, whose loops begin behind it
+                places = self._replicas.adopt_lacking(members)
+                self._out.send_all(self._views.others, BlocksAdopted(name=name, places=places))
+            self._chains[name] = self._replicas.chains(members)
+        # Enough for each member of the chain to have one, and one on its way.
+        return {head: len(chain) + 1 for head, chain in self._chains[name].items()}
 
     def _conclude(self) -> bool:
         for name, shares in self._shares.items():
@@ -266,13 +289,13 @@ class Evaluations(MemberPart):
         own = self._own
         if own is None or own.computing is not None:
             return False
-        if (result := self._results.get(own.begun.name)) is not None:
+        if (result := self._results.get(own.name)) is not None:
             self._own = None
+            self._drop((*own.drop(), *own.resume()))
             self._out.do(p.EvaluationEnded(figures=result.figures, problem=result.problem))
             return True
         # Parameters that were found wrong are on their way again.
-        if not own.to_compute or not self._commit.parameters.are_here():
+        if not self._commit.parameters.are_here() or (piece := own.next_piece()) is None:
             return False
-        own.computing = own.to_compute.popleft()
-        self._out.do(p.EvaluateBatch(name=own.begun.name, batch=own.computing))
+        self._out.do(p.EvaluateBatch(name=own.name, batch=piece.batch, stage=piece.stage))
         return True

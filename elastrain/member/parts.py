@@ -91,7 +91,7 @@ class Machine:
             *self.custody.parts,
             self.replicas,
             self.checkpointing,
-            Evaluations(self.views, self.commit, self.loop, self.out),
+            Evaluations(self.views, self.commit, self.loop, self.replicas, self.out),
             self.loop,
             self.end,
             self.custody.repair,

@@ -41,6 +41,9 @@ class LossSituation:
     folded: frozenset[BlockRun]
     reports: Mapping[str, TaskReport]
     """Reports of all members of the view that may compute, in rank order. A newcomer is in it once it has traced."""
+    newcomers: tuple[str, ...] = ()
+    """Members whose loops are in no step yet. They adopt nothing: an evaluation between two steps goes on without them.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +179,11 @@ def _adopted(situation: LossSituation, missing: Collection[int]) -> dict[str, tu
     # All members must choose alike, because only the adopter may compute a task with such a block.
     holds = {
         member: sum(situation.graph.flops[b] for b, of in enumerate(situation.replicas) if member in of)
-        for member in situation.reports
+        for member in sorted(situation.reports, key=lambda m: m in situation.newcomers)
     }
+    # Those that are left adopt all if there are only newcomers.
+    for newcomer in situation.newcomers if set(situation.newcomers) < holds.keys() else ():
+        holds.pop(newcomer, None)
     # A block that needs no computation in this step is left out: its parameters are needed only for the next plan.
     orphaned = [b for b in missing if not any(m in situation.reports for m in situation.replicas[b])]
     found: dict[str, tuple[int, ...]] = {}

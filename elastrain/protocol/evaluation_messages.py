@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from elastrain.pipeline.forward_chains import Stage
+from elastrain.pipeline.graph import CrossingTensor
+from elastrain.pipeline.pipeline_plan import BoundaryName, Direction
+
 
 # Not by a count alone: a newcomer begins to count in the body of its first step, as all members do there.
 @dataclass(frozen=True, order=True, kw_only=True)
@@ -47,6 +51,41 @@ class EvaluateBatches:
 
     name: EvaluationName
     batches: tuple[int, ...]
+    chain: tuple[Stage, ...] = ()
+    """The chain through which they go, to all its members; empty if the receiver computes them as a whole."""
+    over: tuple[int, ...] = ()
+    """Earlier batches of this chain whose figures are known: no member reads their boundary tensors any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchBoundary:
+    """What crosses a cut in the forward of a batch, to the next member of its chain. The tensors are sent with it."""
+
+    name: EvaluationName
+    batch: int
+    cut: int
+    tensors: tuple[CrossingTensor | None, ...]
+
+    @property
+    def at(self) -> BoundaryName:
+        """The name by which both members keep the tensors."""
+        return boundary_name(self.name, self.batch, self.cut)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlocksAdopted:
+    """A notice that the sender computes these blocks of the graph, too, until the next commit.
+
+    The primaries of the shards in them publish their parameters to it.
+    """
+
+    name: EvaluationName
+    places: tuple[int, ...]
+
+
+def boundary_name(name: EvaluationName, batch: int, cut: int) -> BoundaryName:
+    """Return the name of what crosses a cut for a batch. It is that of no micro-batch of the open step."""
+    return BoundaryName(name.after + 1, -1 - batch, cut, Direction.ACTIVATION)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastrain.pipeline.pipeline_plan import Task
-from elastrain.protocol.evaluation_messages import EvaluationName
+from elastrain.pipeline.forward_chains import Stage
+from elastrain.pipeline.pipeline_plan import BoundaryName, Task
+from elastrain.protocol.evaluation_messages import EvaluationName, boundary_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +91,17 @@ class StateFetched:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateBatch:
-    """Let the training loop evaluate a batch. Answer: `BatchEvaluated`."""
+    """Let the training loop evaluate a batch, or its forward through some blocks. Answer: `BatchEvaluated`."""
 
     name: EvaluationName
     batch: int
+    stage: Stage | None = None
+    """The blocks to compute, by what has crossed the cut above them; None: the whole model."""
+
+    @property
+    def received(self) -> BoundaryName | None:
+        """The name of what has crossed that cut; None at the batch."""
+        return boundary_name(self.name, self.batch, self.stage.begin) if self.stage and self.stage.begin else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,9 @@ from elastrain.pipeline.graph import BlockGraph, CrossingTensor
 from elastrain.pipeline.pipeline_plan import BoundaryName, PipelinePlan
 from elastrain.protocol.codec import BitMask, NumberedCodec
 from elastrain.protocol.evaluation_messages import (
+    BatchBoundary,
     BatchFigures,
+    BlocksAdopted,
     EvaluateBatches,
     EvaluationResult,
     InEvaluation,
@@ -319,6 +321,8 @@ Message: TypeAlias = (
     | AskPlan
     | TellPlan
     | InEvaluation
+    | BatchBoundary
+    | BlocksAdopted
     | EvaluateBatches
     | BatchFigures
     | EvaluationResult

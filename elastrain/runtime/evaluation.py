@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -27,9 +28,10 @@ from elastrain.protocol.evaluation_messages import EvaluationName
 from elastrain.runtime.assembly import Prepared
 from elastrain.runtime.broadcast import OneValue, SentValues
 from elastrain.runtime.io.heartbeat import EVALUATION_TIMEOUT_S, PHASE_TIMEOUT_S, LoopHeartbeat
-from elastrain.runtime.io.loop_channel import Evaluated
+from elastrain.runtime.io.loop_channel import BatchAssignment, Evaluated
 from elastrain.runtime.loader.loader_arguments import check_collate
 from elastrain.runtime.loader.seeding import generators_kept
+from elastrain.runtime.loop.evaluated_stage import Told, evaluate_stage
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.model.kernels import compute_device
 
@@ -227,11 +229,6 @@ class Evaluator:
     ) -> Sums:
         """Evaluate together with the other members, as `job.evaluate` says."""
         step = self._between_steps("job.evaluate(…)")
-        if self._prepared.pipelines is not None:
-            raise ConfigError(
-                "job.evaluate(…) does not work with stages yet, where no member has the whole model: evaluate with the "
-                "whole model, behind the loop"
-            )
         batches = _Batches(fn=fn, dataset=dataset, batch_size=batch_size, collate=collate_fn)
         self._is_inside = True
         try:
@@ -277,15 +274,15 @@ class Evaluator:
         name = EvaluationName(after=after, step=step.number, number=number, from_rank=batches.from_rank)
         evaluate, raised = self._prepared.parts.handover.evaluate, None
         given: Evaluated = evaluate(p.EvaluationBegun(name=name, plan=batches.plan, batches=batches.count))
-        while isinstance(given, p.EvaluateBatch):
-            begin(given.batch)
-            told = p.BatchEvaluated(figures="", problem="")
+        while isinstance(given, BatchAssignment):
+            batch = given.compute.batch
+            begin(batch)
             try:
-                told = p.BatchEvaluated(figures=batches.figures(given.batch), problem="")
+                told = evaluate_stage(self._prepared.pipelines, given, partial(batches.figures, batch))
             except Exception as error:  # noqa: BLE001 - raised again once the other members know of it
                 raised = error
-                told = p.BatchEvaluated(figures="", problem=self._sentence(given.batch, error))
-            given = evaluate(told)
+                told = Told(p.BatchEvaluated(figures="", problem=self._sentence(batch, error)))
+            given = evaluate(*told)
         if raised is not None:
             raise raised
         return given

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.comm.wire.frames import Caps
-from elastrain.decisions.batch_shares import Shares
+from elastrain.decisions.batch_shares import AHEAD, Shares
 from elastrain.errors import ConfigError
 from elastrain.runtime.broadcast import VALUE_BYTES_MAX, OneValue, SentValues, from_text, to_text
 
@@ -124,8 +124,8 @@ def test_the_member_of_the_rank_gives_the_value_or_else_the_nearest_lower_one_th
         assert giver == lower[-1]
     else:
         assert giver == next(m for m in members if m in inside)
-    assert shares.hand_out((giver,)) == [(giver, (0,))]
-    assert shares.hand_out((giver,)) == []
+    assert shares.hand_out({giver: AHEAD}) == [(giver, (0,), ())]
+    assert shares.hand_out({giver: AHEAD}) == []
 
 
 def test_an_evaluation_and_a_broadcast_at_the_same_place_are_one_sentence() -> None:
@@ -136,7 +136,7 @@ def test_an_evaluation_and_a_broadcast_at_the_same_place_are_one_sentence() -> N
         "job.broadcast(…, from_rank=0) was called on one member and job.broadcast(…, from_rank=1) on m1: call the same "
         "on all members, with the same data"
     )
-    assert shares.hand_out(("m0",)) == []
+    assert shares.hand_out({"m0": AHEAD}) == []
 
 
 def test_the_largest_value_fits_into_a_message() -> None:

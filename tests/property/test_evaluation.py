@@ -112,7 +112,7 @@ class Played:
 
     def compute(self) -> None:
         """Hand out, and compute one batch."""
-        for member, batches in self.shares.hand_out():
+        for member, batches, _ in self.shares.hand_out():
             self.todo[member] += batches
         given = [number for batches in self.todo.values() for number in batches]
         assert len(set(given)) == len(given), "a batch is computed twice in one view"
@@ -143,7 +143,7 @@ def test_nothing_is_handed_out_after_a_failure_and_the_first_reason_counts() -> 
     shares = Shares("9 samples", 9)
     shares.join("m0", "9 samples")
     shares.join("m1", "9 samples")
-    (first, batches), _ = shares.hand_out()
+    (first, batches, _), _ = shares.hand_out()
     shares.take(first, batches[0], "", "it raised")
     shares.take("m1", 5, "", "it raised, too")
     assert shares.hand_out() == []
@@ -162,4 +162,4 @@ def test_the_last_batches_are_handed_out_one_by_one() -> None:
     shares = Shares("", 4)
     for member in ("m0", "m1"):
         shares.join(member, "")
-    assert dict(shares.hand_out()) == {"m0": (0, 1), "m1": (2,)}
+    assert shares.hand_out() == [("m0", (0, 1), ()), ("m1", (2,), ())]

@@ -25,13 +25,16 @@ from elastrain.job.values import (
     Vote,
     Wrong,
 )
+from elastrain.pipeline.forward_chains import Stage
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor, IllegalCut
 from elastrain.pipeline.open_tasks import TaskProgress
 from elastrain.pipeline.pipeline_plan import Bound, BoundaryName, Direction, Pipeline, PipelinePlan, Task
 from elastrain.pipeline.planner.step_profile import BlockSeconds
 from elastrain.protocol.codec import BitMask
 from elastrain.protocol.evaluation_messages import (
+    BatchBoundary,
     BatchFigures,
+    BlocksAdopted,
     EvaluateBatches,
     EvaluationName,
     EvaluationResult,
@@ -232,7 +235,17 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     InEvaluation: st.builds(
         InEvaluation, name=evaluations, plan=names, batches=ints, done=tuples(st.tuples(ints, names, names))
     ),
-    EvaluateBatches: st.builds(EvaluateBatches, name=evaluations, batches=tuples(ints)),
+    EvaluateBatches: st.builds(
+        EvaluateBatches,
+        name=evaluations,
+        batches=tuples(ints),
+        chain=tuples(st.builds(Stage, names, ints, ints)),
+        over=tuples(ints),
+    ),
+    BlocksAdopted: st.builds(BlocksAdopted, name=evaluations, places=tuples(ints)),
+    BatchBoundary: st.builds(
+        BatchBoundary, name=evaluations, batch=ints, cut=ints, tensors=tuples(st.none() | crossing)
+    ),
     BatchFigures: st.builds(BatchFigures, name=evaluations, batch=ints, figures=names, problem=names),
     EvaluationResult: st.builds(EvaluationResult, name=evaluations, figures=names, problem=names),
     OutsideEvaluation: st.builds(OutsideEvaluation, name=evaluations),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from elastrain import protocol as p
 from elastrain.job.figures import Figure, Figures, read, written
 from elastrain.protocol.evaluation_messages import EvaluationName
+from tests.sim.pipelined import BLOCKS, PLACES, evaluated_batch
 from tests.sim.symbols import Violation, symbol
 
 if TYPE_CHECKING:
@@ -33,9 +35,9 @@ def figures_of(name: EvaluationName, batch: int, weights: int, noise: str = "") 
     return {"samples": Figure(None, (1 << batch,)), "loss": Figure((2,), (drawn.gauss(0, 1), drawn.random() / 3))}
 
 
-def expected(name: EvaluationName, batches: int, weights: int) -> Figures:
-    """The sum in the order of the batches."""
-    figures = [figures_of(name, batch, weights) for batch in range(batches)]
+def expected(name: EvaluationName, values: Sequence[int]) -> Figures:
+    """The sum in the order of the batches. `values`: for each batch what the parameters come to."""
+    figures = [figures_of(name, batch, value) for batch, value in enumerate(values)]
     total = figures[0]
     for each in figures[1:]:
         total = {key: total[key] + each[key] for key in total}
@@ -87,6 +89,9 @@ class EvaluatingScript:
         if name.from_rank is not None:
             self._cluster.loops[self._name].append(self._given)
             return
+        if given.stage is not None:
+            self._cluster.loops[self._name].append(partial(self._staged, given, member.pipelined.evaluate(given)))
+            return
         weights = member.digest()
 
         def evaluated() -> p.Event:
@@ -95,6 +100,23 @@ class EvaluatingScript:
             return p.BatchEvaluated(figures=written(figures_of(name, given.batch, weights, member.noise)), problem="")
 
         self._cluster.loops[self._name].append(evaluated)
+
+    def _staged(self, given: p.EvaluateBatch, compute: Callable[[], int | p.BatchEvaluated]) -> p.Event:
+        """A stage of a batch. What comes out of the last one is the same, whichever members computed it."""
+        if not isinstance(value := compute(), int):
+            return value
+        figures = figures_of(given.name, given.batch, value, self._cluster.members[self._name].noise)
+        return p.BatchEvaluated(figures=written(figures), problem="")
+
+    def _through_all(self, name: EvaluationName, batch: int) -> int:
+        """What comes out of the last block with the parameters of the undisturbed job."""
+        cluster, value = self._cluster, evaluated_batch(name, batch)
+        assert cluster.truth is not None
+        for place in range(BLOCKS):
+            shards = [s for s, its in enumerate(cluster.shape.shards) if any(PLACES[b] == place for b in its.lanes)]
+            weights = tuple(cluster.truth.after(name.after, shard) for shard in shards)
+            value = symbol("forward", place, weights, value)
+        return value
 
     def _given(self) -> p.Event:
         """The value of this member, which no other one has."""
@@ -124,7 +146,9 @@ class EvaluatingScript:
     def _check_sums(self, name: EvaluationName, given: p.EvaluationEnded) -> None:
         assert self._begun is not None
         cluster, weights = self._cluster, self._cluster.members[self._name].digest()
-        told, right = read(given.figures), expected(name, self._begun.batches, weights)
+        told, right = read(given.figures), expected(name, [weights] * self._begun.batches)
+        if cluster.shape.pipelining is not None and name.after >= 0 and cluster.truth is not None:
+            right = expected(name, [self._through_all(name, batch) for batch in range(self._begun.batches)])
         if told["samples"] != right["samples"]:
             raise Violation(f"{self._name}: {name} counts {told['samples']}, not {right['samples']}")
         if told != right and not (cluster.flipped or cluster.scenario.noisy):

@@ -372,6 +372,8 @@ class SimMember:
                 self.given.popleft()
         elif isinstance(event, p.Computed) and self.pipelined is not None:
             self.pipelined.note(event)
+        elif isinstance(event, p.BatchEvaluated) and self.pipelined is not None:
+            self.pipelined.keep(event)
 
     def _release(self) -> None:
         """What is free may get any other content at once. A free slot is not touched before the next run zeroes it."""

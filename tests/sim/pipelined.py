@@ -7,6 +7,7 @@ digest. Whole runs are computed along the same chain, so that the job of one, wi
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.graph import BlockGraph, IllegalCut
 from elastrain.pipeline.pipeline_plan import Bound, BoundaryName, Direction, Pipeline, PipelinePlan, Task
 from elastrain.pipeline.planner.plan_choice import PlanAnswer, PlanQuestion, choose_plan
+from elastrain.protocol.evaluation_messages import EvaluationName, boundary_name
 from elastrain.protocol.messages import Boundary
 from tests.sim.symbols import RELEASED, Cell, Slot, Violation, symbol
 
@@ -243,17 +245,45 @@ class PipelinedLoop:
             step=command.step, action=action, made=made, is_last=is_last, is_split=is_split, took_s=took_s
         )
 
+    def evaluate(self, command: p.EvaluateBatch) -> Callable[[], int | p.BatchEvaluated]:
+        """Begin a stage of a batch. What is returned computes it: the value behind the last block, or what goes on."""
+        stage, name = command.stage, command.received
+        assert stage is not None
+        cell = Cell(evaluated_batch(command.name, command.batch))
+        if name is not None:
+            (cell,) = self._member.ledger.boundaries[name].tensors
+
+        def compute() -> int | p.BatchEvaluated:
+            try:
+                value = cell.value
+            except Violation:  # a member that was removed, or has heard of another view, computes on: it must not count
+                value = symbol("torn", str(command.name), command.batch)
+            for place in range(stage.begin, stage.end):
+                value = self._forward(place, value)
+            if stage.end == BLOCKS:
+                return int(value)
+            made = Boundary(name=boundary_name(command.name, command.batch, stage.end), tensors=(), contribution=None)
+            self._made[id(made)] = made, Cell(value)
+            return p.BatchEvaluated(figures="", problem="", made=made)
+
+        return compute
+
     # ---------------------------------------------------------------------------------------------------- in the books
 
     def note(self, event: p.Computed) -> None:
         """Before the core hears of it: the tensors lie in the books."""
         books = self._member.ledger
-        if id(event.made) in self._made and event.made is not None and not books.slots.is_void:
+        if not books.slots.is_void:
+            self.keep(event)
+        books.slots.computed(event)
+
+    def keep(self, event: p.Computed | p.BatchEvaluated) -> None:
+        """Put what was made into the books."""
+        if id(event.made) in self._made and event.made is not None:
             _, cell = self._made.pop(id(event.made))
-            books.boundaries.put(event.made, [cell])
+            self._member.ledger.boundaries.put(event.made, [cell])
             self._kept.append(cell)
             self._release()
-        books.slots.computed(event)
 
     def forget(self, command: p.Command) -> None:
         """Behind it: what belongs to an attempt that is over was let go of, and what another copy has replaced."""
@@ -261,7 +291,7 @@ class PipelinedLoop:
             case p.EndAttempt() | p.VoidAttempt():
                 self._made = {key: its for key, its in self._made.items() if its[0].name.step > command.step}
                 self._release()
-            case p.TakeBoundary():
+            case p.TakeBoundary() | p.DropBoundaries():
                 self._release()
             case p.HoldBlocks() if command.for_good:
                 self._is_over = True
@@ -275,6 +305,11 @@ class PipelinedLoop:
             if id(cell) not in there:
                 cell.value = RELEASED
         self._kept = [cell for cell in self._kept if id(cell) in there]
+
+
+def evaluated_batch(name: EvaluationName, batch: int) -> int:
+    """A batch of an evaluation."""
+    return symbol("evaluated batch", str(name), batch)
 
 
 def any_plan(question: p.ChoosePlan, rng: random.Random) -> p.Planned:

@@ -11,7 +11,9 @@ import pytest
 
 from elastrain.decisions.batch_shares import Shares
 from elastrain.job.figures import FigureSum, read
-from elastrain.member.evaluations import Evaluations, _Own
+from elastrain.member.evaluations import Evaluations
+from elastrain.member.own_batches import OwnEvaluation
+from elastrain.member.pipeline.replicas import Replicas
 from elastrain.protocol.evaluation_messages import (
     BatchFigures,
     EvaluateBatches,
@@ -124,9 +126,9 @@ def forgets_what_it_has_told(self: Evaluations, source: str, name: EvaluationNam
     return False
 
 
-def announces_once(self: _Own) -> None:
+def announces_once(self: OwnEvaluation) -> None:
     """A new collector does not hear who is in the evaluation."""
-    self.to_compute.clear()
+    self.pieces.clear()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def announces_once(self: _Own) -> None:
         (FigureSum, "add", counts_what_comes_twice),
         (Shares, "begin_view", loses_batches_with_their_member),
         (Evaluations, "_answer", forgets_what_it_has_told),
-        (_Own, "begin_view", announces_once),
+        (OwnEvaluation, "begin_view", announces_once),
     ],
 )
 def test_planted_bugs_are_found(part: type, method: str, bug: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +163,7 @@ def asks_the_rank_only(self: Shares, rank: int, members: Sequence[str], voters: 
         (Shares, "giver", asks_whoever_is_there),
         (Shares, "giver", asks_the_rank_only),
         (Evaluations, "_answer", forgets_what_it_has_told),
-        (_Own, "begin_view", announces_once),
+        (OwnEvaluation, "begin_view", announces_once),
     ],
 )
 def test_planted_bugs_of_broadcasts_are_found(
@@ -180,3 +182,64 @@ def test_a_value_given_again_after_a_loss_is_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(EvaluatingScript, "_check_giver", lambda self, name, given: None)  # found before
     with pytest.raises(Violation, match="has come to something else on"):
         play_all(broadcasts=1.0)
+
+
+def pipelined(seed: int) -> Cluster:
+    """A job in pipelines that evaluates, of which members die while batches are on their way."""
+    rng = random.Random(f"evaluates in pipelines {seed}")
+    scenario = Scenario(
+        members=rng.choice([2, 3, 4, 5]),
+        steps=3,
+        runs=rng.choice([1, 2, 3, 5]),
+        run_length=rng.choice([1, 2]),
+        stages=rng.choice([2, 2, 3, 4]),
+        backups=rng.choice([1, 1, 2]),
+        crashes=rng.choice([0, 1, 1, 2]),
+        zombies=rng.choice([0, 0, 0, 1]),
+        joins=rng.choice([0, 0, 1, 2]),
+        slow=rng.choice([0.0, 0.0, 0.3]),
+        evaluations=rng.randint(1, 3),
+    )
+    if seed % 10 == 0:
+        scenario = replace(scenario, flips=1, crashes=0, zombies=0)
+    alone = Scenario(steps=3, runs=scenario.runs, run_length=scenario.run_length, backups=scenario.backups)
+    cluster = (Trapped if seed % 3 else Cluster)(scenario, seed, truth_of(alone))
+    cluster.run()
+    return cluster
+
+
+def play_pipelined(seeds: int) -> list[str]:
+    return [pipelined(seed).outcome for seed in range(seeds)]
+
+
+def test_batches_that_go_through_pipelines_come_to_the_same_and_nobody_stands_still() -> None:
+    outcomes = play_pipelined(len(SEEDS))
+    assert outcomes.count("ok") >= 0.7 * len(SEEDS)
+
+
+def drops_what_stages_below_still_read(self: OwnEvaluation, batches: object = None) -> tuple[Any, ...]:
+    """What crossed a cut goes with the next batches, and not once its figures are known."""
+    gone = tuple(sorted(self.kept))
+    self.kept.clear()
+    return gone
+
+
+def adopts_without_telling(self: Replicas, member: str, places: Collection[int]) -> tuple[int, ...]:
+    """A member that lacks blocks gets no parameters of them."""
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("part", "method", "bug"),
+    [
+        (OwnEvaluation, "drop", drops_what_stages_below_still_read),
+        (OwnEvaluation, "begin_view", announces_once),
+        (Replicas, "adopt", adopts_without_telling),
+    ],
+)
+def test_planted_bugs_of_pipelined_evaluations_are_found(
+    part: type, method: str, bug: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part, method, bug)
+    with pytest.raises((Violation, KeyError)):
+        play_pipelined(60)

@@ -16,6 +16,7 @@ from elastrain.member.pipeline.assignments import Tracing
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
+from elastrain.pipeline.forward_chains import Chain, forward_chains
 from elastrain.pipeline.pipeline_plan import held
 
 
@@ -45,6 +46,40 @@ class Replicas(MemberPart):
         """True if every member has every block."""
         return self._commit.plan is None
 
+    def chains(self, members: Sequence[str]) -> dict[str, Chain]:
+        """Return chains of these members through which batches of an evaluation go, by their heads.
+
+        There is a plan. Empty if the members lack some block.
+        """
+        return forward_chains(self._units, {m: self._held_by(m) for m in members})
+
+    def adopt_lacking(self, members: Sequence[str]) -> tuple[int, ...]:
+        """Let this member adopt the blocks that none of the members computes with, and return them."""
+        held_by = [self._held_by(m) for m in members]
+        units = [range(*unit) for unit in self._units]
+        lacking = [unit for unit in units if not any(blocks.issuperset(unit) for blocks in held_by)]
+        places = tuple(place for unit in lacking for place in unit)
+        self.adopt(self._me, places)
+        return places
+
+    def adopt(self, member: str, places: Collection[int]) -> tuple[int, ...]:
+        """Let a member compute these blocks, too, until the next commit. Returns the shards that lie in them."""
+        self._adopted = {**self._adopted, member: self._adopted.get(member, frozenset()).union(places)}
+        self._hold()
+        blocks = self._at(places)
+        return tuple(s for s, shard in enumerate(self._shape.shards) if not blocks.isdisjoint(shard.lanes))
+
+    @property
+    def _units(self) -> Sequence[tuple[int, int]]:
+        traced = self._tracing.traced or self._told
+        assert traced is not None
+        return traced.graph.units
+
+    def _held_by(self, member: str) -> frozenset[int]:
+        plan = self._commit.plan
+        assert plan is not None
+        return held(plan).get(member, frozenset()) | self._adopted.get(member, frozenset())
+
     @property
     def adopted(self) -> tuple[int, ...]:
         """Blocks of the graph that this member has adopted, for its report."""
@@ -73,7 +108,7 @@ class Replicas(MemberPart):
         plan = self._commit.plan
         if plan is None or member in self._whole:
             return frozenset(range(self._shape.blocks))
-        return self._at(held(plan).get(member, frozenset()) | self._adopted.get(member, frozenset()))
+        return self._at(self._held_by(member))
 
     def _at(self, places: Collection[int]) -> frozenset[int]:
         """Return the blocks of the layout that are computed at these places of the graph."""

@@ -17,7 +17,9 @@ from elastrain.job.values import Record, Shape, Vote
 from elastrain.member.contract import MemberPart
 from elastrain.pipeline.pipeline_plan import PipelinePlan
 from elastrain.protocol.evaluation_messages import (
+    BatchBoundary,
     BatchFigures,
+    BlocksAdopted,
     EvaluateBatches,
     EvaluationResult,
     InEvaluation,
@@ -288,6 +290,9 @@ class Commit(MemberPart):
                 return message.step > self.step
             case InEvaluation() | EvaluateBatches() | BatchFigures() | EvaluationResult() | OutsideEvaluation():
                 return message.name.after > self.step
+            case BatchBoundary() | BlocksAdopted():
+                return message.name.after > self.step
+
             # The other kinds belong to no step, and are served whenever they come.
             case _:
                 return False

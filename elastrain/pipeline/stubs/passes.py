@@ -192,6 +192,11 @@ class StubPass:
                 raise ConfigError(f"block {block!r} takes another tensor than in the tracing pass: {SAME}")
 
     @property
+    def is_complete(self) -> bool:
+        """True once blocks below have taken all tensors that cross the cut below."""
+        return bool(self._collected) and None not in self._collected.values()
+
+    @property
     def going(self) -> tuple[Tensor | None, ...]:
         """The tensors that cross the cut below, in the order of sending; None for one that no block has taken.
 

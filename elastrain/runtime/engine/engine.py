@@ -254,7 +254,9 @@ class Engine:
             case p.ChoosePlan():
                 if self._parts.memory is None:
                     answer_later(command, self._parts.handover.tell, self._notes.decided)
-            case p.EvaluateBatch() | p.EvaluationEnded():
+            case p.EvaluateBatch():
+                self._handing.give_batch(command)
+            case p.EvaluationEnded():
                 self._parts.handover.give(command)
             case p.ReadView():
                 self._parts.journal.write("newer", generation=command.generation)

@@ -10,7 +10,14 @@ from collections.abc import Callable
 
 from elastrain import protocol as p
 from elastrain.pipeline.pipeline_plan import BoundaryName, Direction
-from elastrain.runtime.io.loop_channel import Assignment, BoundaryMade, LoopChannel, TaskAssignment, TryAgain
+from elastrain.runtime.io.loop_channel import (
+    Assignment,
+    BatchAssignment,
+    BoundaryMade,
+    LoopChannel,
+    TaskAssignment,
+    TryAgain,
+)
 from elastrain.runtime.tensors.executor import Executor
 
 
@@ -38,6 +45,11 @@ class SlotAssignment:
                     self._make_room()
                 self._handover.give(self._action(command))
 
+    def give_batch(self, command: p.EvaluateBatch) -> None:
+        """Give the loop a batch of an evaluation, with what has crossed the cut above its blocks."""
+        name = command.received
+        self._handover.give(BatchAssignment(command, self._executor.books.boundaries[name] if name else None))
+
     def give_again(self, told: TryAgain) -> None:
         """Give the loop the run again with another slot. The gradients in the old slot are void."""
         self._handover.give(Assignment(told.compute, self._executor.books.slots.change()))
@@ -49,7 +61,8 @@ class SlotAssignment:
         """
         books = self._executor.books
         # If the step was restarted meanwhile, its old tensors must not replace the new ones.
-        if made.event.made is not None and not books.slots.is_void:
+        is_void = books.slots.is_void and isinstance(made.event, p.Computed)
+        if made.event.made is not None and not is_void:
             books.boundaries.put(made.event.made, made.tensors)
         return made.event
 

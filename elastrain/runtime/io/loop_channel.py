@@ -51,6 +51,15 @@ class TaskAssignment:
 
 
 @dataclass(frozen=True)
+class BatchAssignment:
+    """A batch of an evaluation to compute, or its forward through a stage."""
+
+    compute: p.EvaluateBatch
+    received: KeptBoundary | None
+    """What has crossed the cut above the stage; None at the batch."""
+
+
+@dataclass(frozen=True)
 class LoopOver:
     """The end of the loop: nothing more is to be computed."""
 
@@ -88,7 +97,7 @@ class LoopFailed:
 class BoundaryMade:
     """A finished action and its result, which lies in this member's shared memory."""
 
-    event: p.Computed
+    event: p.Computed | p.BatchEvaluated
     tensors: tuple[Tensor, ...]
 
 
@@ -99,7 +108,7 @@ class StatesGiven:
     states: Mapping[int, ShardState]
 
 
-Evaluated: TypeAlias = p.EvaluateBatch | p.EvaluationEnded
+Evaluated: TypeAlias = BatchAssignment | p.EvaluationEnded
 Outcome: TypeAlias = Assignment | TaskAssignment | p.Advance | p.Enter | StatesGiven | Evaluated | LoopOver
 Told: TypeAlias = p.Event | StepBegun | TryAgain | LoopFailed | BoundaryMade
 
@@ -220,12 +229,14 @@ class LoopChannel:
             raise StoppedError("the job has ended")
         return outcome.states
 
-    def evaluate(self, told: p.EvaluationBegun | p.BatchEvaluated) -> Evaluated:
+    def evaluate(
+        self, told: p.EvaluationBegun | p.BatchEvaluated | BoundaryMade, after: Sequence[DeviceEvent] = ()
+    ) -> Evaluated:
         """Return the next batch of an evaluation, or its end. Call it between two steps.
 
-        Raises StoppedError if the job has ended meanwhile.
+        `after`: events to be reached before the engine gets `told`. Raises StoppedError if the job has ended meanwhile.
         """
-        self.tell(told)
+        self.tell_landed(lambda: told, after=after)
         outcome = self.wait()
         if not isinstance(outcome, Evaluated):
             raise StoppedError("the job has ended")
@@ -289,7 +300,7 @@ def _place_after(outcome: Outcome) -> Station:
     match outcome:
         case Assignment() | TaskAssignment():
             return Station.COMPUTING
-        case p.Advance() | p.Enter() | StatesGiven() | p.EvaluateBatch() | p.EvaluationEnded():
+        case p.Advance() | p.Enter() | StatesGiven() | BatchAssignment() | p.EvaluationEnded():
             return Station.BETWEEN
         case LoopOver():
             return Station.OUTSIDE

@@ -113,7 +113,7 @@ class BlockRandomness:
         before = torch.default_generator.initial_seed()
         at = self._set.get(before, self._current)
         module = module or own
-        if not module.training and at.number < 0:
+        if not module.training and AFTER <= at.number < 0:
             return  # an evaluation outside of micro-batches continues the loop's stream
         # A loop may evaluate the model or a copy, for example after a member's first micro-batch. That must not change
         # the draws of other micro-batches, so these entries are counted separately.

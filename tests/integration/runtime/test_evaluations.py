@@ -41,6 +41,32 @@ def test_with_a_member_killed_on_the_way_the_sums_are_those_of_a_job_of_one(tmp_
     assert all(29 <= count < 29 + 5 * 29 for count in shared.values())
 
 
+@pytest.mark.parametrize(
+    ("workers", "stages", "victim"),
+    [(4, 2, "m1"), (3, 3, "m0"), (3, 3, "m2")],
+    ids=["two pipelines", "the collector and first of three", "the last of three"],
+)
+def test_batches_go_through_pipelines_and_lost_ones_go_again(
+    tmp_path: Path, workers: int, stages: int, victim: str
+) -> None:
+    told = ("--steps", "4", "--kill", victim, "--batch-s", "0.05")
+    options = ("--max-restarts", "2", "--stages", str(stages))
+    job = run_job(tmp_path, workers=workers, script=SCRIPT, arguments=told, options=options)
+    assert job.exit_code == 0, job.output
+    assert f"{victim} ended by SIGKILL" in job.output
+    assert sums(job) == alone()[0]
+    held = [e["blocks"] for events in job.journals.values() for e in events if e["event"] == "holds"]
+    assert min(map(len, held)) < max(map(len, held))  # no member had the whole model
+
+
+def test_a_healthy_evaluation_is_not_killed_however_long_it_takes(tmp_path: Path) -> None:
+    """A member that stands still for 30 s between two steps is taken to hang; here the others wait for 35 s."""
+    job = run_job(tmp_path, workers=2, script=SCRIPT, arguments=("--steps", "4", "--long-s", "35"))
+    assert job.exit_code == 0, job.output
+    assert not [e for e in job.events if e["event"] in ("kill", "replace", "stacks")]
+    assert (sums(job), set(job.digests.values())) == alone()
+
+
 def test_what_fn_raises_ends_the_job_with_the_error_of_the_script(tmp_path: Path) -> None:
     job = run_job(tmp_path, workers=2, script=SCRIPT, arguments=("--raises",))
     assert job.exit_code == 1

@@ -22,6 +22,7 @@ arguments.add_argument("--kill", default="", help="member that is killed in the 
 arguments.add_argument("--raises", action="store_true", help="one sample is bad")
 arguments.add_argument("--only-main", action="store_true", help="only rank 0 evaluates")
 arguments.add_argument("--batch-s", type=float, default=0.0, help="seconds that each batch takes besides")
+arguments.add_argument("--long-s", type=float, default=0.0, help="seconds that the only batch behind step 1 takes")
 arguments.add_argument("--shorter-on", default="", help="member with a shorter dataset")
 args = arguments.parse_args()
 
@@ -44,13 +45,14 @@ def fn(batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
     x, target = batch
     if args.raises and step.number == 1 and bool((x == inputs[100]).all(1).any()):
         raise ValueError("a bad sample")
-    time.sleep(args.batch_s)
+    time.sleep(args.long_s if step.number == 1 and len(target) == 5 else args.batch_s)
     out = model(x)
     at = (target, out.argmax(1))
     return {
         "loss": nn.functional.cross_entropy(out, target, reduction="sum"),
         "correct": (out.argmax(1) == target).sum(),
         "samples": len(target),
+        "likeliest": out.max().item(),
         "confusion": torch.zeros(4, 4).index_put_(at, torch.ones(len(target)), accumulate=True),
         "drawn": random.random() + float(torch.rand(())),
     }

@@ -23,7 +23,8 @@ def asked(name: EvaluationName, *, first: int, result: EvaluationResult | None =
     views: Any = SimpleNamespace(me="m1", is_recovering=False, others=["m0"], voters=lambda: ("m0", "m1"))
     loop, out = SimpleNamespace(step=-1), Commands()
     commit: Any = SimpleNamespace(step=1)
-    part = Evaluations(views, commit, loop, out)  # type: ignore[arg-type]
+    replicas: Any = SimpleNamespace(are_all=True)
+    part = Evaluations(views, commit, loop, replicas, out)  # type: ignore[arg-type]
     for loop.step in range(first, 3):
         part.progress()
     if result is not None:
