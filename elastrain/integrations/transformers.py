@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from elastrain.integrations.process_state import (
     set_rank,
     settle_config,
 )
+from elastrain.integrations.shared_losses import shared_losses
 from elastrain.integrations.trainer_state import CarriedState, agreed_checkpoint
 from elastrain.runtime.job import Job
 from elastrain.runtime.loop.step import Step
@@ -51,8 +53,9 @@ _OVERRIDDEN = ("training_step", "get_train_dataloader", "get_batch_samples")
 class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known at run time only
     """A `transformers.Trainer` whose `train` is a job's loop. It takes the same arguments and callbacks.
 
-    Every member evaluates the whole evaluation set alike. The main member writes checkpoints, and a successor writes
-    them anew if it is lost. Logs for tensorboard and wandb are written once for each step, whichever member is lost.
+    Members share the batches of an evaluation that needs the loss only, and compute all of any other. The main member
+    writes checkpoints, and a successor writes them anew if it is lost. Logs for tensorboard and wandb are written once
+    for each step, whichever member is lost.
 
     Args:
         *args: Arguments of `transformers.Trainer`.
@@ -260,8 +263,17 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
             generator=None if given.data_seed is None else torch.Generator().manual_seed(given.data_seed),
         )
 
+    def evaluation_loop(
+        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Evaluate as the library does. Members share the batches if only losses are wanted."""
+        only_loss = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        shared = shared_losses(self, dataloader) if only_loss and self._step is not None else nullcontext(dataloader)
+        with shared as loader:
+            return super().evaluation_loop(loader, description, prediction_loss_only, *args, **kwargs)
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate as `transformers.Trainer.evaluate` does, on every member alike."""
+        """Evaluate as `transformers.Trainer.evaluate` does."""
         with self.job.phase("evaluation", LONG_WORK_TIMEOUT_S):
             return super().evaluate(*args, **kwargs)  # type: ignore[no-any-return]
 
