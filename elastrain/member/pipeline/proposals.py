@@ -39,6 +39,8 @@ class Proposals(MemberPart):
         """True if votes have told times since the planner was last asked."""
         self._asked: tuple[int, str] | None = None
         """Generation and plan in force of the last question."""
+        self._asked_in = -1
+        """The open step at that time."""
         self._answer: p.Planned | None = None
 
     def begin(self, step: int) -> None:
@@ -95,12 +97,15 @@ class Proposals(MemberPart):
         now, answer = self._now(), None if self._answer is None else self._answer.answer
         # One question at a time: an answer that never comes is waited for until the plan or the view changes.
         is_open = self._answer is None or (answer is not None and answer.plan != plan)
+        # Members tell their news one after the other, at a step's end: a question for each would come too early.
+        is_open |= self._asked_in > self._commit.step
         if now is None or (self._asked == now and (is_open or not self._has_news)):
             return False
         measured = self.measures.of(held(plan))
         if len({block for blocks in measured.values() for block in blocks}) < plan.blocks:
             return False
         self._asked, self._answer, self._has_news = now, None, False
+        self._asked_in = self._commit.step + 1
         self._out.do(p.ChoosePlan(generation=now[0], present=now[1], question=self._question(traced, plan, measured)))
         return True
 

@@ -146,6 +146,8 @@ def test_one_question_at_a_time_and_another_when_there_is_news() -> None:
     made.own.on_planned(answer(question))
     assert made.questions() == [], "the answer is to be proposed first"
     made.own.on_planned(answer(question, PLAN))
+    assert made.questions() == [], "other members may have news, too, in this step"
+    made.pass_with(PLAN)
     assert len(made.questions()) == 1
     made.own.on_planned(answer(question, None))
     assert made.questions() == [], "nothing has changed"
