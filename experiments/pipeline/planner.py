@@ -33,15 +33,15 @@ from experiments.pipeline.figures import actions, passed_s, step_lengths_s
 from experiments.pipeline.steering import Steering, profile
 from experiments.pipeline.told import Told, told
 
-BLOCKS, WINDOW_S = train.BLOCKS, 0.025
+BLOCKS, WINDOW_S = train.BLOCKS, 0.04
 OWN_STEPS = 10
 """Steps of a job whose planner decides: it has measured after five, and its plan holds from the sixth or seventh on."""
 AT_ONCE = 3
 """Paced jobs that run beside one another: they sleep nine tenths of their time."""
 LOST_IN = 2
 """The step in which members are lost."""
-CALIBRATION_WINDOW_S, CALIBRATION_STEPS = 0.015, 8
-ROWS, LINK_WINDOW_S = 1024, 0.03
+CALIBRATION_WINDOW_S, CALIBRATION_STEPS = 0.02, 8
+ROWS = 1024
 WAIT_S = 150.0
 REACHES = {
     "plan_gain": Reach(limit=1.5, at_least=True),
@@ -59,6 +59,7 @@ REACHES = {
 NOT_MEASURED = {
     "migration_stall_ratio": "blocks move with a publish that all members wait for: there are no shadows yet",
     "migration_stall": "as migration_stall_ratio",
+    "fits_after_losses": "only without --quick: the smallest limit is found by a dozen jobs, one after the other",
 }
 GRAPH = BlockGraph(
     blocks=tuple(f"layers.{place}" for place in range(BLOCKS)), flops=(1,) * BLOCKS, crossings=((),) * (BLOCKS + 1)
@@ -114,7 +115,7 @@ class Case:
     is_own: bool = False
     """True if the job's own planner decides, once it has measured. The first plan is the rule's."""
     window_s: float = WINDOW_S
-    steps: int = 3
+    steps: int = 2
 
     @property
     def args(self) -> tuple[str, ...]:
@@ -182,10 +183,12 @@ def planned(case: Case, *, alive: Sequence[str] | None = None, chain: bool = Tru
     return choose_plan(question).plan
 
 
-def pairs() -> dict[str, list[Case]]:
+def pairs(*, quick: bool) -> dict[str, list[Case]]:
     """Row -> its jobs. The figure of a row is a ratio of two of them, or the worst of several."""
+    # A step that counts by each plan, or three.
+    more = 0 if quick else 2
     two = ruled(6, 3, 12)
-    loss = partial(Case, count=6, plan=two, lost="m1", steps=5)
+    loss = partial(Case, count=6, plan=two, lost="m1", steps=LOST_IN + 2 + more)
     alive = tuple(member for member in members(6) if member != "m1")
     rule = replace(next_plan(GRAPH, two, alive, PlanWish(stages=3, runs=12)), is_split=False)
     base = loss(name="loss")
@@ -194,15 +197,20 @@ def pairs() -> dict[str, list[Case]]:
     found["linear"] = []
     for count in (4, 5, 6):
         undisturbed = planned(Case(name="", count=count, plan=ruled(count, count, 16)))
-        case = Case(name=f"{count} members, one lost", count=count, plan=undisturbed, lost="m1", steps=5)
+        case = Case(
+            name=f"{count} members, one lost", count=count, plan=undisturbed, lost="m1", steps=LOST_IN + 2 + more
+        )
         alive = tuple(member for member in members(count) if member != "m1")
         found["linear"].append(replace(case, after=planned(case, alive=alive)))
     for slow in members(4):
-        today = Case(name=f"slow {slow}, today", count=4, plan=ruled(4, 4, 8, is_split=False), slow=slow)
+        today = Case(
+            name=f"slow {slow}, today", count=4, plan=ruled(4, 4, 8, is_split=False), slow=slow, steps=2 + more
+        )
         found[f"slow {slow}"] = [today, replace(today, name=f"slow {slow}, planned", plan=planned(today))]
     own = Case(name="slow m1, own", count=4, plan=ruled(4, 4, 8), slow="m1", is_own=True, steps=OWN_STEPS)
-    found["own"] = [own, Case(name="loss, own", count=6, plan=two, lost="m1", is_own=True, steps=OWN_STEPS + LOST_IN)]
-    whole = Case(name="whole backwards", count=4, plan=ruled(4, 4, 8, is_split=False))
+    lost = Case(name="loss, own", count=6, plan=two, lost="m1", is_own=True, steps=OWN_STEPS + LOST_IN)
+    found["own"] = [own] if quick else [own, lost]
+    whole = Case(name="whole backwards", count=4, plan=ruled(4, 4, 8, is_split=False), steps=2 + more)
     found["split"] = [whole, replace(whole, name="split", plan=planned(whole))]
     return found
 
@@ -213,7 +221,6 @@ def link_cases() -> list[Case]:
         count=4,
         plan=ruled(4, 4, 16, is_split=False),
         has_slow_link=True,
-        window_s=LINK_WINDOW_S,
     )
     return [today, replace(today, name="slow link, planned", plan=planned(today))]
 
@@ -281,9 +288,9 @@ class Jobs:
         )
 
 
-def measure(jobs: Jobs, draw: Callable[[Measured, PlayedStep], None] | None) -> dict[str, Any]:
+def measure(jobs: Jobs, draw: Callable[[Measured, PlayedStep], None] | None, *, quick: bool) -> dict[str, Any]:
     """Run all jobs of the rows, and return their figures."""
-    rows, link = pairs(), link_cases()
+    rows, link = pairs(quick=quick), link_cases()
     # The longest first, so that the last ones end together.
     first = [*calibrations(), *(case for name, cases in rows.items() for case in cases if name != "own")]
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:

@@ -314,12 +314,11 @@ def plans(*, quick: bool, keep: bool) -> int:
         def is_equal(args: tuple[str, ...], found: Told) -> bool:
             return found.is_that_of(experiment.reference_of(args))
 
-        jobs = planner.Jobs(folder=Path(name), is_equal=is_equal, start=at_once)
+        jobs = planner.Jobs(folder=Path(name), is_equal=is_equal, start=beside)
         draw = (lambda split, played: draw_beside(BESIDE, planner.drawn_actions(split), played)) if keep else None
-        with ThreadPoolExecutor(max_workers=1) as behind:
-            fits = behind.submit(planner.fits_after_losses, Path(name), beside)
-            figures = planner.measure(jobs, draw) | fits.result()
-        figures |= compared_times(Path(name), turns=2 if quick else 4)
+        figures = planner.measure(jobs, draw, quick=quick) | compared_times(Path(name), turns=2 if quick else 4)
+        if not quick:
+            figures |= planner.fits_after_losses(Path(name), beside)
     if keep:
         record("pipeline", figures, quick=quick, settings={"planner": True, "window_s": planner.WINDOW_S})
     met = report(figures, planner.REACHES)
