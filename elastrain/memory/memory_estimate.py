@@ -13,8 +13,8 @@ from elastrain.job.world import Member, View
 from elastrain.memory import memory_budget as budget
 from elastrain.memory.member_account import Limit, MemberAccount, ModelSizes
 from elastrain.memory.pipeline_memory import Load, ModelBytes, tasks_of
+from elastrain.memory.plan_check import bytes_under, goal_of
 from elastrain.pipeline.open_tasks import StepShape
-from elastrain.pipeline.pipeline_plan import held
 from elastrain.pipeline.planning import PlanWish, first_plan
 
 STEP, MOVING, ENDED = "in a step", "while holders move", "at the end"
@@ -123,15 +123,8 @@ def _stretches(
     account = replace(account, pipeline=(model, load))
     yield STEP, account, whole_bytes
     # With the first commit holders begin to move to the members that compute their blocks.
-    places = [{model.places[block] for block in shard.lanes} for shard in shape.shards]
-    blocks = held(plan)
-    homes = [tuple(member for member in view.ids if not blocks[member].isdisjoint(at)) for at in places]
-    goal = target(begun, shape.sizes, view.nodes, shape.backups, homes, [shard.lanes for shard in shape.shards])
-    # The states of its own shards work on the model's memory.
-    besides = (places[shard] for each in (begun, goal) for shard, its in enumerate(each) if its.primary == me)
-    own_bytes = sum(model.parameters_of(place) for place in blocks[me].union(*besides))
-    moving = replace(account, placements=(begun, goal), copied_bytes=budget.COPY_BUDGET_BYTES)
-    yield MOVING, moving, min(whole_bytes, own_bytes)
+    moving = replace(account, placements=(begun, goal_of(account, model, plan)), copied_bytes=budget.COPY_BUDGET_BYTES)
+    yield MOVING, moving, min(whole_bytes, bytes_under(moving, model, plan))
     # A short job may end before they have moved.
     yield ENDED, replace(moving, pipeline=None, is_over=True), whole_bytes
 

@@ -80,6 +80,8 @@ class Pipeline:
     """The number of runs of a step that go through this pipeline."""
     limits: tuple[int, ...]
     """In-flight limit of each member: how many micro-batches it may have in flight (see `actions.choose`)."""
+    is_split: bool = True
+    """True if a backward computes the gradient of its input first, and the weight gradients in a later bubble."""
 
     def __post_init__(self) -> None:
         ends = [(cut, cut) if isinstance(cut, int) else (cut.cut, cut.deeper) for cut in self.cuts]
@@ -114,8 +116,6 @@ class PipelinePlan:
     blocks: int
     pipelines: tuple[Pipeline, ...]
     """A member may stand in several of them, with the same blocks in each: it takes runs of a lost member then."""
-    is_split: bool = True
-    """True if a backward computes the gradient of its input first, and the weight gradients in a later bubble."""
 
     def __post_init__(self) -> None:
         found: dict[str, tuple[int, int]] = {}
@@ -145,6 +145,11 @@ class PipelinePlan:
             {"runs": each.share, "blocks": each.stretches(self.blocks), "limits": each.limits}
             for each in self.pipelines
         )
+
+    @cached_property
+    def split(self) -> frozenset[str]:
+        """The members that split their backwards: those of pipelines that do."""
+        return frozenset(member for pipeline in self.pipelines if pipeline.is_split for member in pipeline.members)
 
     @property
     def limits(self) -> dict[str, int]:

@@ -13,6 +13,9 @@ from elastrain.pipeline.cuts import Had, LineUp, line_up
 from elastrain.pipeline.graph import BlockGraph, check_stages
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, held
 
+IS_SPLIT = False
+"""Under the limits of 1F1B a split backward fills few bubbles, and costs an action more. The planner may split it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanWish:
@@ -144,7 +147,8 @@ def _cut(graph: BlockGraph, line: _Line, has: Mapping[str, Had]) -> Pipeline:
 
 
 def _pipeline(line: LineUp) -> Pipeline:
-    return Pipeline(members=line.members, cuts=line.cuts, share=0, limits=one_f_one_b(len(line.members)))
+    limits = one_f_one_b(len(line.members))
+    return Pipeline(members=line.members, cuts=line.cuts, share=0, limits=limits, is_split=IS_SPLIT)
 
 
 def _plan(graph: BlockGraph, lines: Sequence[Pipeline], runs: int) -> PipelinePlan:

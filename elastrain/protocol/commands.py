@@ -6,6 +6,7 @@ in `work_commands`, those for the training loop's computations in `loop_commands
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ from elastrain.job.placement import Placement
 from elastrain.job.values import Record, Recovery
 from elastrain.job.world import View
 from elastrain.pipeline.planner.plan_choice import PlanQuestion
+from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.protocol.loop_commands import LoopCommand
 from elastrain.protocol.messages import Message
 from elastrain.protocol.work_commands import Apply, Bind, TakeParameters, Work
@@ -103,6 +105,8 @@ class ChoosePlan:
     present: str
     """Digest of the plan in force."""
     question: PlanQuestion
+    told: Mapping[str, ToldMemory]
+    """Member of the view -> its memory, as it told it."""
 
 
 # By a view and not by a message: its members know that nothing of the former attempt can reach them.

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from elastrain.job.fold import Node
 from elastrain.job.world import View
 from elastrain.pipeline.planner.plan_choice import PlanAnswer
+from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.protocol.loop_events import (
     BatchEvaluated,
     Began,
@@ -262,9 +263,17 @@ class Planned:
     """None: no plan fits."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class MemorySeen:
+    """Memory that this member holds at a commit in pipelines, and may hold."""
+
+    memory: ToldMemory
+
+
 Event: TypeAlias = (
     CopyBudgetSet
     | CopiesAllowed
+    | MemorySeen
     | Planned
     | JobEnded
     | Viewed

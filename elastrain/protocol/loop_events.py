@@ -74,6 +74,10 @@ class Traced:
     """End of the tracing pass, only in jobs with pipelines."""
 
     model: TracedGraph
+    gradient_bytes: tuple[int, ...] = ()
+    """Per block of the graph: one copy."""
+    saved_bytes: tuple[int, ...] = ()
+    """Per block of the graph: activations that one micro-batch keeps for its backward."""
 
 
 # After the `BlockDone`s of the same backward, so that a finished task has all its gradients.

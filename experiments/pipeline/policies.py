@@ -141,13 +141,15 @@ class Case:
         room = max(math.ceil(1.5 * n / self.length), most)
         return PlanMemory(limits_bytes=dict.fromkeys(self.members, room * UNIT_BYTES + UNIT_BYTES // 2))
 
-    def even_plan(self, more: int = 0) -> PipelinePlan:
+    def even_plan(self, more: int = 0, *, is_split: bool = True) -> PipelinePlan:
         """Every pipeline alike, cut at whole blocks, with 1F1B's limits and so many more."""
         n, cuts = len(self.shape.forward_s), self.cuts(self.length)
         limits = tuple(limit + more for limit in one_f_one_b(self.length))
         chains = [self.members[at : at + self.length] for at in range(0, len(self.members), self.length)]
         share = self.runs // self.pipelines
-        pipelines = tuple(Pipeline(members=chain, cuts=cuts, share=share, limits=limits) for chain in chains)
+        pipelines = tuple(
+            Pipeline(members=chain, cuts=cuts, share=share, limits=limits, is_split=is_split) for chain in chains
+        )
         return PipelinePlan(blocks=n, pipelines=pipelines)
 
     def cuts(self, length: int) -> tuple[int, ...]:
@@ -158,8 +160,8 @@ class Case:
         assert found is not None
         return found
 
-    def timeline(self, *, is_split: bool = True) -> Timeline:
-        return Timeline(StepCosts(profile=self.shape.profile(self.speeds), is_split=is_split))
+    def timeline(self) -> Timeline:
+        return Timeline(StepCosts(profile=self.shape.profile(self.speeds)))
 
 
 def re_route(case: Case, more: Sequence[int] = MORE, *, is_staggered: bool = False) -> float:
@@ -185,10 +187,10 @@ def times(plan: PipelinePlan, steps: int) -> PipelinePlan:
 
 def drop(case: Case, more: Sequence[int] = MORE, *, is_split: bool = True) -> float:
     """TorchFT: a pipeline that lost a member leaves; the others share its runs. It does not see slow members."""
-    timeline = case.timeline(is_split=is_split)
+    timeline = case.timeline()
     found = []
     for each in more:
-        plan = case.even_plan(each)
+        plan = case.even_plan(each, is_split=is_split)
         whole = [pipeline for pipeline in plan.pipelines if set(case.left) >= set(pipeline.members)]
         if not whole:
             return math.inf
@@ -273,7 +275,7 @@ def played(case: Case) -> dict[str, Any]:
     }
     if case.is_slow:
         return found
-    plain = replace(case, struck=frozenset()).timeline(is_split=False).step_s(case.even_plan())
+    plain = replace(case, struck=frozenset()).timeline().step_s(case.even_plan(is_split=False))
     return found | {
         "torchft": drop(case) / ours_s,
         "oobleck": templates(case) / ours_s,

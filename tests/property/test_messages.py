@@ -29,6 +29,7 @@ from elastrain.pipeline.forward_chains import Stage
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor, IllegalCut
 from elastrain.pipeline.open_tasks import TaskProgress
 from elastrain.pipeline.pipeline_plan import Bound, BoundaryName, Direction, Pipeline, PipelinePlan, Task
+from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.pipeline.planner.step_profile import BlockSeconds
 from elastrain.protocol.codec import BitMask
 from elastrain.protocol.evaluation_messages import (
@@ -196,6 +197,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
             proposed=st.none() | plans,
             seconds=tuples(st.tuples(ints, block_seconds)),
             rates=tuples(st.tuples(names, floats)),
+            memory=st.none() | st.builds(ToldMemory, limit_bytes=ints, base_bytes=ints, taken_bytes=ints),
         ),
         marks=tuples(st.builds(StreamMark, stream=ints, position=ints, state=names, digest=names)),
     ),

@@ -23,9 +23,13 @@ from elastrain.member.pipeline.assignments import action_of
 from elastrain.member.state.committed import Roles
 from elastrain.member.state.runs import OUTSTANDING_MOST
 from elastrain.pipeline.actions import TaskAction
+from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.protocol.messages import Message
 from tests.sim.pipelined import Chain, PipelinedLoop, TaskRun
 from tests.sim.symbols import NOTHING, RELEASED, Cell, Lane, Ref, Shelf, Slot, State, Symbols, Violation, symbol
+
+MEMORY = ToldMemory(limit_bytes=1 << 40, base_bytes=7, taken_bytes=9)
+"""Memory that every member tells. Whether plans fit is tested without the protocol."""
 
 __all__ = ["Outbox", "Run", "SimMember", "Violation", "symbol"]
 
@@ -443,6 +447,8 @@ class SimMember:
                 result = self.work(command)
                 if self.pipelined is not None:
                     self.pipelined.forget(command)
+                    if isinstance(command, p.Passed):
+                        return p.MemorySeen(memory=MEMORY)
                 return result
         return None
 

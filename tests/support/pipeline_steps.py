@@ -88,7 +88,7 @@ class DeskHandover:
                 blocks = len(told.model.graph.blocks)
                 plan = self._post.plan(blocks)
                 shape = StepShape(number=0, micro_batches=MICRO_BATCHES, run_length=self._run_length, blocks=blocks)
-                self._desk = TaskDesk(shape, plan.limits[self._me], plan.is_split)
+                self._desk = TaskDesk(shape, plan.limits[self._me], self._me in plan.split)
                 mine = [task for route in routes(plan) for task in route if task.member == self._me]
                 self._desk.hand_out(mine)
                 begin, end = next(q.stretches(blocks)[self._me] for q in plan.pipelines if self._me in q.members)

@@ -38,6 +38,8 @@ class Tracing(MemberPart):
         self.pipelining = pipelining
         self.traced: TracedGraph | None = None
         """Result of this member's tracing pass. None before the pass, and without pipelines."""
+        self.sizes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        """Per block of the graph: bytes of a copy of its gradients, and of what a micro-batch keeps of its forward."""
         self.plan: PipelinePlan | None = None
         """Plan of the job's first step once it is in force, else None. The record has the plans of later steps."""
         self._me = me
@@ -59,7 +61,7 @@ class Tracing(MemberPart):
         The job ends with ConfigError if the graph cannot be cut into the wished number of stages.
         """
         assert self.pipelining is not None
-        self.traced = event.model
+        self.traced, self.sizes = event.model, (event.gradient_bytes, event.saved_bytes)
         try:
             check_stages(event.model.graph, self.pipelining.stages)
         except ConfigError as error:
@@ -182,7 +184,7 @@ class Tasks(MemberPart):
     def _hand(self, plan: PipelinePlan, tasks: Iterable[TaskProgress]) -> None:
         self._known = tuple(tasks)
         if self._desk is None:
-            self._desk = TaskDesk(self._shape(plan.blocks), plan.limits.get(self._me, 1), plan.is_split)
+            self._desk = TaskDesk(self._shape(plan.blocks), plan.limits.get(self._me, 1), self._me in plan.split)
         mine = [progress.task for progress in self._known if progress.task.member == self._me]
         self._desk.hand_out(mine)
         runs_by_block: dict[int, set[int]] = defaultdict(set)

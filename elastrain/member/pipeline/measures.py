@@ -1,4 +1,4 @@
-"""Seconds of blocks: what this member measures in its own tasks, and what the votes of all members have told.
+"""Seconds of blocks, and memory: what this member measures, and what the votes of all members have told.
 
 Measurements decide nothing by themselves. They reach the planner, and a plan takes effect through a record only.
 """
@@ -11,12 +11,9 @@ from statistics import median
 
 from elastrain import protocol as p
 from elastrain.pipeline.actions import ActionKind
+from elastrain.pipeline.pipeline_plan import PipelinePlan
+from elastrain.pipeline.planner.plan_vote import PlanVote, ToldMemory
 from elastrain.pipeline.planner.step_profile import RATE_NOISE, BlockSeconds, Gauge, Measured
-
-ToldSeconds = tuple[tuple[int, BlockSeconds], ...]
-"""(block of the graph, seconds that the member takes for it)."""
-ToldRates = tuple[tuple[str, float], ...]
-"""See `PlanVote.rates`."""
 
 
 class Measures:
@@ -25,6 +22,10 @@ class Measures:
     def __init__(self) -> None:
         self.told: dict[str, dict[int, BlockSeconds]] = {}
         """Member -> block of the graph -> seconds, as of its last votes."""
+        self.memory: dict[str, ToldMemory] = {}
+        """Member -> its memory, as of its last votes."""
+        self._own_memory: ToldMemory | None = None
+        self._told_memory: ToldMemory | None = None
         self._now: dict[ActionKind, dict[int, list[float]]] = {}
         """Seconds of the open step, by kind of action and block."""
         self._gauges: dict[int, dict[ActionKind, Gauge]] = {}
@@ -57,6 +58,10 @@ class Measures:
         for block, share_s in shares.items() if took_s and whole_s else ():
             self._now[event.action.kind][block].append(took_s[0] * share_s / whole_s)
 
+    def note_memory(self, memory: ToldMemory) -> None:
+        """Note this member's memory."""
+        self._own_memory = memory
+
     def begin(self) -> None:
         """Take the medians of the step before into the gauges, and begin to measure another step."""
         seen = {block for kind in self._now.values() for block in kind}
@@ -83,29 +88,33 @@ class Measures:
 
     def forget_view(self) -> None:
         """Forget what was told: every member tells it anew, because newcomers have heard nothing."""
-        self.told, self.told_rates = {}, {}
+        self.told, self.told_rates, self.memory, self._told_memory = {}, {}, {}, None
         for gauge in (*self._rates.values(), *(g for gauges in self._gauges.values() for g in gauges.values())):
             gauge.forget_told()
 
-    def news(self) -> ToldSeconds:
-        """Return the blocks whose seconds have changed by more than their noise. They count as told then."""
-        return tuple(
+    def news(self, proposed: PipelinePlan | None) -> PlanVote:
+        """Return a vote for `proposed` with what has changed by more than its noise. It counts as told then."""
+        seconds = tuple(
             (block, _seconds(gauges))
             for block, gauges in sorted(self._gauges.items())
             # All gauges are asked, because each has to note what is told now.
             if {gauge.news() for gauge in gauges.values()} - {None}
         )
-
-    def rates_news(self) -> ToldRates:
-        """Return the fixed times and rates that have changed by more than their noise. They count as told then."""
         news = ((name, gauge.news()) for name, gauge in sorted(self._rates.items()))
-        return tuple((name, value) for name, value in news if value is not None)
+        rates = tuple((name, value) for name, value in news if value is not None)
+        memory = self._own_memory
+        if memory is not None and not memory.is_news(self._told_memory):
+            memory = None
+        self._told_memory = memory or self._told_memory
+        return PlanVote(proposed=proposed, seconds=seconds, rates=rates, memory=memory)
 
-    def hear(self, member: str, told: ToldSeconds, rates: ToldRates = ()) -> bool:
-        """Note what a member has told in its vote. Returns True if it told anything."""
-        self.told.setdefault(member, {}).update(told)
-        self.told_rates.setdefault(member, {}).update(rates)
-        return bool(told or rates)
+    def hear(self, member: str, vote: PlanVote) -> bool:
+        """Note what a member has told in its vote. Returns True if it told any times or rates."""
+        self.told.setdefault(member, {}).update(vote.seconds)
+        self.told_rates.setdefault(member, {}).update(vote.rates)
+        if vote.memory is not None:
+            self.memory[member] = vote.memory
+        return bool(vote.seconds or vote.rates)
 
     def of(self, held: Mapping[str, Collection[int]]) -> Measured:
         """Return member -> block -> seconds, for the blocks that each member holds now: others may be outdated."""

@@ -7,6 +7,7 @@ have come or gone, the rule of `pipeline.planning` serves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from elastrain import protocol as p
@@ -17,14 +18,18 @@ from elastrain.member.pipeline.measures import Measures
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
+from elastrain.memory.memory_budget import ASSUMED_MOMENTS
 from elastrain.pipeline.pipeline_plan import PipelinePlan, held
 from elastrain.pipeline.planner.plan_choice import PlanQuestion
-from elastrain.pipeline.planner.plan_vote import PlanVote
-from elastrain.pipeline.planner.step_profile import JobProfile, Measured, fitted, profile_of, with_rates
+from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, memory_of
+from elastrain.pipeline.planner.plan_vote import PlanVote, ToldMemory
+from elastrain.pipeline.planner.step_profile import JobProfile, Measured, StepRates, fitted, profile_of, with_rates
 from elastrain.pipeline.planning import PlanWish, first_plan, next_plan, pipelines_wanted
 
 FLOPS_PER_S = 1e12
 """Speed with which a profile begins. Every block is measured before the planner is asked."""
+STARTING_RATES = StepRates(action_s=0.006, split_price=0.03)
+"""Rates with which a profile begins."""
 
 
 class Proposals(MemberPart):
@@ -55,7 +60,7 @@ class Proposals(MemberPart):
     def hear(self, member: str, vote: Vote) -> None:
         """Note what a member tells about its blocks, even if its vote comes too late to count."""
         if vote.plan is not None:
-            self._has_news |= self.measures.hear(member, vote.plan.seconds, vote.plan.rates)
+            self._has_news |= self.measures.hear(member, vote.plan)
 
     def vote(self) -> PlanVote | None:
         """Return this member's say about plans. None without pipelines."""
@@ -63,14 +68,19 @@ class Proposals(MemberPart):
             return None
         proposed = self._propose()
         # A plan that stays is not proposed again, so that it does not travel in every step.
-        seconds, rates = self.measures.news(), self.measures.rates_news()
-        self._has_news |= self.measures.hear(self._me, seconds, rates)
-        return PlanVote(proposed=None if proposed == self._commit.plan else proposed, seconds=seconds, rates=rates)
+        told = self.measures.news(None if proposed == self._commit.plan else proposed)
+        self._has_news |= self.measures.hear(self._me, told)
+        return told
 
     @handles(p.LinksTimed)
     def on_links(self, event: p.LinksTimed) -> None:
         """Note the rates of links in the last step."""
         self.measures.note_links(event.bytes_per_s)
+
+    @handles(p.MemorySeen)
+    def on_memory_seen(self, event: p.MemorySeen) -> None:
+        """Note this member's memory. It is told in the next vote."""
+        self.measures.note_memory(event.memory)
 
     @handles(p.Planned)
     def on_planned(self, event: p.Planned) -> None:
@@ -102,23 +112,37 @@ class Proposals(MemberPart):
         if now is None or (self._asked == now and (is_open or not self._has_news)):
             return False
         measured = self.measures.of(held(plan))
+        # A plan for members of unknown memory may end them.
+        if not self.measures.memory.keys() >= set(plan.members):
+            return False
         if len({block for blocks in measured.values() for block in blocks}) < plan.blocks:
             return False
         self._asked, self._answer, self._has_news = now, None, False
         self._asked_in = self._commit.step + 1
-        self._out.do(p.ChoosePlan(generation=now[0], present=now[1], question=self._question(traced, plan, measured)))
+        told = {member: self.measures.memory[member] for member in self._views.view.ids}
+        question = self._question(traced, plan, measured, told)
+        self._out.do(p.ChoosePlan(generation=now[0], present=now[1], question=question, told=told))
         return True
 
-    def _question(self, traced: TracedGraph, plan: PipelinePlan, measured: Measured) -> PlanQuestion:
+    def _question(
+        self, traced: TracedGraph, plan: PipelinePlan, measured: Measured, told: Mapping[str, ToldMemory]
+    ) -> PlanQuestion:
         members, pipelining = self._views.view.ids, self._shape.pipelining
         assert pipelining is not None
         if self._profile is None:
             self._profile = profile_of(traced.graph, parameter_bytes(self._shape, traced), FLOPS_PER_S)
+            self._profile = replace(self._profile, rates=STARTING_RATES)
         profile = replace(fitted(self._profile, measured), nodes=self._views.view.nodes)
         sizes, stretches = profile.parameter_bytes, held(plan).values()
         moved_bytes = max(sum(sizes[block] for block in its) for its in stretches) * min(2, len(plan.pipelines))
         self._profile = with_rates(profile, self.measures.told_rates, moved_bytes)
-        # Nothing is known of the members' memory, so none is to hold more than in the plans of the rule.
+        gradient_bytes, saved_bytes = self._tracing.sizes
+        # Primaries and backups of a block share its states.
+        states = (ASSUMED_MOMENTS + 2 * self._shape.backups * (1 + ASSUMED_MOMENTS)) / len(plan.pipelines)
+        memory = PlanMemory(gradient_bytes=gradient_bytes, saved_bytes=saved_bytes, state_per_parameter=states)
+        room = PlanRoom(profile=self._profile, memory=memory, run_length=pipelining.run_length)
+        # Without memory limits the wished stages are all that is said about what a member can compute. What is free
+        # says how many micro-batches may be in flight, but not what longer stretches take besides.
         count = pipelines_wanted(traced.graph, len(members), pipelining.stages)
         return PlanQuestion(
             members=members,
@@ -127,9 +151,8 @@ class Proposals(MemberPart):
             runs=self._shape.runs,
             present=plan,
             run_length=pipelining.run_length,
-            is_split=plan.is_split,
-            least_members=len(members) // count,
-            more_in_flight=(0,),
+            memory=memory_of(room, told, plan),
+            least_members=1 if all(its.has_limit for its in told.values()) else len(members) // count,
         )
 
     def _propose(self) -> PipelinePlan | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from math import comb
 
 from elastrain.pipeline.graph import BlockGraph
@@ -55,8 +55,8 @@ class Chains:
     def class_of(self, chain: Chain) -> object:
         """Return a value that is equal for chains of equal members and links."""
         if chain not in self._classes:
-            limits = self.room.memory.limits_bytes
-            room = tuple(limits.get(member) for member in chain) if limits else ()
+            limits, base = self.room.memory.limits_bytes, self.room.memory.base_bytes
+            room = tuple(limits[member] - base.get(member, 0) if member in limits else None for member in chain)
             self._classes[chain] = (self.timeline.chain_key(chain), room)
         return self._classes[chain]
 
@@ -88,16 +88,17 @@ class Chains:
             actions = 3 * share * n * len(chain)
             # No class of chains may use up what others need.
             is_much = self.spent + actions > min(ACTIONS, begun + ACTIONS // 8)
-            if best is not None and (least_s >= best[0] or is_much):
+            if best is not None and (least_s > best[0] or is_much):
                 break
             self.spent += actions
             seconds = self.timeline.computed_s([(pipeline, 0)], len(self.graph.blocks), self.has_peers)
-            if best is None or seconds < best[0]:
+            # Of equally fast pipelines the one whose members keep least in memory.
+            if best is None or (seconds, sum(pipeline.limits)) < (best[0], sum(best[1].limits)):
                 best = (seconds, pipeline)
         return best
 
     def _options(self, chain: Chain, share: int, sizes: tuple[int, ...] = GROUP_SIZES) -> list[Pipeline]:
-        """Return the candidates for bounds and limits that fit into memory, the highest limits first."""
+        """Return the candidates for bounds, limits and splits that fit into memory, the highest limits first."""
         speeds = [self.costs.profile.speeds.get(member, 1.0) for member in chain]
         cuts = list(self._whole(chain, speeds, share))
         for size in sizes if len(chain) > 1 else ():
@@ -106,16 +107,25 @@ class Chains:
             if bounds is not None and bounds not in cuts:
                 cuts.append(bounds)
         found: list[Pipeline] = []
+        # More than all runs in flight is no other candidate.
+        more_in_flight = {min(more, share * self.room.run_length) for more in self.more_in_flight}
+        if len(sizes) < len(GROUP_SIZES):
+            more_in_flight = {max(more_in_flight)}
         for each in cuts:
-            # More than all runs in flight is no other candidate.
-            for more in sorted({min(more, share * self.room.run_length) for more in self.more_in_flight}, reverse=True):
+            for more, is_split in product(sorted(more_in_flight, reverse=True), self._splits(chain)):
                 limits = tuple(limit + more for limit in one_f_one_b(len(chain)))
-                fitting = self._fitting(Pipeline(members=chain, cuts=each, share=share, limits=limits))
+                wanted = Pipeline(members=chain, cuts=each, share=share, limits=limits, is_split=is_split)
+                fitting = self._fitting(wanted)
                 if fitting is not None and fitting not in found:
                     found.append(fitting)
-                if len(sizes) < len(GROUP_SIZES):
-                    break
         return found
+
+    def _splits(self, chain: Chain) -> tuple[bool, ...]:
+        """Return whether backwards may be whole, or split. Only a split with a price can cost more than it gains."""
+        if len(chain) == 1 or not self.room.memory.may_split:
+            return (False,)
+        rates = self.costs.profile.rates
+        return (False, True) if rates.split_price or rates.action_s else (True,)
 
     def _fitting(self, pipeline: Pipeline) -> Pipeline | None:
         limits = self.room.limits(pipeline)
@@ -131,7 +141,7 @@ class Chains:
         # The memory of members is looked at in the search only where it binds: that search depends on the share.
         limits = tuple(range(len(chain), 0, -1))
         for cuts in found[:1] if self.room.memory.limits_bytes and len(found) == 1 else ():
-            pipeline = Pipeline(members=chain, cuts=cuts, share=share, limits=limits)
+            pipeline = Pipeline(members=chain, cuts=cuts, share=share, limits=limits, is_split=False)
             if isinstance(self.room.limits(pipeline), Shortage):
                 return self._cut(chain, speeds, share) or found
         return found
@@ -153,7 +163,7 @@ class Chains:
         return self._wholes[key]
 
     def _fits(self, member: str, begin: int, end: int, share: int) -> bool:
-        most = self.room.most_in_flight(member, begin, end, share)
+        most = self.room.most_in_flight(member, (begin, end), share)
         return not isinstance(most, Shortage)
 
     @cached_property

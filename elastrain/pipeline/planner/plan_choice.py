@@ -6,7 +6,7 @@ better than what was played. Equal questions get equal answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -20,6 +20,8 @@ from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, Shortage
 from elastrain.pipeline.planner.step_profile import JobProfile
 from elastrain.pipeline.planner.timeline import StepCosts
 
+TRIES = 8
+"""Plans for which the exact account of memory is made, at the most."""
 FEW_CHAINS = 8
 """With at most so many pipelines, runs are moved from one to another until the slowest can give none away."""
 
@@ -40,7 +42,6 @@ class PlanQuestion:
     """Steps before the next change is expected. Moves have to win back their cost in these."""
     pipelines: int | None = None
     """The number of pipelines that the first plan is to have (`--stages`), or None for any number."""
-    is_split: bool = True
     least_members: int = 1
     """Members of each pipeline at the least, if enough are left. Members hold more in shorter pipelines."""
     more_in_flight: tuple[int, ...] = MORE_IN_FLIGHT
@@ -74,6 +75,31 @@ def choose_plan(question: PlanQuestion) -> PlanAnswer:
     return best
 
 
+def choose_fitting(question: PlanQuestion, lacking: Callable[[PipelinePlan], Mapping[str, int]]) -> PlanAnswer:
+    """Choose the next plan, of those that also have room by an exact account.
+
+    Args:
+        question: The question.
+        lacking: Returns, for a plan, the bytes that members lack.
+
+    Raises:
+        NoPlanFitsError: If no candidate fits into memory, or none was found in `TRIES` attempts.
+    """
+    lacks: Mapping[str, int] = {}
+    for _ in range(TRIES):
+        answer = choose_plan(question)
+        # The plan in force has room: its members have decided so themselves.
+        lacks = {} if answer.plan == question.present else lacking(answer.plan)
+        if not lacks:
+            return answer
+        base = {m: b + lacks.get(m, 0) for m, b in question.memory.base_bytes.items()}
+        question = replace(question, memory=replace(question.memory, base_bytes=base))
+    member = max(lacks, key=lambda m: lacks[m])
+    raise NoPlanFitsError(
+        f"no plan was found that fits into memory: {member} lacks {mib(lacks[member])} in the last one"
+    )
+
+
 @dataclass
 class _Choice:
     question: PlanQuestion
@@ -82,9 +108,7 @@ class _Choice:
     def chains(self) -> Chains:
         asked = self.question
         room = PlanRoom(profile=asked.profile, memory=asked.memory, run_length=asked.run_length)
-        return Chains(
-            asked.graph, StepCosts(profile=asked.profile, is_split=asked.is_split), room, asked.more_in_flight
-        )
+        return Chains(asked.graph, StepCosts(profile=asked.profile), room, asked.more_in_flight)
 
     @cached_property
     def before(self) -> Mapping[str, frozenset[int]]:

@@ -6,12 +6,18 @@ It bounds what `memory/pipeline_memory.py` counts exactly, without going through
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import accumulate
 
-from elastrain.pipeline.pipeline_plan import Bound, Pipeline
+from elastrain.pipeline.pipeline_plan import Bound, Pipeline, PipelinePlan
+from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.pipeline.planner.step_profile import JobProfile
+
+ROOM_BITS = 5
+"""Leading bits of a member's room that count."""
+Stretch = tuple[int | Bound, int | Bound]
+"""The cuts between which a member computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +26,8 @@ class PlanMemory:
 
     limits_bytes: Mapping[str, int] = field(default_factory=dict)
     """Member -> limit. A member that is not named has none."""
-    base_bytes: int = 0
-    """Part of each member's memory that belongs to no block."""
+    base_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Member -> part of its memory that belongs to no block. A member that is not named has none."""
     gradient_bytes: tuple[int, ...] = ()
     """Per block: one copy. Empty: gradients are not counted."""
     saved_bytes: tuple[int, ...] = ()
@@ -30,6 +36,8 @@ class PlanMemory:
     """Bytes of shards and backups on a member, for each byte of its parameters."""
     activations_leave: bool = False
     """True if saved activations may move to disk. They leave before a limit falls or a bound shifts."""
+    may_split: bool = True
+    """True if backwards may be split. Where saved activations may move to disk, all stay whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,22 +76,33 @@ class PlanRoom:
         cuts = (0, *pipeline.cuts, blocks)
         for place, (member, limit) in enumerate(zip(pipeline.members, pipeline.limits, strict=True)):
             # Limits fall member by member: one with little memory does not slow down the others.
-            most = self.most_in_flight(member, cuts[place], cuts[place + 1], pipeline.share)
+            stretch = (cuts[place], cuts[place + 1])
+            most = self.most_in_flight(member, stretch, pipeline.share, is_split=pipeline.is_split and place > 0)
             if isinstance(most, Shortage):
                 return most
             found.append(min(limit, most))
         return tuple(found)
 
-    def most_in_flight(self, member: str, left: int | Bound, right: int | Bound, share: int) -> int | Shortage:
+    def taken_bytes(self, plan: PipelinePlan) -> Mapping[str, int]:
+        """Return what the blocks and tasks of each member of a plan take, by the same count as everywhere here."""
+        found: dict[str, int] = {}
+        for pipeline in plan.pipelines:
+            cuts = (0, *pipeline.cuts, plan.blocks)
+            for place, (member, limit) in enumerate(zip(pipeline.members, pipeline.limits, strict=True)):
+                stretch = (cuts[place], cuts[place + 1])
+                parts = self._parts(member, stretch, pipeline.share)
+                in_flight = min(limit, pipeline.share * self.run_length)
+                parts["activations"] = in_flight * self._each_bytes(stretch, pipeline.is_split and place > 0)
+                found[member] = max(found.get(member, 0), sum(parts.values()))
+        return found
+
+    def most_in_flight(self, member: str, stretch: Stretch, share: int, *, is_split: bool = False) -> int | Shortage:
         """Return the most micro-batches that the member may have in flight between two cuts, at least 1."""
         limit_bytes = self.memory.limits_bytes.get(member)
         if limit_bytes is None:
             return share * self.run_length + 1
-        parts = self._parts(left, right, share)
-        begin, end = _begin(left), _end(right)
-        each_bytes = self.profile.activation_bytes[end]
-        if not self.memory.activations_leave:
-            each_bytes += self._sums[2][end] - self._sums[2][begin]
+        parts = self._parts(member, stretch, share)
+        each_bytes = self._each_bytes(stretch, is_split)
         # At least one micro-batch must be in flight, or the member could never begin.
         left_bytes = limit_bytes - sum(parts.values())
         if left_bytes < each_bytes:
@@ -93,23 +112,49 @@ class PlanRoom:
             )
         return left_bytes // each_bytes if each_bytes else share * self.run_length + 1
 
-    def _parts(self, left: int | Bound, right: int | Bound, share: int) -> dict[str, int]:
-        begin, end = _begin(left), _end(right)
+    def _each_bytes(self, stretch: Stretch, is_split: bool) -> int:
+        """Return what one micro-batch in flight takes."""
+        begin, end = _begin(stretch[0]), _end(stretch[1])
+        # Until its weight gradients are computed, a micro-batch keeps activations, and a gradient for each of them.
+        saved_bytes = (1 + is_split) * (self._sums[2][end] - self._sums[2][begin])
+        return self.profile.activation_bytes[end] + (0 if self.memory.activations_leave else saved_bytes)
+
+    def _parts(self, member: str, stretch: Stretch, share: int) -> dict[str, int]:
+        begin, end = _begin(stretch[0]), _end(stretch[1])
         parameters, gradients, _ = self._sums
         forward, back = self.profile.activation_bytes, self.profile.gradient_bytes
         gradient_bytes = copies_of(share) * (gradients[end] - gradients[begin])
-        for bound in (each for each in (left, right) if isinstance(each, Bound)):
+        for bound in (each for each in stretch if isinstance(each, Bound)):
             # Groups of a shared block that are no neighbours keep a partial each.
             # A group is a node of the fold, so its runs are one partial.
             gradient_bytes += min(share, bound.groups) * (gradients[bound.deeper] - gradients[bound.cut])
         held_bytes = parameters[end] - parameters[begin]
         return {
-            "what belongs to no block": self.memory.base_bytes,
+            "what belongs to no block": self.memory.base_bytes.get(member, 0),
             "parameters": held_bytes,
             "optimizer states": round(held_bytes * self.memory.state_per_parameter),
             "gradients": gradient_bytes,
             "boundary tensors": share * self.run_length * (forward[end] + back[begin]),
         }
+
+
+def memory_of(room: PlanRoom, told: Mapping[str, ToldMemory], present: PipelinePlan) -> PlanMemory:
+    """Return the memory of the members that have told it. `room` has the bytes of blocks; its limits do not count."""
+    limits, base, taken = dict[str, int](), dict[str, int](), room.taken_bytes(present)
+    for member, its in told.items():
+        # What the count here leaves out is taken for a part that belongs to no block.
+        room_bytes = its.limit_bytes - max(its.base_bytes, its.taken_bytes - taken.get(member, 0))
+        # Rounded, so that members with about the same room count as equal, and noise is no lack.
+        room_bytes -= room_bytes % (1 << max(0, room_bytes.bit_length() - ROOM_BITS))
+        # The plan in force has room: it is being computed.
+        limits[member], base[member] = its.limit_bytes, its.limit_bytes - max(taken.get(member, 0), room_bytes)
+    return replace(
+        room.memory,
+        limits_bytes=limits,
+        base_bytes=base,
+        activations_leave=all(its.activations_leave for its in told.values()),
+        may_split=not any(its.has_limit for its in told.values()),
+    )
 
 
 @cache

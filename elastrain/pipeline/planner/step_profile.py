@@ -48,6 +48,8 @@ class StepRates:
     publish_bytes_per_s: float = 4e9
     action_s: float = 0.0
     """Fixed seconds per action of the training loop."""
+    split_price: float = 0.0
+    """Part of its seconds that a backward takes longer in two actions than in one."""
     step_s: float = 0.0
     """Fixed seconds per step, for the commit."""
 
@@ -80,12 +82,13 @@ class JobProfile:
             raise ValueError(f"a profile has bytes for each of its {n} blocks, and of one cut more")
         # A single NaN would make every comparison of plans false, and the first candidate would win.
         rates = {name: value for name, value in vars(self.rates).items() if name.endswith("bytes_per_s")}
+        fixed = {name: value for name, value in vars(self.rates).items() if name not in (*rates, "links")}
         rates |= {f"the rate from {a} to {b}": rate for a, b, rate in self.rates.links}
         for name, value in {**rates, **{f"the speed of {m}": speed for m, speed in self.speeds.items()}}.items():
             if not isfinite(value) or value <= 0:
                 raise ValueError(f"{name} must be above 0; got {value}")
         seconds = {f"{name} of block {i}": s for i, each in enumerate(self.blocks) for name, s in vars(each).items()}
-        for name, value in {**seconds, "action_s": self.rates.action_s, "step_s": self.rates.step_s}.items():
+        for name, value in {**seconds, **fixed}.items():
             if not isfinite(value) or value < 0:
                 raise ValueError(f"{name} must be a number of at least 0; got {value}")
 

@@ -25,8 +25,6 @@ class StepCosts:
     """Seconds of actions, links and publishes that follow from a profile, with sums over stretches made once."""
 
     profile: JobProfile
-    is_split: bool = True
-    """True if a backward computes the gradient of its input first, and that of the weights later."""
 
     @cached_property
     def _sums(self) -> dict[ActionKind, tuple[float, ...]]:
@@ -43,28 +41,31 @@ class StepCosts:
         """Per cut: seconds of all actions of the blocks before it."""
         return tuple(map(sum, zip(*self._sums.values(), strict=True)))
 
-    def splits(self, task: Task) -> bool:
-        """Return True if the task's backward is split. First tasks have no input gradient, so theirs stays whole."""
-        return self.is_split and task.begin > 0
-
-    def action_s(self, kind: ActionKind, task: Task) -> float:
-        """Return the seconds of an action on its member."""
+    def action_s(self, kind: ActionKind, task: Task, *, is_split: bool) -> float:
+        """Return the seconds of an action on its member. `is_split`: the task's backward is split."""
         sums = self._sums[kind]
         seconds = sums[task.end] - sums[task.begin]
-        if kind is BACKWARD and not self.splits(task):
+        if kind is BACKWARD and not is_split:
             seconds += self._sums[WEIGHT][task.end] - self._sums[WEIGHT][task.begin]
+        elif kind is not FORWARD:
+            seconds *= 1 + self.profile.rates.split_price
         return seconds / self.profile.speeds.get(task.member, 1.0) + self.profile.rates.action_s
 
     def loads(self, pipeline: Pipeline) -> list[tuple[float, float, float]]:
         """Return, per member, its mean seconds of forward, backward and weight gradient for one micro-batch."""
-        sums, rate_s = tuple(self._sums.values()), self.profile.rates.action_s
+        sums, rates = tuple(self._sums.values()), self.profile.rates
         begins = [tuple(_mean(each, cut) for each in sums) for cut in (0, *pipeline.cuts, len(self.profile.blocks))]
         found = list[tuple[float, float, float]]()
         for member, begin, end in zip(pipeline.members, begins, begins[1:], strict=False):
             speed = self.profile.speeds.get(member, 1.0)
-            forward_s, back_s, weight_s = ((b - a) / speed + rate_s for a, b in zip(begin, end, strict=True))
-            is_split = self.is_split and bool(found)
-            found.append((forward_s, back_s, weight_s) if is_split else (forward_s, back_s + weight_s - rate_s, 0.0))
+            forward_s, back_s, weight_s = ((b - a) / speed for a, b in zip(begin, end, strict=True))
+            price = 1 + rates.split_price
+            halves = (back_s * price + rates.action_s, weight_s * price + rates.action_s)
+            # A task that begins with the batch has no input gradient, so its backward stays whole.
+            is_split = pipeline.is_split and bool(found)
+            found.append(
+                (forward_s + rates.action_s, *(halves if is_split else (back_s + weight_s + rates.action_s, 0.0)))
+            )
         return found
 
     def hops(self, pipeline: Pipeline) -> list[tuple[float, float]]:
@@ -115,16 +116,20 @@ class PlayedStep:
 class _Seat:
     """A member that computes one action at a time."""
 
-    __slots__ = ("backwards", "forwards", "in_flight", "is_busy", "limit", "weights")
+    __slots__ = ("backwards", "forwards", "in_flight", "is_busy", "is_split", "limit", "weights")
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int, is_split: bool) -> None:
+        self.limit, self.is_split = limit, is_split
         self.is_busy = False
         self.in_flight: list[Task] = []
         self.forwards: dict[int, list[tuple[int, Task, TaskAction]]] = {}
         """By cut: the queue of forwards that begin there. `choose` needs only the first of each."""
         self.backwards: list[tuple[int, int, Task, TaskAction]] = []
         self.weights: list[tuple[int, int, Task, TaskAction]] = []
+
+    def splits(self, task: Task) -> bool:
+        """Return True if the task's backward is split. First tasks have no input gradient, so theirs stays whole."""
+        return self.is_split and task.begin > 0
 
     def queue(self, action: TaskAction) -> None:
         """Let an action be ready."""
@@ -204,7 +209,7 @@ class _Player:
         key = (action.kind, task.begin, task.end, task.member)
         seconds = self.known_s.get(key)
         if seconds is None:
-            seconds = self.known_s[key] = self.costs.action_s(action.kind, task)
+            seconds = self.known_s[key] = self.costs.action_s(action.kind, task, is_split=seat.splits(task))
         end_s = self.now_s + seconds
         self.played.append(PlayedAction(self.now_s, end_s, action))
         heappush(self.events, (end_s, len(self.played), action, True))
@@ -224,7 +229,7 @@ class _Player:
             if above is not None:
                 self._send(TaskAction(BACKWARD, action.micro_batch, above), task, self.costs.profile.gradient_bytes)
             # The previous member can go on. The gradients of the parameters wait for a bubble.
-            if self.costs.splits(task):
+            if seat.splits(task):
                 seat.queue(TaskAction(WEIGHT, action.micro_batch, task))
                 return
         # The saved activations of a micro-batch stay until its last gradient.
@@ -244,11 +249,12 @@ class _Player:
         heappush(self.events, (arrival_s, action.micro_batch, action, False))
 
 
-def play(routes: Collection[Route], limits: Mapping[str, int], costs: StepCosts, run_length: int = 1) -> PlayedStep:
-    """Play the routes of one step. `limits`: member -> in-flight limit."""
-    player = _Player(costs, run_length, {member: _Seat(limit) for member, limit in limits.items()})
+def play(plan: PipelinePlan, routes: Collection[Route], costs: StepCosts, run_length: int = 1) -> PlayedStep:
+    """Play the routes of one step, by the plan's in-flight limits and split backwards."""
+    seats = {member: _Seat(limit, member in plan.split) for member, limit in plan.limits.items()}
+    player = _Player(costs, run_length, seats)
     player.play(routes)
-    finished_s = dict.fromkeys(limits, 0.0)
+    finished_s = dict.fromkeys(seats, 0.0)
     for each in player.played:
         member = each.action.task.member
         finished_s[member] = max(finished_s[member], each.end_s)
@@ -293,7 +299,7 @@ class Timeline:
         if key not in self.known_s:
             routes = [p.route(run, first, blocks) for p, first in group for run in range(first, first + p.share)]
             plan = PipelinePlan(blocks=blocks, pipelines=tuple(pipeline for pipeline, _ in group))
-            played = play(routes, plan.limits, self.costs, self.run_length)
+            played = play(plan, routes, self.costs, self.run_length)
             rate = self.costs.profile.rates.reduce_bytes_per_s if has_peers else float("inf")
             stretches = {m: stretch for p, _ in group for m, stretch in p.stretches(blocks).items()}
             # A member sends its sums when it has computed, and does not wait for its peers.
@@ -311,7 +317,8 @@ class Timeline:
             # Groups of runs begin at multiples of their size, so the first run counts modulo 4.
             # Whole cuts do not depend on the run, so the place of the pipeline in the plan does not count.
             phase = 0 if all(isinstance(cut, int) for cut in pipeline.cuts) else first % 4
-            found.append((pipeline.cuts, pipeline.limits, pipeline.share, phase, self.chain_key(pipeline.members)))
+            how = (pipeline.cuts, pipeline.limits, pipeline.is_split, pipeline.share, phase)
+            found.append((*how, self.chain_key(pipeline.members)))
             if len(group) > 1:
                 found.append(tuple(places[member] for member in pipeline.members))
         return tuple(found)

@@ -29,7 +29,7 @@ from elastrain.protocol import agent_messages as am
 from elastrain.protocol.messages import decode
 from elastrain.runtime.engine.copy_pace import Clock
 from elastrain.runtime.engine.pacing import HANDED_OVER_S, RECOVERY_DEADLINE_S, Departure, EnginePace
-from elastrain.runtime.engine.planner_thread import answer_later
+from elastrain.runtime.engine.planner_thread import answer_later, memory_seen
 from elastrain.runtime.engine.sender import Sender
 from elastrain.runtime.engine.slot_assignment import SlotAssignment
 from elastrain.runtime.faults.armed import ArmedFaults
@@ -252,8 +252,7 @@ class Engine:
             case p.StateFetched():
                 self._parts.handover.give(StatesGiven(self._parts.executor.books.take_fetched()))
             case p.ChoosePlan():
-                if self._parts.memory is None:
-                    answer_later(command, self._parts.handover.tell, self._notes.decided)
+                answer_later(command, self._parts.handover.tell, self._notes.decided, self._parts.memory)
             case p.EvaluateBatch():
                 self._handing.give_batch(command)
             case p.EvaluationEnded():
@@ -325,10 +324,9 @@ class Engine:
         return None if memory is None else memory.resumed(command, m.shape, m.step.tasks.load())
 
     def _make_room(self) -> None:
-        m, memory = self._core.machine, self._parts.memory
-        if memory is not None:
-            told = memory.begin(m.step.tasks.load(), (m.commit.roles.live, m.commit.roles.target))
-            self._events.extend([] if told is None else [told])
+        m, memory, roles = self._core.machine, self._parts.memory, self._core.machine.commit.roles
+        if memory is not None and (told := memory.begin(m.step.tasks.load(), (roles.live, roles.target))) is not None:
+            self._events.append(told)
 
     def _passed(self, record: Record) -> None:
         self._pace.loop.committed()
@@ -342,6 +340,8 @@ class Engine:
         self._parts.executor.carry_out(p.Passed(record=record))
         if self._parts.memory is not None and (told := self._parts.memory.passed()) is not None:
             self._events.append(told)
+        if self._core.machine.shape.pipelining is not None and self.view is not None:
+            self._events.append(memory_seen(self._parts.memory, self._parts.executor, self._parts.handover, self.view))
         self._parts.executor.check_is_over()
 
     def _suspect_the_silent(self) -> None:

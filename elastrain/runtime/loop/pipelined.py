@@ -87,7 +87,11 @@ class Pipelines:
             self._wish.traced(traced, self._blocks)
         self.parts.log("traced", blocks=list(traced.graph.blocks), legal_cuts=list(traced.graph.legal_cuts))
         graph = TracedGraph(graph=traced.graph, places=self._blocks)
-        self.parts.handover.tell_landed(lambda: p.Traced(model=graph))
+        gradient_bytes = [0] * len(traced.graph.blocks)
+        for block, place in enumerate(self._blocks):
+            gradient_bytes[place] += self.parts.model.gradients.bytes_of(block)
+        told = p.Traced(model=graph, gradient_bytes=tuple(gradient_bytes), saved_bytes=traced.saved)
+        self.parts.handover.tell_landed(lambda: told)
 
     def go_back(self, step: int, assignment: TaskAssignment) -> None:
         """Compute the backward of a micro-batch whose boundary gradient has arrived, or what a split one has left."""

@@ -29,6 +29,7 @@ from elastrain.offload.drives.posix import PosixEngine
 from elastrain.offload.drives.sharing import shared
 from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
 from elastrain.offload.planning.profile import Occupancy, PassProfile, Profile
+from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.runtime.memory.planned_work import PlannedWork, bytes_of
 from elastrain.runtime.memory.process_memory import (
     NOTHING_CAPTURED,
@@ -180,6 +181,19 @@ class MemoryKeeper:
         measured = budget.Measured(kept_to=self._last, peak_bytes=peak_bytes, activations_bytes=activations_bytes)
         self._decide(needs, measured)
         return None if self.work.has_room_for_all == had_room else self._budget(account)
+
+    def seen(self) -> ToldMemory | None:
+        """Return the memory that this member needs under the plan in force, or None before the first decision."""
+        needs, leaves = self._needs, bool(self._devices)
+        if needs is None:
+            return None
+        return ToldMemory(
+            limit_bytes=self._limit.limit_bytes,
+            base_bytes=needs.base_bytes,
+            taken_bytes=needs.least_bytes if leaves else needs.total_bytes,
+            has_limit=True,
+            activations_leave=leaves,
+        )
 
     def close(self) -> None:
         """Free the space on disk. States that lie there are lost."""

@@ -35,4 +35,5 @@ def test_the_first_member_may_be_lost_while_its_planner_computes(tmp_path: Path)
     kill = "kill --target member:m0 --at step=6,phase=forward"
     run = trained(tmp_path, 3, 3, *STEPS, faults=(SLOW, kill))
     assert_every_step_is_that_of_one(run, *STEPS)
-    assert "m1" in planned(run), "the next first member goes on"
+    # By then the planner may have put another member first.
+    assert planned(run).keys() - {"m0"}, "the next first member goes on"

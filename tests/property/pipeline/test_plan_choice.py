@@ -19,8 +19,9 @@ from elastrain.pipeline.open_tasks import StepShape
 from elastrain.pipeline.pipeline_plan import Bound, Pipeline, PipelinePlan, held, routes
 from elastrain.pipeline.planner import plan_choice
 from elastrain.pipeline.planner.line_ups import re_routed
-from elastrain.pipeline.planner.plan_choice import NoPlanFitsError, PlanQuestion, choose_plan
-from elastrain.pipeline.planner.plan_room import PlanMemory, copies_of
+from elastrain.pipeline.planner.plan_choice import NoPlanFitsError, PlanQuestion, choose_fitting, choose_plan
+from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, copies_of, memory_of
+from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.pipeline.planner.timeline import StepCosts, Timeline
 from elastrain.pipeline.planning import PlanWish, first_plan, one_f_one_b
 from tests.support.block_graphs import graph_of
@@ -49,7 +50,6 @@ def questions(draw: st.DrawFn, most: int = 7) -> PlanQuestion:
         graph=graph_of([1] * blocks, illegal),
         profile=profile_with(seconds, speeds=speeds),
         runs=draw(st.integers(1, 9)),
-        is_split=draw(st.booleans()),
     )
     if draw(st.booleans()):
         question = replace(question, present=choose_plan(question).plan)
@@ -84,7 +84,7 @@ def test_plans_are_whole_respect_legal_cuts_and_come_out_alike(question: PlanQue
 
 def brute_force_s(question: PlanQuestion) -> float:
     """Try all ways to divide the row of members, all whole cuts of each pipeline, all shares, and several limits."""
-    timeline = Timeline(StepCosts(profile=question.profile, is_split=question.is_split))
+    timeline = Timeline(StepCosts(profile=question.profile))
     blocks, inner = len(question.graph.blocks), question.graph.legal_cuts
     known: dict[object, float] = {}
 
@@ -92,9 +92,16 @@ def brute_force_s(question: PlanQuestion) -> float:
         key = (timeline.chain_key(chain), share)
         if key not in known:
             tries = (
-                Pipeline(members=chain, cuts=cuts, share=share, limits=tuple(n + more for n in one_f_one_b(len(chain))))
+                Pipeline(
+                    members=chain,
+                    cuts=cuts,
+                    share=share,
+                    limits=tuple(n + more for n in one_f_one_b(len(chain))),
+                    is_split=is_split,
+                )
                 for cuts in combinations(inner, len(chain) - 1)
                 for more in (0, 1, 2, 4)
+                for is_split in (False, True)
             )
             known[key] = min((timeline.computed_s([(each, 0)], blocks, False) for each in tries), default=float("inf"))
         return known[key]
@@ -121,9 +128,8 @@ def small(seed: int) -> PlanQuestion:
     members, blocks = rng.randint(2, 4), rng.randint(4, 6)
     seconds = [rng.choice([0.5, 1.0, 1.0, 2.0]) for _ in range(blocks)]
     speeds = {f"m{i}": rng.choice([1.0, 1.0, 0.5]) for i in range(members)} if seed % 2 else {}
-    return asked(
-        members, blocks, rng.randint(1, 6), profile=profile_with(seconds, speeds=speeds), is_split=bool(seed % 3)
-    )
+    rates = replace(FREE, action_s=0.2, split_price=0.03) if seed % 3 else FREE
+    return asked(members, blocks, rng.randint(1, 6), profile=profile_with(seconds, speeds=speeds, rates=rates))
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -142,7 +148,7 @@ def test_the_planner_is_never_worse_than_brute_force_in_a_thousand_jobs() -> Non
 @settings(max_examples=40)
 def test_what_is_predicted_is_what_the_timeline_plays(question: PlanQuestion) -> None:
     answer = choose_plan(question)
-    played_s = Timeline(StepCosts(profile=question.profile, is_split=question.is_split)).step_s(answer.plan)
+    played_s = Timeline(StepCosts(profile=question.profile)).step_s(answer.plan)
     # Of equal pipelines the one with the most runs is played; groups of runs may begin elsewhere in the others.
     assert played_s == pytest.approx(answer.step_s, rel=0.05)
 
@@ -227,7 +233,7 @@ def test_plans_keep_to_the_memory_of_each_member(members: int, blocks: int, runs
     names = [f"m{i}" for i in range(members)]
     memory = PlanMemory(
         limits_bytes={m: limit + 10 * at for at, m in enumerate(names)},
-        base_bytes=5,
+        base_bytes={f"m{i}": 5 for i in range(members)},
         gradient_bytes=(3,) * blocks,
         saved_bytes=(4,) * blocks,
     )
@@ -258,6 +264,55 @@ def test_limits_fall_before_a_plan_is_given_up_and_activations_leave_before_that
     assert max(limits.values()) <= 2
     on_disk = replace(tight, activations_leave=True)
     assert max(choose_plan(asked(2, 8, 8, memory=on_disk, pipelines=1)).plan.limits.values()) > 2
+
+
+@given(limit=st.integers(200, 5000), base=st.integers(0, 150), taken=st.integers(0, 5000), cut=st.integers(1, 7))
+def test_the_plan_in_force_always_has_room(limit: int, base: int, taken: int, cut: int) -> None:
+    chain = Pipeline(members=("m0", "m1"), cuts=(cut,), share=8, limits=(3, 2))
+    present = PipelinePlan(blocks=8, pipelines=(chain,))
+    sizes = PlanMemory(saved_bytes=(10,) * 8, gradient_bytes=(3,) * 8)
+    room = PlanRoom(profile=profile_with([1.0] * 8, crossing_bytes=2), memory=sizes)
+    told = {m: ToldMemory(limit_bytes=limit, base_bytes=base, taken_bytes=taken) for m in present.members}
+    memory = memory_of(room, told, present)
+    assert replace(room, memory=memory).limits(chain) == chain.limits
+    assert all(base <= b or b == limit - room.taken_bytes(present)[m] for m, b in memory.base_bytes.items())
+
+
+def test_a_plan_that_lacks_room_by_an_exact_account_is_chosen_anew() -> None:
+    memory = PlanMemory(limits_bytes={"m0": 100, "m1": 100}, base_bytes={"m0": 0, "m1": 0})
+    question = asked(2, 8, 8, memory=memory, profile=profile_with([1.0] * 8, parameter_bytes=10))
+
+    def lacking(plan: PipelinePlan) -> dict[str, int]:
+        return {m: 10 * len(its) - 60 for m, its in held(plan).items() if len(its) > 6}
+
+    assert choose_fitting(question, lambda plan: {}) == choose_plan(question)
+    assert len(choose_plan(question).plan.pipelines) == 2, "each member has all blocks"
+    found = choose_fitting(question, lacking).plan
+    assert not lacking(found) and len(found.pipelines) == 1
+    with pytest.raises(NoPlanFitsError, match="no plan was found that fits into memory: m1 lacks"):
+        choose_fitting(question, lambda plan: {"m1": 1, "m0": 0})
+    present = replace(question, present=choose_plan(question).plan)
+    assert choose_fitting(present, lambda plan: {"m1": 1}).plan == present.present, "it is in force: it has room"
+
+
+def test_a_split_pays_only_where_bubbles_cost_more_than_an_action() -> None:
+    dear, cheap = replace(FREE, action_s=5.0, split_price=0.03), replace(FREE, action_s=0.001, split_price=0.03)
+    found = {}
+    for name, rates in (("dear", dear), ("cheap", cheap)):
+        plan = choose_plan(asked(4, 4, 8, profile=profile_with([1.0] * 4, rates=rates), pipelines=1)).plan
+        found[name] = (bool(plan.split), max(plan.limits.values()))
+    assert not found["dear"][0]
+    assert found["cheap"][0] and found["cheap"][1] > 4
+    lone = choose_plan(asked(4, 4, 8, profile=profile_with([1.0] * 4, rates=cheap), pipelines=4)).plan
+    assert not lone.split, "a pipeline of one has no bubbles"
+
+
+def test_weight_gradients_that_wait_count_as_memory_in_use() -> None:
+    sizes = PlanMemory(limits_bytes={"m0": 330, "m1": 330}, saved_bytes=(10,) * 8)
+    room = PlanRoom(profile=profile_with([1.0] * 8), memory=sizes)
+    whole = Pipeline(members=("m0", "m1"), cuts=(4,), share=8, limits=(8, 8), is_split=False)
+    assert room.limits(whole) == (8, 8)
+    assert room.limits(replace(whole, is_split=True)) == (8, 4), "the first member's backwards stay whole"
 
 
 def test_bounds_shift_where_one_member_has_less_memory() -> None:

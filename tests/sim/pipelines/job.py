@@ -408,7 +408,7 @@ class PipelineJob:
         return SimMember(name, self.committed, self._desk(name, plan), plan, weights)
 
     def _desk(self, name: str, plan: PipelinePlan) -> TaskDesk:
-        desk = TaskDesk(self._shape(self.committed), plan.limits.get(name, 1), plan.is_split)
+        desk = TaskDesk(self._shape(self.committed), plan.limits.get(name, 1), name in plan.split)
         desk.hand_out(_tasks_of(plan, name))
         return desk
 

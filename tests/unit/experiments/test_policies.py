@@ -36,7 +36,7 @@ def case(pipelines: int, length: int, *struck: str, runs_each: int = 2, is_slow:
 
 def test_re_routing_hides_the_first_loss_in_the_bubbles_of_plain_one_f_one_b() -> None:
     undisturbed = case(4, 6)
-    plain_s = undisturbed.timeline(is_split=False).step_s(undisturbed.even_plan())
+    plain_s = undisturbed.timeline().step_s(undisturbed.even_plan(is_split=False))
     assert plain_s / re_route(case(4, 6, "m7")) > 0.95
 
 

@@ -16,7 +16,7 @@ from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan
 from elastrain.pipeline.planner.plan_choice import PlanAnswer
-from elastrain.pipeline.planner.plan_vote import PlanVote
+from elastrain.pipeline.planner.plan_vote import PlanVote, ToldMemory
 from elastrain.pipeline.planner.step_profile import WINDOW, BlockSeconds
 from elastrain.pipeline.planning import PlanWish, next_plan
 from tests.unit.decisions import test_rerouting
@@ -27,6 +27,7 @@ SHAPE = replace(test_rerouting.SHAPE, runs=RUNS, pipelining=Pipelining(stages=2,
 TRACED = test_rerouting.TRACED
 PLAN = test_rerouting.PLAN
 OTHER = PipelinePlan(blocks=2, pipelines=(Pipeline(members=("b", "a"), cuts=(1,), share=RUNS, limits=(3, 1)),))
+MEMORY = ToldMemory(limit_bytes=1000, base_bytes=200, taken_bytes=500)
 SECOND = BlockSeconds(forward_s=1.0, input_gradient_s=1.0, weight_gradient_s=1.0)
 
 
@@ -52,9 +53,9 @@ class Made:
     def pass_with(self, plan: PipelinePlan) -> None:
         self.commit.advance(self.commit.step + 1, replace(test_rerouting.RECORD, plan=plan))
 
-    def tell(self, member: str, *blocks: int) -> None:
+    def tell(self, member: str, *blocks: int, memory: ToldMemory | None = MEMORY) -> None:
         told = tuple((block, SECOND) for block in blocks)
-        self.own.hear(member, replace(VOTE, plan=PlanVote(seconds=told)))
+        self.own.hear(member, replace(VOTE, plan=PlanVote(seconds=told, memory=memory)))
 
     def questions(self) -> list[p.ChoosePlan]:
         self.own.progress()
@@ -89,9 +90,33 @@ def test_the_planner_is_asked_once_every_block_was_measured() -> None:
     (question,) = made.questions()
     assert question.question.present == PLAN
     assert question.question.members == ("a", "b")
-    assert question.question.is_split == PLAN.is_split
-    assert question.question.least_members == 2, "nobody knows the members' memory"
+    assert question.told == {"a": MEMORY, "b": MEMORY}
+    assert question.question.memory.limits_bytes == {"a": 1000, "b": 1000}
+    assert question.question.memory.may_split
+    assert question.question.least_members == 2, "only a memory limit says that a member can compute more"
     assert made.questions() == [], "it was asked"
+
+
+def test_the_planner_is_not_asked_before_every_member_has_told_its_memory() -> None:
+    made = Made()
+    made.tell("a", 0)
+    made.tell("b", 1, memory=None)
+    assert made.questions() == []
+    made.tell("a", memory=replace(MEMORY, has_limit=True))
+    made.tell("b", memory=replace(MEMORY, has_limit=True))
+    (question,) = made.questions()
+    assert question.question.least_members == 1
+    assert not question.question.memory.may_split, "under a memory limit backwards are whole"
+
+
+def test_own_memory_counts_only_once_it_was_told_in_a_vote() -> None:
+    made = Made()
+    made.tell("a", 0, memory=None)
+    made.tell("b", 1)
+    made.own.on_memory_seen(p.MemorySeen(memory=MEMORY))
+    assert made.questions() == []
+    made.own.vote()
+    assert len(made.questions()) == 1
 
 
 def test_only_the_first_member_asks_and_proposes() -> None:
@@ -165,6 +190,7 @@ def test_a_weight_that_blocks_share_counts_in_each_of_them() -> None:
 def test_the_question_has_the_fixed_times_and_links_that_members_have_told() -> None:
     made = Made()
     made.tell("a", 0)
+    made.tell("b")
     made.own.hear("b", replace(VOTE, plan=PlanVote(seconds=((1, SECOND),), rates=(("action_s", 0.5), ("a", 2e6)))))
     for _ in range(WINDOW):
         made.own.on_links(p.LinksTimed(bytes_per_s={"b": 1e6}))
