@@ -59,6 +59,8 @@ def test_a_profile_is_a_value_that_travels_as_json() -> None:
         ({"rates": StepRates(publish_bytes_per_s=0.0)}, "publish_bytes_per_s must be above 0"),
         ({"rates": StepRates(links=(("a", "b", math.nan),))}, "the rate from a to b must be above 0"),
         ({"rates": StepRates(action_s=math.nan)}, "action_s must be a number of at least 0"),
+        ({"rates": StepRates(message_s=math.nan)}, "message_s must be a number of at least 0"),
+        ({"rates": StepRates(split_price=-0.1)}, "split_price must be a number of at least 0"),
         ({"parameter_bytes": (1,)}, "bytes for each of its 2 blocks"),
     ],
 )
