@@ -100,17 +100,6 @@ def propose(
     return _without(view, proven, newcomers, begun=begun)
 
 
-def with_quotas(view: View, quotas: Mapping[str, int]) -> View | None:
-    """Return the next view, with the same members and these quotas. None if all members have theirs already."""
-    # Like a view that only adds members, it waits for the end of the step: nothing is lost or computed again.
-    changed = {m.id: quotas[m.id] for m in view.members if quotas.get(m.id, m.quota) != m.quota}
-    if not changed:
-        return None
-    members = tuple(replace(m, quota=changed.get(m.id, m.quota)) for m in view.members)
-    words = ", ".join(f"{member} gets {quota} quarters of a share" for member, quota in changed.items())
-    return replace(view, generation=view.generation + 1, members=members, reason=words)
-
-
 def missing_state(holders: HoldersByShard, members: Collection[str]) -> str:
     """Return a sentence about the shards that none of `members` holds; empty if every shard has a holder."""
     gone = {shard: held for shard, held in holders.items() if not any(m in members for m in held)}

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from elastrain.decisions.agreed_speeds import speeds_of
 from elastrain.job.fold import Node, leaves
 from elastrain.job.placement import Holders, Placement, effective, target
-from elastrain.job.run_plan import assign, level
+from elastrain.job.run_plan import Speeds, assign, level
 from elastrain.job.values import Accusation, OpenWork, Recovery, Report, Shape, Unrecoverable
 from elastrain.job.world import View
 from elastrain.pipeline.pipeline_plan import PipelinePlan
@@ -49,8 +50,6 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
     fixed = {m: reports[m].work.fixed if reports[m].committed == committed else 0 for m in members}
     pending = _once({m: _pending(reports[m], committed) for m in members}, fixed)
     missing = _missing(reports, shape, folded, pending, committed)
-    extra = assign(missing, {m: len(pending[m]) for m in members}, view.quotas)
-    runs = level({m: (*pending[m], *extra[m]) for m in members}, fixed, view.quotas)
     source = _source(members, reports) if is_initial and not shape.initial.is_stored else None
     return Recovery(
         committed=committed,
@@ -60,7 +59,7 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
         source=source,
         lacking={m: _lacking(reports[m], committed, wrong or (), is_source=m == source) for m in members},
         newcomers=() if is_initial else tuple(m for m in members if reports[m].begun < 0),
-        runs=runs,
+        runs=_handed_out(missing, pending, fixed, speeds_of(reports[leader].record)),
         redone=len(missing),
         folded=folded,
         reason=f"step {committed} is the highest committed one; {len(missing)} of {shape.runs} runs handed out",
@@ -191,6 +190,15 @@ def _once(pending: Mapping[str, tuple[int, ...]], fixed: Mapping[str, int]) -> d
         taken.update(free)
         once[member] = (*runs[: fixed[member]], *free)
     return once
+
+
+def _handed_out(
+    missing: Sequence[int], pending: Mapping[str, tuple[int, ...]], fixed: Mapping[str, int], speeds: Speeds
+) -> dict[str, tuple[int, ...]]:
+    """Hand out the work left. `speeds`: those of the record that all members of the view go on from."""
+    # Members that are a step behind, and newcomers, know other speeds or none.
+    extra = assign(missing, {m: len(runs) for m, runs in pending.items()}, speeds)
+    return level({m: (*runs, *extra[m]) for m, runs in pending.items()}, fixed, speeds)
 
 
 def _missing(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from elastrain.decisions.agreed_speeds import agreed_speeds
 from elastrain.integrity.audits import Judgement, judge
 from elastrain.integrity.checks import difference, what_differs
 from elastrain.job.checkpoint_plan import Checkpointed, CheckpointVote, decide
+from elastrain.job.run_plan import Speeds
 from elastrain.job.scaling import NO_SCALE, Scaler, advance
-from elastrain.job.streams import StreamMark, combine_marks
+from elastrain.job.streams import combine_marks
 from elastrain.job.values import Accusation, Contribution, Findings, Record, Shape, Vote
 from elastrain.job.world import View
 from elastrain.pipeline.pipeline_plan import PipelinePlan
@@ -33,20 +35,31 @@ class Dispute:
     """Members whose results are known to be wrong."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class InForce:
+    """Decisions of the last record that hold for the open step."""
+
+    scaler: Scaler = NO_SCALE
+    plan: PipelinePlan | None = None
+    speeds: Speeds = field(default_factory=dict)
+    """Speeds of members, by which runs are handed out without pipelines."""
+
+
+_NOTHING = InForce()
+
+
 def combine_votes(
     step: int,
     view: View,
     votes: Sequence[Vote],
     *,
     shape: Shape,
-    scaler: Scaler = NO_SCALE,
-    plan: PipelinePlan | None = None,
+    now: InForce = _NOTHING,
 ) -> Record | Disagreement | Dispute:
     """Combine votes, in rank order and one per member, into the record of `step`.
 
-    `scaler` is the loss scaling of this step, and `plan` the plan that it is computed by. Squared norms are added in
-    shard order, whichever member measured them. An overflow of any micro-batch stays in the sums, so the norm or the
-    loss shows it.
+    `now` is what the last record has decided about this step. Squared norms are added in shard order, whichever member
+    measured them. An overflow of any micro-batch stays in the sums, so the norm or the loss shows it.
     """
     if (parted := _of_two_jobs(step, view, votes)) is not None:
         return parted
@@ -73,10 +86,10 @@ def combine_votes(
         # Only when all have seen a newer view: a member that had not could not compute the next step there.
         switch=min(vote.seen for vote in votes) > view.generation,
         roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),
-        scaler=scaler,
-        next_scaler=advance(shape.loss_scale, scaler, overflow=not is_finite),
-        plan=_planned(votes, plan),
-        findings=Findings(warning=differing, accused=_accused(view, judgement), marks=_marks(votes)),
+        scaler=now.scaler,
+        next_scaler=advance(shape.loss_scale, now.scaler, overflow=not is_finite),
+        plan=_planned(votes, now.plan),
+        findings=_findings(view, votes, judgement, warning=differing, speeds=_speeds(view, votes, shape, now.speeds)),
         checkpoint=_checkpointed([vote.checkpoint for vote in votes]),
     )
 
@@ -91,8 +104,18 @@ def _planned(votes: Sequence[Vote], present: PipelinePlan | None) -> PipelinePla
     return told.digest if told is not None and told == present else told
 
 
-def _marks(votes: Sequence[Vote]) -> tuple[StreamMark, ...]:
-    return combine_marks(tuple(vote.marks for vote in votes))
+def _speeds(view: View, votes: Sequence[Vote], shape: Shape, present: Speeds) -> tuple[tuple[str, int], ...]:
+    # By the votes of all members, so that none hands out by what it alone has measured.
+    told = zip(view.ids, (vote.plan for vote in votes), strict=False)
+    told_s = {m: plan.micro_batch_s for m, plan in told if plan is not None and plan.micro_batch_s is not None}
+    return tuple(agreed_speeds(present, told_s, view.ids, shape.runs).items())
+
+
+def _findings(
+    view: View, votes: Sequence[Vote], judgement: Judgement, *, warning: str, speeds: tuple[tuple[str, int], ...]
+) -> Findings:
+    marks = combine_marks(tuple(vote.marks for vote in votes))
+    return Findings(warning=warning, accused=_accused(view, judgement), marks=marks, speeds=speeds)
 
 
 def _square_norm(votes: Sequence[Vote]) -> float:

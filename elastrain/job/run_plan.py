@@ -1,4 +1,4 @@
-"""Distribution of runs to members: pure functions of the view and of what is already there.
+"""Distribution of runs to members: pure functions of speeds and of what is already there.
 
 Every run of a step goes to exactly one member, whichever members are alive, so the global batch never changes. Which
 member it is changes no bit, only the time that a step takes.
@@ -7,24 +7,21 @@ member it is changes no bit, only the time that a step takes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heapreplace
 
-from elastrain.job.world import FULL_QUOTA
+Speeds = Mapping[str, int]
+"""Member -> speed in hundredths of the median member's, for members that are not about as fast as that one."""
+MEDIAN_SPEED = 100
+_ALL_ALIKE: Speeds = {}
 
-_NOBODY_IS_SLOW: Mapping[str, int] = {}
-_EFFORT = 12
-"""Cost of a run for a member with a quota of one quarter. A full quota costs a quarter of it. Whole for each quota."""
 
-
-def assign(
-    runs: Sequence[int], loads: Mapping[str, int], quotas: Mapping[str, int] = _NOBODY_IS_SLOW
-) -> dict[str, tuple[int, ...]]:
-    """Distribute `runs` in contiguous slices, so that loads plus shares are as even as possible.
+def assign(runs: Sequence[int], loads: Mapping[str, int], speeds: Speeds = _ALL_ALIKE) -> dict[str, tuple[int, ...]]:
+    """Distribute `runs` in contiguous slices, so that the last member is done as early as possible.
 
     loads: member in rank order -> number of runs that it has to do anyway; these stay where they are.
-    quotas: member -> 1 to 4 quarters, 4 if not named. With half a quota, a run counts twice.
     """
     # Contiguous slices lie under few nodes of the fold: a member can add most of its runs before it sends anything.
-    shares = _even_shares(len(runs), list(loads.values()), _efforts(loads, quotas))
+    shares = shares_by_speed(len(runs), [speeds.get(m, MEDIAN_SPEED) for m in loads], list(loads.values()))
     handed: dict[str, tuple[int, ...]] = {}
     start = 0
     for member, share in zip(loads, shares, strict=True):
@@ -33,46 +30,48 @@ def assign(
     return handed
 
 
-def plan(members: Iterable[str], runs: int, quotas: Mapping[str, int] = _NOBODY_IS_SLOW) -> dict[str, tuple[int, ...]]:
-    """Distribute a whole step: near-equal contiguous slices by quota, the longer ones first."""
-    return assign(range(runs), dict.fromkeys(members, 0), quotas)
+def plan(members: Iterable[str], runs: int, speeds: Speeds = _ALL_ALIKE) -> dict[str, tuple[int, ...]]:
+    """Distribute a whole step: contiguous slices by speed. Of equally fast members the earlier ones get the rest."""
+    return assign(range(runs), dict.fromkeys(members, 0), speeds)
 
 
-def _efforts(members: Iterable[str], quotas: Mapping[str, int]) -> list[int]:
-    """Return the cost of one run for each member, in whole numbers, so that every member gets the same answer."""
-    return [_EFFORT // quotas.get(member, FULL_QUOTA) for member in members]
+def shares_by_speed(count: int, speeds: Sequence[int], loads: Sequence[int] = ()) -> list[int]:
+    """Divide `count` runs among members, or chains of members, so that the last one is done as early as possible.
 
-
-def _even_shares(count: int, loads: list[int], efforts: list[int]) -> list[int]:
+    `loads`: runs that each has to do anyway.
+    """
     # A view without members is a defect of the caller.
-    if not loads:
+    if not speeds:
         raise ValueError("a plan needs at least one member")
-    shares = [0] * len(loads)
+    shares, loads = [0] * len(speeds), loads or [0] * len(speeds)
+    # Each run goes where it is done first, which is best for equal runs. Of equals the first one takes it. A quotient
+    # of two integers has the same bits on every machine, so every member comes to the same answer.
+    heap = [((load + 1) / speed, i) for i, (load, speed) in enumerate(zip(loads, speeds, strict=True))]
+    heapify(heap)
     for _ in range(count):
-        # min() takes the first of equals, so that every member comes to the same answer: earlier ranks get the rest.
-        lightest = min(range(len(loads)), key=lambda i: (loads[i] + shares[i] + 1) * efforts[i])
-        shares[lightest] += 1
+        i = heap[0][1]
+        shares[i] += 1
+        heapreplace(heap, ((loads[i] + shares[i] + 1) / speeds[i], i))
     return shares
 
 
 def level(
-    runs: Mapping[str, tuple[int, ...]], fixed: Mapping[str, int], quotas: Mapping[str, int] = _NOBODY_IS_SLOW
+    runs: Mapping[str, tuple[int, ...]], fixed: Mapping[str, int], speeds: Speeds = _ALL_ALIKE
 ) -> dict[str, tuple[int, ...]]:
-    """Move runs from the longest list to the shortest until the lists are even.
+    """Move runs from the member that is done last to the one that would be done first, until this gains nothing.
 
     fixed: member -> number of runs at the head of its list that stay, because they are or may be under way.
-    quotas: as in `assign`.
     """
     lists = {member: list(todo) for member, todo in runs.items()}
-    effort = dict(zip(lists, _efforts(lists, quotas), strict=True))
+
+    def takes(member: str, more: int = 0) -> float:
+        return (len(lists[member]) + more) / speeds.get(member, MEDIAN_SPEED)
+
     while True:
-        # The cost of each member's list with one more run.
-        shortest = min(lists, key=lambda m: (len(lists[m]) + 1) * effort[m])
-        least = (len(lists[shortest]) + 1) * effort[shortest]
+        shortest = min(lists, key=lambda m: takes(m, 1))
         # The receiver must end with less than the giver had, or a run would move back and forth for ever.
-        movable = [m for m in lists if len(lists[m]) > fixed[m] and len(lists[m]) * effort[m] > least]
+        movable = [m for m in lists if len(lists[m]) > fixed[m] and takes(m) > takes(shortest, 1)]
         if not movable:
             return {member: tuple(todo) for member, todo in lists.items()}
-        longest = max(movable, key=lambda m: len(lists[m]) * effort[m])
         # From the end: the last run is least likely to have begun, and a run computed by two members is lost work.
-        lists[shortest].append(lists[longest].pop())
+        lists[shortest].append(lists[max(movable, key=takes)].pop())

@@ -170,7 +170,7 @@ class Accusation:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Results of a step besides its update: of comparing the members' checks, and of reading streams."""
+    """Results of a step besides its update: of comparing checks, of reading streams, and of measuring members."""
 
     warning: str = ""
     """Message about differing results, if the job need not be deterministic."""
@@ -178,6 +178,8 @@ class Findings:
     """Members whose gradients audits have found wrong, in earlier attempts at this step."""
     marks: tuple[StreamMark, ...] = ()
     """Marks of streams at the start of the step."""
+    speeds: tuple[tuple[str, int], ...] = ()
+    """(member, speed), as in `Speeds`: the runs of the next step are handed out by them. Empty with pipelines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +207,7 @@ class Vote:
     graph: str
     """Digest of the block graph that this member has traced; empty without pipelines."""
     plan: PlanVote | None
-    """None without pipelines."""
+    """None if this member has nothing to say about who computes what."""
     marks: tuple[StreamMark, ...] = ()
     """Marks at the start of this step, of the streams that this member has read in it."""
 

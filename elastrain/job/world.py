@@ -28,10 +28,6 @@ PHASES = (
 """The places of a step that faults, logs and `status` can name."""
 
 
-FULL_QUOTA = 4
-"""Quota of a member that is as fast as the others, in quarters."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Member:
     """One training process. `id` is never used twice in a job: a restarted worker is a new member."""
@@ -43,9 +39,6 @@ class Member:
     """Address at which its mesh listens, e.g. `unix:elastrain/job/m0` or `tcp:10.0.0.1:4711`."""
     incarnation: int = 0
     """Incarnation of its node: the start of the agent that started this member."""
-    # Part of the view, so that all members plan with the same quotas. Which member computes a run changes no bit.
-    quota: int = FULL_QUOTA
-    """Share of the runs that this member gets, 1 to 4 quarters. A straggler gets less than 4."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +73,6 @@ class View:
     def nodes(self) -> dict[str, str]:
         """Member id -> node name."""
         return {member.id: member.node for member in self.members}
-
-    @property
-    def quotas(self) -> dict[str, int]:
-        """Member id -> quota, for members without a full one."""
-        return {member.id: member.quota for member in self.members if member.quota != FULL_QUOTA}
 
     def rank(self, member_id: str) -> int:
         """Return the member's position. Raises ValueError if it is not in the view."""

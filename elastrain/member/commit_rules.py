@@ -148,8 +148,7 @@ class Committing(MemberPart):
         votes = m.step.ballot.votes(m.views.current.ids)
         if votes is None:
             return None, False
-        scaler, plan_now = m.commit.next_scaler(), m.commit.plan
-        found = combine_votes(m.step.number, m.views.current, votes, shape=m.shape, scaler=scaler, plan=plan_now)
+        found = combine_votes(m.step.number, m.views.current, votes, shape=m.shape, now=m.commit.in_force())
         # All members find the same disagreement, so none of them goes on alone.
         if isinstance(found, Disagreement):
             m.out.fail("DivergedError", found.reason)
@@ -238,7 +237,7 @@ class Committing(MemberPart):
     def _hand_out_runs(self) -> None:
         # Every member computes the whole plan alike, and takes its own runs: no member has to hand them out.
         m = self._machine
-        runs = plan(m.views.view.ids, m.shape.runs, m.views.view.quotas)
+        runs = plan(m.views.view.ids, m.shape.runs, m.commit.in_force().speeds)
         m.step.runs.hand(runs[m.me])
         m.step.check.plan(runs)
         m.step.audits.plan(runs)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from elastrain.job.run_plan import shares_by_speed
 from elastrain.pipeline.cuts import Had, LineUp, line_up
 from elastrain.pipeline.graph import BlockGraph, check_stages
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, held
@@ -152,8 +153,8 @@ def _pipeline(line: LineUp) -> Pipeline:
 
 
 def _plan(graph: BlockGraph, lines: Sequence[Pipeline], runs: int) -> PipelinePlan:
-    # Shares follow from lengths alone, not from cuts: moving runs between chains moves no state.
-    shared = shares([len(line.members) for line in lines], runs)
+    # A chain of twice as many members takes twice as many runs. Moving runs between chains moves no state.
+    shared = shares_by_speed(runs, [len(line.members) for line in lines])
     pipelines = tuple(replace(line, share=share) for line, share in zip(lines, shared, strict=True))
     return PipelinePlan(blocks=len(graph.blocks), pipelines=pipelines)
 
@@ -162,16 +163,3 @@ def one_f_one_b(members: int) -> tuple[int, ...]:
     """Return the in-flight limits of 1F1B: for each member, the number of members from it to the end of its chain."""
     # A higher limit would fill a little of the warm-up bubble and cost memory. A lower one would leave members idle.
     return tuple(range(members, 0, -1))
-
-
-def shares(lengths: Sequence[int], runs: int) -> tuple[int, ...]:
-    """Divide the runs by length: a chain of twice as many members takes twice as many runs."""
-    found = [0] * len(lengths)
-    for _ in range(runs):
-        # Integers: (share + 1) / length of two chains are compared crosswise. The first of equals takes the run.
-        best = 0
-        for index in range(1, len(lengths)):
-            if (found[index] + 1) * lengths[best] < (found[best] + 1) * lengths[index]:
-                best = index
-        found[best] += 1
-    return tuple(found)

@@ -97,6 +97,16 @@ class Window(Tagged, frozen=True, kw_only=True):
     """The step that was open when the first of these shards lost a holder."""
 
 
+class SharesChanged(Tagged, frozen=True, kw_only=True):
+    """A notice that the runs are shared in another way from the step after `step` on.
+
+    The first member of the view sends it.
+    """
+
+    step: int
+    reason: str
+
+
 class Redone(Tagged, frozen=True, kw_only=True):
     """A notice that pipelines compute a part of the open step again after a loss.
 
@@ -227,6 +237,7 @@ FromWorker: TypeAlias = (
     | Progress
     | WaitReason
     | Window
+    | SharesChanged
     | Redone
     | PlanTold
     | OnDevice

@@ -252,6 +252,15 @@ class CopiesAllowed:
     parameters_bytes: int
 
 
+# An event, because the machine has no clock.
+@dataclass(frozen=True, kw_only=True)
+class StepTimed:
+    """The median time of a micro-batch of a committed step on this member, in jobs without pipelines."""
+
+    micro_batch_s: float | None
+    """None: it computed none."""
+
+
 # With what was asked about: the view, or the plan in force, may be another one by now.
 @dataclass(frozen=True, kw_only=True)
 class Planned:
@@ -275,6 +284,7 @@ Event: TypeAlias = (
     | CopiesAllowed
     | MemorySeen
     | Planned
+    | StepTimed
     | JobEnded
     | Viewed
     | CommitAllowed

@@ -19,6 +19,7 @@ from elastrain import protocol as p
 from elastrain.base.processes import say
 from elastrain.base.resume import LOADED, newer
 from elastrain.base.thread_status import Station
+from elastrain.decisions.agreed_speeds import speeds_of
 from elastrain.device import device_of
 from elastrain.errors import ConfigError, ElastrainError, StoppedError
 from elastrain.integrity.audits import duties
@@ -312,7 +313,7 @@ class TrainingLoop:
         if view is None or self._connections.agent.me not in view:
             return ()
         length, total = self._settings.run_length, self._parts.loader.micro_batches
-        runs = plan(view.ids, -(-total // length), view.quotas)
+        runs = plan(view.ids, -(-total // length), speeds_of(self._prepared.engine.record))
         mine = [
             m for run in runs[self._connections.agent.me] for m in range(run * length, min(total, (run + 1) * length))
         ]

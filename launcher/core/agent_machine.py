@@ -57,7 +57,7 @@ class Core(ev.AgentPart):
         self.joins = Joins(
             cluster, deadlines, shutdown=shutdown, rendezvous=rendezvous, view_changes=views, faults=self.faults
         )
-        stragglers = Stragglers(cluster, shutdown, views)
+        stragglers = Stragglers(cluster, shutdown)
         failures = Failures(cluster, deadlines, shutdown=shutdown, script=script, view_changes=views, parts=self.parts)
         self._peers = PeerChanges(
             cluster, deadlines, shutdown=shutdown, parking=parking, script=script, view_changes=views

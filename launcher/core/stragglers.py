@@ -1,7 +1,8 @@
-"""Stragglers: members that are slow for a long time get a smaller quota first, and are replaced later.
+"""Stragglers: members that stay hopelessly slow are ended and replaced.
 
-The measure is the time of a micro-batch, which does not depend on how many a member computes. Each agent judges its own
-workers. Agents exchange the times about once a second.
+The members themselves give a slow one fewer runs, by the record of each step. The measure here is the time of a
+micro-batch, which does not depend on how many a member computes. Each agent judges its own workers. Agents exchange the
+times about once a second.
 """
 
 from __future__ import annotations
@@ -10,25 +11,24 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from elastrain.job.world import FULL_QUOTA
 from elastrain.launcher.core.agent_events import AgentPart
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.shutdown import Shutdown
-from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Stage, Worker
 from elastrain.launcher.shared.job_values import Command, Kill, Log, TellNodes
 from elastrain.launcher.shared.notices import Speeds
-from elastrain.protocol.agent_messages import Progress
+from elastrain.protocol.agent_messages import Progress, SharesChanged
 from elastrain.protocol.handlers import handles
 
-_STEPS, _STEPS_LEAST = 15, 8
-"""A member's time is the median of its newest steps: at most the first number of them, at least the second."""
-_SLOW, _FAST = 1.75, 1.25
-"""A member is slow from this multiple of its peers' time on; it has recovered below the second multiple."""
+_STEPS = 5
+"""A member's time is the median of so many of its newest steps."""
+# The members count as many. With more, one that gets no more runs would stand here with the time before it got slow.
+_SLOW, _HOPELESS = 1.75, 7.0
+"""Multiples of its peers' time from which on a member is ended: the first if no run is left for it, else the second."""
 _LEAST_S = 0.005
 """A smaller difference in time does not count, whatever the ratio is."""
 _PERSISTS_S = 10.0
-"""Time for which a member must be slow, or fast again, before its quota changes; and later before it is killed."""
+"""Time for which a member must be hopelessly slow before it is killed."""
 _TELL_EVERY_S = 1.0
 
 
@@ -38,20 +38,20 @@ class Speed:
 
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS))
     since_s: float | None = None
-    """Time since which the member deserves another quota than it has, or None."""
+    """Time since which the member is hopelessly slow, or None."""
     ended: bool = False
 
     @property
     def micro_batch_s(self) -> float | None:
         """Median time of a micro-batch, or None with too few steps."""
-        return median(self.times_s) if len(self.times_s) >= _STEPS_LEAST else None
+        return median(self.times_s) if len(self.times_s) == _STEPS else None
 
 
 class Stragglers(AgentPart):
     """The measured speeds. `HangDetector` handles members that stand still; these go on, but slowly."""
 
-    def __init__(self, cluster: Cluster, shutdown: Shutdown, view_changes: ViewChanges) -> None:
-        self._cluster, self._shutdown, self._view_changes = cluster, shutdown, view_changes
+    def __init__(self, cluster: Cluster, shutdown: Shutdown) -> None:
+        self._cluster, self._shutdown = cluster, shutdown
         self._mine: dict[str, Speed] = {}
         self._others_s: dict[str, float] = {}
         """Times of members of other nodes, as their agents report them."""
@@ -62,6 +62,13 @@ class Stragglers(AgentPart):
         """Record the micro-batch times of another node's members."""
         self._others_s.update(notice.micro_batch_s)
         return []
+
+    @handles(SharesChanged)
+    def on_shares(self, worker: Worker, message: SharesChanged) -> list[Command]:
+        """Tell people that the members have agreed on other shares of the runs."""
+        self._cluster.progress.explain(message.reason)
+        fields = {"member": worker.id, "step": message.step, "reason": message.reason}
+        return [Log(event="shares", fields=fields, say=message.reason)]
 
     def on_progress(self, worker: Worker, message: Progress, now: float) -> list[Command]:
         """Record a committed step with the member's time for a micro-batch, and judge the member."""
@@ -74,14 +81,11 @@ class Stragglers(AgentPart):
 
     def _judge(self, worker: Worker, speed: Speed, now: float, *, is_idle: bool) -> list[Command]:
         mine_s, peers_s = speed.micro_batch_s, self._peers_s(worker.id)
-        quota = next((m.quota for m in self._cluster.members if m.id == worker.id), FULL_QUOTA)
         if mine_s is None or peers_s is None or speed.ended:
             return []
-        ratio = mine_s / peers_s if mine_s - peers_s > _LEAST_S else 1.0
-        deserves = deserved_quota(ratio, quota)
         # A member so slow that it gets no more runs would never be measured again, and is not needed.
-        lags = quota < FULL_QUOTA if is_idle else quota == 1 and ratio * quota / FULL_QUOTA >= _SLOW
-        if deserves == quota and not lags:
+        least = _SLOW if is_idle else _HOPELESS
+        if mine_s - peers_s <= _LEAST_S or mine_s < least * peers_s:
             speed.since_s = None
             return []
         if speed.since_s is None:
@@ -89,24 +93,16 @@ class Stragglers(AgentPart):
         if now - speed.since_s < _PERSISTS_S:
             return []
         speed.since_s = None
-        how = f"{worker.id} takes {mine_s:.3g} s for a micro-batch, the others {peers_s:.3g} s"
-        return self._end(worker, speed, how) if lags else self._change(worker, deserves, how, now)
-
-    def _change(self, worker: Worker, quota: int, how: str, now: float) -> list[Command]:
-        share = (
-            "its full share of the runs again" if quota == FULL_QUOTA else f"{quota} quarters of a share of the runs"
+        return self._end(
+            worker, speed, f"{worker.id} takes {mine_s:.3g} s for a micro-batch, the others {peers_s:.3g} s"
         )
-        say = f"{how}: it gets {share}"
-        log = Log(event="quota", fields={"member": worker.id, "quarters": quota, "reason": say}, say=say)
-        self._cluster.progress.explain(say)
-        return [log, *self._view_changes.wish_quota(worker.id, quota, now)]
 
     def _end(self, worker: Worker, speed: Speed, how: str) -> list[Command]:
         # The member's state must have another holder, and another member must be left to do its work.
         if self._cluster.is_needed(worker.id):
             return []
         speed.ended = True
-        say = f"{how}, and it stays behind with the smallest share: it is ended, and replaced"
+        say = f"{how}, and stays that slow: it is ended, and replaced"
         self._cluster.progress.explain(say)
         return [Log(event="straggler", fields={"member": worker.id}), Kill(member=worker.id, reason=say)]
 
@@ -125,17 +121,3 @@ class Stragglers(AgentPart):
         here = {w.id: self._mine[w.id].micro_batch_s for w in self._cluster.mine_in_view() if w.id in self._mine}
         told = {member: time_s for member, time_s in here.items() if time_s is not None}
         return [TellNodes(message=Speeds(micro_batch_s=told))] if told else []
-
-
-def deserved_quota(ratio: float, quota: int) -> int:
-    """Return the quota, in quarters, for a member that takes `ratio` times as long as its peers.
-
-    Keeps one that nearly fits.
-    """
-    fits = max(1, min(FULL_QUOTA, round(FULL_QUOTA / ratio)))
-    if quota == FULL_QUOTA:
-        return fits if ratio >= _SLOW else FULL_QUOTA
-    if ratio < _FAST:
-        return FULL_QUOTA
-    # Otherwise the quota would alternate between two neighbouring values.
-    return fits if ratio * quota / FULL_QUOTA >= _SLOW or fits > quota + 1 else quota

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastrain.decisions.membership import NOBODY_LEFT, Outcome, propose, with_quotas, with_step_anew
+from elastrain.decisions.membership import NOBODY_LEFT, Outcome, propose, with_step_anew
 from elastrain.job.world import Member, View
 from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.core.cluster import Cluster
@@ -46,8 +46,6 @@ class ViewChanges(ev.AgentPart):
         """The view that this agent proposed last."""
         self._removed: ev.ViewRemoved | None = None
         """The removal of the keys that the store reported while a proposal was under way."""
-        self._quotas: dict[str, int] = {}
-        """Quotas wished for members of this node, by member."""
         self._anew: StepAnew | None = None
         """The newest report of this node's members that something in the open step is wrong."""
 
@@ -218,8 +216,6 @@ class ViewChanges(ev.AgentPart):
             return self.propose(with_step_anew(view, proposal.view, reason))
         if proposal.view is not None:
             return self.propose(proposal.view)
-        if proposal.outcome is Outcome.KEEP and (other := with_quotas(view, self._quotas)) is not None:
-            return self.propose(other)
         if proposal.outcome is Outcome.WAIT:
             reason = f"{proposal.reason}; it waits for an answer of theirs, or for the end of their leases"
             return self._parking.park(reason, now)
@@ -239,11 +235,6 @@ class ViewChanges(ev.AgentPart):
         """Return the reason to repeat the step, or "" if no member asks, or the step was repeated since."""
         wish = self._anew
         return "" if wish is None or view.anew_since > wish.generation else wish.reason
-
-    def wish_quota(self, member: str, quota: int, now: float) -> list[Command]:
-        """Set another quota for a member of this node in the next view."""
-        self._quotas[member] = quota
-        return self.settle(now)
 
     def _joiners(self) -> list[Member]:
         # A newcomer could not get state from a hanging member, and would be considered lost.

@@ -17,6 +17,7 @@ from elastrain.job.values import (
     Accusation,
     Check,
     Contribution,
+    Findings,
     OpenWork,
     PlanVote,
     Record,
@@ -128,6 +129,7 @@ records = st.builds(
     switch=st.booleans(),
     roles=roles,
     plan=st.none() | names | plans,
+    findings=st.builds(Findings, speeds=tuples(st.tuples(names, ints))),
 )
 MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Report: st.builds(
@@ -198,6 +200,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
             seconds=tuples(st.tuples(ints, block_seconds)),
             rates=tuples(st.tuples(names, floats)),
             memory=st.none() | st.builds(ToldMemory, limit_bytes=ints, base_bytes=ints, taken_bytes=ints),
+            micro_batch_s=st.none() | floats,
         ),
         marks=tuples(st.builds(StreamMark, stream=ints, position=ints, state=names, digest=names)),
     ),

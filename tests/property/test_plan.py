@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import product
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.job.run_plan import assign, level, plan
+from elastrain.job.run_plan import assign, level, plan, shares_by_speed
 
 names_st = st.lists(st.sampled_from([f"m{i}" for i in range(9)]), min_size=1, unique=True)
 
@@ -52,15 +55,30 @@ def test_levelling_moves_only_what_is_not_under_way_and_evens_out(members: list[
 
 
 @given(members=names_st, runs=st.integers(1, 64), data=st.data())
-def test_with_quotas_each_run_goes_to_exactly_one_and_nobody_could_have_done_less(
+def test_each_run_goes_to_exactly_one_by_speed_and_the_last_is_done_as_early_as_can_be(
     members: list[str], runs: int, data: st.DataObject
 ) -> None:
-    quotas = {member: data.draw(st.integers(1, 4)) for member in members}
-    handed = plan(members, runs, quotas)
+    speeds = {member: data.draw(st.integers(1, 400)) for member in members}
+    handed = plan(members, runs, speeds)
     assert [run for member in members for run in handed[member]] == list(range(runs))
-    cost = {member: len(handed[member]) / quotas[member] for member in members}
-    slowest = max(cost.values())
-    assert all((len(handed[member]) + 1) / quotas[member] >= slowest - 1e-9 for member in members)
-    levelled = level(handed, dict.fromkeys(members, 0), quotas)
-    assert level(levelled, dict.fromkeys(members, 0), quotas) == levelled
-    assert max(len(levelled[member]) / quotas[member] for member in members) <= slowest
+    slowest = max(len(handed[member]) / speeds[member] for member in members)
+    # Whoever took one run more would be done no earlier than the slowest is now: for equal runs that is the optimum.
+    assert all((len(handed[member]) + 1) / speeds[member] >= slowest for member in members)
+    levelled = level(handed, dict.fromkeys(members, 0), speeds)
+    assert level(levelled, dict.fromkeys(members, 0), speeds) == levelled
+    assert max(len(levelled[member]) / speeds[member] for member in members) <= slowest
+
+
+@given(
+    speeds=st.lists(st.integers(1, 400), min_size=1, max_size=4),
+    loads=st.lists(st.integers(0, 5), min_size=4, max_size=4),
+    count=st.integers(0, 7),
+)
+def test_no_other_shares_are_done_earlier(speeds: list[int], loads: list[int], count: int) -> None:
+    def takes(shares: Iterable[int]) -> float:
+        return max((share and load + share) / speed for share, load, speed in zip(shares, loads, speeds, strict=False))
+
+    found = shares_by_speed(count, speeds, loads[: len(speeds)])
+    assert sum(found) == count
+    others = (each for each in product(range(count + 1), repeat=len(speeds)) if sum(each) == count)
+    assert takes(found) == min(map(takes, others))

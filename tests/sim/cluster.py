@@ -96,6 +96,8 @@ class Scenario:
     """Two shards in one block."""
     plans: bool = False
     """Members tell how long their blocks take, and are answered with any plan: late, twice or never."""
+    speeds: bool = False
+    """Members tell how long their micro-batches take, in each step as long as it comes."""
     checkpoint_every: int = 0
     """Every so many steps become durable checkpoints."""
     local_disks: bool = False
@@ -249,6 +251,8 @@ class Cluster:
         )
         if self.shape.initial.is_stored and self.truth is not None:
             self.members[name].symbols.stored = self.truth.stored(self.shape)
+        if self.scenario.speeds:
+            self.members[name].seconds = random.Random(f"speed of {name} {self.seed}")
         if self.scenario.run_length:
             length = self.scenario.run_length
             micro_batches = micro_batches_of(self.scenario.runs, length)

@@ -148,6 +148,8 @@ class SimMember:
             scratch=Shelf[tuple[int, int]](self.symbols.model),
         )
         self.ledger.capture_into(self.disk)
+        self.seconds: random.Random | None = None
+        """Draws of the seconds that micro-batches take, where members tell them."""
         self.pipelined: PipelinedLoop | None = None
         """None: runs are computed as wholes, by symbols of their own."""
         self.generation = 0
@@ -412,6 +414,11 @@ class SimMember:
                 out.compute.append(self.pipelined.begin(command))
             case p.ChoosePlan():
                 out.questions.append(command)
+            case p.Passed() if self.seconds is not None:
+                result = self.work(command)
+                assert result is None
+                took_s = self.seconds.choice((0.5, 1.0, 1.0, 1.0, 2.0, 5.0, None))
+                return p.StepTimed(micro_batch_s=took_s)
             case p.ReadInitial():
                 self.reads.append(command.shards)
             case p.Advance():

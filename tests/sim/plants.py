@@ -726,7 +726,7 @@ def scales_by_the_first_vote(step: int, view: View, votes: Sequence[Vote], **rul
     if isinstance(record, Disagreement):
         return record
     first = all(math.isfinite(norm) for _, norm in votes[0].square_norms)
-    return replace(record, next_scaler=advance(rules["shape"].loss_scale, rules["scaler"], overflow=not first))
+    return replace(record, next_scaler=advance(rules["shape"].loss_scale, rules["now"].scaler, overflow=not first))
 
 
 @_rule(60, Recovering, "arrive", lambda scenario: scenario.joins > 0)

@@ -28,7 +28,7 @@ def test_a_straggler_gets_less_then_goes_and_nothing_goes_with_it() -> None:
         except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
             broken.append((seed, f"{type(error).__name__}: {error}"))
         seen[outcome(world)] += 1
-        seen["smaller share"] += sum("quarters of a share" in line and ": quota " in line for line in lines)
+        seen["smaller share"] += sum(": shares " in line and "by their speeds" in line for line in lines)
         seen["ended"] += sum(": straggler " in line for line in lines)
     assert broken == []
     assert seen["finished"] >= 0.7 * SCHEDULES, seen

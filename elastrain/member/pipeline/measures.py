@@ -37,7 +37,22 @@ class Measures:
         """Seconds of each action of the open step that belong to none of its blocks."""
         self._waited_s: list[float] = []
         """Seconds before each action of the open step, or before several that are told together."""
+        self._micro_batch = Gauge()
+        """Seconds of a micro-batch without pipelines: the medians of the last steps."""
         self.begin()
+
+    def note_step(self, micro_batch_s: float | None) -> None:
+        """Note the median time of a micro-batch in a step. None: this member computed none."""
+        if micro_batch_s is None:  # it may take another time by now
+            self._micro_batch = Gauge()
+        else:
+            self._micro_batch.add(micro_batch_s)
+
+    def micro_batch_s(self) -> float | None:
+        """Return the seconds of a micro-batch for this member's vote. A change within their noise does not show."""
+        # The value in the vote follows the median only where that has changed by more than its noise.
+        self._micro_batch.news()
+        return self._micro_batch.told
 
     def note(self, event: p.Computed) -> None:
         """Note how long an action took."""

@@ -63,9 +63,10 @@ class Proposals(MemberPart):
             self._has_news |= self.measures.hear(member, vote.plan)
 
     def vote(self) -> PlanVote | None:
-        """Return this member's say about plans. None without pipelines."""
+        """Return this member's say about plans, or without pipelines how fast it is. None if it has nothing to say."""
         if self._shape.pipelining is None:
-            return None
+            took_s = self.measures.micro_batch_s()
+            return None if took_s is None else PlanVote(micro_batch_s=took_s)
         proposed = self._propose()
         # A plan that stays is not proposed again, so that it does not travel in every step.
         told = self.measures.news(None if proposed == self._commit.plan else proposed)
@@ -81,6 +82,11 @@ class Proposals(MemberPart):
     def on_memory_seen(self, event: p.MemorySeen) -> None:
         """Note this member's memory. It is told in the next vote."""
         self.measures.note_memory(event.memory)
+
+    @handles(p.StepTimed)
+    def on_step_timed(self, event: p.StepTimed) -> None:
+        """Note how long micro-batches took on this member. It counts by this member's votes only."""
+        self.measures.note_step(event.micro_batch_s)
 
     @handles(p.Planned)
     def on_planned(self, event: p.Planned) -> None:

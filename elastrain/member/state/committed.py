@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
+from elastrain.decisions.agreed_speeds import speeds_of
+from elastrain.decisions.voting import InForce
 from elastrain.job.placement import Holders, Placement, first_copies
 from elastrain.job.scaling import Scaler
 from elastrain.job.values import Record, Shape, Vote
@@ -257,6 +259,10 @@ class Commit(MemberPart):
         """Return the loss scaling of the open step."""
         # It comes from the record, so that a newcomer scales like all others.
         return self._first_scaler if self.record is None else self.record.next_scaler
+
+    def in_force(self) -> InForce:
+        """Return what holds for the open step: by the record alone, so that it is the same for all members."""
+        return InForce(scaler=self.next_scaler(), plan=self.plan, speeds=speeds_of(self.record))
 
     @property
     def plan(self) -> PipelinePlan | None:

@@ -1,4 +1,4 @@
-"""The part of a member's vote that is about pipelines."""
+"""The part of a member's vote that is about who computes what in the steps to come."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ToldMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanVote:
-    """A member's say about the plan of pipelines."""
+    """A member's say about the plan of pipelines, or about the runs of a job without pipelines."""
 
     # Only the first member of the view proposes a plan, so that planning need not give the same result on all members.
     proposed: PipelinePlan | None = None
@@ -42,3 +42,5 @@ class PlanVote:
     """Likewise `action_s` and `step_s`, by name, and the rates of links, by the member that sends."""
     memory: ToldMemory | None = None
     """This member's memory, if it has changed by more than its noise."""
+    micro_batch_s: float | None = None
+    """Without pipelines: seconds of a micro-batch on this member. None if it did not compute enough of them."""

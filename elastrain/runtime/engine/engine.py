@@ -91,6 +91,11 @@ class Engine:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elastrain-engine", daemon=True)
 
+    @property
+    def record(self) -> Record | None:
+        """The newest record. The threads of the loop and of its loader read it."""
+        return self._core.record
+
     def start(self, spec: dict[str, Any]) -> None:
         """Start the thread, and tell the launcher that this member is ready. Without one, make a view of one member."""
         parts = self._parts
@@ -149,8 +154,8 @@ class Engine:
         if executor.books.has_work_behind and not handover.has_news and self._pace.loop.may_work_behind():
             for result in executor.books.work_behind():
                 self._handle(result)
-        if self._pace.recovery.is_over():
-            self._suspect_the_silent()
+        if self._pace.recovery.is_over() and self.view is not None:
+            self._notes.suspect(self._core.unreported(), self.view, RECOVERY_DEADLINE_S)
         self._notes.tell_reason(self._core, self._parts.clock())
         if executor.is_checkpoint_due(self.view, self._parts.clock()):
             self._handle(p.CheckpointWanted(last=False))
@@ -338,15 +343,10 @@ class Engine:
         self._notes.tell_window(self._core)
         self._notes.passed(record, self.view)
         self._parts.executor.carry_out(p.Passed(record=record))
-        if self._parts.memory is not None and (told := self._parts.memory.passed()) is not None:
+        # More runs take more memory: members with a limit tell no times, and so keep equal shares.
+        told = p.StepTimed(micro_batch_s=took_s) if self._parts.memory is None else self._parts.memory.passed()
+        if told is not None:
             self._events.append(told)
         if self._core.machine.shape.pipelining is not None and self.view is not None:
             self._events.append(memory_seen(self._parts.memory, self._parts.executor, self._parts.handover, self.view))
         self._parts.executor.check_is_over()
-
-    def _suspect_the_silent(self) -> None:
-        if self.view is not None:
-            generation = self.view.generation
-            reason = f"no report for generation {generation} in {RECOVERY_DEADLINE_S:.0f} s"
-            for member in self._core.unreported():
-                self._parts.agent.say(am.Suspect(member=member, reason=reason, generation=generation))

@@ -7,6 +7,7 @@ also tells the agent and the screen. Times are time.monotonic() in seconds, whic
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from pathlib import Path
 from elastrain import protocol as p
 from elastrain.base.line_files import LineLog
 from elastrain.base.processes import say
+from elastrain.decisions.agreed_speeds import speeds_of, told_speeds
 from elastrain.job.checkpoint_plan import Checkpointed
+from elastrain.job.run_plan import Speeds
 from elastrain.job.values import Record
 from elastrain.job.world import View
 from elastrain.member.member_machine import MemberMachine
@@ -62,6 +65,8 @@ class Notes:
         self._told_short: dict[str, int] = {}
         self._planned: frozenset[str] = frozenset()
         """Members of the plan in force."""
+        self._speeds: Speeds = {}
+        """Speeds that the last record has named."""
         self._looked_s = self._since_s = 0.0
         self._reason = self._told_reason = (-1, "")
         """(open step, reason why this member does not go on in it): at the last looks, since `_since_s`, and told."""
@@ -78,6 +83,12 @@ class Notes:
             self._told_reason = now
             self._journal.write("waits", step=step, reason=reason)
             self._agent.say(am.WaitReason(step=step, reason=reason))
+
+    def suspect(self, silent: Iterable[str], view: View, for_s: float) -> None:
+        """Report members whose report is missing for so long to the agent, which judges them."""
+        reason = f"no report for generation {view.generation} in {for_s:.0f} s"
+        for member in silent:
+            self._agent.say(am.Suspect(member=member, reason=reason, generation=view.generation))
 
     def note_view(self, event: str, view: View) -> None:
         """Write a line about a view to the journal."""
@@ -103,6 +114,7 @@ class Notes:
         self._tell_skipped(record, view)
         if isinstance(record.plan, PipelinePlan):
             self._tell_plan(record.step + 1, record.plan)
+        self._tell_shares(record, view)
         if record.findings.warning:
             self._warn(record, view)
         if record.checkpoint is Checkpointed.PASSED_OVER:
@@ -124,6 +136,15 @@ class Notes:
         self._journal.write("planned", generation=command.generation, is_new=is_new, step_s=step_s, reason=reason)
         with suppress(ChannelClosedError):  # the engine notices that, too
             self._agent.say(am.PlanTold(reason=reason, speeds=dict(command.question.profile.speeds)))
+
+    def _tell_shares(self, record: Record, view: View | None) -> None:
+        before, self._speeds = self._speeds, speeds_of(record)
+        if before == self._speeds:
+            return
+        reason = told_speeds(before, self._speeds)
+        self._journal.write("shares", step=record.step, speeds=self._speeds, reason=reason)
+        if view is not None and view.ids[0] == self._agent.me:
+            self._agent.say(am.SharesChanged(step=record.step, reason=reason))
 
     def _tell_skipped(self, record: Record, view: View | None) -> None:
         """Report the first, tenth, hundredth, … skipped step in a row, because skipped steps look like training."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from elastrain import protocol as p
+from elastrain.decisions.agreed_speeds import speeds_of
 from elastrain.job.fold import leaves
 from elastrain.job.placement import Placement
 from elastrain.job.run_plan import plan as hand_out
@@ -110,7 +111,8 @@ class PlannedWork:
 
     def _slots(self, plan: p.Resumed, shape: Shape) -> int:
         """Return the gradient slots needed at the peak: the larger of an undisturbed and of the resumed step."""
-        undisturbed, done = hand_out(plan.view.ids, shape.runs, plan.view.quotas)[self._me], leaves(plan.own)
+        speeds = speeds_of(plan.recovery.record)
+        undisturbed, done = hand_out(plan.view.ids, shape.runs, speeds)[self._me], leaves(plan.own)
         left = [run for run in plan.recovery.runs[self._me] if run not in done]
         return max(budget.slots_needed(shape.runs, (), undisturbed), budget.slots_needed(shape.runs, plan.own, left))
 

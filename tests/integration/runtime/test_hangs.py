@@ -105,13 +105,28 @@ def test_a_straggler_gets_fewer_runs_then_another_takes_its_place(tmp_path: Path
     faults = ("slow --target member:m1 --at step=20,phase=forward --factor 4 --how sleep",)
     run = run_job(tmp_path, workers=3, arguments=(*arguments, "--step-s", "0.05"), script=PHASES, faults=faults)
     assert_equal_to_undisturbed(run, *arguments, script=PHASES)
-    quota = next(e for e in run.events if e["event"] == "quota")
-    assert quota["member"] == "m1" and quota["quarters"] < 4
+    shares = next(e for e in run.events if e["event"] == "shares")
+    assert "by their speeds: m1 2" in shares["reason"], "by what it was slowed, a quarter of the median member's speed"
     ends = [e for e in run.events if e["event"] == "kill"]
     assert [e["member"] for e in ends] == ["m1"] and "it is ended, and replaced" in ends[0]["reason"]
-    assert ends[0]["t"] > quota["t"] + 10
-    assert "quarters of a share of the runs" in run.output
+    assert ends[0]["t"] > shares["t"] + 10, "no run was left for it"
+    assert "shares of the runs by their speeds" in run.output
     assert "m3" in run.digests
+
+
+def test_a_member_at_half_speed_gets_half_as_many_runs_and_a_noisy_step_moves_none(tmp_path: Path) -> None:
+    arguments = ("--steps", "45")
+    faults = (
+        "slow --target member:m2 --at step=8,phase=forward --factor 8 --how sleep --for 0.5",
+        "slow --target member:m1 --at step=22,phase=forward --factor 2 --how sleep",
+    )
+    run = run_job(tmp_path, workers=3, arguments=(*arguments, "--step-s", "0.05"), script=PHASES, faults=faults)
+    assert_equal_to_undisturbed(run, *arguments, script=PHASES)
+    shares = [e for e in run.journals["m0"] if e["event"] == "shares"]
+    assert shares[0]["step"] >= 22, "the noisy step changes nothing"
+    assert set(shares[-1]["speeds"]) == {"m1"} and 40 <= shares[-1]["speeds"]["m1"] <= 65
+    runs = [e["run"] for e in run.journals["m1"] if e["event"] == "micro_batch" and e["step"] in (5, 44)]
+    assert len(runs) == 2 + 1, "two of six runs, then one"
 
 
 def test_a_preempted_node_hands_over_between_two_steps_and_leaves(tmp_path: Path) -> None:

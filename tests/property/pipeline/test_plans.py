@@ -7,10 +7,11 @@ from itertools import combinations, pairwise, permutations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from elastrain.job.run_plan import shares_by_speed
 from elastrain.pipeline.cuts import Had, least_heaviest, line_up
 from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.pipeline_plan import PipelinePlan, replicas, routes
-from elastrain.pipeline.planning import PlanWish, first_plan, next_plan, pipelines_wanted, shares
+from elastrain.pipeline.planning import PlanWish, first_plan, next_plan, pipelines_wanted
 from tests.support.block_graphs import graph_of
 
 
@@ -122,7 +123,7 @@ def test_the_costliest_member_has_as_little_as_any_cuts_allow(graph: BlockGraph,
 
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5), runs=st.integers(0, 24))
 def test_no_other_shares_of_the_runs_end_earlier(lengths: list[int], runs: int) -> None:
-    found = shares(lengths, runs)
+    found = shares_by_speed(runs, lengths)
     assert sum(found) == runs
     latest = max(share / length for share, length in zip(found, lengths, strict=True))
     for index, length in enumerate(lengths):

@@ -68,7 +68,7 @@ _TOLD |= {
     "hang_spared",
     "last_checkpoint",
     "leaving",
-    "quota",
+    "shares",
     "straggler",
 }
 

@@ -8,6 +8,7 @@ from elastrain.decisions.recovery import decide, open_plan
 from elastrain.job.placement import Holders
 from elastrain.job.values import (
     Contribution,
+    Findings,
     Initial,
     OpenWork,
     Record,
@@ -191,14 +192,19 @@ def test_many_lost_shards_are_not_all_listed() -> None:
     assert "shard 0, 1, 2, 3, 4, 5, 6, 7 …" in lost.reason
 
 
-def test_a_straggler_gets_fewer_of_the_runs_by_the_quota_that_the_view_names() -> None:
-    slow = View(generation=2, members=(Member(id="a", node="a", quota=1), Member(id="b", node="b")))
-    fresh = decide(slow, {"a": report(), "b": report()}, SHAPE)
+def test_a_straggler_gets_fewer_of_the_runs_by_the_speeds_of_the_newest_record() -> None:
+    slow, record = view("a", "b"), replace(RECORD, findings=Findings(speeds=(("a", 25),)))
+    fresh = decide(slow, {"a": report(record=record), "b": report(record=record)}, SHAPE)
     assert isinstance(fresh, Recovery)
     assert fresh.runs == {"a": (), "b": (0, 1, 2)}
     # What it had been given before is taken from it again.
     moved = decide(
-        slow, {"a": report(work=OpenWork(pending=(0, 1), fixed=1)), "b": report(work=OpenWork(pending=(2,)))}, SHAPE
+        slow,
+        {
+            "a": report(record=record, work=OpenWork(pending=(0, 1), fixed=1)),
+            "b": report(record=record, work=OpenWork(pending=(2,))),
+        },
+        SHAPE,
     )
     assert isinstance(moved, Recovery)
     assert moved.runs == {"a": (0,), "b": (2, 1)}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.decisions.voting import Disagreement, combine_votes
+from elastrain.decisions.voting import Disagreement, InForce, combine_votes
 from elastrain.job.checkpoint_plan import CheckpointVote
 from elastrain.job.placement import Holders
 from elastrain.job.scaling import LossScale, Scaler
@@ -108,7 +108,7 @@ def test_different_contributions_are_a_disagreement() -> None:
 def test_an_overflow_at_one_member_lowers_the_scale_in_the_one_record() -> None:
     rule, scaler = LossScale(growth_interval=10), Scaler(scale=512.0, clean_steps=4)
     votes = [vote(square_norms=((0, 1.0),)), vote(square_norms=((1, math.inf),)), vote()]
-    record = combine_votes(2, VIEW, votes, shape=replace(SHAPE, loss_scale=rule), scaler=scaler)
+    record = combine_votes(2, VIEW, votes, shape=replace(SHAPE, loss_scale=rule), now=InForce(scaler=scaler))
     assert isinstance(record, Record)
     assert record.skipped
     assert record.scaler == scaler
@@ -117,7 +117,9 @@ def test_an_overflow_at_one_member_lowers_the_scale_in_the_one_record() -> None:
 
 def test_a_clean_step_counts_towards_a_larger_scale() -> None:
     rule, scaler = LossScale(growth_interval=10), Scaler(scale=512.0, clean_steps=9)
-    record = combine_votes(2, VIEW, [vote(), vote(), vote()], shape=replace(SHAPE, loss_scale=rule), scaler=scaler)
+    record = combine_votes(
+        2, VIEW, [vote(), vote(), vote()], shape=replace(SHAPE, loss_scale=rule), now=InForce(scaler=scaler)
+    )
     assert isinstance(record, Record)
     assert (record.skipped, record.next_scaler) == (False, Scaler(scale=1024.0))
 
@@ -131,7 +133,7 @@ def test_members_that_have_traced_different_graphs_do_not_go_on() -> None:
 def test_the_plan_is_the_first_that_is_proposed_else_it_stays() -> None:
     plan = PipelinePlan(blocks=1, pipelines=(Pipeline(members=("a",), cuts=(), share=8, limits=(1,)),))
     proposed = combine_votes(2, VIEW, (vote(plan=PlanVote(proposed=plan)), vote(plan=PlanVote()), vote()), shape=SHAPE)
-    stays = combine_votes(2, VIEW, (vote(), vote(), vote()), shape=SHAPE, plan=plan)
+    stays = combine_votes(2, VIEW, (vote(), vote(), vote()), shape=SHAPE, now=InForce(plan=plan))
     assert isinstance(proposed, Record) and isinstance(stays, Record)
     assert proposed.plan == plan
     assert stays.plan == plan.digest, "all members know it"

@@ -26,6 +26,7 @@ from tests.support.sources import ROOT
 FROM_WORKER: list[am.FromWorker] = [
     am.Hello(member="m0", address="unix:x", spec={"seed": 0, "loss_scale": "none", "max_grad_norm": 1.0}),
     am.Suspect(member="m1", reason="reset"),
+    am.SharesChanged(step=4, reason="m1 is slow"),
     am.Redone(generation=3, step=4, pairs=12),
     am.PlanTold(step=4, pipelines=({"runs": 2, "blocks": {"m0": [0, 8]}, "limits": [1]},), reason="members have come"),
     am.PlanTold(reason="no block moves", speeds={"m0": 0.5}),
