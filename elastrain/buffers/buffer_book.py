@@ -25,6 +25,7 @@ from elastrain.protocol.messages import (
     RepeatUpdate,
     ShardCopy,
 )
+from elastrain.protocol.move_messages import ShadowPiece
 
 
 class BufferBook:
@@ -131,7 +132,7 @@ class BufferBook:
         if isinstance(command, p.HoldBlocks):
             self._arithmetic.hold(command.blocks, self._buffers.take_free() if command.for_good else None)
         else:
-            self._arithmetic.take_parameters(command.shard, command.payload[command.index])
+            self._arithmetic.take_parameters(command.shard, command.payload[command.index], command.part)
 
     def _change_states(self, command: p.Command) -> p.Event | None:
         """Carry out a command that changes states. Queued background updates that it makes obsolete are removed."""
@@ -231,6 +232,8 @@ class BufferBook:
                 return [packed, *(tensor for tensor, _ in sent)]
             case Publish():
                 return [self._arithmetic.parameters(shard) for shard in message.shards]
+            case ShadowPiece():
+                return [self._arithmetic.parameters(message.shard, message.part)]
             case RepeatUpdate():
                 # Gradient and former state: the receiver has to make the update from this member's inputs.
                 kept = self._states.kept(message.step, message.shard)

@@ -103,11 +103,11 @@ class Arithmetic(Protocol):
         """Return the digest of a shard's parameters as published from `state`; None: as the model has them."""
         # From the state and not from the model, so that a bit that flipped between update and publish is found.
 
-    def parameters(self, shard: int) -> Tensor:
-        """Return the shard's parameters in the model, without a copy."""
+    def parameters(self, shard: int, part: tuple[int, int] | None = None) -> Tensor:
+        """Return the shard's parameters in the model, without a copy. `part`: piece `part[0]` of `part[1]` only."""
 
-    def take_parameters(self, shard: int, published: Tensor) -> None:
-        """Copy these published parameters into the model."""
+    def take_parameters(self, shard: int, published: Tensor, part: tuple[int, int] | None = None) -> None:
+        """Copy these published parameters into the model. `part`: this piece, which the script does not see yet."""
 
     def hold(self, blocks: Collection[int] | None, unused: list[Tensor] | None = None) -> None:
         """Keep the parameters that these blocks read in the model's memory, and no others. None: the present blocks.

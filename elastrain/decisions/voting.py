@@ -16,6 +16,7 @@ from elastrain.job.scaling import NO_SCALE, Scaler, advance
 from elastrain.job.streams import combine_marks
 from elastrain.job.values import Accusation, Contribution, Findings, Record, Shape, Vote
 from elastrain.job.world import View
+from elastrain.pipeline.moves import moved_on
 from elastrain.pipeline.pipeline_plan import PipelinePlan
 
 
@@ -88,7 +89,7 @@ def combine_votes(
         roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),
         scaler=now.scaler,
         next_scaler=advance(shape.loss_scale, now.scaler, overflow=not is_finite),
-        plan=_planned(votes, now.plan),
+        plan=_planned(step, dict(zip(view.ids, votes, strict=False)), now.plan),
         findings=_findings(view, votes, judgement, warning=differing, speeds=_speeds(view, votes, shape, now.speeds)),
         checkpoint=_checkpointed([vote.checkpoint for vote in votes]),
     )
@@ -98,8 +99,11 @@ def _checkpointed(told: Sequence[CheckpointVote]) -> Checkpointed:
     return decide([each.wish for each in told], writing=any(each.is_writing for each in told))
 
 
-def _planned(votes: Sequence[Vote], present: PipelinePlan | None) -> PipelinePlan | str | None:
-    told = next((v.plan.proposed for v in votes if v.plan is not None and v.plan.proposed is not None), present)
+def _planned(step: int, votes: Mapping[str, Vote], present: PipelinePlan | None) -> PipelinePlan | str | None:
+    says = {member: vote.plan for member, vote in votes.items() if vote.plan is not None}
+    told = next((each.proposed for each in says.values() if each.proposed is not None), None)
+    if told is None and present is not None:
+        told = moved_on(present, {member: each.is_ready for member, each in says.items()}, step)
     # A plan that stays is known to all members, and travels with every publish.
     return told.digest if told is not None and told == present else told
 

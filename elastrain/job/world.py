@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 # In the order of a step. `join` comes before a member's first step, `shutdown` after its last. `quiesce` to `complete`
-# belong to a recovery. No member passes them in the first view, because nothing is recovered there.
+# belong to a recovery. No member passes them in the first view, because nothing is recovered there. `move-record` to
+# `move-over` belong to moves of blocks in pipelines: named, received, ready, and over.
 PHASES = (
     "join",
     "forward",
@@ -23,6 +24,10 @@ PHASES = (
     "decide",
     "complete",
     "copy",
+    "move-record",
+    "move-publish",
+    "move-ready",
+    "move-over",
     "shutdown",
 )
 """The places of a step that faults, logs and `status` can name."""

@@ -13,6 +13,8 @@ from elastrain.job.run_plan import plan
 from elastrain.job.values import Record, Vote
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.parts import Machine
+from elastrain.pipeline.moves import shadows
+from elastrain.pipeline.pipeline_plan import PipelinePlan
 from elastrain.protocol.evaluation_messages import BlocksAdopted
 from elastrain.protocol.messages import Ack, Publish
 
@@ -115,7 +117,7 @@ class Committing(MemberPart):
             before=m.step.audits.told_before(),
             checkpoint=CheckpointVote(m.checkpointing.wish(m.step.number), m.checkpointing.open is not None),
             graph=m.step.tracing.traced.graph.digest() if m.step.tracing.traced is not None else "",
-            plan=m.step.proposals.vote(),
+            plan=m.step.proposals.vote(is_ready=m.shadow_feed.is_ready()),
             marks=tuple(m.step.runs.marks.values()),
         )
         m.step.audits.tell(vote.checks)
@@ -196,6 +198,7 @@ class Committing(MemberPart):
         self.change_roles(record, before)
         m.replicas.pass_commit(before)
         if m.commit.plan != plan_before:
+            self._tell_move(record.step, plan_before)
             # Holders follow the blocks: a member that computes with a shard can hold it without more memory for
             # parameters.
             m.commit.roles.aim(self.goal(m.commit.roles.live))
@@ -204,6 +207,13 @@ class Committing(MemberPart):
         m.out.do(p.EndAttempt(step=record.step))
         m.begin(record.step + 1)
         return mine, before
+
+    def _tell_move(self, step: int, before: PipelinePlan | None) -> None:
+        m = self._machine
+        if before is not None and before.coming:
+            told = tuple((member, tuple(sorted(blocks))) for member, blocks in shadows(before).items())
+            is_dropped, sent_bytes = m.commit.plan != before.goal, m.shadow_feed.sent_bytes
+            m.out.do(p.Moved(step=step, named=before.named, shadows=told, is_dropped=is_dropped, sent_bytes=sent_bytes))
 
     def goal(self, now: Placement) -> Placement:
         """Return the target placement of the shards for the members of this view and the pipeline plan."""
@@ -232,6 +242,7 @@ class Committing(MemberPart):
         else:
             self._hand_out_runs()
         self.publish(dict.fromkeys(m.views.others, tuple(mine)), record)
+        m.shadow_feed.feed(mine)
         m.custody.digest_broadcast.announce(mine, mine, before)
 
     def _hand_out_runs(self) -> None:

@@ -22,8 +22,8 @@ class Copying(MemberPart):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of parameters sent to new holders so far."""
-        return self._machine.custody.given.sent_bytes
+        """Bytes of parameters sent to new holders and to shadows so far."""
+        return self._machine.custody.given.sent_bytes + self._machine.shadow_feed.sent_bytes
 
     @property
     def is_time(self) -> bool:
@@ -33,20 +33,25 @@ class Copying(MemberPart):
         """
         m = self._machine
         # The driver asks twice in every turn. The cheap test is first, because mostly no copy waits.
-        return m.custody.given.is_waiting() and m.step.is_computing() and self._may_copy()
+        is_waiting = m.custody.given.is_waiting() or m.shadow_feed.is_waiting()
+        return is_waiting and m.step.is_computing() and self._may_copy()
 
     @handles(p.CopyBudgetSet)
     def on_budget_set(self, event: p.CopyBudgetSet) -> None:
         """Note the memory limit for copies, and note if this member has memory for all blocks at the end."""
         self._machine.custody.given.limit(event.parameters_bytes)
         self._machine.end.note_room(has_room_for_all=event.has_room_for_all)
+        self._machine.step.proposals.note_limit(is_limited=event.is_limited)
 
     @handles(p.CopiesAllowed)
     def copy(self, event: p.CopiesAllowed) -> None:
         """Send copies up to the number of bytes that the driver allows. The rest waits for its next permission."""
         # The vote, or a change of view, may have come in between.
         if self.is_time:
+            before_bytes = self.sent_bytes
             self._machine.custody.given.send(event.parameters_bytes)
+            # Copies come first: a move of blocks can wait.
+            self._machine.shadow_feed.send(event.parameters_bytes - (self.sent_bytes - before_bytes))
 
     def progress(self) -> bool:
         """Send the copies that the vote waits for, once this member has computed its runs.

@@ -17,6 +17,7 @@ from elastrain.member.job_end import JobEnd
 from elastrain.member.loop_stages import LoopStages
 from elastrain.member.open_step import OpenStep
 from elastrain.member.pipeline.replicas import Replicas
+from elastrain.member.pipeline.shadow_feed import ShadowFeed
 from elastrain.member.shards.backups import Backups
 from elastrain.member.shards.copies import CopiesGiven, CopiesTaken
 from elastrain.member.shards.initial_state import InitialState
@@ -67,7 +68,6 @@ class Machine:
     """All parts of one member. Only `MemberMachine` and the rules (`Committing`, `Recovering`, ...) see them all."""
 
     def __init__(self, me: str, shape: Shape, checkpoints: CheckpointPlan) -> None:
-        self.me = me
         self.shape = shape
         # The order follows from the constructors: each part takes the parts that it asks.
         self.out = Commands()
@@ -76,6 +76,7 @@ class Machine:
         self.step = OpenStep(me, shape, self.views, self.commit, self.out)
         self.custody = Custody(me, shape, self.views, self.commit, self.step, self.out)
         self.replicas = Replicas(me, shape, self.commit, self.step.tracing, self.custody.holdings, self.out)
+        self.shadow_feed = ShadowFeed(shape, self.views, self.commit, self.replicas, self.step.ballot, self.out)
         self.checkpointing = Checkpointing(
             checkpoints, shape.sizes, self.views, self.commit, self.custody.holdings, self.out
         )
@@ -90,12 +91,18 @@ class Machine:
             *self.step.parts,
             *self.custody.parts,
             self.replicas,
+            self.shadow_feed,
             self.checkpointing,
             Evaluations(self.views, self.commit, self.loop, self.replicas, self.out),
             self.loop,
             self.end,
             self.custody.repair,
         )
+
+    @property
+    def me(self) -> str:
+        """Name of this member."""
+        return self.views.me
 
     def begin(self, step: int) -> None:
         """Begin step `step` in all parts."""

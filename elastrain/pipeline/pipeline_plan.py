@@ -7,7 +7,7 @@ they are, never by the member that made them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from hashlib import blake2b
@@ -116,6 +116,10 @@ class PipelinePlan:
     blocks: int
     pipelines: tuple[Pipeline, ...]
     """A member may stand in several of them, with the same blocks in each: it takes runs of a lost member then."""
+    coming: tuple[Pipeline, ...] = ()
+    """Pipelines that follow these once their members have the blocks. Until then they are shadows of these blocks."""
+    named: int = -1
+    """The step whose record has named the shadows. -1 without shadows."""
 
     def __post_init__(self) -> None:
         found: dict[str, tuple[int, int]] = {}
@@ -128,6 +132,11 @@ class PipelinePlan:
     def digest(self) -> str:
         """32 hexadecimal digits over the whole plan."""
         return blake2b(repr(self).encode(), digest_size=16, person=b"elastrain-plan").hexdigest()
+
+    @property
+    def goal(self) -> PipelinePlan:
+        """The plan that follows once the blocks have moved. This plan itself if none moves."""
+        return replace(self, pipelines=self.coming, coming=(), named=-1) if self.coming else self
 
     @property
     def members(self) -> tuple[str, ...]:

@@ -223,6 +223,21 @@ class HoldBlocks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Moved:
+    """Log that a move of blocks has ended with the record of `step`. Carries no work."""
+
+    step: int
+    named: int
+    """Step whose record has named the move."""
+    shadows: tuple[tuple[str, tuple[int, ...]], ...]
+    """(member, blocks of the graph that it was a shadow of)."""
+    is_dropped: bool
+    """True if another plan has followed. False: the shadows are replicas."""
+    sent_bytes: int
+    """Bytes that this member has sent to shadows so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Leave:
     """Let the process end: all members are done, or this one was removed."""
 
@@ -259,6 +274,7 @@ Command: TypeAlias = (
     | WriteManifest
     | EndCheckpoint
     | HoldBlocks
+    | Moved
     | TakeFetched
     | Leave
     | Fail

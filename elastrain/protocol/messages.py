@@ -24,6 +24,7 @@ from elastrain.protocol.evaluation_messages import (
     InEvaluation,
     OutsideEvaluation,
 )
+from elastrain.protocol.move_messages import ShadowPiece
 
 
 # Only complete nodes of the sender's plan are sent: it first adds what it can add itself.
@@ -320,6 +321,7 @@ Message: TypeAlias = (
     | FetchedShard
     | AskPlan
     | TellPlan
+    | ShadowPiece
     | InEvaluation
     | BatchBoundary
     | BlocksAdopted

@@ -239,6 +239,8 @@ class TakeParameters:
     shard: int
     payload: Any
     index: int
+    part: tuple[int, int] | None = None
+    """Number of a piece and number of pieces, for a shadow: the script sees no values there. None: all."""
 
 
 # Checked on arrival: a copy damaged on its way would make a holder of wrong bits.

@@ -74,6 +74,7 @@ from elastrain.protocol.messages import (
     decode,
     encode,
 )
+from elastrain.protocol.move_messages import ShadowPiece
 
 ints = st.integers(-2, 1 << 40)
 names = st.text(max_size=8)
@@ -104,20 +105,17 @@ graphs = st.builds(
     never_entered=tuples(st.tuples(names, names)),
 )
 tasks = st.builds(Task, ints, ints, ints, names)
-plans = st.builds(
-    PipelinePlan,
-    blocks=ints,
-    pipelines=tuples(
-        st.builds(Pipeline, members=st.tuples(names), cuts=st.just(()), share=ints, limits=st.tuples(ints))
-        | st.builds(
-            Pipeline,
-            members=st.just(("a", "b", "c")),
-            cuts=st.just((2, Bound(5, 6, 3, 10, 4))),
-            share=ints,
-            limits=st.tuples(ints, ints, ints),
-        )
-    ),
+lines = tuples(
+    st.builds(Pipeline, members=st.tuples(names), cuts=st.just(()), share=ints, limits=st.tuples(ints))
+    | st.builds(
+        Pipeline,
+        members=st.just(("a", "b", "c")),
+        cuts=st.just((2, Bound(5, 6, 3, 10, 4))),
+        share=ints,
+        limits=st.tuples(ints, ints, ints),
+    )
 )
+plans = st.builds(PipelinePlan, blocks=ints, pipelines=lines, coming=lines, named=ints)
 block_seconds = st.builds(BlockSeconds, forward_s=floats, input_gradient_s=floats, weight_gradient_s=floats)
 records = st.builds(
     Record,
@@ -219,6 +217,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Damaged: st.builds(Damaged, step=ints, block=ints, node=nodes, shard=ints),
     AskPlan: st.builds(AskPlan, digest=names),
     TellPlan: st.builds(TellPlan, plan=plans),
+    ShadowPiece: st.builds(ShadowPiece, step=ints, shard=ints, part=st.tuples(ints, ints)),
     FetchShard: st.builds(FetchShard, step=ints, shard=ints),
     FetchedShard: st.builds(FetchedShard, step=ints, shard=ints, digest=st.none() | ints),
     LoopHandover: st.builds(LoopHandover, step=ints, state=names),

@@ -15,10 +15,12 @@ from elastrain.job.checkpoint_plan import LOOP
 from elastrain.job.fold import Node, leaves
 from elastrain.job.placement import Placement
 from elastrain.job.scaling import Scaler
-from elastrain.job.values import Record, Recovery, Report, Shape
+from elastrain.job.values import Record, Recovery, Report, Shape, Vote
 from elastrain.job.world import View
 from elastrain.pipeline.pipeline_plan import PipelinePlan
+from elastrain.pipeline.planner.plan_vote import PlanVote
 from tests.sim.member import SimMember, Violation, symbol
+from tests.sim.symbols import RELEASED
 
 REGAIN_STEPS = 3
 """Copies are made in one step, followed up in the next, and count from its commit on."""
@@ -74,6 +76,8 @@ class Checks:
         """Generation -> step that is not committed with fewer copies than there should be."""
         self.short: dict[int, int] = {}
         """Shard with fewer living holders than it should have -> the step that was open when that began."""
+        self.moves: dict[tuple[int, int], p.Moved] = {}
+        """(step of the record that has named it, step of the one that has ended it) -> the move."""
         self.ids: tuple[str, ...] = ()
         """Members of the newest view that was resumed in."""
 
@@ -90,10 +94,28 @@ class Checks:
                     self._value(member, shard, command.record.step, member.state(shard), "applied state")
             case p.Swap():
                 self._value(member, command.shard, command.step, member.state(command.shard), "verified copy")
-            case p.Bind() | p.TakeParameters():
+            case p.Bind() | p.TakeParameters(part=None):
                 self._value(member, command.shard, command.step, member.parameters()[command.shard], "parameters")
             case p.SendMessage() if isinstance(command.message, Report):
                 self._reported(member, command.message)
+            # Its own vote may have been the last one: then it has gone on in the same event.
+            case p.SendMessage(message=Vote(step=step, plan=PlanVote(is_ready=True))) if step == member.committed + 1:
+                self._ready(member)
+            case p.Advance():
+                self._seen(member, command.record.step)
+            case p.Moved():
+                self.moves[command.named, command.step] = command
+
+    def _seen(self, member: SimMember, step: int) -> None:
+        """Between two steps the script sees the values of the last one, or none."""
+        for shard, value in enumerate(member.parameters()):
+            if shard not in member.symbols.awaited and value != RELEASED:
+                self._value(member, shard, step, value, "what the script sees")
+
+    def _ready(self, member: SimMember) -> None:
+        """A shadow says that it holds the parameters of the step before the one of its vote."""
+        for shard in member.machine.replicas.shadow_shards(member.me):
+            self._value(member, shard, member.committed, member.parameters()[shard], "a ready shadow's parameters")
 
     def _value(self, member: SimMember, shard: int, step: int, value: int, what: str) -> None:
         if self.truth is None or self.flipped:

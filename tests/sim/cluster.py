@@ -19,7 +19,17 @@ from elastrain.job.placement import Placement
 from elastrain.job.scaling import LossScale
 from elastrain.job.values import AuditPlan, Check, Initial, Report, Shape, ShardShape, Vote
 from elastrain.job.world import Member, View
-from elastrain.protocol.messages import Ack, AskPlan, Digests, Gradient, Partial, Publish, ShardCopy, TellPlan
+from elastrain.protocol.messages import (
+    Ack,
+    AskPlan,
+    Digests,
+    Gradient,
+    Partial,
+    Publish,
+    ShardCopy,
+    TellPlan,
+)
+from elastrain.protocol.move_messages import ShadowPiece
 from tests.sim.checks import Checks, Truth, content
 from tests.sim.evaluating import EvaluatingScript
 from tests.sim.member import Outbox, Run, SimMember, Violation
@@ -28,7 +38,7 @@ from tests.sim.symbols import State
 
 DEATHS = (object, Report, Partial, Gradient, Ack, Vote, Publish, Publish, Digests, ShardCopy)
 # Drawn in jobs with planners only, so that all other schedules stay what they are.
-PLAN_DEATHS = (*DEATHS, AskPlan, TellPlan, TellPlan)
+PLAN_DEATHS = (*DEATHS, AskPlan, TellPlan, TellPlan, ShadowPiece, ShadowPiece)
 Choice = tuple[Any, Callable[[Any], None], Any]
 """(what is slow or not, what to do, with what)."""
 

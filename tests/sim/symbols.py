@@ -167,6 +167,8 @@ class Symbols:
 
     def __init__(self, shape: Shape, frozen: frozenset[int], flip: Callable[[], int]) -> None:
         self.model = [Cell(symbol("init", shard)) for shard in range(len(shape.shards))]
+        self.awaited: set[int] = set()
+        """Shards that have memory and no values for the script yet."""
         self.stored: tuple[int, ...] | None = None
         """What the checkpoint has of each shard, if the job starts from one."""
         self._read: dict[int, int] = {}
@@ -255,6 +257,7 @@ class Symbols:
 
     def bind(self, state: State, *, is_new: bool = False) -> None:
         home = self.model[state.shard]
+        self.awaited.discard(state.shard)
         if state.cell is not home:
             home.value = state.cell.value
             state.cell = home
@@ -277,11 +280,17 @@ class Symbols:
     def parameters_bytes(self, shard: int) -> int:
         return 1 << 20
 
-    def parameters(self, shard: int) -> Cell:
+    def parameters(self, shard: int, part: tuple[int, int] | None = None) -> Cell:
         return self.model[shard]
 
-    def take_parameters(self, shard: int, published: Place) -> None:
-        self.model[shard].value = published.value
+    def take_parameters(self, shard: int, published: Place, part: tuple[int, int] | None = None) -> None:
+        value = published.value
+        if part is None:
+            self.awaited.discard(shard)
+        elif part[0] + 1 < part[1]:
+            # Links keep the order of pieces. Before the last one the memory has parts of two versions.
+            value = symbol("torn", value, part)
+        self.model[shard].value = value
 
     def hold(self, blocks: Collection[int] | None, unused: list[Place] | None = None) -> None:
         for buffer in unused or ():
@@ -290,6 +299,9 @@ class Symbols:
             if blocks is not None and not any(block in blocks for block in lanes):
                 # Whoever still works on it, or reads what was sent of it, finds nothing there.
                 self.model[shard].value = RELEASED
+                self.awaited.discard(shard)
+            elif self.model[shard].value == RELEASED:
+                self.awaited.add(shard)
 
     def pack(self, state: State) -> list[Place]:
         return [Cell(state.shard), Cell(self.digest(state)), state.cell]

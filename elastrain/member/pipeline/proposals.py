@@ -19,6 +19,7 @@ from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
 from elastrain.memory.memory_budget import ASSUMED_MOMENTS
+from elastrain.pipeline.moves import begun
 from elastrain.pipeline.pipeline_plan import PipelinePlan, held
 from elastrain.pipeline.planner.plan_choice import PlanQuestion
 from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, memory_of
@@ -47,6 +48,7 @@ class Proposals(MemberPart):
         self._asked_in = -1
         """The open step at that time."""
         self._answer: p.Planned | None = None
+        self._is_limited = False
 
     def begin(self, step: int) -> None:
         """Begin to measure another step."""
@@ -62,14 +64,21 @@ class Proposals(MemberPart):
         if vote.plan is not None:
             self._has_news |= self.measures.hear(member, vote.plan)
 
-    def vote(self) -> PlanVote | None:
-        """Return this member's say about plans, or without pipelines how fast it is. None if it has nothing to say."""
+    def note_limit(self, *, is_limited: bool) -> None:
+        """Note if the members have memory limits."""
+        self._is_limited = is_limited
+
+    def vote(self, *, is_ready: bool) -> PlanVote | None:
+        """Return this member's say about plans, or without pipelines how fast it is. None if it has nothing to say.
+
+        `is_ready`: it is a ready shadow.
+        """
         if self._shape.pipelining is None:
             took_s = self.measures.micro_batch_s()
             return None if took_s is None else PlanVote(micro_batch_s=took_s)
         proposed = self._propose()
         # A plan that stays is not proposed again, so that it does not travel in every step.
-        told = self.measures.news(None if proposed == self._commit.plan else proposed)
+        told = replace(self.measures.news(None if proposed == self._commit.plan else proposed), is_ready=is_ready)
         self._has_news |= self.measures.hear(self._me, told)
         return told
 
@@ -101,7 +110,8 @@ class Proposals(MemberPart):
     def _now(self) -> tuple[int, str] | None:
         """Return the generation and the digest of the plan in force. None if that plan has other members."""
         view, plan = self._views.current, self._commit.plan
-        if view is None or plan is None or self._views.is_recovering or view != self._views.newest:
+        # While blocks move no other plan is sought.
+        if view is None or plan is None or plan.coming or self._views.is_recovering or view != self._views.newest:
             return None
         return (view.generation, plan.digest) if set(plan.members) == set(view.ids) else None
 
@@ -173,9 +183,14 @@ class Proposals(MemberPart):
         if present is None:
             return first_plan(traced.graph, members, wish)
         if self._answer is not None and self._answer.answer is not None and self._is_about_now(self._answer):
-            return self._answer.answer.plan
-        # A plan of the planner stays in force while its members do. The rule would undo it.
-        return present if set(present.members) == set(members) else next_plan(traced.graph, present, members, wish)
+            wanted = self._answer.answer.plan
+        elif set(present.goal.members) == set(members):
+            # A plan of the planner stays in force while its members do. The rule would undo it.
+            return present
+        else:
+            wanted = next_plan(traced.graph, present, members, wish)
+        # A shadow needs memory for the blocks before its other blocks go, for which a memory limit may leave no room.
+        return wanted if self._is_limited else begun(present, wanted, members, self._commit.step + 1)
 
 
 def parameter_bytes(shape: Shape, traced: TracedGraph) -> list[int]:

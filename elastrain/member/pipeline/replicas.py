@@ -7,6 +7,7 @@ adopt. So a publisher of a shard knows its readers without asking.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from elastrain import protocol as p
 from elastrain.job.placement import Placement
@@ -17,7 +18,18 @@ from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
 from elastrain.pipeline.forward_chains import Chain, forward_chains
+from elastrain.pipeline.moves import shadows
 from elastrain.pipeline.pipeline_plan import held
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Blocks in this member's memory."""
+
+    blocks: frozenset[int] | None = None
+    """All of them. None before the first `HoldBlocks` command: then it has all blocks of the model."""
+    shadowed: frozenset[int] = frozenset()
+    """Those of which it is a shadow."""
 
 
 class Replicas(MemberPart):
@@ -28,8 +40,7 @@ class Replicas(MemberPart):
     ) -> None:
         self._me, self._shape, self._commit = me, shape, commit
         self._tracing, self._holdings, self._out = tracing, holdings, out
-        self._present: frozenset[int] | None = None
-        """Blocks in this member's memory. None before the first `HoldBlocks` command: then it has all blocks."""
+        self._memory = _Memory()
         self._kept: Mapping[str, frozenset[int]] = {}
         """Member -> further blocks that it keeps until the next commit, as they are being read or computed with."""
         self.lent: frozenset[int] = frozenset()
@@ -87,8 +98,8 @@ class Replicas(MemberPart):
 
     @property
     def present(self) -> tuple[int, ...]:
-        """Blocks of the layout in this member's memory, for its report."""
-        return tuple(sorted(self._present or ()))
+        """Blocks of the layout in this member's memory, for its report, without those of which it is a shadow."""
+        return tuple(sorted((self._memory.blocks or frozenset()) - self.shadowed(self._me)))
 
     def wanted(self, member: str, shards: Iterable[int]) -> tuple[int, ...]:
         """Return those of `shards` that lie in blocks that the member has."""
@@ -97,6 +108,27 @@ class Replicas(MemberPart):
             return tuple(shards)
         blocks = self._blocks_of(member)
         return tuple(shard for shard in shards if not blocks.isdisjoint(self._shape.shards[shard].lanes))
+
+    def shadowed(self, member: str) -> frozenset[int]:
+        """Return the blocks of the layout of which the member is a shadow."""
+        plan = self._commit.plan
+        if plan is None or not plan.coming or member in self._whole:
+            return frozenset()
+        return self._at(shadows(plan).get(member, frozenset())) - self._blocks_of(member)
+
+    def shadow_shards(self, member: str) -> frozenset[int]:
+        """Return the shards that the member receives as a shadow. It does not compute with them yet."""
+        if not (blocks := self.shadowed(member)):
+            return frozenset()
+        every = range(len(self._shape.shards))
+        lacking = frozenset(every) - frozenset(self.wanted(member, every))
+        return frozenset(s for s in lacking if not blocks.isdisjoint(self._shape.shards[s].lanes))
+
+    def allocate_shadows(self) -> None:
+        """Make room for the blocks of which this member is a shadow. They have no values for the script."""
+        if (shadowed := self.shadowed(self._me)) != self._memory.shadowed:
+            self._memory = replace(self._memory, shadowed=shadowed)
+            self._hold()
 
     def _blocks_of(self, member: str) -> frozenset[int]:
         # Blocks of its own shards count, too, because their states work on the model's memory.
@@ -155,17 +187,20 @@ class Replicas(MemberPart):
     def _hold(self) -> None:
         if self.are_all:
             return
-        blocks = self._blocks_of(self._me)
+        # A block that was here for the script goes first: it would see old values until the publishes come.
+        shadowed = self._memory.shadowed & self.shadowed(self._me)
+        blocks, before = self._blocks_of(self._me) | shadowed, self._memory.blocks
+        self._memory = _Memory(before, shadowed)
         self._commit.parameters.need(self.wanted(self._me, range(len(self._shape.shards))))
         # A newcomer traces with the whole model of its script, so it drops no block before.
-        if self._tracing.traced is None or blocks == self._present:
+        if self._tracing.traced is None or blocks == before:
             return
         gone = [s for s, shard in enumerate(self._shape.shards) if blocks.isdisjoint(shard.lanes)]
         self._holdings.unbind(s for s in self._holdings.bound if s in gone)
         # No member would publish them here if their blocks came back before the next commit.
         for shard in gone:
             self._commit.parameters.lose(shard)
-        self._present = blocks
+        self._memory = _Memory(blocks, shadowed)
         self._out.do(p.HoldBlocks(blocks=tuple(sorted(blocks)), for_good=self._me in self._whole))
 
 

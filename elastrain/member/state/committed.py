@@ -45,6 +45,7 @@ from elastrain.protocol.messages import (
     ShardCopy,
     WriteInstead,
 )
+from elastrain.protocol.move_messages import ShadowPiece
 
 
 class Roles:
@@ -292,7 +293,7 @@ class Commit(MemberPart):
                 return message.step > self.step
             case Boundary():
                 return message.name.step > self.step + 1
-            case PartReport() | WriteInstead() | CheckpointOver() | FetchShard():
+            case PartReport() | WriteInstead() | CheckpointOver() | FetchShard() | ShadowPiece():
                 return message.step > self.step
             case InEvaluation() | EvaluateBatches() | BatchFigures() | EvaluationResult() | OutsideEvaluation():
                 return message.name.after > self.step

@@ -44,3 +44,5 @@ class PlanVote:
     """This member's memory, if it has changed by more than its noise."""
     micro_batch_s: float | None = None
     """Without pipelines: seconds of a micro-batch on this member. None if it did not compute enough of them."""
+    is_ready: bool = False
+    """True if this member is a shadow that holds all parameters of the step before the one of the vote."""

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from elastrain import protocol as p
 from elastrain.comm.wire.addresses import Frame
 from elastrain.protocol.messages import KINDS, ShardCopy
+from elastrain.protocol.move_messages import ShadowPiece
 
 Clock = Callable[[], float]
 
@@ -96,6 +97,7 @@ class CopyPace:
         self._filled_at_s = now_s
 
 
+_HELD = frozenset({KINDS[ShardCopy], KINDS[ShadowPiece]})
 Arrival = TypeVar("Arrival")
 
 
@@ -145,7 +147,7 @@ class CopyTraffic:
     def in_turn(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival | Frame]:
         """Yield arrivals, and hold copies back until it is their turn. No later arrival depends on a copy."""
         for arrival in arrivals:
-            if isinstance(arrival, Frame) and arrival.kind == KINDS[ShardCopy]:
+            if isinstance(arrival, Frame) and arrival.kind in _HELD:
                 self._held.append(arrival)
             else:
                 yield arrival

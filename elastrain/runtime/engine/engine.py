@@ -250,7 +250,7 @@ class Engine:
             case p.Fail():
                 self._parts.journal.write("failed", kind=command.kind, reason=command.reason)
                 raise getattr(errors, command.kind)(command.reason)
-            case p.Noticed() | p.BeginAnew() | p.AskToCommit():
+            case p.Noticed() | p.BeginAnew() | p.AskToCommit() | p.Moved():
                 return self._notes.hear(command, self.view)
             case p.HoldBlocks():
                 self._hold_blocks(command)

@@ -6,9 +6,12 @@ import threading
 from collections.abc import Callable
 
 from elastrain import protocol as p
-from elastrain.job.values import Report
+from elastrain.job.values import Record, Report, Vote
+from elastrain.pipeline.pipeline_plan import PipelinePlan
+from elastrain.pipeline.planner.plan_vote import PlanVote
 from elastrain.protocol.agent_messages import ArmFault
 from elastrain.protocol.messages import Copied, Partial, ShardCopy
+from elastrain.protocol.move_messages import ShadowPiece
 from elastrain.runtime.faults.fault_actions import ACTIONS, Tools
 from elastrain.runtime.io.journal import Journal
 
@@ -64,6 +67,14 @@ class ArmedFaults:
                 self.reach(step, "reduce")
             case p.Apply():
                 self.reach(command.record.step, "apply")
+            case p.Passed(record=Record(step=step, plan=PipelinePlan(coming=(_, *_)))):
+                self.reach(step, "move-record")
+            case p.TakeParameters(step=step, part=(_, _)) | p.SendMessage(message=ShadowPiece(step=step)):
+                self.reach(step + 1, "move-publish")
+            case p.SendMessage(message=Vote(step=step, plan=PlanVote(is_ready=True))):
+                self.reach(step, "move-ready")
+            case p.Moved(is_dropped=False):
+                self.reach(command.step, "move-over")
             case p.TakeCopy(step=step) | p.SendMessage(message=ShardCopy(step=step) | Copied(step=step)):
                 self.reach(step + 1, "copy")
 

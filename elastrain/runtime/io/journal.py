@@ -146,6 +146,12 @@ class Notes:
         if view is not None and view.ids[0] == self._agent.me:
             self._agent.say(am.SharesChanged(step=record.step, reason=reason))
 
+    def _moved(self, command: p.Moved) -> None:
+        """Note a move of blocks that has ended: named by one record, and ended by that of `step`."""
+        shadows = {member: list(blocks) for member, blocks in command.shadows}
+        told = {"is_dropped": command.is_dropped, "sent_bytes": command.sent_bytes}
+        self._journal.write("moved", named=command.named, step=command.step, shadows=shadows, **told)
+
     def _tell_skipped(self, record: Record, view: View | None) -> None:
         """Report the first, tenth, hundredth, … skipped step in a row, because skipped steps look like training."""
         self._skipped_in_row = row = self._skipped_in_row + 1 if record.skipped else 0
@@ -176,14 +182,17 @@ class Notes:
         self._journal.write("window", step=step, short=short, since_step=since)
         self._agent.say(am.Window(step=step, short=short, since_step=since))
 
-    def hear(self, command: p.Noticed | p.BeginAnew | p.AskToCommit, view: View | None) -> p.Event | None:
+    def hear(self, command: p.Noticed | p.BeginAnew | p.AskToCommit | p.Moved, view: View | None) -> p.Event | None:
         """Report what the protocol core has noticed. Returns the event that follows, or None."""
         if isinstance(command, p.BeginAnew):
             return self._begin_anew(command, view)
         if isinstance(command, p.AskToCommit):
             self._agent.say(am.FirstCommitDue())
             return None if self._agent.is_there else p.CommitAllowed()
-        self._notice(command.reason)
+        if isinstance(command, p.Moved):
+            self._moved(command)
+        else:
+            self._notice(command.reason)
         return None
 
     def _notice(self, reason: str) -> None:

@@ -210,7 +210,8 @@ class MemoryKeeper:
         return self._budget(account)
 
     def _budget(self, account: MemberAccount) -> p.CopyBudgetSet:
-        return p.CopyBudgetSet(parameters_bytes=account.copied_bytes, has_room_for_all=self.work.has_room_for_all)
+        has_room = self.work.has_room_for_all
+        return p.CopyBudgetSet(parameters_bytes=account.copied_bytes, has_room_for_all=has_room, is_limited=True)
 
     def _decide(self, needs: budget.Needs, measured: budget.Measured | None = None) -> None:
         """Decide what stays in memory, and carry it out. Raises NoRoomError if the plan does not fit.

@@ -177,13 +177,17 @@ class TensorArithmetic:
         its = self._layout.shards[shard]
         return its.numel * getattr(torch, its.dtype).itemsize  # type: ignore[no-any-return]
 
-    def parameters(self, shard: int) -> Tensor:
-        """Return a view of a shard's parameters in the model."""
-        return self._model.parameters_of(self._layout.shards[shard])
+    def parameters(self, shard: int, part: tuple[int, int] | None = None) -> Tensor:
+        """Return a view of a shard's parameters in the model, or of piece `part[0]` of `part[1]`."""
+        whole, (piece, pieces) = self._model.parameters_of(self._layout.shards[shard]), part or (0, 1)
+        return whole[whole.numel() * piece // pieces : whole.numel() * (piece + 1) // pieces]
 
-    def take_parameters(self, shard: int, published: Tensor) -> None:
-        """Copy published parameters into the model."""
-        self._model.take_parameters(shard, published, self._memory.copy)
+    def take_parameters(self, shard: int, published: Tensor, part: tuple[int, int] | None = None) -> None:
+        """Copy published parameters into the model. With a `part` they still count as absent."""
+        if part is None:
+            self._model.take_parameters(shard, published, self._memory.copy)
+        else:
+            self._memory.copy(published, self.parameters(shard, part))
 
     def hold(self, blocks: Collection[int] | None, unused: list[Tensor] | None = None) -> None:
         """Keep exactly the parameters that these blocks read; None: keep those that are here.

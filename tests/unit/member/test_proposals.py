@@ -62,7 +62,7 @@ class Made:
         return [each for each in self.out.take() if isinstance(each, p.ChoosePlan)]
 
     def proposed(self) -> PipelinePlan | None:
-        vote = self.own.vote()
+        vote = self.own.vote(is_ready=False)
         assert vote is not None
         return vote.proposed
 
@@ -132,7 +132,22 @@ def test_the_answer_is_proposed_and_nothing_else_changes() -> None:
     assert made.proposed() is None
     made.own.on_planned(answer(question))
     assert made.commit.plan == PLAN, "a plan takes effect through a record only"
+    assert made.proposed() == replace(PLAN, coming=OTHER.pipelines, named=made.commit.step + 1)
+
+
+def test_with_a_memory_limit_the_answer_holds_at_once() -> None:
+    made, question = asked()
+    made.own.note_limit(is_limited=True)
+    made.own.on_planned(answer(question))
     assert made.proposed() == OTHER
+
+
+def test_while_blocks_move_no_other_plan_is_sought() -> None:
+    made, _ = asked()
+    made.pass_with(replace(PLAN, coming=OTHER.pipelines, named=0))
+    made.tell("a", 0)
+    assert made.questions() == []
+    assert made.proposed() is None
 
 
 @pytest.mark.parametrize("twice", [False, True])

@@ -1,0 +1,49 @@
+"""Moves of blocks while training goes on: which plan follows a plan, and which members are shadows meanwhile.
+
+Pure. A move is *named* by the record that carries the coming pipelines. A member that lacks blocks of the coming plan
+is a *shadow* of them: it receives their publishes, and no member waits for it. A shadow is *ready* in a step if it
+holds the parameters of the step before. When all are ready the next record makes them replicas, and the givers stop
+being replicas. After `TRIES` steps the coming plan holds in any case, and all members wait for its publish. If members
+are lost the move is dropped, and nothing has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from elastrain.pipeline.pipeline_plan import PipelinePlan, held
+
+TRIES = 3
+"""Steps in which shadows may become ready before the job waits for them."""
+
+
+def shadows(plan: PipelinePlan) -> dict[str, frozenset[int]]:
+    """Return the blocks of the graph that each shadow receives. Empty if no block moves."""
+    return _lacking(plan, plan.goal)
+
+
+def _lacking(plan: PipelinePlan, following: PipelinePlan) -> dict[str, frozenset[int]]:
+    has = held(plan)
+    lacking = {member: blocks - has.get(member, frozenset()) for member, blocks in held(following).items()}
+    return {member: blocks for member, blocks in lacking.items() if blocks}
+
+
+def begun(present: PipelinePlan, wanted: PipelinePlan, members: Collection[str], step: int) -> PipelinePlan:
+    """Return the plan to propose for the step after `step`, so that the job gets to the plan `wanted`.
+
+    It names shadows if blocks move and all members of the present plan live. Else it is `wanted` itself: a broken
+    pipeline cannot wait.
+    """
+    still = replace(present, coming=(), named=-1)
+    if set(present.members) <= set(members) and _lacking(still, wanted):
+        return replace(still, coming=wanted.pipelines, named=step)
+    return wanted
+
+
+def moved_on(plan: PipelinePlan, voters: Mapping[str, bool], step: int) -> PipelinePlan:
+    """Return the plan after the record of `step`, if none is proposed. `voters`: member -> is a ready shadow."""
+    lacks = shadows(plan)
+    is_whole = set(plan.goal.members) <= voters.keys()
+    is_ready = all(voters[member] for member in lacks if member in voters)
+    return plan.goal if lacks and is_whole and (is_ready or step - plan.named >= TRIES) else plan
