@@ -18,7 +18,7 @@ import elastrain
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--samples", type=int, default=4096)
+    parser.add_argument("--samples", type=int, default=16384)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--kill", default="", help="member that is killed after 10 batches")
