@@ -110,10 +110,8 @@ class BufferBook:
                 # Only its maker still has what was sent, so it can tell damage in memory from damage on the way.
                 is_intact = self.slots.is_intact((command.step, command.block, command.node))
                 return p.PartialChecked(step=command.step, block=command.block, is_intact=is_intact)
-            case p.TakeBoundary():
-                self.boundaries.put(command.message, command.payload)
-            case p.DropBoundaries():
-                self.boundaries.drop(command.names)
+            case p.TakeBoundary() | p.DropBoundaries():
+                self.boundaries.change(command)
             case p.VoidAttempt():
                 # All results go, also kept gradients: something was wrong, and no member knows how far it has spread.
                 self.boundaries.end_step(command.step)

@@ -6,7 +6,7 @@ steps cannot affect it. Boundary tensors are those that this member has made or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from elastrain import protocol as p
@@ -98,9 +98,12 @@ class Boundaries:
     def __getitem__(self, name: BoundaryName) -> KeptBoundary:
         return self._kept[name]
 
-    def drop(self, names: Iterable[BoundaryName]) -> None:
-        """Free these boundary tensors, as far as they are here."""
-        for name in names:
+    def change(self, command: p.TakeBoundary | p.DropBoundaries) -> None:
+        """Keep what has arrived, or free these boundary tensors, as far as they are here."""
+        if isinstance(command, p.TakeBoundary):
+            self.put(command.message, command.payload)
+            return
+        for name in command.names:
             self._kept.pop(name, None)
 
     def end_step(self, step: int) -> None:

@@ -16,7 +16,7 @@ from elastrain.decisions.batch_shares import AHEAD, Shares
 from elastrain.job.values import Recovery
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.loop_stages import LoopStages
-from elastrain.member.own_batches import OwnEvaluation, Piece
+from elastrain.member.own_batches import OwnEvaluation
 from elastrain.member.pipeline.replicas import Replicas
 from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
@@ -73,9 +73,12 @@ class Evaluations(MemberPart):
             self._drop((event.made.name,) if event.made is not None and event.made.name not in own.kept else ())
             return
         if event.made is not None:
-            self._pass_on(own, piece, event.made)
+            if piece.then != self._views.me:
+                cut, tensors = event.made.name.cut, event.made.tensors
+                said = BatchBoundary(name=own.name, batch=piece.batch, cut=cut, tensors=tensors)
+                self._out.send(piece.then, said)
             return
-        own.done[piece.batch] = (event.figures, event.problem)
+        own.finish(piece.batch, event.figures, event.problem)
         if not own.is_announced:
             return  # the notice says it
         told = BatchFigures(name=own.name, batch=piece.batch, figures=event.figures, problem=event.problem)
@@ -83,11 +86,6 @@ class Evaluations(MemberPart):
             self.on_figures(self._views.me, told)
         else:
             self._out.send(self._collector, told)
-
-    def _pass_on(self, own: OwnEvaluation, piece: Piece, made: Boundary) -> None:
-        if piece.then != self._views.me:
-            said = BatchBoundary(name=own.name, batch=piece.batch, cut=made.name.cut, tensors=made.tensors)
-            self._out.send(piece.then, said)
 
     def _drop(self, names: tuple[BoundaryName, ...]) -> None:
         if names:
@@ -129,10 +127,7 @@ class Evaluations(MemberPart):
     def on_batch_boundary(self, message: BatchBoundary, payload: object) -> None:
         """Take what crosses a cut above blocks of this member."""
         if self._own is not None and self._own.name == message.name:
-            if message.at in self._own.stale:
-                self._own.stale.discard(message.at)
-                self._drop((message.at,))
-            self._own.kept.add(message.at)
+            self._drop(self._own.receive(message.at))
             kept = Boundary(name=message.at, tensors=message.tensors, contribution=None)
             self._out.do(p.TakeBoundary(message=kept, payload=payload))
 
@@ -233,9 +228,8 @@ class Evaluations(MemberPart):
         if own is None or own.is_announced or own.name in self._results:
             return False
         # All that it has computed, because the collector that had the figures may be lost.
-        own.is_announced = True
-        done = tuple((batch, *told) for batch, told in own.done.items())
-        said = InEvaluation(name=own.name, plan=own.begun.plan, batches=own.begun.batches, done=done)
+        begun, done = own.announce(), tuple((batch, *told) for batch, told in own.done.items())
+        said = InEvaluation(name=own.name, plan=begun.plan, batches=begun.batches, done=done)
         self._out.send_all(self._views.others, said)
         if self._collector == self._views.me:
             self._take_in(self._views.me, said)

@@ -7,17 +7,17 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from elastrain import protocol as p
-from elastrain.pipeline.forward_chains import Stage
+from elastrain.pipeline.forward_chains import ChainStage
 from elastrain.pipeline.pipeline_plan import BoundaryName
 from elastrain.protocol.evaluation_messages import EvaluateBatches, EvaluationName, boundary_name
 
 
 @dataclass(frozen=True)
-class Piece:
+class BatchPiece:
     """A batch, or the forward of a batch through a stage of its chain."""
 
     batch: int
-    stage: Stage | None = None
+    stage: ChainStage | None = None
     """None: the whole batch."""
     then: str = ""
     """The member of the next stage; "" if this one has the figures."""
@@ -30,16 +30,16 @@ class OwnEvaluation:
     begun: p.EvaluationBegun
     is_announced: bool = False
     """True if the members of this view know it."""
-    pieces: deque[Piece] = field(default_factory=deque)
-    computing: Piece | None = None
+    pieces: deque[BatchPiece] = field(default_factory=deque)
+    computing: BatchPiece | None = None
     is_void: bool = False
     """True if what the loop computes now does not count."""
     done: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Batch -> figures, and the reason if it failed."""
     kept: set[BoundaryName] = field(default_factory=set)
-    """What has crossed cuts and is in this member's memory."""
+    """Boundary tensors of this view that this member has made or received."""
     stale: set[BoundaryName] = field(default_factory=set)
-    """The same of the last view. Members that are still in it may read it."""
+    """Boundary tensors of the last view. Members that are still in it may read them."""
 
     @property
     def name(self) -> EvaluationName:
@@ -51,9 +51,25 @@ class OwnEvaluation:
         stages = list(enumerate(message.chain))
         thens = [*(stage.member for stage in message.chain[1:]), ""]
         for batch in message.batches:
-            mine = [Piece(batch, stage, thens[at]) for at, stage in stages if stage.member == me]
-            self.pieces.extend(mine if message.chain else [Piece(batch)])
+            mine = [BatchPiece(batch, stage, thens[at]) for at, stage in stages if stage.member == me]
+            self.pieces.extend(mine if message.chain else [BatchPiece(batch)])
         return self.drop(message.over)
+
+    def announce(self) -> p.EvaluationBegun:
+        """Note that the members of this view are told of the evaluation. Returns what the loop has said of it."""
+        self.is_announced = True
+        return self.begun
+
+    def finish(self, batch: int, figures: str, problem: str) -> None:
+        """Keep the figures of a batch, or the reason why it failed."""
+        self.done[batch] = figures, problem
+
+    def receive(self, name: BoundaryName) -> tuple[BoundaryName, ...]:
+        """Note that boundary tensors are coming in. Returns their name if those of the last view are to be dropped."""
+        was_stale = name in self.stale
+        self.stale.discard(name)
+        self.kept.add(name)
+        return (name,) if was_stale else ()
 
     def drop(self, batches: Collection[int] | None = None) -> tuple[BoundaryName, ...]:
         """Forget the boundary tensors of these batches, or of all. Returns their names."""
@@ -61,7 +77,7 @@ class OwnEvaluation:
         self.kept.difference_update(gone)
         return gone
 
-    def next_piece(self) -> Piece | None:
+    def next_piece(self) -> BatchPiece | None:
         """Take the first piece whose input is here, or return None."""
         for piece in self.pieces:
             begin = piece.stage.begin if piece.stage is not None else 0
@@ -71,7 +87,7 @@ class OwnEvaluation:
                 return piece
         return None
 
-    def take(self, event: p.BatchEvaluated) -> Piece | None:
+    def take(self, event: p.BatchEvaluated) -> BatchPiece | None:
         """Return the piece that the loop has computed, or None if it does not count."""
         # It is the one that was given last: the loop computes one at a time.
         piece, self.computing = self.computing, None

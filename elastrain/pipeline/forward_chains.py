@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 
-class Stage(NamedTuple):
+class ChainStage(NamedTuple):
     """Consecutive blocks `[begin, end)` of a chain, and the member that computes them."""
 
     member: str
@@ -17,7 +17,7 @@ class Stage(NamedTuple):
     end: int
 
 
-Chain = tuple[Stage, ...]
+Chain = tuple[ChainStage, ...]
 
 
 def forward_chains(units: Sequence[tuple[int, int]], holders: Mapping[str, Collection[int]]) -> dict[str, Chain]:
@@ -31,7 +31,7 @@ def forward_chains(units: Sequence[tuple[int, int]], holders: Mapping[str, Colle
     """
     loads, found = dict.fromkeys(holders, 0), dict[str, Chain]()
     for head in holders:
-        stages, at = list[Stage](), units[0][0]
+        stages, at = list[ChainStage](), units[0][0]
         while at < units[-1][1]:
             reach = {member: _reach(units, blocks, at) for member, blocks in holders.items()}
             able = [member for member in holders if reach[member] > at]
@@ -42,7 +42,7 @@ def forward_chains(units: Sequence[tuple[int, int]], holders: Mapping[str, Colle
             # The chains of several pipelines shall not meet on one member; and each cut costs a transfer.
             member = min(able, key=lambda m: (loads[m], -reach[m]))
             loads[member] += reach[member] - at
-            stages.append(Stage(member, at, reach[member]))
+            stages.append(ChainStage(member, at, reach[member]))
             at = reach[member]
         else:
             found[head] = tuple(stages)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elastrain.pipeline.forward_chains import Stage
+from elastrain.pipeline.forward_chains import ChainStage
 from elastrain.pipeline.graph import CrossingTensor
 from elastrain.pipeline.pipeline_plan import BoundaryName, Direction
 
@@ -51,7 +51,7 @@ class EvaluateBatches:
 
     name: EvaluationName
     batches: tuple[int, ...]
-    chain: tuple[Stage, ...] = ()
+    chain: tuple[ChainStage, ...] = ()
     """The chain through which they go, to all its members; empty if the receiver computes them as a whole."""
     over: tuple[int, ...] = ()
     """Earlier batches of this chain whose figures are known: no member reads their boundary tensors any more."""
@@ -59,7 +59,7 @@ class EvaluateBatches:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchBoundary:
-    """What crosses a cut in the forward of a batch, to the next member of its chain. The tensors are sent with it."""
+    """Boundary tensors of a batch, for the next member of its chain. They are sent with it."""
 
     name: EvaluationName
     batch: int

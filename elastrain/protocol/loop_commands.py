@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastrain.pipeline.forward_chains import Stage
+from elastrain.pipeline.forward_chains import ChainStage
 from elastrain.pipeline.pipeline_plan import BoundaryName, Task
 from elastrain.protocol.evaluation_messages import EvaluationName, boundary_name
 
@@ -95,13 +95,21 @@ class EvaluateBatch:
 
     name: EvaluationName
     batch: int
-    stage: Stage | None = None
+    stage: ChainStage | None = None
     """The blocks to compute, by what has crossed the cut above them; None: the whole model."""
 
     @property
     def received(self) -> BoundaryName | None:
         """The name of what has crossed that cut; None at the batch."""
         return boundary_name(self.name, self.batch, self.stage.begin) if self.stage and self.stage.begin else None
+
+
+# Work on the member's buffers, like all commands of `work_commands`.
+@dataclass(frozen=True, kw_only=True)
+class DropBoundaries:
+    """Drop boundary tensors of an evaluation that no member reads any more."""
+
+    names: tuple[BoundaryName, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

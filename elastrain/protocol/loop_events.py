@@ -126,7 +126,7 @@ class BatchEvaluated:
     figures: str
     problem: str
     made: Boundary | None = None
-    """What crosses the cut below, if the batch goes on to another member. The driver has the tensors by then."""
+    """Boundary tensors, if the batch goes on to another member. The driver has the tensors by then."""
 
 
 # With the step, because loops that end by a decision of the script may end at different steps.

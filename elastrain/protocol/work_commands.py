@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from elastrain.job.fold import Combine, Node
 from elastrain.job.values import Record
-from elastrain.pipeline.pipeline_plan import BoundaryName
+from elastrain.protocol.loop_commands import DropBoundaries
 from elastrain.protocol.messages import Boundary
 
 
@@ -29,13 +29,6 @@ class TakeBoundary:
 
     message: Boundary
     payload: Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class DropBoundaries:
-    """Drop boundary tensors of an evaluation that no member reads any more."""
-
-    names: tuple[BoundaryName, ...]
 
 
 # Used in its maker's memory: a tensor that is only added to another one need not be copied first.

@@ -26,7 +26,7 @@ from elastrain.job.values import (
     Vote,
     Wrong,
 )
-from elastrain.pipeline.forward_chains import Stage
+from elastrain.pipeline.forward_chains import ChainStage
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor, IllegalCut
 from elastrain.pipeline.open_tasks import TaskProgress
 from elastrain.pipeline.pipeline_plan import Bound, BoundaryName, Direction, Pipeline, PipelinePlan, Task
@@ -243,7 +243,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         EvaluateBatches,
         name=evaluations,
         batches=tuples(ints),
-        chain=tuples(st.builds(Stage, names, ints, ints)),
+        chain=tuples(st.builds(ChainStage, names, ints, ints)),
         over=tuples(ints),
     ),
     BlocksAdopted: st.builds(BlocksAdopted, name=evaluations, places=tuples(ints)),

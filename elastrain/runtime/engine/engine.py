@@ -258,10 +258,8 @@ class Engine:
                 self._parts.handover.give(StatesGiven(self._parts.executor.books.take_fetched()))
             case p.ChoosePlan():
                 answer_later(command, self._parts.handover.tell, self._notes.decided, self._parts.memory)
-            case p.EvaluateBatch():
-                self._handing.give_batch(command)
-            case p.EvaluationEnded():
-                self._parts.handover.give(command)
+            case p.EvaluateBatch() | p.EvaluationEnded():
+                self._handing.evaluate(command)
             case p.ReadView():
                 self._parts.journal.write("newer", generation=command.generation)
             case _:

@@ -45,8 +45,11 @@ class SlotAssignment:
                     self._make_room()
                 self._handover.give(self._action(command))
 
-    def give_batch(self, command: p.EvaluateBatch) -> None:
-        """Give the loop a batch of an evaluation, with what has crossed the cut above its blocks."""
+    def evaluate(self, command: p.EvaluateBatch | p.EvaluationEnded) -> None:
+        """Give the loop a batch of an evaluation, with the boundary tensors above its blocks, or the end."""
+        if isinstance(command, p.EvaluationEnded):
+            self._handover.give(command)
+            return
         name = command.received
         self._handover.give(BatchAssignment(command, self._executor.books.boundaries[name] if name else None))
 

@@ -56,7 +56,7 @@ class BatchAssignment:
 
     compute: p.EvaluateBatch
     received: KeptBoundary | None
-    """What has crossed the cut above the stage; None at the batch."""
+    """The boundary tensors above the stage; None at the batch."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.pipeline.forward_chains import Stage, forward_chains
+from elastrain.pipeline.forward_chains import ChainStage, forward_chains
 
 BLOCKS = 6
 CUTS = st.sets(st.integers(1, BLOCKS - 1)).map(lambda cuts: (0, *sorted(cuts), BLOCKS))
@@ -35,13 +35,13 @@ def test_a_chain_computes_every_block_once_where_it_is(
 def test_pipelines_of_the_same_cuts_do_not_meet() -> None:
     held = {"m0": {0, 1}, "m1": {2, 3}, "m2": {0, 1}, "m3": {2, 3}}
     assert forward_chains([(0, 1), (1, 2), (2, 3), (3, 4)], held) == {
-        "m0": (Stage("m0", 0, 2), Stage("m1", 2, 4)),
-        "m2": (Stage("m2", 0, 2), Stage("m3", 2, 4)),
+        "m0": (ChainStage("m0", 0, 2), ChainStage("m1", 2, 4)),
+        "m2": (ChainStage("m2", 0, 2), ChainStage("m3", 2, 4)),
     }
 
 
 def test_a_member_that_adopted_the_last_blocks_is_in_the_chain_twice() -> None:
     held = {"m0": {0, 3}, "m1": {1, 2}}
     assert forward_chains([(0, 1), (1, 3), (3, 4)], held) == {
-        "m0": (Stage("m0", 0, 1), Stage("m1", 1, 3), Stage("m0", 3, 4))
+        "m0": (ChainStage("m0", 0, 1), ChainStage("m1", 1, 3), ChainStage("m0", 3, 4))
     }
