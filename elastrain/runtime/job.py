@@ -298,6 +298,7 @@ class Job(Ranked, Evaluating):
             raise ConfigError("steps() takes the loader that prepare() returned")
         if self._loop is not None:
             raise ConfigError(_ONE_LOOP)
+        self._chosen.settings.check_registered(prepared.model, self._registered)
         loop = TrainingLoop(prepared, self._chosen.settings, connections, last_words, self._registered, self._lines)
         self._loop = loop
         try:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from elastrain.base.environment import told_to_libraries
 from elastrain.device import VARIABLES, DevicePort, device_of, switches
@@ -71,6 +72,17 @@ class Settings:
                 f"parameter {half!r} is float16, whose gradients vanish without loss scaling: "
                 "use elastrain.init(loss_scale='dynamic'), or bfloat16"
             )
+
+    def check_registered(self, model: nn.Module, registered: Mapping[str, Any]) -> None:
+        """Raise ConfigError if the script keeps an average of a model of which no member has all parameters."""
+        shapes = [each.shape for each in model.parameters()]
+        for name, thing in registered.items() if self.stages > 1 else ():
+            if isinstance(thing, nn.Module) and [each.shape for each in thing.parameters()] == shapes:
+                raise ConfigError(
+                    f"{name!r} is registered and has the parameters of the model, as an average of them has: with "
+                    f"--stages {self.stages} no member has the whole model between two steps; leave it out, or use one "
+                    "stage"
+                )
 
     def check_threads(self, started_with: int, device: torch.device) -> None:
         """Raise ConfigError if the script changed the thread count in its loop although the bits depend on it.

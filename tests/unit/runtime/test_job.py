@@ -220,6 +220,17 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused_although_the_launcher_gav
         elastrain.init(memory_limit=limit)
 
 
+def test_an_average_of_the_model_is_refused_with_stages_before_the_loop_begins() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    registered = {"head": nn.Linear(2, 1), "average": torch.optim.swa_utils.AveragedModel(model)}
+    settings = Settings(seed=7, run_length=1, backups=1, loss_scale=UNSCALED, deterministic=True)
+    settings.check_registered(model, registered)
+    staged = replace(settings, stages=2)
+    with pytest.raises(ConfigError, match=r"^'average' is registered and has the parameters of the model"):
+        staged.check_registered(model, registered)
+    staged.check_registered(model, {"head": registered["head"], "counts": {"samples": 1}})
+
+
 def test_audits_and_pipelines_exclude_one_another(hook_kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTRAIN_STAGES", "2")
     with pytest.raises(ConfigError, match="another could compare"):
