@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.training import SCRIPTS, run_job, undisturbed
+from tests.support.processes import in_sessions
+from tests.support.training import SCRIPTS, environment, run_job, undisturbed
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'elastrain[integrations]'")
@@ -111,3 +114,40 @@ def test_clipping_that_the_job_does_not_know_of_is_refused(tmp_path: Path) -> No
     alone = undisturbed("--out", str(tmp_path / "one"), "--lose-clip", script=ACCELERATOR)
     assert alone.exit_code == 1
     assert "say Accelerator(max_grad_norm=1.0) as well" in alone.output
+
+
+REFUSED = {
+    "accelerate": "from elastrain.integrations.accelerate import Accelerator\nAccelerator(deepspeed_plugin=object())",
+    "transformers": (
+        "import transformers\nfrom elastrain.integrations.transformers import Trainer\n"
+        "args = transformers.TrainingArguments(output_dir='out', torch_empty_cache_steps=1, use_cpu=True)\n"
+        "Trainer(torch.nn.Linear(1, 1), args)"
+    ),
+    "lightning": (
+        "import lightning\nfrom elastrain.integrations.lightning import ElastrainStrategy\n"
+        "class Model(lightning.LightningModule):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.automatic_optimization = False\n"
+        "    def training_step(self, batch, index): ...\n"
+        "    def configure_optimizers(self): ...\n"
+        "trainer = lightning.Trainer(strategy=ElastrainStrategy(), accelerator='cpu', logger=False)\n"
+        "trainer.fit(Model(), torch.utils.data.DataLoader([torch.zeros(1)]))"
+    ),
+}
+
+
+@pytest.mark.parametrize("library", list(REFUSED))
+def test_an_adapter_that_refuses_leaves_nothing_behind(tmp_path: Path, library: str) -> None:
+    """No process, no file of a run, and no memory with a name."""
+    memory = set(Path("/dev/shm").iterdir())
+    env = environment(ELASTRAIN_HOME=str(tmp_path / "home"))
+    command = [sys.executable, "-c", "import torch\n" + REFUSED[library]]
+    process = subprocess.Popen(
+        command, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 1 and ("elastrain: " in said or "ConfigError: " in said), said
+    assert not in_sessions([process.pid])
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert not [path for path in set(Path("/dev/shm").iterdir()) - memory if str(process.pid) in path.name]

@@ -66,11 +66,15 @@ def run(folder: Path, *faults: str, more: tuple[str, ...] = (), workers: int = 3
     )
 
 
-@pytest.mark.parametrize("more", [("--accumulate", "1"), ("--accumulate", "2", "--ema")], ids=["batches", "averaged"])
+@pytest.mark.parametrize(
+    "more",
+    [("--sgd", "--accumulate", "1"), ("--sgd", "--accumulate", "2", "--ema"), ("--unfused", "--accumulate", "1")],
+    ids=["batches", "averaged", "AdamW"],
+)
 def test_one_member_has_the_bits_of_plain_lightning(more: tuple[str, ...]) -> None:
-    """With SGD, and at most two micro-batches in a step: their sum has one order."""
-    ours, kept = alone("--sgd", *more)
-    plain, kept_there = alone("--sgd", "--plain", *more)
+    """With at most two micro-batches in a step, whose sum has one order. By itself a job uses the fused AdamW."""
+    ours, kept = alone(*more)
+    plain, kept_there = alone("--plain", *more)
     assert ours[-1].startswith("end") and ours[-1] == plain[-1]
     assert kept == kept_there and len(kept) == 3
     numbers = [[line.split("{")[0] for line in lines] for lines in (ours, plain)]

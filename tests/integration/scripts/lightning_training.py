@@ -25,10 +25,10 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Model(lightning.LightningModule):
-    def __init__(self, slow: Path | None, sgd: bool) -> None:
+    def __init__(self, slow: Path | None, sgd: bool, unfused: bool) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-        self.slow, self.sgd = slow, sgd
+        self.slow, self.sgd, self.unfused = slow, sgd, unfused
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         if self.slow is not None and self.slow.exists():
@@ -41,8 +41,10 @@ class Model(lightning.LightningModule):
         self.log("val", nn.functional.mse_loss(self.net(batch[0]), batch[1]), sync_dist=True)
 
     def configure_optimizers(self) -> Any:
-        weights = self.parameters()
-        optimizer = torch.optim.SGD(weights, lr=1e-2, momentum=0.5) if self.sgd else torch.optim.AdamW(weights, lr=1e-2)
+        weights = list(self.parameters())
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(weights, lr=1e-2, foreach=False if self.unfused else None)
+        if self.sgd:
+            optimizer = torch.optim.SGD(weights, lr=1e-2, momentum=0.5)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7), "interval": "step"},
@@ -84,7 +86,8 @@ def main() -> None:
     parser.add_argument("--ema", action="store_true")
     parser.add_argument("--slow-while", type=Path, help="micro-batches are slow while this file is there")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--sgd", action="store_true", help="without the rounding of AdamW, which depends on its pieces")
+    parser.add_argument("--sgd", action="store_true", help="without the rounding of the fused AdamW")
+    parser.add_argument("--unfused", action="store_true", help="the AdamW that plain training has on the CPU")
     parser.add_argument("--clip", type=float)
     parser.add_argument("--accumulate", type=int, default=4)
     parser.add_argument("--log", action="store_true", help="write metrics.csv and event files")
@@ -121,7 +124,7 @@ def main() -> None:
         enable_model_summary=False,
         **options,
     )
-    model = Model(args.slow_while, args.sgd)
+    model = Model(args.slow_while, args.sgd, args.unfused)
     if args.log:
         model.save_hyperparameters({"slow": False})
     train = DataLoader(Samples(), batch_size=4, shuffle=False, drop_last=True)
