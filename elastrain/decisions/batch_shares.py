@@ -74,6 +74,7 @@ class Shares:
 
     def take(self, member: str, batch: int, figures: str, problem: str) -> None:
         """Take the figures of a batch, or the reason why it failed. A batch counts once, whoever sends it."""
+        # The sender is the last member of a chain, and the batch was given to the first one.
         for taker in [taker for taker, given in self._given.items() if batch in given]:
             self._given[taker].discard(batch)
             self._over.setdefault(taker, []).append(batch)

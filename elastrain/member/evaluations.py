@@ -70,6 +70,7 @@ class Evaluations(MemberPart):
         assert own is not None
         if (piece := own.take(event)) is None:
             # The same may have come from another member in this view.
+            # No member was told of it, so its memory may go at once.
             self._drop((event.made.name,) if event.made is not None and event.made.name not in own.kept else ())
             return
         if event.made is not None:
@@ -260,6 +261,7 @@ class Evaluations(MemberPart):
             return None
         if not shares.come >= set(voters):
             return {}
+        # Chosen once in a view: what members hold does not change between two changes of view.
         if name not in self._chains:
             members = [m for m in voters if shares.is_in(m)]
             if not self._replicas.chains(members):  # some blocks are with newcomers, whose loops begin behind it

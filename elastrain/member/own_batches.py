@@ -48,6 +48,7 @@ class OwnEvaluation:
 
     def take_up(self, me: str, message: EvaluateBatches) -> tuple[BoundaryName, ...]:
         """Take batches to compute. Returns the names of what no member reads any more."""
+        # A member may stand in a chain twice, if it has adopted blocks behind those of another member.
         stages = list(enumerate(message.chain))
         thens = [*(stage.member for stage in message.chain[1:]), ""]
         for batch in message.batches:
@@ -62,6 +63,7 @@ class OwnEvaluation:
 
     def finish(self, batch: int, figures: str, problem: str) -> None:
         """Keep the figures of a batch, or the reason why it failed."""
+        # Also once the collector has them: it may be lost, and another one asks all members what they have computed.
         self.done[batch] = figures, problem
 
     def receive(self, name: BoundaryName) -> tuple[BoundaryName, ...]:
@@ -79,6 +81,7 @@ class OwnEvaluation:
 
     def next_piece(self) -> BatchPiece | None:
         """Take the first piece whose input is here, or return None."""
+        # In the order in which they were handed out, so that a stage passes batches on as evenly as they come.
         for piece in self.pieces:
             begin = piece.stage.begin if piece.stage is not None else 0
             if not begin or boundary_name(self.name, piece.batch, begin) in self.kept:
@@ -91,6 +94,7 @@ class OwnEvaluation:
         """Return the piece that the loop has computed, or None if it does not count."""
         # It is the one that was given last: the loop computes one at a time.
         piece, self.computing = self.computing, None
+        # Void is the one computation only that was under way: the next one begins with what counts.
         was_void, self.is_void = self.is_void, False
         if was_void:
             return None

@@ -29,6 +29,8 @@ def forward_chains(units: Sequence[tuple[int, int]], holders: Mapping[str, Colle
         units: Blocks `[begin, end)` between neighbouring legal cuts, ascending.
         holders: Member -> blocks that it can compute, in rank order.
     """
+    # The least loaded member comes first, and of equals the one that reaches furthest. Loads are blocks and not FLOPs,
+    # since all chains get batches at the pace at which they finish them.
     loads, found = dict.fromkeys(holders, 0), dict[str, Chain]()
     for head in holders:
         stages, at = list[ChainStage](), units[0][0]

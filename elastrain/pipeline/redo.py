@@ -181,7 +181,8 @@ def _adopted(situation: LossSituation, missing: Collection[int]) -> dict[str, tu
         member: sum(situation.graph.flops[b] for b, of in enumerate(situation.replicas) if member in of)
         for member in sorted(situation.reports, key=lambda m: m in situation.newcomers)
     }
-    # Those that are left adopt all if there are only newcomers.
+    # Newcomers have no loop in the step yet, so that an evaluation before it could not use their blocks. They adopt all
+    # blocks if nobody else is there.
     for newcomer in situation.newcomers if set(situation.newcomers) < holds.keys() else ():
         holds.pop(newcomer, None)
     # A block that needs no computation in this step is left out: its parameters are needed only for the next plan.

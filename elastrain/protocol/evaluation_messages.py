@@ -57,6 +57,8 @@ class EvaluateBatches:
     """Earlier batches of this chain whose figures are known: no member reads their boundary tensors any more."""
 
 
+# Straight to the next member: the collector has told it of the chain, and is not in the way of the tensors. It may come
+# before the collector's word, from which the receiver knows its blocks.
 @dataclass(frozen=True, kw_only=True)
 class BatchBoundary:
     """Boundary tensors of a batch, for the next member of its chain. They are sent with it."""
@@ -72,6 +74,7 @@ class BatchBoundary:
         return boundary_name(self.name, self.batch, self.cut)
 
 
+# To all: whoever publishes a shard has to know all of its readers, and a member that reports later counts as a replica.
 @dataclass(frozen=True, kw_only=True)
 class BlocksAdopted:
     """A notice that the sender computes these blocks of the graph, too, until the next commit.
@@ -83,6 +86,7 @@ class BlocksAdopted:
     places: tuple[int, ...]
 
 
+# Negative in place of the micro-batch, so that the open step's own boundary tensors are never taken for these.
 def boundary_name(name: EvaluationName, batch: int, cut: int) -> BoundaryName:
     """Return the name of what crosses a cut for a batch. It is that of no micro-batch of the open step."""
     return BoundaryName(name.after + 1, -1 - batch, cut, Direction.ACTIVATION)

@@ -67,6 +67,7 @@ class Replicas(MemberPart):
     def adopt_lacking(self, members: Sequence[str]) -> tuple[int, ...]:
         """Let this member adopt the blocks that none of the members computes with, and return them."""
         held_by = [self._held_by(m) for m in members]
+        # Whole units: a chain cannot be cut within one.
         units = [range(*unit) for unit in self._units]
         lacking = [unit for unit in units if not any(blocks.issuperset(unit) for blocks in held_by)]
         places = tuple(place for unit in lacking for place in unit)
