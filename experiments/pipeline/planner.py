@@ -161,12 +161,17 @@ def modelled_s(case: Case, costs: Costs, *, after: bool = False) -> float:
     """The timeline's seconds of a step."""
     plan = case.after if after else case.plan
     assert plan is not None
-    return Timeline(StepCosts(profile=costs.profile(case), is_split=plan.is_split)).step_s(plan)
+    return Timeline(StepCosts(profile=costs.profile(case))).step_s(plan)
 
 
 def ruled(count: int, stages: int, runs: int, *, is_split: bool = True) -> PipelinePlan:
     """The rule's first plan: even cuts, the limits of 1F1B."""
-    return replace(first_plan(GRAPH, members(count), PlanWish(stages=stages, runs=runs)), is_split=is_split)
+    return with_split(first_plan(GRAPH, members(count), PlanWish(stages=stages, runs=runs)), is_split=is_split)
+
+
+def with_split(plan: PipelinePlan, *, is_split: bool) -> PipelinePlan:
+    """The same plan, with backwards that are all split or all whole."""
+    return replace(plan, pipelines=tuple(replace(each, is_split=is_split) for each in plan.pipelines))
 
 
 def planned(case: Case, *, alive: Sequence[str] | None = None, chain: bool = True) -> PipelinePlan:
@@ -190,7 +195,7 @@ def pairs(*, quick: bool) -> dict[str, list[Case]]:
     two = ruled(6, 3, 12)
     loss = partial(Case, count=6, plan=two, lost="m1", steps=LOST_IN + 2 + more)
     alive = tuple(member for member in members(6) if member != "m1")
-    rule = replace(next_plan(GRAPH, two, alive, PlanWish(stages=3, runs=12)), is_split=False)
+    rule = with_split(next_plan(GRAPH, two, alive, PlanWish(stages=3, runs=12)), is_split=False)
     base = loss(name="loss")
     after = {"re-routed": re_routed(two, alive), "rule": rule, "planned": planned(base, alive=alive, chain=False)}
     found = {"loss": [loss(name=f"loss, {name}", after=plan) for name, plan in after.items()]}
@@ -384,8 +389,7 @@ def model_errors(ran: Sequence[Measured], costs: Costs) -> dict[str, float]:
 
 def played(case: Case, costs: Costs) -> PlayedStep:
     """The predicted step of a case, action by action."""
-    costing = StepCosts(profile=costs.profile(case), is_split=case.plan.is_split)
-    return play(routes(case.plan), case.plan.limits, costing)
+    return play(case.plan, routes(case.plan), StepCosts(profile=costs.profile(case)))
 
 
 def drawn_actions(measured: Measured) -> list[Any]:

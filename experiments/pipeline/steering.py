@@ -7,7 +7,6 @@ effect through a record, blocks move by publishes, and a recovery computes again
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ def steer(path: Path) -> None:
         engine.answer_later = _write_profile
 
 
-def _write_profile(command: p.ChoosePlan, tell: Callable[[p.Event], None], journal: Any) -> None:
+def _write_profile(command: p.ChoosePlan, *_: Any) -> None:
     folder, me = Path(os.environ["ELASTRAIN_RUN_DIR"]), os.environ["ELASTRAIN_MEMBER"]
     (folder / f"profile-{me}.json").write_bytes(msgspec.json.encode(command.question.profile))
 
