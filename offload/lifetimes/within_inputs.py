@@ -15,6 +15,8 @@ from elastrain.offload.lifetimes.blocks import ModelBlock
 from elastrain.offload.overlaps import WAY_OUT, shared_memory
 from elastrain.offload.planning.plan_search import Policy
 
+DEVICES = ("cpu", "cuda")
+"""Kinds of devices whose parameters `within` moves."""
 ELEMENTWISE = frozenset(
     {"Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"}
 )
@@ -45,7 +47,7 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if parameter.is_meta:
         raise OffloadConfigError(f"{name} is on the meta device and has no values: give it some before (to_empty)")
     dense = parameter.layout is torch.strided and torch._debug_has_internal_overlap(parameter) == 0
-    if parameter.device.type not in ("cpu", "cuda") or not dense:
+    if parameter.device.type not in DEVICES or not dense:
         raise OffloadConfigError(
             f"{name} must be a dense tensor in the memory of the CPU or of a CUDA device, and is "
             f"{'not dense' if not dense else f'on {parameter.device}: save_on_disk moves activations of such a device'}"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.device import device_of
+from elastrain.offload.activations.deferred import DeferredLock
 from elastrain.offload.drives.device import Copy, Device, EndedEarlyError
 from elastrain.offload.drives.host import HostEngine
 from elastrain.offload.drives.posix import PosixEngine
@@ -61,6 +62,7 @@ def allowed(meter: NothingBesides) -> Iterator[None]:
     """Let a model on the test device train within a limit, which otherwise CUDA's models may only."""
     # Whoever holds the lock of a condition knows what those knew who have released it.
     late.handing_over(threading.Condition, gives=["__exit__"], takes=["__enter__", "wait"])
+    late.handing_over(DeferredLock, gives=["__exit__", "wait"], takes=["__enter__", "wait"])
     with (
         patch.object(within_inputs, "DEVICES", ("cpu", "late")),
         patch.object(room, "memory_for", lambda _model, _limit_bytes: (resized(), meter)),
