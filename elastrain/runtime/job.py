@@ -230,7 +230,6 @@ class Job(Ranked, Evaluating):
             model=inner, optimizer=optimizer, loader=loader, max_grad_norm=max_grad_norm, elementwise=elementwise
         )
         if (wish := doctor_wish()) is not None:
-            refused.check_estimate(device_of(compute_device(inner)))
             self._statement = answer_of(wish, request, layout, self._chosen)
             return model, optimizer, loader
         connections, last_words = self._opened()

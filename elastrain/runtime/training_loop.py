@@ -306,22 +306,20 @@ class TrainingLoop:
 
     def _expected_micro_batches(self, step: int) -> Sequence[int]:
         """Return the micro-batches that this member computes in an undisturbed step, for the loader to prefetch."""
-        pipelines = self._prepared.pipelines
+        pipelines, me = self._prepared.pipelines, self._connections.agent.me
         if pipelines is not None and pipelines.has_plan:
-            return pipelines.expected(self._connections.agent.me)
+            return pipelines.expected(me)
         view = self._prepared.engine.view
-        if view is None or self._connections.agent.me not in view:
+        if view is None or me not in view:
             return ()
         length, total = self._settings.run_length, self._parts.loader.micro_batches
         runs = plan(view.ids, -(-total // length), speeds_of(self._prepared.engine.record))
-        mine = [
-            m for run in runs[self._connections.agent.me] for m in range(run * length, min(total, (run + 1) * length))
-        ]
+        mine = [m for run in runs[me] for m in range(run * length, min(total, (run + 1) * length))]
         if Due(self._prepared.first_step, self._settings.cross_check_every).is_in(step):
             firsts = probes(runs)
-            owner = neighbour(self._connections.agent.me, view.ids, firsts)
+            owner = neighbour(me, view.ids, firsts)
             mine += [] if owner is None else [firsts[owner] * length]
-        audited = duties(self._settings.audit_plan, step, runs, self._connections.agent.me)
+        audited = duties(self._settings.audit_plan, step, runs, me)
         return [*mine, *(m for run in audited for m in range(run * length, min(total, (run + 1) * length)))]
 
     def _loader_died(self, sentence: str) -> None:

@@ -99,7 +99,7 @@ class DeskHandover:
                 assert key not in self._post.found, f"{key} was computed twice"
                 self._post.found[key] = (self._slot.digest(told.block), told.contribution, told.touched)
             case BoundaryMade(event=event):
-                assert self._desk is not None
+                assert self._desk is not None and isinstance(event, p.Computed)
                 made = self._desk.computed(event.action, is_split=event.is_split)
                 assert (None if event.made is None else event.made.name) == made
                 assert event.is_last == self._desk.is_done(event.action.task)

@@ -43,12 +43,11 @@ class Proposals(MemberPart):
         self._profile: JobProfile | None = None
         self._has_news = False
         """True if votes have told times since the planner was last asked."""
-        self._asked: tuple[int, str] | None = None
-        """Generation and plan in force of the last question."""
-        self._asked_in = -1
-        """The open step at that time."""
+        self._asked: tuple[tuple[int, str], int] | None = None
+        """(generation and plan in force, open step) of the last question."""
         self._answer: p.Planned | None = None
         self._is_limited = False
+        """True if the members have memory limits."""
 
     def begin(self, step: int) -> None:
         """Begin to measure another step."""
@@ -124,8 +123,9 @@ class Proposals(MemberPart):
         # One question at a time: an answer that never comes is waited for until the plan or the view changes.
         is_open = self._answer is None or (answer is not None and answer.plan != plan)
         # Members tell their news one after the other, at a step's end: a question for each would come too early.
-        is_open |= self._asked_in > self._commit.step
-        if now is None or (self._asked == now and (is_open or not self._has_news)):
+        asked_of, asked_in = self._asked or (None, -1)
+        is_open |= asked_in > self._commit.step
+        if now is None or (asked_of == now and (is_open or not self._has_news)):
             return False
         measured = self.measures.of(held(plan))
         # A plan for members of unknown memory may end them.
@@ -133,8 +133,7 @@ class Proposals(MemberPart):
             return False
         if len({block for blocks in measured.values() for block in blocks}) < plan.blocks:
             return False
-        self._asked, self._answer, self._has_news = now, None, False
-        self._asked_in = self._commit.step + 1
+        self._asked, self._answer, self._has_news = (now, self._commit.step + 1), None, False
         told = {member: self.measures.memory[member] for member in self._views.view.ids}
         question = self._question(traced, plan, measured, told)
         self._out.do(p.ChoosePlan(generation=now[0], present=now[1], question=question, told=told))

@@ -23,6 +23,8 @@ READERS = {
     "elastrain.launcher.shared.process_environment": "the launcher and its agents",
     "elastrain.integrations.process_state": "an adapter, which hides the job's ranks from accelerate",
     "elastrain.integrations.transformers": "an adapter, for the library's own variables",
+    "elastrain.offload.drives.gds": "KvikIO's own variables, for the library and its probe",
+    "elastrain.runtime.loggers.wandb_run": "a logger, for the library's own variable",
     "elastrain.runtime.bits.value_sources": "no variable: it notes that the script reads some",
 }
 NAMES = {"environ", "environb", "getenv", "putenv", "unsetenv"}

@@ -115,7 +115,7 @@ def test_own_memory_counts_only_once_it_was_told_in_a_vote() -> None:
     made.tell("b", 1)
     made.own.on_memory_seen(p.MemorySeen(memory=MEMORY))
     assert made.questions() == []
-    made.own.vote()
+    made.own.vote(is_ready=False)
     assert len(made.questions()) == 1
 
 
@@ -209,7 +209,7 @@ def test_the_question_has_the_fixed_times_and_links_that_members_have_told() -> 
     made.own.hear("b", replace(VOTE, plan=PlanVote(seconds=((1, SECOND),), rates=(("action_s", 0.5), ("a", 2e6)))))
     for _ in range(WINDOW):
         made.own.on_links(p.LinksTimed(bytes_per_s={"b": 1e6}))
-    vote = made.own.vote()
+    vote = made.own.vote(is_ready=False)
     assert vote is not None
     assert vote.rates == (("b", 1e6),)
     (question,) = made.questions()
