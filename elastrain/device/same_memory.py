@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from elastrain.device.container_memory import group_memory
 from elastrain.device.landing import DeviceEvent
 from elastrain.device.port import DeviceDescription
 
@@ -86,9 +87,10 @@ class HostDevice:
         return process["VmRSS"], process["VmHWM"]
 
     def mem_get_info(self) -> tuple[int, int]:
-        """Return the available memory as the kernel estimates it, and the machine's memory, in bytes."""
-        machine = _figures("/proc/meminfo")
-        return machine["MemAvailable"], machine["MemTotal"]
+        """Return the available memory as the kernel estimates it, and the memory of the machine or container."""
+        machine, group = _figures("/proc/meminfo"), group_memory()
+        free_bytes, limit_bytes = group or (machine["MemAvailable"], machine["MemTotal"])
+        return min(free_bytes, machine["MemAvailable"]), min(limit_bytes, machine["MemTotal"])
 
     def pin(self, memory: torch.Tensor, *, read_only: bool = False) -> Callable[[], None] | None:
         """Return a function that does nothing: no device copies, so nothing has to be pinned."""

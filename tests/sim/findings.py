@@ -68,9 +68,11 @@ def kept() -> dict[str, dict[str, int]]:
 
 
 def _all() -> Iterator[Search]:
+    from elastrain.pipeline import planning
     from tests.sim import test_agents, test_pipelined_plants, test_planted_bugs
     from tests.sim.job import disk_plants, isolation_plants, life_plants, plants, straggler_plants
 
+    planning.IS_SPLIT = True  # as `conftest.py` has it for the tests
     for module in (test_agents, test_pipelined_plants, test_planted_bugs):
         yield from map(module.search_for, sorted(module.PLANTS))
     parts = (plants, life_plants, disk_plants, straggler_plants, isolation_plants)

@@ -29,7 +29,7 @@ class _Memory:
     blocks: frozenset[int] | None = None
     """All of them. None before the first `HoldBlocks` command: then it has all blocks of the model."""
     shadowed: frozenset[int] = frozenset()
-    """Those of which it is a shadow."""
+    """Blocks of which it is a shadow."""
 
 
 class Replicas(MemberPart):
