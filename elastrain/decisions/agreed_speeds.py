@@ -14,7 +14,7 @@ from elastrain.job.values import Record
 
 _ALIKE = 0.05
 """Relative difference from the median speed up to which a member counts as fast as the median one."""
-_LEAST_S = 0.005
+_LEAST_S = 0.02
 """A smaller difference in the seconds of a micro-batch does not count, however large it is relatively."""
 _LEAST_GAIN = 0.05
 """Part of a step's computing time that other speeds must gain. Less is within the noise."""

@@ -8,12 +8,19 @@ from hashlib import blake2b
 import torch
 from torch import nn
 
+from elastrain.pipeline.stubs.placeholders import AbsentParameter
+
 
 def lines_of(model: nn.Module, step: int) -> Iterator[str]:
-    """`step name digest` of every parameter but those of blocks that this member does not have, which are one NaN."""
+    """`step name digest` of every parameter that the script may use: not of blocks that this member does not have.
+
+    Their memory is one NaN, or what a member that gets them soon has received so far.
+    """
     for name, parameter in model.named_parameters(remove_duplicate=False):
+        if isinstance(parameter, AbsentParameter):
+            continue
         # A copy: blocks that a recovery has this member adopt come in while the script is here, and are NaN until then.
-        with torch._C.DisableTorchFunctionSubclass():  # else absent ones are refused
+        with torch._C.DisableTorchFunctionSubclass():  # one that goes at this moment would be refused
             value = parameter.detach().clone(memory_format=torch.contiguous_format)
         if not bool(value.isnan().any()):
             yield f"{step} {name} {blake2b(value.view(torch.uint8).cpu().numpy(), digest_size=8).hexdigest()}\n"

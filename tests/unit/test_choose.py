@@ -22,7 +22,7 @@ from tests.support.sources import ROOT
         (
             "offload/activations/manager.py",
             "tests/integration/runtime/test_memory_budget.py",
-            "tests/integration/runtime/test_kills.py",
+            "tests/unit/comm/test_algorithms.py",
         ),
         ("elastrain/member/commit_rules.py", "tests/sim/test_schedules.py", "tests/unit/offload/test_policy.py"),
         ("launcher/core/joins.py", "tests/integration/launcher/test_nodes.py", "tests/unit/comm/test_algorithms.py"),

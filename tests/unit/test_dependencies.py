@@ -48,7 +48,11 @@ def undeclared(source: str, module: str, known: set[str]) -> set[str]:
 
 def all_undeclared(room: str, known: set[str]) -> dict[str, set[str]]:
     """Path of a file in that folder -> what it imports and nobody installs."""
-    found = {path: undeclared(path.read_text(), module_of(path), known) for path in files(ROOT / room)}
+    # A script finds the modules of its own folder.
+    found = {
+        path: undeclared(path.read_text(), module_of(path), known | {each.stem for each in path.parent.glob("*.py")})
+        for path in files(ROOT / room)
+    }
     return {str(path.relative_to(ROOT)): missing for path, missing in found.items() if missing}
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +20,7 @@ from elastrain.comm.torch_backend.survival import surviving
 from tests.integration.comm.test_surviving import _KILL_AT, _STEPS, _arm
 from tests.integration.comm.test_torch import _batch, _digest, _model, run
 from tests.support import late
+from tests.support.sources import ROOT
 
 Said = tuple[int, int, list[str]]
 
@@ -44,6 +49,21 @@ def _on_late(rank: int, victim: int | None) -> Said:
     return said
 
 
+def on_late(path: str, victim: int | None, nodes: bool) -> list[Any]:
+    killed = () if victim is None else (victim,)
+    return run(3, Path(path), lambda rank: _on_late(rank, victim), nodes=nodes, expect_killed=killed)
+
+
+def _in_a_new_process(path: Path, victim: int | None, nodes: bool) -> list[Any]:
+    """What the replicas say. Where autograd has begun, no further device is taken, nor in forks."""
+    call = f"{on_late.__module__} import on_late; print(json.dumps(on_late({str(path)!r}, {victim}, {nodes})))"
+    command = [sys.executable, "-c", f"import json; from {call}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    said: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [False, True], ids=["one-node", "nodes"])
 @pytest.mark.parametrize("victim", [None, 0, 2])
@@ -51,7 +71,7 @@ def test_a_member_is_lost_in_a_backward_and_the_replicas_are_those_of_the_cpu(
     tmp_path: Path, victim: int | None, nodes: bool
 ) -> None:
     killed = () if victim is None else (victim,)
-    said = run(3, tmp_path / "late", lambda rank: _on_late(rank, victim), nodes=nodes, expect_killed=killed)
+    said = _in_a_new_process(tmp_path / "late", victim, nodes)
     wanted = run(3, tmp_path / "cpu", lambda rank: train(rank, "cpu", victim), nodes=nodes, expect_killed=killed)
     left = [each for each in said if each is not None]
     assert len({repr(each) for each in left}) == 1

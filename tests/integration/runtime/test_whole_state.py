@@ -59,7 +59,9 @@ def test_what_a_script_saves_after_kills_is_what_a_job_of_one_saves(
     lone.mkdir(), many.mkdir()
     told = ("--steps", str(STEPS), "--optimizer", optimizer)
     undisturbed(*told, "--out", str(lone), script=SCRIPT)
-    faults = ["kill --target member:m1 --at step=2,phase=forward", "kill --target member:m0 --at step=4,phase=publish"]
+    # In the only pipeline no member reads what another one updates, so nothing is published.
+    last = "publish" if stages == 1 else "commit"
+    faults = ["kill --target member:m1 --at step=2,phase=forward", f"kill --target member:m0 --at step=4,phase={last}"]
     options = ("--stages", str(stages), "--max-restarts", "4") if stages > 1 else ("--max-restarts", "4")
     job = run(tmp_path, *told, "--out", str(many), faults=faults, options=options)
     assert job.exit_code == 0, job.output

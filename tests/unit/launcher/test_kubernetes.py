@@ -18,11 +18,8 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.cli.command_line import app
 from elastrain.launcher.schedulers.kubernetes import JobWish, PodSize, as_yaml, manifests
 
-try:
-    import kubernetes_validate as validate
-    import yaml
-except ImportError:
-    pytest.skip("kubernetes-validate is not installed", allow_module_level=True)
+validate = pytest.importorskip("kubernetes_validate")
+yaml = pytest.importorskip("yaml")
 
 SECRET = bytes(range(32))
 NAMED = ("launch", "kubernetes", "--name", "job", "--image", "image", "--rdzv-endpoint", "etcd:2379")
