@@ -18,7 +18,9 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.cli.command_line import app
 from elastrain.launcher.schedulers.kubernetes import JobWish, PodSize, as_yaml, manifests
 
-validate = pytest.importorskip("kubernetes_validate")
+pytest.importorskip("kubernetes_validate")
+import kubernetes_validate as validate
+
 yaml = pytest.importorskip("yaml")
 
 SECRET = bytes(range(32))
