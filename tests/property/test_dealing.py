@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrain.job.dealing import Dealing
@@ -88,7 +88,7 @@ def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Dealing, "deal", torn)
     with pytest.raises(AssertionError, match="no permutation"):
-        test_a_move_between_equally_many_replicas_is_a_permutation()
+        settings(max_examples=500, deadline=None)(test_a_move_between_equally_many_replicas_is_a_permutation)()
 
 
 @given(members=st.integers(3, 6), shards=st.integers(1, 24))
