@@ -1,4 +1,4 @@
-"""How long does it take by the tutorial, from an empty environment to the first kill that a job has survived?
+"""Time of the tutorial, from an empty environment to the first kill that a job has survived.
 
 python -m experiments.adoption.tutorial [--record]. The wheel is built before; pip then installs it, and torch from the
 package index, into an environment that has nothing. pip uses no cache.

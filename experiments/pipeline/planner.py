@@ -72,7 +72,7 @@ def members(count: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What the profile of a paced job is made of: stated windows, and what was measured beside them."""
+    """The parts of a paced job's profile: stated windows, and the times measured beside them."""
 
     beside_s: float = 0.0
     """Seconds of a block's window beyond what is stated."""

@@ -109,7 +109,7 @@ class EvaluatingScript:
         return p.BatchEvaluated(figures=written(figures), problem="")
 
     def _through_all(self, name: EvaluationName, batch: int) -> int:
-        """What comes out of the last block with the parameters of the undisturbed job."""
+        """Return the output of the last block with the parameters of the undisturbed job."""
         cluster, value = self._cluster, evaluated_batch(name, batch)
         assert cluster.truth is not None
         for place in range(BLOCKS):

@@ -218,7 +218,7 @@ def test_batches_that_go_through_pipelines_come_to_the_same_and_nobody_stands_st
 
 
 def drops_what_stages_below_still_read(self: OwnEvaluation, batches: object = None) -> tuple[Any, ...]:
-    """What crossed a cut goes with the next batches, and not once its figures are known."""
+    """Tensors that crossed a cut are freed with the next batches, and not once their figures are known."""
     gone = tuple(sorted(self.kept))
     self.kept.clear()
     return gone

@@ -47,7 +47,7 @@ def a_shadow_counts_before_it_holds_the_parameters() -> AbstractContextManager[A
 
 
 def a_shadow_counts_with_parameters_of_an_older_step() -> AbstractContextManager[Any]:
-    """What was read stays read, and a new plan's replicas compute with it."""
+    """Pieces of an older step stay read, and the replicas of a new plan compute with them."""
     return patch.object(ShadowFeed, "begin", lambda own, step: own._due.clear())
 
 

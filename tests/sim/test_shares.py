@@ -41,7 +41,7 @@ def cluster_of(size: Scenario, seed: int) -> Cluster:
 
 
 def speeds_of(cluster: Cluster) -> dict[str, int]:
-    """What the newest record of a living member says."""
+    """Return the speeds in the newest record of a living member."""
     records = [m.machine.commit.record for name, m in cluster.members.items() if name not in cluster.dead]
     return dict(max((r for r in records if r is not None), key=lambda r: r.step).findings.speeds)
 

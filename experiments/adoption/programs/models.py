@@ -41,7 +41,7 @@ def watched(kind: Any) -> Any:
 
 @watched
 class GPT(nn.Module):
-    """As nanoGPT's: tied embeddings, and logits and loss of a forward."""
+    """A GPT like nanoGPT's: its embeddings are tied, and its forward returns logits and loss."""
 
     def __init__(self, *, vocab_size: int, block_size: int, n_embd: int, n_layer: int, n_head: int, dropout: float):
         super().__init__()

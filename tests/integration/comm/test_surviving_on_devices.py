@@ -55,7 +55,7 @@ def on_late(path: str, victim: int | None, nodes: bool) -> list[Any]:
 
 
 def _in_a_new_process(path: Path, victim: int | None, nodes: bool) -> list[Any]:
-    """What the replicas say. Where autograd has begun, no further device is taken, nor in forks."""
+    """Return the replicas' answers. A process whose autograd has begun takes no further device, nor do its forks."""
     call = f"{on_late.__module__} import on_late; print(json.dumps(on_late({str(path)!r}, {victim}, {nodes})))"
     command = [sys.executable, "-c", f"import json; from {call}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

@@ -35,7 +35,7 @@ def account_of(member: str, plan: PipelinePlan) -> MemberAccount:
 
 
 def needed_bytes(member: str, plan: PipelinePlan) -> int:
-    """What the member's own keeper counts once the plan is in force, with the fewest copies on their way."""
+    """Return the bytes that the member's own keeper counts under the plan, with the fewest copies on their way."""
     own = account_of(member, plan)
     own = replace(own, placements=(NOW, goal_of(own, MODEL, plan)))
     sizes = {"base_bytes": TOLD.base_bytes, "parameters_bytes": bytes_under(own, MODEL, plan)}

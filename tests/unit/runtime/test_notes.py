@@ -1,4 +1,4 @@
-"""What a worker says of steps that move no parameter, and of plans."""
+"""Notes of a worker about steps that move no parameter, and about plans."""
 
 from __future__ import annotations
 
