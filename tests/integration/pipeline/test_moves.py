@@ -27,7 +27,7 @@ def test_blocks_move_without_waiting(tmp_path: Path) -> None:
     assert len(had(told, 22)["m1"]) < len(had(told, 3)["m1"])
     ended = [each for each in moves(run) if not each["is_dropped"]]
     assert ended
-    assert any("m1" not in each["shadows"] for each in ended), "it gives"
+    assert any(set(each["shadows"]) != {"m1"} for each in ended), "others take what it gives"
 
 
 PARTS = [(part, member) for part in ("record", "publish", "ready", "over") for member in ("m0", "m1", "m2")]
