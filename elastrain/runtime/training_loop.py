@@ -156,7 +156,7 @@ class TrainingLoop:
                 if stored is not None:
                     stored.give_way()
         prepared.whole.step = lambda: self._last_words.step
-        prepared.facade.fetch = prepared.whole.of_optimizer
+        prepared.facade.enter_loop(prepared.whole.of_optimizer)
         if prepared.pipelines is not None:
             self._parts.model.blocks.fetch = prepared.whole.of_model
         return bool(loaded) or self._carried.has_moved, begins

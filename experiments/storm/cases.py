@@ -165,6 +165,8 @@ def draw(seed: int) -> Case:
     started = draw_surroundings(chance, may_have_stages=has_stages)
     if started.checkpoints != "none" and chance.random() < 0.4:
         faults = (*faults[:-1], replace(faults[-1], kind="kill", target="all", when="random", stopped_s=0.0))
+    if started.stages > 1:
+        started = replace(started, slows=chance.choice(("", "m0", "m1")))
     return Case(seed=seed, workers=workers, nodes=nodes, model=model, training=training, faults=faults, started=started)
 
 

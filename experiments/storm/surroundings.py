@@ -15,6 +15,7 @@ MEMORY = ("none", "ample", "tight")
 CHECKPOINTS = ("none", "shared", "local")
 EVERY = ("1", "2", "3", "1s")
 """Steps, or a time, from one checkpoint to the next."""
+SLOW_FROM_STEP, SLOWER = 3, 12
 AMPLE_BYTES = 64 << 30
 SLACK_BYTES = (8 << 20, 16 << 20, 48 << 20)
 """Beyond what a first, undisturbed run of the job has held at most."""
@@ -28,6 +29,8 @@ class Infrastructure:
     """Values of the command line."""
 
     stages: int = 1
+    slows: str = ""
+    """A member whose forwards take `SLOWER` times as long from a step on, so that blocks move away from it."""
     memory: str = "none"
     slack_bytes: int = 0
     """With `memory` tight."""
@@ -39,8 +42,13 @@ class Infrastructure:
     """Device of the members; the job of one computes on the CPU."""
 
     def options(self, folder: Path, limit_bytes: int | None) -> tuple[str, ...]:
-        """Of `elastrain run`; folders are made."""
+        """Of `elastrain run`; folders and files are made."""
         found = ("--stages", str(self.stages)) if self.stages > 1 else ()
+        if self.slows:
+            faults = folder / "faults.txt"
+            at = f"step={SLOW_FROM_STEP},phase=forward"
+            faults.write_text(f"slow --target member:{self.slows} --at {at} --factor {SLOWER} --how sleep\n")
+            found += ("--faults", str(faults))
         if limit_bytes is not None:
             found += ("--memory-limit", str(limit_bytes))
             found += ("--offload-dir", _made(folder / "spilled")) if self.spills else ()
@@ -58,7 +66,8 @@ class Infrastructure:
         checkpoints = self.checkpoints + (f" every {self.every}" if self.every else "")
         spills = ", spilling" if self.spills else ""
         where = "" if self.device == "cpu" else f" on {self.device}"
-        return f"{self.stages} stages{where}, memory {memory}{spills}, checkpoints {checkpoints}"
+        slow = f", {self.slows} slow" if self.slows else ""
+        return f"{self.stages} stages{where}{slow}, memory {memory}{spills}, checkpoints {checkpoints}"
 
 
 PLAIN = Infrastructure()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -20,7 +21,7 @@ class OptimizerProxy:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.fetch: Callable[[], Mapping[Tensor, dict[str, Any]]] | None = None
+        self._fetch: Callable[[], Mapping[Tensor, dict[str, Any]]] | None = None
         """Returns the whole state by parameter, or raises ConfigError. None before the loop."""
         self._pre_hooks: set[int] = set()
         self._check_hooks()
@@ -37,6 +38,11 @@ class OptimizerProxy:
         self.optimizer.state.clear()
         return loaded
 
+    def enter_loop(self, fetch: Callable[[], Mapping[Tensor, dict[str, Any]]]) -> None:
+        """Let `state_dict` return what `fetch` brings, and refuse what a script does with `optimizer.state` itself."""
+        self._fetch = fetch
+        self.optimizer.state = _ShardedState()
+
     def check(self) -> None:
         """Raise ConfigError if groups, state or hooks changed since `prepare`, because changes have no effect."""
         self._check_hooks()
@@ -45,7 +51,8 @@ class OptimizerProxy:
                 "the optimizer's groups have other parameters than when they were prepared: call add_param_group "
                 "before prepare, and freeze in the loop what is to be trained later"
             )
-        if any(self.optimizer.state.values()):
+        is_replaced = self._fetch is not None and type(self.optimizer.state) is not _ShardedState
+        if is_replaced or any(self.optimizer.state.values()):
             raise ConfigError(
                 "state was put into the optimizer in the loop, and the sharded optimizer does not use it: load it "
                 "before the loop over job.steps(…)"
@@ -67,18 +74,18 @@ class OptimizerProxy:
             )
 
     def _fill(self, optimizer: Optimizer) -> None:
-        if self.fetch is not None:
-            found = self.fetch()
+        if self._fetch is not None:
+            found = self._fetch()
             # In plain PyTorch the order is that of the groups, too.
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             optimizer.state.update({each: found[each] for each in parameters if each in found})
 
     def _empty(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        if self.fetch is not None:
-            optimizer.state.clear()
+        if self._fetch is not None:
+            optimizer.state = _ShardedState()
 
     def _check_load(self, *_: Any) -> None:
-        if self.fetch is not None:
+        if self._fetch is not None:
             raise ConfigError(
                 "optimizer.load_state_dict() would do nothing in the loop: the state is sharded over the members. "
                 "Call it before the loop over job.steps(…), or begin the job from a checkpoint with `elastrain run "
@@ -87,6 +94,19 @@ class OptimizerProxy:
 
     def _parameters(self) -> list[list[int]]:
         return [[id(parameter) for parameter in group["params"]] for group in self.optimizer.param_groups]
+
+
+class _ShardedState(defaultdict[Tensor, dict[str, Any]]):
+    """`optimizer.state` in the loop: empty, because the state is sharded, so that to read or clear it has no effect."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise ConfigError(
+            "optimizer.state is empty in the loop, because the state is sharded over the members: read it from "
+            "optimizer.state_dict(), and begin a new job to go on without it"
+        )
+
+    # A read of what is not there would put an empty state in; copies and pickles would lack the state.
+    __missing__ = clear = pop = popitem = setdefault = __delitem__ = __reduce_ex__ = _refuse
 
 
 def _is_of_within(hook: object) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -171,6 +174,39 @@ def test_an_optimizer_that_has_stepped_keeps_its_state_for_the_job() -> None:
         assert set(OptimizerProxy(optimizer).take_loaded()) == set(model.parameters())
         assert not optimizer.state
         assert pieces.loaded is None
+
+
+OF_STATE: list[Callable[[torch.optim.Optimizer, Tensor], object]] = [
+    lambda optimizer, _: optimizer.state.clear(),
+    lambda optimizer, parameter: optimizer.state.pop(parameter, None),
+    lambda optimizer, parameter: optimizer.state[parameter]["exp_avg"].zero_(),
+    lambda optimizer, _: copy.deepcopy(optimizer),
+    lambda optimizer, _: pickle.dumps(optimizer),
+]
+
+
+@pytest.mark.parametrize("of_state", OF_STATE)
+def test_what_a_script_does_with_the_sharded_state_in_the_loop_is_refused(
+    of_state: Callable[[torch.optim.Optimizer, Tensor], object],
+) -> None:
+    model = _linear()
+    optimizer = torch.optim.AdamW(model.parameters())
+    proxy = OptimizerProxy(optimizer)
+    state = {"step": torch.tensor(3.0), "exp_avg": torch.ones(2)}
+    proxy.enter_loop(lambda: {model.weight: state})
+    with pytest.raises(ConfigError, match=r"optimizer\.state is empty in the loop"):
+        of_state(optimizer, model.weight)
+    assert optimizer.state_dict()["state"] == {0: state}
+    proxy.check()
+
+
+def test_another_state_in_the_loop_is_refused() -> None:
+    optimizer = torch.optim.AdamW(_linear().parameters())
+    proxy = OptimizerProxy(optimizer)
+    proxy.enter_loop(dict)
+    optimizer.state = defaultdict(dict)
+    with pytest.raises(ConfigError, match="state was put into the optimizer in the loop"):
+        proxy.check()
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
