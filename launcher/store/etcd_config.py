@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,8 @@ class EtcdConfig:
     """Longest time that one call may take, over all endpoints."""
     attempt_s: float = 1.0
     """Longest time that one endpoint may be silent before the next one is asked."""
+    current: Callable[[], tuple[str, ...]] | None = None
+    """Function that returns the endpoints of now, if they change while the job runs. It is called before each call."""
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -66,11 +69,17 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
 
 
 def _endpoint(part: str, text: str) -> str:
-    # The port follows the closing bracket of an IPv6 address, or the only colon.
-    host, colon, port = part.rpartition(":") if not part.endswith("]") and ":" in part else (part, "", "")
-    host, port = (host, port) if colon else (part, str(DEFAULT_PORT))
+    host, port = split_endpoint(part)
+    port = port or str(DEFAULT_PORT)
     if not host or "/" in host or (":" in host and not host.startswith("[")):
         raise ConfigError(f"{text!r} is no list of etcd endpoints: write HOST:PORT[,HOST:PORT…], [IPv6]:PORT for IPv6")
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"{text!r} is no list of etcd endpoints: {port!r} is not a port")
     return f"{host}:{port}"
+
+
+def split_endpoint(part: str) -> tuple[str, str]:
+    """Split `HOST[:PORT]` into the host and the port. The port is "" if none is given."""
+    # The port follows the closing bracket of an IPv6 address, or the only colon.
+    host, colon, port = part.rpartition(":") if not part.endswith("]") and ":" in part else (part, "", "")
+    return (host, port) if colon else (part, "")

@@ -67,6 +67,8 @@ class Connection:
     def __init__(self, config: EtcdConfig) -> None:
         self._config = config
         self._endpoints = [Endpoint(address, config) for address in config.endpoints]
+        self._left: list[Endpoint] = []
+        """Endpoints that are endpoints no more. Other threads may still use their channels."""
         self._lock = threading.Lock()
         self._current = 0
         self._reached = False
@@ -86,6 +88,7 @@ class Connection:
         """
         trouble = "no time was left"
         while (left_s := until_s - time.monotonic()) > 0 and not self._closed.is_set():
+            self._follow()
             endpoint = self.endpoint
             try:
                 metadata = self.metadata(endpoint, min(left_s, self._config.attempt_s))
@@ -110,8 +113,22 @@ class Connection:
     def close(self) -> None:
         """Close all channels. A call in progress ends at once."""
         self._closed.set()
-        for endpoint in self._endpoints:
+        for endpoint in (*self._endpoints, *self._left):
             endpoint.close()
+
+    def _follow(self) -> None:
+        """Adopt the endpoints of now, if they have changed. Those that stay keep their channels."""
+        addresses = self._config.current() if self._config.current is not None else ()
+        with self._lock:
+            known = {endpoint.address: endpoint for endpoint in self._endpoints}
+            if not addresses or set(addresses) == known.keys():
+                return
+            used = self._endpoints[self._current].address
+            self._endpoints = [known.pop(each) if each in known else Endpoint(each, self._config) for each in addresses]
+            self._current = addresses.index(used) if used in addresses else 0
+            self._left += known.values()
+        for endpoint in known.values():
+            self.on_silent(endpoint, f"{endpoint.address} is no endpoint of etcd any more")
 
     def _does_not_answer(self, trouble: str) -> str:
         said = f"etcd at {', '.join(self._config.endpoints)} does not answer ({trouble})"

@@ -80,6 +80,8 @@ CAPABILITIES = {
     "launcher.schedulers": "command line",
     "launcher.store": "nodes",
     "launcher.nodes": "nodes",
+    "launcher.quorum": "own quorum",
+    "launcher.core.quorum": "own quorum",
     "launcher.faults": "faults on request",
     "launcher.simulated": "simulated nodes",
     "launcher.namespaces": "simulated nodes",

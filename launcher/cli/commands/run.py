@@ -88,8 +88,21 @@ def _run(options: RunOptions, flags: RunFlags) -> int:
             raise missing_extra("a job of several nodes", "embedded", error) from None
         return run_local_nodes(options, netns=flags.size.netns)
     worker_start.import_torch_early()
+    if flags.rendezvous.join is not None:
+        return _run_joined(options, flags, flags.rendezvous.join)
     if options.size.nodes_max == 1:
         return report(run_alone(options))
     assert flags.rendezvous.rdzv_endpoint is not None
     etcd = flags.etcd.config(flags.rendezvous.rdzv_endpoint)
     return report(run_node(options, flags.rendezvous.node(etcd)))
+
+
+def _run_joined(options: RunOptions, flags: RunFlags, hosts: str) -> int:
+    flags.etcd.refuse_with_join()
+    try:
+        from elastrain.launcher.quorum.joining import JoinWish, run_joined
+    except ModuleNotFoundError as error:
+        raise missing_extra("--join", "embedded", error) from None
+    rendezvous = flags.rendezvous
+    wish = JoinWish(hosts=hosts, node=rendezvous.name(), address=rendezvous.address(), secret_file=rendezvous.secret())
+    return report(run_joined(options, wish))

@@ -84,6 +84,9 @@ class SizeFlags:
 
     def _check_together(self, rendezvous: RendezvousFlags, nodes_max: int) -> None:
         endpoint, job = rendezvous.rdzv_endpoint, rendezvous.rdzv_id
+        if rendezvous.join is not None:
+            self._check_join(rendezvous)
+            return
         if self.local_nodes is not None and (self.standalone or self.nnodes != "1" or endpoint is not None):
             raise ConfigError(
                 "--local-nodes excludes --standalone, --nnodes and --rdzv-endpoint: the nodes are all here"
@@ -95,8 +98,17 @@ class SizeFlags:
         if self.local_nodes is None and nodes_max > 1 and (endpoint is None or job is None):
             raise ConfigError(
                 "several nodes find each other by --rdzv-endpoint HOST:PORT (an etcd) and --rdzv-id: give both on each "
-                "node, or simulate nodes here with --local-nodes"
+                "node, or --join HOST[,HOST,HOST] and --rdzv-id without an etcd, or simulate nodes here with "
+                "--local-nodes"
             )
+
+    def _check_join(self, rendezvous: RendezvousFlags) -> None:
+        if self.local_nodes is not None or self.standalone or rendezvous.rdzv_endpoint is not None:
+            raise ConfigError(
+                "--join excludes --local-nodes, --standalone and --rdzv-endpoint: the nodes run an etcd themselves"
+            )
+        if rendezvous.rdzv_id is None:
+            raise ConfigError("--join needs --rdzv-id, the job's name: give the same one on each node")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +122,13 @@ class RendezvousFlags:
     ] = None
     rdzv_endpoint: Annotated[
         str | None, typer.Option("--rdzv-endpoint", "--rdzv_endpoint", help="The etcd of several nodes: HOST:PORT[,…].")
+    ] = None
+    join: Annotated[
+        str | None,
+        typer.Option(
+            "--join",
+            help="In place of --rdzv-endpoint: HOST[:PORT][,…], up to three nodes that run an etcd for the job.",
+        ),
     ] = None
     rdzv_backend: Annotated[
         str, typer.Option("--rdzv-backend", "--rdzv_backend", help="How nodes find each other: etcd-v3 only.")
@@ -139,11 +158,19 @@ class RendezvousFlags:
     def node(self, etcd: EtcdConfig) -> NodeOptions:
         """Return the options of this node among several. Raises ConfigError."""
         return NodeOptions(
-            name=_node_name(self.node_name),
+            name=self.name(),
             etcd=etcd,
-            secret_file=(self.secret_file or rundir.home() / "secret").absolute(),
+            secret_file=self.secret(),
             host=self.address() or address_towards(etcd.endpoints[0]),
         )
+
+    def name(self) -> str:
+        """Return this node's name in the job. Raises ConfigError."""
+        return _node_name(self.node_name)
+
+    def secret(self) -> Path:
+        """Return the file of the job's secret."""
+        return (self.secret_file or rundir.home() / "secret").absolute()
 
     def address(self) -> str | None:
         """Return the address that the user has chosen, or None. Raises ConfigError."""
@@ -176,6 +203,13 @@ class EtcdFlags:
             user=self.etcd_user,
             password=_password(self.etcd_password_file),
         )
+
+    def refuse_with_join(self) -> None:
+        """Raise ConfigError if an option is given that makes no sense with --join."""
+        given = [name for name, value in vars(self).items() if value is not None]
+        if given:
+            option = "--" + given[0].replace("_", "-")
+            raise ConfigError(f"{option} is for an etcd of your own: leave it out with --join")
 
 
 def node_range(text: str, option: str = "--nnodes") -> tuple[int, int]:

@@ -1,0 +1,110 @@
+"""The hosts of --join: parsing, name look-ups, and which of them is this host."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from elastrain.errors import ConfigError
+from elastrain.launcher.core.quorum.founding import MEMBERS_MAX
+from elastrain.launcher.store.etcd_config import split_endpoint
+
+DEFAULT_PORT = 29400
+"""Port of the agents' own service. etcd's clients use the next port, and its members the one after that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedHost:
+    """A host of --join. `address` is its first IP address, as this host sees it."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinHosts:
+    """The hosts of --join, their common port, and this host's place among them."""
+
+    hosts: tuple[NamedHost, ...]
+    port: int
+    place: int | None
+    """Position of this host, or None if --join does not name it."""
+
+    def address(self) -> str:
+        """Return this host's address for the others: the one that --join names, else the one on the way to them."""
+        if self.place is not None and not _is_loopback(self.hosts[self.place].address):
+            return self.hosts[self.place].address
+        others = [host for place, host in enumerate(self.hosts) if place != self.place]
+        return _address_towards((others or list(self.hosts))[0].address, self.port)
+
+
+def parse_join(text: str) -> tuple[tuple[str, ...], int]:
+    """Parse `HOST[:PORT][,HOST[:PORT]…]`. Returns the hosts and the port. Raises ConfigError."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > MEMBERS_MAX:
+        raise ConfigError(
+            f"--join {text} names {len(parts)} hosts: name {MEMBERS_MAX} at most; other nodes join through them"
+        )
+    found = [split_endpoint(part) for part in parts]
+    for part, (host, port) in zip(parts, found, strict=True):
+        is_port = not port or (port.isdecimal() and 0 < int(port) < 65534)
+        if not host or "/" in host or not is_port:
+            raise ConfigError(f"--join {text}: {part!r} is not HOST or HOST:PORT")
+    ports = {int(port) if port else DEFAULT_PORT for _, port in found}
+    if len(ports) > 1:
+        raise ConfigError(f"--join {text}: all hosts use one port, and these are {sorted(ports)}")
+    hosts = tuple(host for host, _ in found)
+    for host in hosts:
+        if hosts.count(host) > 1:
+            raise ConfigError(f"--join {text} names {host} twice: name each host once")
+    return hosts, ports.pop()
+
+
+def look_up(text: str, own: str | None = None) -> JoinHosts:
+    """Return the hosts of --join with their addresses. `own`: this node's address, if it was given.
+
+    Raises ConfigError for names without an address, and for two names of one host.
+    """
+    names, port = parse_join(text)
+    hosts = tuple(NamedHost(name=name, address=_resolve(name, port)) for name in names)
+    for place, host in enumerate(hosts):
+        twin = next((other for other in hosts[:place] if other.address == host.address), None)
+        if twin is not None:
+            raise ConfigError(f"--join names one host twice: {twin.name} and {host.name} are both {host.address}")
+    mine = [place for place, host in enumerate(hosts) if host.address == own or is_local(host.address)]
+    if len(mine) > 1:
+        first, second = hosts[mine[0]].name, hosts[mine[1]].name
+        raise ConfigError(f"--join: {second} is this host under another name, and so is {first}: name it once")
+    return JoinHosts(hosts=hosts, port=port, place=mine[0] if mine else None)
+
+
+def is_local(address: str) -> bool:
+    """Return True if a socket here can be bound to the address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _resolve(name: str, port: int) -> str:
+    try:
+        return str(socket.getaddrinfo(name.strip("[]"), port, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise ConfigError(f"--join: {name} cannot be reached: it has no address here ({error.strerror})") from None
+
+
+def _address_towards(address: str, port: int) -> str:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((address, port))  # sends nothing
+        except OSError as error:
+            raise ConfigError(f"--join: there is no way to {address} from here ({error.strerror})") from None
+        return str(sock.getsockname()[0])
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
