@@ -16,7 +16,7 @@ from elastrain.launcher.quorum.etcd_admin import EtcdAdmin
 from elastrain.launcher.quorum.etcd_process import EtcdProcess, Membership
 from elastrain.launcher.quorum.join_hosts import JoinHosts
 from elastrain.launcher.quorum.muster import Greeting, UnreachableError, ask
-from elastrain.launcher.quorum.standing import NodeStanding
+from elastrain.launcher.quorum.node_standing import NodeStanding
 from elastrain.launcher.store.port import StoreError
 
 CLOCK_S = 600.0

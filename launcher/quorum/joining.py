@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from elastrain.launcher.quorum.founding_round import FoundingRounds
 from elastrain.launcher.quorum.join_hosts import JoinHosts, look_up
 from elastrain.launcher.quorum.keeper import Keeper
 from elastrain.launcher.quorum.muster import Muster
-from elastrain.launcher.quorum.standing import Identity, NodeStanding
+from elastrain.launcher.quorum.node_standing import Identity, NodeStanding
 from elastrain.launcher.shared import process_environment, rundir
 from elastrain.launcher.shared.console import say
 from elastrain.launcher.shared.job_values import End
@@ -57,6 +57,7 @@ def run_joined(options: RunOptions, wish: JoinWish) -> End:
         guardian = stack.enter_context(Guardian("QUORUM", process_environment.without("ELASTRAIN_")))
         run = rundir.create(options.output.run_dir, options.job, secret_file=wish.secret_file)
         guardian.remove(run.path / _FOLDER)
+        stack.callback(_remove_if_empty, run.path)
         say(f"job {options.job}, node {wish.node}, {count(options.size.workers, 'worker')}; run folder {run.path}")
         host = wish.address or join.address()
         etcd = stack.enter_context(own_quorum(options, wish, join, run, secret))
@@ -87,9 +88,8 @@ def own_quorum(
         needs_all = options.size.nodes_min >= len(join.hosts)
         founding = FoundingRounds(standing, join, etcd, pair, needs_all=needs_all)
         keeper = Keeper(standing, founding, etcd, EtcdAdmin(pair), candidates)
-        log = EventLog(run.events, f"quorum:{wish.node}")
-        stack.callback(log.close)
-        keeper.tell = _Teller(log, wish.node)
+        keeper.tell = told = _Teller(run, wish.node)
+        stack.callback(told.close)
         stack.callback(keeper.close)
         keeper.start()
         if not keeper.wait_ready(options.waits.join_timeout_s):
@@ -98,18 +98,34 @@ def own_quorum(
 
 
 class _Teller:
-    """Writes what happens to the quorum into the event log, and its size on the screen. Repetitions are left out."""
+    """Writes what happens to the quorum into the event log, and its size on the screen. Repetitions are left out.
 
-    def __init__(self, log: EventLog, node: str) -> None:
-        self._log, self._node, self._last = log, node, ("", "")
+    The log is opened when there is something to write: a node that is refused leaves no file behind.
+    """
+
+    def __init__(self, run: RunDir, node: str) -> None:
+        self._run, self._node, self._last = run, node, ("", "")
+        self._log: EventLog | None = None
 
     def __call__(self, kind: str, sentence: str) -> None:
         if (kind, sentence) == self._last:
             return
         self._last = (kind, sentence)
+        self._log = self._log or EventLog(self._run.events, f"quorum:{self._node}")
         self._log.write(kind, reason=sentence)
         if kind != "quorum_silent":
             say(f"{self._node}: {sentence}")
+
+    def close(self) -> None:
+        """Close the log."""
+        if self._log is not None:
+            self._log.close()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove the folder of a run that has not begun."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _folder(run: RunDir, secret: bytes, host: str) -> tuple[Path, Pair]:

@@ -28,7 +28,7 @@ from elastrain.launcher.quorum.candidates import Candidates
 from elastrain.launcher.quorum.etcd_admin import EtcdAdmin, Listed
 from elastrain.launcher.quorum.etcd_process import EtcdProcess, Membership
 from elastrain.launcher.quorum.founding_round import FoundingRounds
-from elastrain.launcher.quorum.standing import NodeStanding
+from elastrain.launcher.quorum.node_standing import NodeStanding
 from elastrain.launcher.store.port import StoreError
 
 ROUND_S = 0.2

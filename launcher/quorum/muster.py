@@ -60,6 +60,7 @@ class Muster:
                 f"port {port} of {host} cannot be used ({error.strerror}): end what listens there, or name another "
                 "port by --join HOST:PORT"
             ) from None
+        self.port = int(self._listener.getsockname()[1])
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="elastrain-muster")
         self._accepting = threading.Thread(target=self._accept, name="elastrain-muster", daemon=True)
         self._accepting.start()

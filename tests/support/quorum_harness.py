@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -26,11 +26,13 @@ class QuorumHosts:
         self.slow = folder / "slow"
         self._starts = 0
 
-    def start(self, host: str, *options: str, arguments: tuple[str, ...], named: int = 3) -> NodesJob:
-        """`named`: so many of the hosts are in --join. The node has the host's name."""
-        join = ",".join(self.switch.address(each) for each in self.switch.hosts[:named])
+    def start(
+        self, host: str, *options: str, arguments: tuple[str, ...], join: Sequence[str] | None = None
+    ) -> NodesJob:
+        """`join`: the hosts in --join, the first three if None. The node has the host's name."""
+        named = ",".join(self.switch.address(each) for each in join or self.switch.hosts[:3])
         self._starts += 1
-        given = ("--join", join, "--rdzv-id", "quorum", "--node-name", host, "--secret-file", str(self.secret))
+        given = ("--join", named, "--rdzv-id", "quorum", "--node-name", host, "--secret-file", str(self.secret))
         job = NodesJob(
             self.folder,
             *given,

@@ -29,6 +29,13 @@ def etcd(request: pytest.FixtureRequest) -> Store:
     return store
 
 
+def quorum(request: pytest.FixtureRequest) -> Store:
+    store = EtcdStore(request.getfixturevalue("local_quorum").config())
+    for item in store.list("").items:
+        store.commit(expect={}, delete=[item.key])
+    return store
+
+
 def sealed(_: pytest.FixtureRequest) -> Store:
     return SealedStore(MemoryStore(), secret=bytes(32))
 
@@ -36,6 +43,7 @@ def sealed(_: pytest.FixtureRequest) -> Store:
 IMPLEMENTATIONS: dict[str, Callable[[pytest.FixtureRequest], Store]] = {
     "memory": memory,
     "etcd": etcd,
+    "quorum": quorum,
     "sealed": sealed,
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,80 @@ def test_first_host_is_lost_whole_and_comes_back_and_the_bits_are_those_of_the_u
         for job in (back, jobs["h1"], jobs["h2"]):
             run = finish_equal(job)
             assert not (run.folder / "quorum").exists()
+
+
+def test_two_of_three_members_stand_still_so_training_goes_on_and_a_change_of_the_view_parks(tmp_path: Path) -> None:
+    with quorum_hosts(tmp_path, *HOSTS) as hosts:
+        jobs = start_all(hosts)
+        stopped = [pid for host in ("h0", "h1") if (pid := hosts.etcd(host)) is not None]
+        assert len(stopped) == 2
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        jobs["h2"].wait_step(jobs["h2"].status()["step"] + 3, timeout_s=WAIT_S)
+        generation = jobs["h2"].status()["generation"]
+        jobs["h1"].kill(jobs["h1"].events("worker_start")[0]["member"])
+        jobs["h2"].wait("parked", timeout_s=WAIT_S)
+        assert jobs["h2"].status()["generation"] == generation
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        jobs["h2"].wait_members(*HOSTS, after=generation, timeout_s=WAIT_S)
+        for job in jobs.values():
+            job.hurry()
+        for job in jobs.values():
+            finish_equal(job)
+
+
+def test_lost_member_is_removed_and_an_unnamed_node_takes_its_place(tmp_path: Path) -> None:
+    with quorum_hosts(tmp_path, *HOSTS, "h3") as hosts:
+        jobs = start_all(hosts, nodes="2:4")
+        assert hosts.etcd("h3") is None
+        hosts.lose("h1")
+        until(lambda: hosts.etcd("h3") is not None, WAIT_S, "a member on h3")
+        wait_size(jobs["h0"], 3)
+        assert not any("4 etcd" in event["reason"] for event in jobs["h0"].events("quorum"))
+        for host in ("h0", "h2", "h3"):
+            jobs[host].hurry()
+        for host in ("h0", "h2", "h3"):
+            finish_equal(jobs[host])
+
+
+def test_killed_etcd_comes_back_as_a_new_member(tmp_path: Path) -> None:
+    with quorum_hosts(tmp_path, *HOSTS) as hosts:
+        jobs = start_all(hosts)
+        etcd = hosts.etcd("h2")
+        assert etcd is not None
+        os.kill(etcd, signal.SIGKILL)
+        jobs["h2"].wait("quorum_anew", timeout_s=WAIT_S)
+        jobs["h2"].wait("quorum_added", timeout_s=WAIT_S)
+        until(lambda: hosts.etcd("h2") not in (None, etcd), WAIT_S, "etcd on h2")
+        for job in jobs.values():
+            job.hurry()
+        for job in jobs.values():
+            finish_equal(job)
+
+
+def test_whole_job_is_stopped_and_goes_on_from_its_checkpoint_on_other_hosts(tmp_path: Path) -> None:
+    kept = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "4")
+    with quorum_hosts(tmp_path, *HOSTS, "h3") as hosts:
+        early, late = HOSTS[:2], ("h2", "h3")
+        first = [hosts.start(host, "--nnodes", "2", *kept, arguments=ARGUMENTS, join=early) for host in early]
+        for job in first:
+            job.wait_step(6, timeout_s=WAIT_S)
+        for job in first:
+            os.kill(job.process.pid, signal.SIGINT)
+        for job in first:
+            assert job.end(WAIT_S).exit_code != 0
+        later = [hosts.start(host, "--nnodes", "2", *kept, arguments=ARGUMENTS, join=late) for host in late]
+        for job in later:
+            job.hurry()
+        for job in later:
+            job.finish(WAIT_S)
+        alone = undisturbed(*ARGUMENTS)
+        for job in later:
+            run = job.end()
+            assert run.exit_code == 0, run.output
+            assert set(run.digests.values()) == set(alone.digests.values())
+            assert (
+                min(event["step"] for lines in run.journals.values() for event in lines if event["event"] == "passed")
+                > 0
+            )
