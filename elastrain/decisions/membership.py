@@ -127,12 +127,10 @@ def redundancy(holders: HoldersByShard, alive: Collection[str], backups: int) ->
     return words + (", copying" if spare < min(backups, len(alive) - 1) else "")
 
 
-def may_restart(
-    *, exit_code: int, finishing: bool, refused: bool, used: int, allowed: int, no_device: str = ""
-) -> Ruling:
+def may_restart(*, exit_code: int, finishing: bool, refused: bool, used: int, allowed: int, barred: str = "") -> Ruling:
     """Decide whether a worker that ended is started again. `exit_code` < 0 is minus the signal that ended it.
 
-    `no_device`: why no device is left for it, or "".
+    `barred`: why no worker may be started in its place, or "".
     """
     # In the order of importance of the reasons for an operator.
     if refused:
@@ -141,8 +139,8 @@ def may_restart(
         return Ruling(yes=False, reason="its script ended by itself")
     if finishing:
         return Ruling(yes=False, reason="the job is finishing")
-    if no_device:
-        return Ruling(yes=False, reason=no_device)
+    if barred:
+        return Ruling(yes=False, reason=barred)
     if not allowed:
         return Ruling(yes=False, reason="this job replaces no workers (--max-restarts 0)")
     if used >= allowed:

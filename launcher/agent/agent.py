@@ -19,7 +19,6 @@ from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.environment import scope
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.wire.acceptor import Acceptor
-from elastrain.decisions.blame import Failure
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent import worker_start
 from elastrain.launcher.agent.adopted import WorkerSource
@@ -42,6 +41,7 @@ from elastrain.launcher.nodes.peer_agents import AgentPort, ClusterAccess, PeerA
 from elastrain.launcher.shared import rundir
 from elastrain.launcher.shared.job_values import End, JobConfig
 from elastrain.launcher.shared.operator_messages import Answer, AskFault, AskStop, Request
+from elastrain.launcher.shared.places import NodeHistory
 from elastrain.launcher.shared.process_environment import StopSignals
 from elastrain.launcher.shared.rundir import EventLog, RunDir
 from elastrain.launcher.store.lone_registry import LoneRegistry
@@ -102,9 +102,10 @@ class Agent:
         return self._core.cluster.first_unused_number()
 
     @property
-    def device_failures(self) -> tuple[Failure, ...]:
-        """Failures of devices that this agent knows."""
-        return tuple(self._core.cluster.devices.known)
+    def history(self) -> NodeHistory:
+        """Failures that this agent knows: of devices, and of its own workers."""
+        cluster = self._core.cluster
+        return NodeHistory(device_failures=(*cluster.devices.known,), losses_s=(*cluster.quarantine.losses_s,))
 
     def run(self) -> End:
         """Start the workers, serve them until the job has ended, and clean up. Raises ConfigError."""

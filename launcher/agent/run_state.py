@@ -74,11 +74,18 @@ def _state(core: Core) -> str:
 def _nodes(cluster: Cluster) -> list[dict[str, Any]]:
     """Return the states of this node, then of the other nodes in the order of their start."""
     others = sorted(cluster.peers.nodes.values(), key=lambda node: node.record.incarnation)
-    here = {"node": cluster.config.node, "state": "here", "endpoint": cluster.peers.record.endpoint}
+    own = "spare here" if cluster.peers.record.spare else "here"
+    here = {"node": cluster.config.node, "state": own, "endpoint": cluster.peers.record.endpoint}
     return [here] + [
         {
             "node": node.record.name,
-            "state": "linked" if node.linked else "silent" if node.leased else "lease gone",
+            "state": "spare"
+            if node.linked and node.record.spare
+            else "linked"
+            if node.linked
+            else "silent"
+            if node.leased
+            else "lease gone",
             "endpoint": node.record.endpoint,
         }
         for node in others

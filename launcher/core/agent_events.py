@@ -283,6 +283,10 @@ class AgentPart(Handling, Protocol):
         """Handle the report of a worker of this node that it has committed a step."""
         return []
 
+    def follow_up(self) -> list[Command]:
+        """Act on what the event that was just handled has changed in other parts."""
+        return []
+
     def forget(self, member: str) -> None:
         """Stop waiting for a worker of this node, because it is dead."""
         return

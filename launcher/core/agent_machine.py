@@ -17,6 +17,7 @@ from elastrain.launcher.core.hang_detector import HangDetector
 from elastrain.launcher.core.joins import Joins
 from elastrain.launcher.core.leaving.stopping import Stopping
 from elastrain.launcher.core.peer_changes import PeerChanges
+from elastrain.launcher.core.places.spares import Spares
 from elastrain.launcher.core.rendezvous import Parking, Rendezvous
 from elastrain.launcher.core.requested_faults import FaultAnswer, FaultRequests
 from elastrain.launcher.core.shutdown import Shutdown
@@ -62,8 +63,9 @@ class Core(ev.AgentPart):
         self._peers = PeerChanges(
             cluster, deadlines, shutdown=shutdown, parking=parking, script=script, view_changes=views
         )
-        self.parts += (cluster.progress, cluster.window, cluster.checkpoints, cluster.devices)
-        self.parts += (shutdown, stopping, parking, self.faults)
+        spares = Spares(cluster, shutdown)
+        self.parts += (cluster.progress, cluster.window, cluster.checkpoints, cluster.devices, cluster.quarantine)
+        self.parts += (shutdown, stopping, parking, self.faults, spares)
         # A report of progress makes a newcomer a member (`Joins`) before its speed is judged (`Stragglers`).
         self.parts += (script, rendezvous, views, self._suspicions, hangs)
         self.parts += (self.joins, stragglers, failures, self._peers)
@@ -72,11 +74,13 @@ class Core(ev.AgentPart):
 
     def handle(self, event: ev.Event, now: float) -> list[Command]:
         """Decide about one event. Returns the commands to carry out, in order."""
-        return self._handled(event, event=event, now=now)
+        return self._handled(event, event=event, now=now) + self._followed_up()
 
     def on_tick(self, now: float) -> list[Command]:
         """Handle the deadlines that have passed."""
-        return [command for due in self.deadlines.take_passed(now) for command in self._handled(due, due=due, now=now)]
+        passed = self.deadlines.take_passed(now)
+        commands = [command for due in passed for command in self._handled(due, due=due, now=now)]
+        return commands + self._followed_up()
 
     def inject(self, fault: Fault, careful_of: Collection[str] | None = None) -> FaultAnswer:
         """Inject a fault that the operator asks for, on this or another node.
@@ -84,6 +88,9 @@ class Core(ev.AgentPart):
         If `careful_of` is given, the fault is refused if it could destroy state after the loss of these members.
         """
         return self.faults.inject(fault, careful_of)
+
+    def _followed_up(self) -> list[Command]:
+        return [command for part in self.parts for command in part.follow_up()]
 
     def _handled(self, what: object, **offered: object) -> list[Command]:
         commands: list[Command] = self._handlers[type(what)].hear(**offered)

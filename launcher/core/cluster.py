@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastrain.job.world import Member, View
+from elastrain.launcher.core.places.quarantine import Quarantine
 from elastrain.launcher.core.progress import CheckpointCare, DeviceFailures, JobProgress, OpenWindow
 from elastrain.launcher.core.worker_table import Worker, Workers
 from elastrain.launcher.shared.job_values import JobConfig, NodeRecord, Roster
@@ -173,6 +174,7 @@ class Cluster:
         self.window = OpenWindow()
         self.checkpoints = CheckpointCare(config.life.number, self.progress)
         self.devices = DeviceFailures(config.life.device_failures)
+        self.quarantine = Quarantine(config)
         self.roster: Roster | None = None
         self.view: View | None = None
         self._spared_by_node: dict[str, tuple[str, ...]] = {}

@@ -12,6 +12,7 @@ from elastrain.decisions.membership import Ruling, may_restart
 from elastrain.launcher.core.agent_events import AgentPart, ChannelClosed, MutexBroke, WorkerDied, WorkerExited
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, KilledDue, LeaveDue
+from elastrain.launcher.core.places.spares import has_to_wait, wait_as_spare
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Course, Stage, Worker
@@ -212,6 +213,7 @@ class Failures(AgentPart):
             return [] if self._cluster.unfinished() else self._shutdown.leave()
         if worker.stage in (Stage.LEFT, Stage.DROPPED):
             return self._shutdown.on_peaceful_exit(worker, how, now)
+        self._note_loss(worker, exit_code, now)
         if self._is_without_steps() and (ruling := may_start_all_again(exit_code, self._config)) is not None:
             how = f"{how}: {ruling.reason}"
             return self._shutdown.start_again(how) if ruling.yes else self._shutdown.finish(1, how)
@@ -226,16 +228,30 @@ class Failures(AgentPart):
         gone = cluster.view is not None and not cluster.alive_in_view() and not self._shutdown.finishing
         # Before the first commit the last member takes no state along: a replacement starts the job again.
         if gone and (self._cluster.progress.begun or exit_code == 0):
-            no_device = cluster.devices.nothing_left(worker.slot)
-            if no_device and self._config.alone:
-                return self._shutdown.finish(1, no_device, self._shutdown.last_traceback)
-            how = no_device or (str(failure) if failure is not None else how)
+            barred = self._why_no_more(worker)
+            if barred and self._config.alone:
+                return self._shutdown.finish(1, barred, self._shutdown.last_traceback)
+            how = barred or (str(failure) if failure is not None else how)
             return self._shutdown.on_nobody_left(worker, how, now) + self._view_changes.settle(now)
-        why = cluster.devices.nothing_left(worker.slot)
+        why = self._why_no_more(worker)
+        if worker.stage is Stage.EVICTED and not why and not cluster.workers.living and has_to_wait(cluster):
+            return wait_as_spare(cluster)
         commands = self._replace(worker, exit_code, how, now)
         if self._shutdown.finishing and not cluster.unfinished():
             commands += self._shutdown.end_surplus()
         return commands + self._shutdown.end_if_all_left(now, how, why)
+
+    def _note_loss(self, worker: Worker, exit_code: int, now: float) -> None:
+        """Count the loss of a worker for the quarantine, unless the end says nothing about this node."""
+        # An error of a script without `job.steps` may be that of a peer, whose node notes the cause.
+        is_peers = exit_code > 0 and self._is_without_steps()
+        is_told_to = worker.stage is Stage.TURNED_AWAY or self._shutdown.finishing
+        if exit_code and not is_peers and not is_told_to:
+            self._cluster.quarantine.note(now)
+
+    def _why_no_more(self, worker: Worker) -> str:
+        """Return why no worker is to be started in this one's slot, or ""."""
+        return self._cluster.quarantine.reason() or self._cluster.devices.nothing_left(worker.slot)
 
     def _is_without_steps(self) -> bool:
         """Return True if no worker of the job is known to handle losses, as scripts with `job.steps` do."""
@@ -253,7 +269,7 @@ class Failures(AgentPart):
             refused=worker.stage is Stage.TURNED_AWAY,
             used=workers.restarts_used - is_free,
             allowed=self._config.restarts_allowed,
-            no_device=self._cluster.devices.nothing_left(worker.slot),
+            barred=self._why_no_more(worker),
         )
         fields = {"member": worker.id, "reason": verdict.reason}
         if verdict.yes:

@@ -10,6 +10,7 @@ from elastrain.decisions.membership import spec_difference
 from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, HelloDue, LeaveDue, RestartDue, WarmUpDue
+from elastrain.launcher.core.places.spares import computing, has_to_wait, wait_as_spare
 from elastrain.launcher.core.rendezvous import Rendezvous
 from elastrain.launcher.core.requested_faults import FaultRequests
 from elastrain.launcher.core.shutdown import Shutdown
@@ -90,11 +91,14 @@ class Joins(ev.AgentPart):
         return [Log(event="resume", fields={"step": step, "reason": roster.start}, say=roster.start)]
 
     def _begin_late(self) -> list[Command]:
-        present, most = self._cluster.peers.present(), self._config.nodes_max
-        if len(present) > most:  # the operator has not allowed this node
+        present, places = self._cluster.peers.present(), self._config.places
+        if len(present) > places.nodes + places.spares:  # the operator has not allowed this node
             there = ", ".join(record.name for record in present if record.name != self._config.node)
-            sentence = f"the job has all its {most} nodes ({there}): raise MAX in --nnodes to add more"
+            spares = f" and its spares, {places.spares} at most" if places.spares else ""
+            sentence = f"the job has all its {places.nodes} nodes{spares} ({there}): raise MAX in --nnodes to add more"
             return self._shutdown.finish(1, sentence, everywhere=False)
+        if has_to_wait(self._cluster):
+            return wait_as_spare(self._cluster)
         self._cluster.workers.open_slots(self._config.workers)
         return [TakeNumber() for _ in range(self._config.workers)]
 
@@ -134,7 +138,7 @@ class Joins(ev.AgentPart):
             warm_up=not initial,
             world_size=max(roster.workers, rank + 1),
             group_rank=names.index(self._config.node) if self._config.node in names else len(names),
-            group_world_size=max(len(names), len(cluster.peers.nodes) + 1),
+            group_world_size=max(len(names), len(computing(cluster)) + 1),
             wrong=self._faults.take_wrong(replaces),
             resume=roster.resume,
             devices=cluster.devices.told(slot),

@@ -132,12 +132,12 @@ class Rendezvous(AgentPart):
             self._deadlines.drop(dl.LastCallDue())
             self._lacking = ""
             return []
-        if len(present) < self._config.nodes_max and not last_call_is_over:
+        if len(present) < self._config.places.nodes and not last_call_is_over:
             self._deadlines.set_first(dl.LastCallDue(), now + self._config.times.last_call_s)
             return []
         # Sorted by name, so that the same nodes get the same ranks in any order of arrival.
-        chosen = sorted(present[: self._config.nodes_max], key=lambda record: (len(record.name), record.name))
-        is_full = len(present) >= self._config.nodes_max
+        chosen = sorted(present[: self._config.places.nodes], key=lambda record: (len(record.name), record.name))
+        is_full = len(present) >= self._config.places.nodes
         if sum(record.workers for record in chosen) < self._config.least.members:
             return self._wait(self._too_few_members(chosen), is_full=is_full)
         life = self._config.life
@@ -265,7 +265,8 @@ class Rendezvous(AgentPart):
         assert self._cluster.roster is not None
         there = {(record.name, record.incarnation): record for record in self._cluster.peers.known()}
         first = [(record.name, record.incarnation) for record in self._cluster.roster.nodes]
-        return [there[key] for key in first if key in there] or self._cluster.peers.present()
+        later = [record for record in self._cluster.peers.present() if not record.spare]
+        return [there[key] for key in first if key in there] or later
 
     def _first_members(self, first: Sequence[NodeRecord]) -> list[Member]:
         """Return the members of the first view in rank order. Empty while a node is not ready."""

@@ -185,6 +185,8 @@ class Shutdown(AgentPart):
             return []
         if self.finishing:
             return self._end_with_all_digests(now)
+        if self._cluster.peers.record.spare:
+            return []
         codes = [worker.exit_code for worker in workers.by_id.values()]
         if not self._cluster.progress.begun and codes[-1] and not alive:
             how = f"{how} before the first commit, and no worker is left on this node"

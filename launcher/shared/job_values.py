@@ -18,6 +18,7 @@ from elastrain.job.world import Member, View
 from elastrain.launcher.faults.fault import Value
 from elastrain.launcher.shared.checkpoint_inventory import DiskOffer
 from elastrain.launcher.shared.notices import Notice
+from elastrain.launcher.shared.places import Least, NodePlaces
 from elastrain.launcher.shared.times import HangTimes, JobTimes, LeaveTimes
 from elastrain.protocol.agent_messages import ToWorker
 
@@ -47,20 +48,13 @@ class Life:
     """Checkpoint that the user asked for by name, or "". The job does not begin without it."""
     device_failures: tuple[Failure, ...] = ()
     """Failures of devices that this node knows from earlier lives."""
+    losses_s: tuple[float, ...] = ()
+    """Monotonic times at which this node lost workers in earlier lives."""
 
     @property
     def is_first(self) -> bool:
         """True if no earlier life had any state. The command's options then still say how the job begins."""
         return self.number == 1 + self.restarts
-
-
-@dataclass(frozen=True, kw_only=True)
-class Least:
-    """Minimum size of a job at its beginning. Later it continues with fewer nodes and members."""
-
-    nodes: int = 1
-    members: int = 1
-    """Minimum number of workers on all these nodes together: the members of one pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +69,7 @@ class JobConfig:
     incarnation: int = 0
     """Number of this start of the node's agent. A node that returns has a higher one."""
     least: Least = Least()
-    nodes_max: int = 1
+    places: NodePlaces = NodePlaces()
     armed: bool = False
     """True if fault injection is allowed."""
     began_s: float = 0.0
@@ -93,7 +87,7 @@ class JobConfig:
     @property
     def alone(self) -> bool:
         """True if the job has one node for its whole duration, so that no other agent takes part."""
-        return self.nodes_max == 1
+        return self.places.nodes + self.places.spares == 1
 
 
 def signature_of(node: str, incarnation: int) -> str:
@@ -118,6 +112,8 @@ class NodeRecord:
     ready: tuple[Member, ...] = ()
     offers: tuple[DiskOffer, ...] = ()
     """Checkpoints on its own disk from which the job could start."""
+    spare: bool = False
+    """True while the node waits for a place, without workers."""
     has_roster: bool = False
     """True if the node knows the roster, and restores it after a data loss. Published after a loss, or with `ready`."""
     asks: tuple[str, ...] = ()

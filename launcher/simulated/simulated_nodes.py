@@ -61,7 +61,7 @@ _UNKNOWN = 255
 
 
 def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
-    """Run `nodes_max` nodes on this machine. Returns the exit code. Raises ConfigError and NetworkError."""
+    """Run all nodes on this machine. Returns the exit code. Raises ConfigError and NetworkError."""
     if netns and (reason := lacking()) is not None:
         raise ConfigError(f"--netns: {reason}")
     with ExitStack() as stack:
@@ -88,7 +88,7 @@ def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
         log = EventLog(run.events, "launcher")
         stack.callback(log.close)
         stack.callback(nodes.guard(guardian, log).close)
-        here, each = count(options.size.nodes_max, "node"), count(options.size.workers, "worker")
+        here, each = options.size.described, count(options.size.workers, "worker")
         keep_in(run.events)
         say(f"job {options.job}, {here} here, {each} each; run folder {run.path}")
         signals = StopSignals()
@@ -102,7 +102,7 @@ def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
 @contextmanager
 def _switch(options: RunOptions, guardian: Guardian) -> Iterator[Switch]:
     """Make the network. This process, and all that it starts later, run on the switch's host."""
-    names = [_name(index) for index in range(options.size.nodes_max)]
+    names = [_name(index) for index in range(options.size.all_nodes)]
     with Switch(options.job, names, guardian.remove_namespace) as switch:
         switch.move_to(SWITCH)
         yield switch
@@ -140,7 +140,7 @@ class _Nodes:
         around.watch_etcd(self._loop)
         control = ControlServer(self._loop, listener, partial(answer, self._options, around))
         try:
-            for index in range(self._options.size.nodes_max):
+            for index in range(self._options.size.all_nodes):
                 self._start(_name(index))
             while self._running:
                 self._loop.turn(around.next_deadline_s())
@@ -248,7 +248,7 @@ class _Nodes:
         """Return the next life, or None if the job has no checkpoints or etcd does not answer."""
         if self._options.checkpoints is None:
             return None
-        names = [_name(index) for index in range(self._options.size.nodes_max)]
+        names = [_name(index) for index in range(self._options.size.all_nodes)]
         steps = [newest_step(self._options.on_simulated_node(name)) for name in names]
         with suppress(StoreError):
             return self._lives().begin_next(end, max((step for step in steps if step is not None), default=None))

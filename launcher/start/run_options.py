@@ -11,7 +11,8 @@ from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent.worker_start import Logs, Script, WorkerWish
 from elastrain.launcher.faults.fault import Fault
-from elastrain.launcher.shared.job_values import JobConfig, Least, Life
+from elastrain.launcher.shared.job_values import JobConfig, Life
+from elastrain.launcher.shared.places import Least, NodePlaces, QuarantineRule
 from elastrain.launcher.shared.rundir import RunDir
 from elastrain.launcher.shared.times import HangTimes, JobTimes, LeaveTimes
 from elastrain.launcher.store.etcd_config import EtcdConfig
@@ -29,7 +30,27 @@ class JobSize:
     """Number of workers on this node."""
     nodes_min: int = 1
     nodes_max: int = 1
+    spares: int = 0
+    """Number of nodes beyond `nodes_max` that wait for a place."""
     max_restarts: int | None = None
+    quarantine: QuarantineRule | None = None
+
+    @property
+    def terms(self) -> str:
+        """The numbers of nodes, on which all nodes of a job agree."""
+        spares = f" and {self.spares} spares" if self.spares else ""
+        return f"{self.nodes_min}:{self.nodes_max}{spares}"
+
+    @property
+    def described(self) -> str:
+        """The number of nodes at most, in words: "3 nodes and 1 spare"."""
+        spares = f" and {self.spares} spare{'s' * (self.spares > 1)}" if self.spares else ""
+        return f"{self.nodes_max} node{'s' * (self.nodes_max > 1)}{spares}"
+
+    @property
+    def all_nodes(self) -> int:
+        """Number of nodes with the spares, at most."""
+        return self.nodes_max + self.spares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +89,7 @@ class StartWish:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputPlan:
-    """Places for the run's files and its workers' output. `redirects` and `tee`: see `Logs`."""
+    """NodePlaces for the run's files and its workers' output. `redirects` and `tee`: see `Logs`."""
 
     run_dir: Path | None = None
     log_dir: Path | None = None
@@ -127,6 +148,7 @@ class RunOptions:
         alone = JobConfig(
             workers=size.workers,
             max_restarts=size.max_restarts,
+            places=NodePlaces(quarantine=size.quarantine),
             armed=self.armed,
             began_s=self.began_s,
             times=times,
@@ -141,7 +163,8 @@ class RunOptions:
             return alone
         # A running job continues with any number of nodes, and so does a later life of it.
         least = Least(nodes=size.nodes_min, members=self.wish.stages or 1) if life.is_first else Least()
-        return replace(alone, node=node, incarnation=incarnation, least=least, nodes_max=size.nodes_max)
+        places = NodePlaces(nodes=size.nodes_max, spares=size.spares, quarantine=size.quarantine)
+        return replace(alone, node=node, incarnation=incarnation, least=least, places=places)
 
     def faults_from(self, now: float) -> tuple[Fault, ...]:
         """Return the faults whose time has not passed.

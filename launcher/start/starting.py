@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from msgspec.structs import asdict
 
 from elastrain.base.checkpoint_settings import SHARED
-from elastrain.decisions.blame import Failure
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent.guardian import Guardian
 from elastrain.launcher.agent.worker_start import import_torch
+from elastrain.launcher.core.places.quarantine import quarantined
 from elastrain.launcher.shared import process_environment, rundir
 from elastrain.launcher.shared.console import say
 from elastrain.launcher.shared.job_values import End, JobConfig, Life
+from elastrain.launcher.shared.places import NodeHistory
 from elastrain.launcher.shared.process_environment import missing_extra
 from elastrain.launcher.shared.rundir import EventLog, RunDir
 from elastrain.launcher.shared.screen import keep_in
@@ -61,13 +62,15 @@ def run_alone(options: RunOptions) -> End:
             config = options.config(life=started)
             agent = Agent(agent_config(options, config, run), MemoryStore(), guardian, faults)
             ended = LifeEnd(life=life, end=agent.run(), first_member=agent.first_unused_member)
-            failures = agent.device_failures
+            history = agent.history
             following = after_alone(ended, _newest_step(options, ended.end))
             end = _tell(options, run, following, ended)
             if following.life is None:
                 return end
             options, life = _options_of(options, following.life), following.life
-            started = replace(_with_start(options, life), device_failures=failures)
+            started = replace(_with_start(options, life), **vars(history))
+            if reason := _why_quarantined(options, "node0", history):
+                return End(code=1, sentence=reason)
 
 
 def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) -> End:
@@ -80,9 +83,9 @@ def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) 
 
 
 def _run_lives(options: RunOptions, node: NodeOptions, run: RunDir | None) -> End:
-    failures: tuple[Failure, ...] = ()
+    history = NodeHistory()
     while True:
-        ended, run, failures = _run_life(options, node, run, failures)
+        ended, run, history = _run_life(options, node, run, history)
         if ended.end.code == 0 or ended.end.code > _SIGNALLED:
             return ended.end
         following = shared_lives(options, node.etcd, run).after(ended, _newest_step(options, ended.end))
@@ -90,6 +93,12 @@ def _run_lives(options: RunOptions, node: NodeOptions, run: RunDir | None) -> En
         if following.life is None:
             return end
         options = _options_of(options, following.life)
+        if reason := _why_quarantined(options, node.name, history):
+            return End(code=1, sentence=reason, everywhere=False, job_is_over=False)
+
+
+def _why_quarantined(options: RunOptions, node: str, history: NodeHistory) -> str:
+    return quarantined(node, history.losses_s, options.size.quarantine)
 
 
 def _options_of(options: RunOptions, life: Life) -> RunOptions:
@@ -98,11 +107,11 @@ def _options_of(options: RunOptions, life: Life) -> RunOptions:
 
 
 def _run_life(
-    options: RunOptions, node: NodeOptions, run: RunDir | None, failures: tuple[Failure, ...]
-) -> tuple[LifeEnd, RunDir, tuple[Failure, ...]]:
+    options: RunOptions, node: NodeOptions, run: RunDir | None, history: NodeHistory
+) -> tuple[LifeEnd, RunDir, NodeHistory]:
     """Run this node's part of the job's current life. The first life creates the run's folder.
 
-    `failures` of devices are known from earlier lives; those known at the end are returned.
+    `history` is of earlier lives; the one at the end is returned.
     """
     from elastrain.launcher.agent.agent import Agent
     from elastrain.launcher.start.registration import Terms, enter
@@ -112,7 +121,7 @@ def _run_life(
         plain.check()
         import_torch()
         terms = Terms(
-            nodes=f"{options.size.nodes_min}:{options.size.nodes_max}",
+            nodes=options.size.terms,
             script=options.target,
             layout=options.checkpoints.layout if options.checkpoints is not None else SHARED,
         )
@@ -125,7 +134,7 @@ def _run_life(
         # A node that joins in a later life was started with the same command as all others.
         options = _options_of(options, place.life)
         life = place.life if has_begun else _with_start(options, place.life)
-        life = replace(life, device_failures=failures)
+        life = replace(life, **vars(history))
         config = options.config(node=node.name, incarnation=place.incarnation, life=life)
     except BaseException:
         plain.close()
@@ -139,7 +148,7 @@ def _run_life(
         )
         end, is_local = agent.run(), options.checkpoints is not None and options.checkpoints.is_local
         ended = LifeEnd(life=place.life, end=end, first_member=agent.first_unused_member, is_local=is_local)
-        return ended, run, agent.device_failures
+        return ended, run, agent.history
 
 
 def _with_start(options: RunOptions, life: Life) -> Life:

@@ -12,11 +12,12 @@ import pytest
 
 from elastrain.decisions.membership import missing_state
 from elastrain.job.world import View
-from elastrain.launcher.core import Core
+from elastrain.launcher.core import Core, failures
 from elastrain.launcher.core.agent_events import Event
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.joins import Joins
 from elastrain.launcher.core.peer_changes import PeerChanges
+from elastrain.launcher.core.places import spares
 from elastrain.launcher.core.rendezvous import Rendezvous
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
@@ -32,10 +33,11 @@ WITHIN = 500
 """Schedules of which one shows a planted bug."""
 
 
-def play(seeds: range) -> Counter[str]:
+def play(seeds: range, *, has_spares: bool = False) -> Counter[str]:
+    """Play the schedules. `has_spares`: with one or two nodes beyond those that compute."""
     ended: Counter[str] = Counter()
     for seed in seeds:
-        world = World(seed)
+        world = World(seed, replace(draw(seed), spares=1 + seed % 2) if has_spares else None)
         try:
             world.run()
         except Violation as violation:
@@ -50,6 +52,11 @@ def test_agents_end_or_go_on_whatever_dies_and_when(chunk: int) -> None:
     ended = play(range(chunk * CHUNK, (chunk + 1) * CHUNK))
     assert ended["goes on"] >= CHUNK // 4
     assert ended["ended"] >= CHUNK // 20
+
+
+def test_spares_take_free_places_and_no_others_whatever_dies_and_when() -> None:
+    ended = play(range(CHUNK), has_spares=True)
+    assert ended["goes on"] >= CHUNK // 4
 
 
 @pytest.mark.on_demand
@@ -179,6 +186,35 @@ def waits_for_the_roster(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rendezvous, "_first_nodes", all_of_them)
 
 
+def spares_begin_together(patch: pytest.MonkeyPatch) -> None:
+    """Each spare looks only at the number of free places, not at earlier spares."""
+    patch.setattr(spares, "_spares", lambda cluster: [])
+
+
+def spares_wait_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A node that once computed keeps its place as long as its record stands in this agent's table."""
+    patch.setattr(spares, "_computes", lambda cluster, peer: not peer.record.spare)
+
+
+def nodes_that_come_back_compute(patch: pytest.MonkeyPatch) -> None:
+    """A node whose place was taken while nobody heard it starts its workers again."""
+    patch.setattr(failures, "has_to_wait", lambda cluster: False)
+
+
+def spares_believe_their_own_links(patch: pytest.MonkeyPatch) -> None:
+    """A node that only this spare does not hear counts as lost."""
+    patch.setattr(spares, "_computes", lambda cluster, peer: peer.linked and not peer.record.spare)
+
+
+SPARE_PLANTS: dict[str, Plant] = {
+    plant.__name__: plant
+    for plant in (
+        spares_begin_together,
+        spares_wait_for_ever,
+        nodes_that_come_back_compute,
+        spares_believe_their_own_links,
+    )
+}
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -197,9 +233,9 @@ def search_for(name: str) -> Search:
 
     def failure(seed: int) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            PLANTS[name](patch)
+            (PLANTS | SPARE_PLANTS)[name](patch)
             try:
-                play(range(seed, seed + 1))
+                play(range(seed, seed + 1), has_spares=name in SPARE_PLANTS)
             except Violation as violation:
                 return str(violation)
         return ""
@@ -207,6 +243,6 @@ def search_for(name: str) -> Search:
     return Search(kind="agents", name=name, within=WITHIN, failure=failure)
 
 
-@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize("name", PLANTS | SPARE_PLANTS)
 def test_planted_bug_is_found(name: str) -> None:
-    assert search_for(name).find() is not None, PLANTS[name].__doc__
+    assert search_for(name).find() is not None, (PLANTS | SPARE_PLANTS)[name].__doc__

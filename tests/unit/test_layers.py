@@ -97,7 +97,10 @@ def _is_pure(path: Path) -> bool:
 PURE = [path for path in files(ROOT / "elastrain") if _is_pure(path)]
 AGENT_VALUES = frozenset(
     {"elastrain.launcher.core", "elastrain.launcher.faults"}
-    | {f"elastrain.launcher.shared.{name}" for name in ("checkpoint_inventory", "job_values", "notices", "times")}
+    | {
+        f"elastrain.launcher.shared.{name}"
+        for name in ("checkpoint_inventory", "job_values", "notices", "places", "times")
+    }
 )
 """What the agent's core may import besides: its own parts, and values that it shares with the agent around it."""
 PURE_MODULES = frozenset(module_of(path).removesuffix(".__init__") for path in PURE)

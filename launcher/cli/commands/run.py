@@ -90,7 +90,7 @@ def _run(options: RunOptions, flags: RunFlags) -> int:
     worker_start.import_torch_early()
     if flags.rendezvous.join is not None:
         return _run_joined(options, flags, flags.rendezvous.join)
-    if options.size.nodes_max == 1:
+    if options.size.all_nodes == 1:
         return report(run_alone(options))
     assert flags.rendezvous.rdzv_endpoint is not None
     etcd = flags.etcd.config(flags.rendezvous.rdzv_endpoint)

@@ -15,12 +15,15 @@ from typing import Annotated, ClassVar
 import typer
 
 from elastrain.errors import ConfigError
+from elastrain.launcher.cli.options.job_options import SECONDS_OF_A_YEAR
 from elastrain.launcher.cli.options.torchrun import BACKEND, local_world_size
 from elastrain.launcher.shared import rundir
+from elastrain.launcher.shared.places import QuarantineRule
 from elastrain.launcher.start.run_options import JobSize, NodeOptions
 from elastrain.launcher.start.starting import address_towards
 from elastrain.launcher.store.etcd_config import EtcdConfig, parse_endpoints
 
+_LOCAL_MAX = 64
 _SIOCGIFADDR = 0x8915
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -37,7 +40,9 @@ class SizeFlags:
     ] = "1"
     local_nodes: Annotated[
         int | None,
-        typer.Option("--local-nodes", min=1, max=64, help="Simulate so many nodes here, with an etcd for them."),
+        typer.Option(
+            "--local-nodes", min=1, max=_LOCAL_MAX, help="Simulate so many nodes here, with an etcd for them."
+        ),
     ] = None
     netns: Annotated[
         bool,
@@ -48,6 +53,9 @@ class SizeFlags:
     nproc_per_node: Annotated[
         str, typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers here: a number, cpu, gpu or auto.")
     ] = "1"
+    spares: Annotated[
+        int, typer.Option("--spares", min=0, max=9999, help="Nodes beyond MAX that wait to take a lost node's place.")
+    ] = 0
     max_restarts: Annotated[
         int | None,
         typer.Option(
@@ -58,6 +66,10 @@ class SizeFlags:
             "that all workers are started again. Default: 10, but errors before the first commit end the job.",
         ),
     ] = None
+    quarantine: Annotated[
+        str | None,
+        typer.Option("--quarantine", help="N/TIME, such as 3/1h: a node that lost N workers in TIME gets no more."),
+    ] = None
     stages: Annotated[
         int | None,
         typer.Option("--stages", min=1, help="Members of a pipeline, each with some blocks of the model; default: 1."),
@@ -67,9 +79,16 @@ class SizeFlags:
         """Return the checked size of the job. Raises ConfigError."""
         local = self.local_nodes
         nodes_min, nodes_max = node_range(self.nnodes) if local is None else (local, local)
-        self._check_together(rendezvous, nodes_max)
+        self._check_together(rendezvous, nodes_max + self.spares)
         workers = local_world_size(self.nproc_per_node)
-        return JobSize(workers=workers, nodes_min=nodes_min, nodes_max=nodes_max, max_restarts=self.max_restarts)
+        return JobSize(
+            workers=workers,
+            nodes_min=nodes_min,
+            nodes_max=nodes_max,
+            spares=self.spares,
+            max_restarts=self.max_restarts,
+            quarantine=quarantine_rule(self.quarantine) if self.quarantine is not None else None,
+        )
 
     def stages_of(self, size: JobSize) -> int | None:
         """Return the number of stages. Raises ConfigError if it exceeds the possible number of members."""
@@ -82,20 +101,32 @@ class SizeFlags:
             )
         return self.stages
 
-    def _check_together(self, rendezvous: RendezvousFlags, nodes_max: int) -> None:
+    def _check_together(self, rendezvous: RendezvousFlags, all_nodes: int) -> None:
         endpoint, job = rendezvous.rdzv_endpoint, rendezvous.rdzv_id
         if rendezvous.join is not None:
             self._check_join(rendezvous)
             return
+        if self.local_nodes is not None and all_nodes > _LOCAL_MAX:
+            raise ConfigError(
+                f"--local-nodes {self.local_nodes} with --spares {self.spares}: at most {_LOCAL_MAX} nodes are "
+                "simulated here"
+            )
         if self.local_nodes is not None and (self.standalone or self.nnodes != "1" or endpoint is not None):
             raise ConfigError(
                 "--local-nodes excludes --standalone, --nnodes and --rdzv-endpoint: the nodes are all here"
             )
         if self.netns and self.local_nodes is None:
             raise ConfigError("--netns is for simulated nodes: give --local-nodes N, too")
-        if self.standalone and (nodes_max > 1 or endpoint is not None):
-            raise ConfigError("--standalone means one node, this machine: leave --nnodes and --rdzv-endpoint out")
-        if self.local_nodes is None and nodes_max > 1 and (endpoint is None or job is None):
+        if self.standalone and (all_nodes > 1 or endpoint is not None):
+            raise ConfigError(
+                "--standalone means one node, this machine: leave --nnodes, --spares and --rdzv-endpoint out"
+            )
+        if self.local_nodes is None and self.spares and (endpoint is None or job is None):
+            raise ConfigError(
+                f"--spares {self.spares} asks for nodes beyond MAX, and this job has one node: give --rdzv-endpoint "
+                "HOST:PORT (an etcd) and --rdzv-id on each node, or simulate nodes here with --local-nodes"
+            )
+        if self.local_nodes is None and all_nodes > 1 and (endpoint is None or job is None):
             raise ConfigError(
                 "several nodes find each other by --rdzv-endpoint HOST:PORT (an etcd) and --rdzv-id: give both on each "
                 "node, or --join HOST[,HOST,HOST] and --rdzv-id without an etcd, or simulate nodes here with "
@@ -221,6 +252,15 @@ def node_range(text: str, option: str = "--nnodes") -> tuple[int, int]:
     if not 1 <= least <= most:
         raise ConfigError(f"{option} {text}: MIN must be 1 or more, and at most MAX")
     return least, most
+
+
+def quarantine_rule(text: str) -> QuarantineRule:
+    """Return the rule of --quarantine N/TIME. Raises ConfigError."""
+    found = re.fullmatch(r"([1-9]\d{0,3})/(\d{1,7}(?:\.\d{1,3})?)([smhd]?)", text)
+    within_s = float(found[2]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[3]] if found else 0.0
+    if found is None or not 0 < within_s <= SECONDS_OF_A_YEAR:
+        raise ConfigError(f"--quarantine {text!r}: write N/TIME with a time up to a year, such as 3/1h")
+    return QuarantineRule(losses=int(found[1]), within_s=within_s)
 
 
 def _address_of(interface: str) -> str:

@@ -68,7 +68,7 @@ class SimAgent:
         play = world.play
         config = job_config(
             node=name, incarnation=incarnation, workers=play.workers, nodes_min=1 if play.nodes == 1 else play.nodes,
-            nodes_max=play.nodes, max_restarts=1000, last_call_s=1.0, join_timeout_s=15.0,
+            nodes_max=play.nodes, spares=play.spares, max_restarts=1000, last_call_s=1.0, join_timeout_s=15.0,
         )  # fmt: skip
         self.core = Core(config, (), choose=lambda members: members[-1])
         self.world, self.name, self.incarnation = world, name, incarnation

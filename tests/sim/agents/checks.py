@@ -51,9 +51,19 @@ class SimChecks:
         parked = [agent for agent in waiting if agent.core.parking.parked is not None]
         if parked:
             raise Violation(f"{parked[0].name} is parked though all is mended: {parked[0].core.parking.parked}")
-        for agent in waiting:
+        self._places(waiting)
+        for agent in (agent for agent in waiting if not agent.core.cluster.peers.record.spare):
             left_out = agent.core.cluster.view is None or not any(
                 m.node == agent.name for m in agent.core.cluster.view.members
             )
             if left_out:
                 raise Violation(f"{agent.name} has not come in: its view is {agent.core.cluster.view}")
+
+    def _places(self, waiting: list[SimAgent]) -> None:
+        """A spare waits only while as many nodes compute as there are places, and no more nodes compute."""
+        spares = [agent for agent in waiting if agent.core.cluster.peers.record.spare]
+        places, computing = self.world.play.nodes, len(waiting) - len(spares)
+        if spares and computing < places:
+            raise Violation(f"{spares[0].name} waits as a spare, and {computing} of {places} nodes compute")
+        if self.world.play.spares and computing > places:
+            raise Violation(f"{computing} nodes compute, and there are {places} places")

@@ -34,6 +34,7 @@ class Play:
     one_host: bool
     burst: bool
     """Most faults come close upon another one."""
+    spares: int = 0
     ends_at: int | None = None
     """The step after which the job's work is done."""
     altered: str = ""

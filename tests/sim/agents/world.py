@@ -47,7 +47,7 @@ class World:
         self.past: list[SimAgent] = []
         self.store = SimStore(self)
         self.nodes, self.members, self.checks = SimNodes(self), SimMembers(self), SimChecks(self)
-        for index in range(self.play.nodes):
+        for index in range(self.play.nodes + self.play.spares):
             start = lambda index=index: self.nodes.start_node(f"node{index}")  # noqa: E731
             self.at(self.rng.uniform(0, 0.5), start)  # type: ignore[misc]
         faults(self)
