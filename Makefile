@@ -32,7 +32,7 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,embedded,nodes,plot]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,embedded,nodes,plot,watch]'
 	-$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[integrations]' # else their tests are skipped
 	@touch $(STAMP)
 

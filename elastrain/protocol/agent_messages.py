@@ -78,6 +78,18 @@ class Progress(Tagged, frozen=True, kw_only=True):
     # Large jobs have thousands of shards, and their holders stay the same for most steps.
 
 
+class WorkTold(Tagged, frozen=True, kw_only=True):
+    """Share and memory of the worker, for people; sent at most once a second, after a commit."""
+
+    until: int
+    """The step before which the worker's loop ends."""
+    micro_batches: float
+    """Mean number of micro-batches per step that the worker has computed since its last report."""
+    memory_bytes: int | None = None
+    """Memory of the process: with a limit the peak of a step, else what is held now."""
+    memory_limit_bytes: int | None = None
+
+
 class WaitReason(Tagged, frozen=True, kw_only=True):
     """A notice why the worker has not passed the open step yet; sent when the reason has held for a second."""
 
@@ -235,6 +247,7 @@ FromWorker: TypeAlias = (
     | StepAnew
     | FirstCommitDue
     | Progress
+    | WorkTold
     | WaitReason
     | Window
     | SharesChanged

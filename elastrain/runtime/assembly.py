@@ -47,7 +47,7 @@ from elastrain.runtime.loop.pipelined import Pipelines, PipelineWish
 from elastrain.runtime.loop_state.layers import Layers
 from elastrain.runtime.loop_state.randomness import BlockRandomness
 from elastrain.runtime.memory.memory_keeper import MemoryKeeper
-from elastrain.runtime.memory.process_memory import MemoryLimit
+from elastrain.runtime.memory.process_memory import MemoryLimit, held_bytes
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.kernels import compute_device
 from elastrain.runtime.model.optimizer import PieceOptimizer
@@ -256,6 +256,11 @@ def _engine_parts(
             mesh=mesh,
             journal=journal,
         )
+    keeper = memory
+    connections.agent.measure_memory(
+        lambda: held_bytes(mesh.memory.resident_bytes()) if keeper is None else keeper.peak_bytes,
+        None if limit is None else limit.limit_bytes,
+    )
     return EngineParts(
         mesh=mesh,
         beacon=connections.beacon,

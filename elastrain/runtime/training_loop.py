@@ -79,6 +79,7 @@ class TrainingLoop:
     def steps(self, until: int) -> Iterator[Step]:
         """Join the job, and yield the steps up to `until` (exclusive) from the one that the other members are in."""
         number, threads = self._join(), torch.get_num_threads()
+        self._connections.agent.begin_work(until)
         self._lines.join(until, self._is_first, self._connections.whereabouts.known_stretch)
         self._connections.whereabouts.enter(Station.BETWEEN, number)
         while True:

@@ -6,6 +6,7 @@ few seconds, where it remains after the end.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
     members = [_member(cluster, member, rank) for rank, member in enumerate(cluster.members)]
     return {
         "job": job,
+        "at": round(time.time(), 3),
         "node": cluster.config.node,
         "state": _state(core),
         "armed": cluster.config.armed,
@@ -39,6 +41,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "step": cluster.progress.step,
         "loss": cluster.progress.loss,
         "samples": cluster.progress.samples,
+        **_pace(cluster, now),
         "steps_lost": cluster.workers.steps_lost,
         "redone": cluster.progress.redone_pairs,
         "plan": cluster.progress.plan,
@@ -46,15 +49,27 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "redundancy": _redundancy(core),
         "window": cluster.window.described(now),
         "checkpoint": cluster.checkpoints.newest.step if cluster.checkpoints.newest is not None else None,
+        "checkpoint_ago_s": cluster.checkpoints.ago_s(now),
         "parked": parking.parked.reason if parking.parked else "",
         "parked_s": now - parking.parked.since_s if parking.parked else None,
         "store_away_s": now - parking.store_away_since_s if parking.store_away_since_s is not None else None,
         "nodes": _nodes(cluster),
         "devices": cluster.devices.described(),
         "members": members + [_worker(cluster, worker, None) for worker in waiting],
-        "reasons": cluster.progress.reasons,
+        "reasons": cluster.progress.recent.texts,
+        "reasons_ago_s": cluster.progress.recent.ago_s(now),
         "exit_code": core.shutdown.end.code if core.shutdown.end else None,
         "end": asdict(core.shutdown.end) if core.shutdown.end else None,
+    }
+
+
+def _pace(cluster: Cluster, now: float) -> dict[str, Any]:
+    """Return the end of the loop, the steps per minute, and the expected time until the end."""
+    work = cluster.work
+    return {
+        "until": work.until,
+        "steps_per_minute": work.pace.per_minute(now),
+        "remaining_s": work.remaining_s(cluster.progress.step, now),
     }
 
 
@@ -97,8 +112,9 @@ def _member(cluster: Cluster, member: Member, rank: int) -> dict[str, Any]:
     if worker is not None:
         return _worker(cluster, worker, rank)
     state = "member" if cluster.is_alive(member.id) else "gone"
-    unknown = {"pid": None, "step": None, "waits_for": "", "digest": ""}
-    return {"rank": rank, "id": member.id, "node": member.node, "state": state, **unknown}
+    unknown = {"pid": None, "step": None, "waits_for": "", "digest": "", "replaces": ""}
+    known = cluster.work.of(member.id)
+    return {"rank": rank, "id": member.id, "node": member.node, "state": state, **unknown, **known}
 
 
 def _worker(cluster: Cluster, worker: Worker, rank: int | None) -> dict[str, Any]:
@@ -111,6 +127,8 @@ def _worker(cluster: Cluster, worker: Worker, rank: int | None) -> dict[str, Any
         "step": worker.progress.step,
         "waits_for": worker.progress.waits_for,
         "digest": worker.digest or "",
+        "replaces": worker.replaces,
+        **cluster.work.of(worker.id),
     }
 
 

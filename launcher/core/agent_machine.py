@@ -64,8 +64,8 @@ class Core(ev.AgentPart):
             cluster, deadlines, shutdown=shutdown, parking=parking, script=script, view_changes=views
         )
         spares = Spares(cluster, shutdown)
-        self.parts += (cluster.progress, cluster.window, cluster.checkpoints, cluster.devices, cluster.quarantine)
-        self.parts += (shutdown, stopping, parking, self.faults, spares)
+        self.parts += (cluster.progress, cluster.work, cluster.window, cluster.checkpoints, cluster.devices)
+        self.parts += (cluster.quarantine, shutdown, stopping, parking, self.faults, spares)
         # A report of progress makes a newcomer a member (`Joins`) before its speed is judged (`Stragglers`).
         self.parts += (script, rendezvous, views, self._suspicions, hangs)
         self.parts += (self.joins, stragglers, failures, self._peers)
@@ -74,10 +74,12 @@ class Core(ev.AgentPart):
 
     def handle(self, event: ev.Event, now: float) -> list[Command]:
         """Decide about one event. Returns the commands to carry out, in order."""
+        self.cluster.progress.recent.at(now)
         return self._handled(event, event=event, now=now) + self._followed_up()
 
     def on_tick(self, now: float) -> list[Command]:
         """Handle the deadlines that have passed."""
+        self.cluster.progress.recent.at(now)
         passed = self.deadlines.take_passed(now)
         commands = [command for due in passed for command in self._handled(due, due=due, now=now)]
         return commands + self._followed_up()

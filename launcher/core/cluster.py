@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from elastrain.job.world import Member, View
 from elastrain.launcher.core.places.quarantine import Quarantine
 from elastrain.launcher.core.progress import CheckpointCare, DeviceFailures, JobProgress, OpenWindow
+from elastrain.launcher.core.watching.members_work import MembersWork
 from elastrain.launcher.core.worker_table import Worker, Workers
 from elastrain.launcher.shared.job_values import JobConfig, NodeRecord, Roster
 
@@ -171,6 +172,7 @@ class Cluster:
         )
         self.peers = Peers(record)
         self.progress = JobProgress()
+        self.work = MembersWork(alone=config.alone)
         self.window = OpenWindow()
         self.checkpoints = CheckpointCare(config.life.number, self.progress)
         self.devices = DeviceFailures(config.life.device_failures)

@@ -14,12 +14,11 @@ from elastrain.base.thread_status import Station
 from elastrain.base.told_devices import ToldDevices
 from elastrain.decisions.blame import Failure, left_out, nothing_left, objection, times_failed
 from elastrain.launcher.core.agent_events import AgentPart, CheckpointAnswered
+from elastrain.launcher.core.watching.recent_reasons import RecentReasons
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.shared.job_values import Command, Log, PutCheckpoint, Tell
 from elastrain.protocol import agent_messages as am
 from elastrain.protocol.handlers import handles
-
-_REASONS_MAX = 8
 
 
 class JobProgress(AgentPart):
@@ -41,8 +40,7 @@ class JobProgress(AgentPart):
         """The plan of pipelines, its first step, the last decision about plans, and speeds. Empty without pipelines."""
         self._redone_in = 0
         self._step_at_new_links: int | None = None
-        self.reasons: list[str] = []
-        """Newest reasons, the newest last."""
+        self.recent = RecentReasons()
 
     def note_new_links(self) -> None:
         """Record that the members are making all links between their nodes anew."""
@@ -94,7 +92,7 @@ class JobProgress(AgentPart):
 
     def explain(self, reason: str) -> None:
         """Add a reason for `status`. The oldest ones are dropped."""
-        self.reasons = [*self.reasons, reason][-_REASONS_MAX:]
+        self.recent.add(reason)
 
 
 class FinalDigests:
@@ -131,6 +129,11 @@ class CheckpointCare(AgentPart):
         self._life, self._progress = life, progress
         self.newest: am.CheckpointEnded | None = None
         """Newest complete checkpoint that this agent has heard of."""
+        self._newest_s = 0.0
+
+    def ago_s(self, now: float) -> float | None:
+        """Return the age of the newest checkpoint in seconds, or None if there is none."""
+        return None if self.newest is None else max(0.0, now - self._newest_s)
 
     @handles(am.CheckpointReady)
     def on_ready(self, worker: Worker, message: am.CheckpointReady) -> list[Command]:
@@ -152,7 +155,7 @@ class CheckpointCare(AgentPart):
             say = f"the checkpoint of step {step} is given up, because {message.reason}"
             self._progress.explain(say)
         else:
-            self.newest = message
+            self.newest, self._newest_s = message, self._progress.recent.now_s
             say = f"the checkpoint of step {step} is complete: {message.took_s:.1f} s, {_size(message.size_bytes)}"
         fields = {"step": step, "reason": message.reason, "took_s": message.took_s, "size_bytes": message.size_bytes}
         return [Log(event="checkpoint", fields=fields, say=say)]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from elastrain.job.world import View
 from elastrain.protocol.codec import LineCodec, Tagged
 
@@ -58,6 +60,21 @@ class Speeds(Tagged, frozen=True, kw_only=True):
     """Notice with the seconds per micro-batch of members of the sender's node."""
 
     micro_batch_s: dict[str, float]
+
+
+class MemberWork(Struct, frozen=True, kw_only=True):
+    """Share, micro-batch time and memory of one member; None: not known."""
+
+    micro_batches: float | None = None
+    micro_batch_s: float | None = None
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+
+
+class WorkShared(Tagged, frozen=True, kw_only=True):
+    """Notice with the work of members of the sender's node, for people."""
+
+    members: dict[str, MemberWork]
 
 
 class Raised(Tagged, frozen=True, kw_only=True):
@@ -144,6 +161,7 @@ Notice: TypeAlias = (
     | Spared
     | Hangs
     | Speeds
+    | WorkShared
     | Raised
     | Stands
     | Ended

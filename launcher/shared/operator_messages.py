@@ -33,6 +33,11 @@ class _MemberState(TypedDict):
     pid: int | None
     state: str
     step: int | None
+    micro_batches: float | None
+    micro_batch_s: float | None
+    memory_bytes: int | None
+    memory_limit_bytes: int | None
+    replaces: str
 
 
 class _DeviceState(TypedDict):
@@ -43,18 +48,24 @@ class _DeviceState(TypedDict):
 
 _SHOWN: Mapping[str, Any] = {
     "job": str,
+    "at": float,
     "node": str,
     "state": str,
     "life": int,
     "generation": int,
     "step": int | None,
     "loss": float | None,
+    "until": int | None,
+    "steps_per_minute": float | None,
+    "remaining_s": float | None,
     "steps_lost": int,
     "redone": int,
     "plan": dict[str, Any],
     "restarts_left": int,
     "redundancy": str,
     "window": dict[str, Any] | None,
+    "checkpoint": int | None,
+    "checkpoint_ago_s": float | None,
     "parked": str,
     "parked_s": float | None,
     "store_away_s": float | None,
@@ -62,6 +73,7 @@ _SHOWN: Mapping[str, Any] = {
     "members": list[_MemberState],
     "devices": list[_DeviceState],
     "reasons": list[str],
+    "reasons_ago_s": list[float],
     "exit_code": int | None,
 }
 
@@ -226,10 +238,15 @@ def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str
     plan = max(
         (state["plan"] for state in states), key=lambda each: (each.get("step", -1), len(each.get("speeds", ())))
     )
+    # The node of the member that collects a checkpoint alone hears of its end.
+    written = max(states, key=lambda state: -1 if state["checkpoint"] is None else int(state["checkpoint"]))
+    paced = max(states, key=lambda state: state["steps_per_minute"] is not None)
     parked = max(states, key=lambda state: state["parked_s"] or -1.0)
     return {
         **whole,
         **{name: parked[name] for name in ("parked", "parked_s")},
+        **{name: written[name] for name in ("checkpoint", "checkpoint_ago_s")},
+        **{name: paced[name] for name in ("until", "steps_per_minute", "remaining_s")},
         "store_away_s": max((s["store_away_s"] for s in states if s["store_away_s"] is not None), default=None),
         "plan": plan,
         "members": ranked + waiting,

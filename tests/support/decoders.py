@@ -323,6 +323,7 @@ def _line_codecs() -> list[Decoder]:
         notices.Beat(),
         notices.Raised(member="m0", step=1, micro_batch=-1, signature="E", traceback="TB"),
         notices.Over(code=1, sentence="over"),
+        notices.WorkShared(members={"m0": notices.MemberWork(micro_batches=2.5, memory_bytes=7)}),
     ]
     asked = [operator_messages.AskState(), operator_messages.AskFault(line="kill --target member:m0 --at step=1")]
     return [

@@ -78,6 +78,7 @@ CAPABILITIES = {
     "launcher": "agent",
     "launcher.cli": "command line",
     "launcher.schedulers": "command line",
+    "launcher.watch": "watching a job",
     "launcher.store": "nodes",
     "launcher.nodes": "nodes",
     "launcher.quorum": "own quorum",

@@ -11,6 +11,7 @@ import math
 import os
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +25,7 @@ from elastrain.job.values import Record
 from elastrain.protocol import agent_messages as am
 from elastrain.protocol.agent_messages import FROM_WORKER, TO_WORKER, FromWorker, ToWorker
 from elastrain.protocol.codec import LINE_BYTES_MAX
+from elastrain.runtime.io.work_report import WorkReport
 
 CONNECT_TIMEOUT_S = 20.0
 SEND_TIMEOUT_S = 20.0
@@ -104,11 +106,14 @@ def connect(environment: Environment) -> Channel | None:
 class AgentLink:
     """The messages between this worker and its agent. `channel` is None for a job of one.
 
+    `work` is what the agent shows of this worker; None reports nothing.
+
     The engine's thread uses it; any thread may call `say`.
     """
 
-    def __init__(self, me: str, channel: Channel | None) -> None:
+    def __init__(self, me: str, channel: Channel | None, work: WorkReport | None = None) -> None:
         self.me = me
+        self._work = work
         self._channel = channel
         self._is_readable = False
         self._told_holders: Placement | None = None
@@ -142,6 +147,16 @@ class AgentLink:
         if self._channel is not None:
             self._channel.send(message, fd=fd)
 
+    def begin_work(self, until: int) -> None:
+        """Note the end of the loop, which the agent shows."""
+        if self._work is not None:
+            self._work.begin(until)
+
+    def measure_memory(self, measured: Callable[[], int | None], limit_bytes: int | None) -> None:
+        """Let the agent show the memory that `measured` returns in bytes, against this limit."""
+        if self._work is not None:
+            self._work.measure(measured, limit_bytes)
+
     def has_read(self, done_bytes: int, size_bytes: int) -> None:
         """Report progress in reading the initial checkpoint.
 
@@ -164,6 +179,8 @@ class AgentLink:
                 holders=news,
             )
         )
+        if self.is_there and self._work is not None and (told := self._work.take()) is not None:
+            self.say(told)
 
 
 def mean_loss(record: Record) -> float | None:

@@ -51,6 +51,8 @@ class LoopHeartbeat:
         """Longest timeout of the script's phases since the loop last submitted work to its device."""
         self._hears_compiler = False
         self._computed_s: deque[float] = deque(maxlen=_MEASURED)
+        self.micro_batches = 0
+        """Number of micro-batches that this process has computed."""
         self._compiling = ExitStack()
 
     def enter(self, place: Station, step: int | None = None, micro_batch: int | None = None) -> None:
@@ -98,6 +100,7 @@ class LoopHeartbeat:
     def computed(self, took_s: float) -> None:
         """Note how long a micro-batch took. For any thread."""
         self._computed_s.append(took_s)
+        self.micro_batches += 1
 
     def take_computed_s(self) -> float | None:
         """Return the median time of the micro-batches since the last call, or None. For the engine's thread."""

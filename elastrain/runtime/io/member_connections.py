@@ -14,6 +14,7 @@ from elastrain.runtime.io.agent_link import AgentLink, connect
 from elastrain.runtime.io.heartbeat import LoopHeartbeat, show_stacks_on_request
 from elastrain.runtime.io.journal import Journal
 from elastrain.runtime.io.turns import Turns
+from elastrain.runtime.io.work_report import WorkReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,8 @@ def open_connections(environment: Environment) -> Connections:
     """
     journal = Journal(environment.run_dir, environment.member)
     beacon = Beacon()
-    agent = AgentLink(environment.member, connect(environment))
     whereabouts = LoopHeartbeat(Trail(beacon.page, Lane.LOOP))
+    agent = AgentLink(environment.member, connect(environment), WorkReport(whereabouts))
     faults = ArmedFaults(journal, lambda number: agent.say(am.Struck(number=number)))
     return Connections(
         journal=journal,

@@ -64,6 +64,8 @@ class MemoryKeeper:
         self._last: budget.Fit | None = None
         self.work = PlannedWork(me, executor, mesh.memory.trim)
         self._needs: budget.Needs | None = None
+        self.peak_bytes: int | None = None
+        """Peak memory of the last step that was measured."""
         self._share = 1
         """Activations get 1/`_share` of the bytes that are left for them."""
         self._offload: ActivationOffload | None = None
@@ -169,7 +171,7 @@ class MemoryKeeper:
         last, tasks, captured = self._last_pass(), account.tasks, self._captured()
         activations_bytes = last.peak_bytes if last is not None else 0 if self._offload else tasks.activations_bytes
         accounted_bytes = self._executor.memory_bytes() + activations_bytes + tasks.boundaries_bytes
-        peak_bytes = self._taken.add_step(accounted_bytes, captured)
+        self.peak_bytes = peak_bytes = self._taken.add_step(accounted_bytes, captured)
         self.work.leftovers.end()
         told = {"activations_bytes": activations_bytes, "captured_bytes": captured.most_bytes}
         self._journal.write("memory", peak_bytes=peak_bytes, **told)

@@ -161,6 +161,11 @@ class StepsTaken:
         return max((most for _, most in self._besides), default=0) - max((low for low, _ in self._besides), default=0)
 
 
+def held_bytes(shared_bytes: int) -> int:
+    """Return the memory that this process holds now: anonymous memory, and its own shared memory."""
+    return _status()["RssAnon"] + shared_bytes
+
+
 def _status() -> dict[str, int]:
     """Return the sizes in /proc/self/status, in bytes."""
     found = {}

@@ -11,6 +11,8 @@ import typer
 
 from elastrain.launcher.shared import operator_messages, rundir
 from elastrain.launcher.shared.console import RunArgument, RunOption, one_of, print_table
+from elastrain.launcher.watch import now as model
+from elastrain.launcher.watch.words import duration
 
 
 def status(
@@ -21,7 +23,7 @@ def status(
     """Show who is a member, how far the job is, and what happened last."""
     state = _state(rundir.find(one_of(run, named)))
     if as_json:
-        print(json.dumps(state))
+        print(json.dumps(model.told(state, time.time())))
     else:
         _show(state)
     return 0
@@ -31,17 +33,31 @@ def top(
     run: RunArgument = None,
     named: RunOption = None,
     every_s: Annotated[float, typer.Option("--every", min=0.1, max=3600.0, help="Seconds.")] = 1.0,
+    lines: Annotated[bool, typer.Option("--lines", help="Print lines, also on a terminal.")] = False,
 ) -> int:
-    """Show what `status` shows, again and again, until the run has ended."""
+    """Show what `status` shows on a full screen, until the run has ended. Without a terminal, print lines.
+
+    Keys: s sorts, p pauses, j opens a member's journal, q quits.
+    """
     folder = rundir.find(one_of(run, named))
+    if not lines and sys.stdin.isatty() and sys.stdout.isatty() and _has_textual():
+        from elastrain.launcher.watch.top_screen import show_screen
+
+        return show_screen(folder, _state, every_s)
     while True:
         state = _state(folder)
         if sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")  # a clear screen
         _show(state)
-        if state["exit_code"] is not None or state["state"] == "vanished":
+        if model.is_over(state):
             return 0
         time.sleep(every_s)
+
+
+def _has_textual() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("textual") is not None
 
 
 def _state(folder: rundir.RunDir) -> dict[str, Any]:
@@ -49,80 +65,19 @@ def _state(folder: rundir.RunDir) -> dict[str, Any]:
 
 
 def _show(state: dict[str, Any]) -> None:
+    now = time.time()
     print(f"job         {state['job']} ({state['state']})")
-    if state["life"] > 1:
-        print(f"life        {state['life']}, which began with new workers")
-    print(f"generation  {state['generation']}")
-    loss = "-" if state["loss"] is None else f"{state['loss']:.4f}"
-    print(f"step        {_or_dash(state['step'])}, loss {loss}, steps lost {state['steps_lost']}")
-    if state["redone"]:
-        print(f"redone      {state['redone']} (block, run) pairs of pipelines, after losses")
+    for name, text in model.figures(state, now):
+        print(f"{name:<11} {text}")
     if state["plan"]:
-        print("\n".join(plan_lines(state["plan"])))
-    print(f"restarts    {state['restarts_left']} left")
-    if state["redundancy"]:
-        print(f"redundancy  {state['redundancy']}")
-    if state.get("window"):
-        print(f"window      {window_words(state['window'])}")
-    if len(state["nodes"]) > 1:
-        nodes = sorted(state["nodes"], key=lambda node: (len(node["node"]), node["node"]))
-        print(f"nodes       {', '.join(_node(node) for node in nodes)}")
-    for device in state["devices"]:
-        out = "; no worker is started on it" if device["left_out"] else ""
-        print(f"device      {device['device']} has failed {_times(device['failures'])}{out}")
-    if state["store_away_s"] is not None:
-        print(f"store       has not answered for {state['store_away_s']:.0f} s; training goes on")
-    if state["parked"]:
-        print(f"parked      for {state['parked_s']:.0f} s: {state['parked']}")
+        print("\n".join(model.plan_lines(state["plan"])))
     print(f"run folder  {state['run_dir']}\n")
     if state["members"]:
-        columns = ("rank", "id", "node", "pid", "state", "step")
-        print_table(columns, [[_or_dash(member[column]) for column in columns] for member in state["members"]])
+        print_table(model.MEMBER_COLUMNS, model.member_rows(state))
         print()
-    for member in (each for each in state["members"] if each.get("waits_for")):
-        print(f"{member['id']} waits: {member['waits_for']}")
-    for reason in state["reasons"]:
-        print(f"· {reason}")
-
-
-def plan_lines(plan: dict[str, Any]) -> list[str]:
-    """Return a line for the last decision about pipelines, and one for each of them. Blocks are counted from 0."""
-    lines = [f"plan        since step {plan['step']}; last decision: {plan['reason'] or '-'}"]
-    for each in plan["pipelines"]:
-        parts = [
-            f"{member} blocks {begin}-{end - 1}" + (f" at speed {speed:.2f}" if speed else "")
-            for member, (begin, end) in each["blocks"].items()
-            for speed in [plan["speeds"].get(member)]
-        ]
-        lines.append(f"            {each['runs']} runs: {', '.join(parts)}")
-    return lines
-
-
-def window_words(window: dict[str, Any]) -> str:
-    """Return a text that says which shards have too few holders, and since when."""
-    by_holders: dict[int, list[int]] = {}
-    for shard, living in window["shards"].items():
-        by_holders.setdefault(living, []).append(int(shard))
-    parts = [
-        f"{_shards(sorted(shards))} held by {living} {'member' if living == 1 else 'members'} only"
-        for living, shards in sorted(by_holders.items())
-    ]
-    return f"{', '.join(parts)}; since step {window['since_step']}, {window['since_s']:.1f} s ago"
-
-
-def _shards(shards: list[int]) -> str:
-    named = ", ".join(map(str, shards[:8])) + (" …" if len(shards) > 8 else "")
-    return f"shard {named}" if len(shards) == 1 else f"{len(shards)} shards ({named})"
-
-
-def _node(node: dict[str, Any]) -> str:
-    """Return the node's name, with its state in brackets unless it is well."""
-    return str(node["node"]) + ("" if node["state"] in ("here", "linked") else f" ({node['state']})")
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
-
-
-def _or_dash(value: object) -> str:
-    return "-" if value is None or value == "" else str(value)
+    for sentence in model.recovering(state) if not model.is_over(state) else ():
+        print(f"recovers: {sentence}")
+    for sentence in model.waiting(state):
+        print(sentence)
+    for reason in model.reasons(state, now):
+        print(f"· {duration(reason.ago_s)} ago: {reason.text}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from elastrain.launcher.agent.run_state import describe
-from elastrain.launcher.cli.commands.status import plan_lines
 from elastrain.launcher.core import Core
 from elastrain.launcher.core.progress import JobProgress
 from elastrain.launcher.shared import operator_messages
 from elastrain.launcher.shared.job_values import JobConfig, Log
+from elastrain.launcher.watch.now import plan_lines
 from elastrain.protocol.agent_messages import PlanTold
 
 PIPELINES = (

@@ -95,7 +95,7 @@ def test_other_shares_are_told_to_people() -> None:
     play = Played()
     (log,) = logged(play.job.say("m0", SharesChanged(step=3, reason="m1 is slow"), play.now), "shares")
     assert log.say == "m1 is slow"
-    assert play.job.core.cluster.progress.reasons[-1] == "m1 is slow"
+    assert play.job.core.cluster.progress.recent.texts[-1] == "m1 is slow"
 
 
 def test_jobs_without_measurements_are_left_alone() -> None:

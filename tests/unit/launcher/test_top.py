@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 from typer.testing import CliRunner
 
 from elastrain.launcher.agent.run_state import describe
@@ -14,6 +15,7 @@ from elastrain.launcher.cli import command_line
 from elastrain.launcher.core import Core
 from elastrain.launcher.shared import operator_messages, rundir
 from elastrain.launcher.shared.job_values import JobConfig
+from elastrain.launcher.shared.notices import MemberWork
 from elastrain.launcher.shared.rundir import RunDir
 
 STATE = describe(Core(JobConfig(workers=1), (), choose=lambda members: members[0]), "job", 0.0)
@@ -23,7 +25,8 @@ WINDOW = {"shards": {"3": 1}, "since_step": 7, "since_s": 2.0}
 @pytest.mark.parametrize("end", [{"exit_code": 0}, {"state": "vanished"}], ids=["ended", "vanished"])
 def test_it_is_shown_until_the_run_is_over(end: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    member = {"rank": 0, "id": "m0", "node": "a", "pid": 7, "state": "member", "step": 6}
+    work = asdict(MemberWork()) | {"replaces": ""}
+    member = work | {"rank": 0, "id": "m0", "node": "a", "pid": 7, "state": "member", "step": 6}
     waiting = [member | {"waits_for": "no vote of m1 yet"}]
     told = iter(
         [

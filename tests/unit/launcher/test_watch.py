@@ -515,7 +515,7 @@ def test_the_only_worker_that_is_stopped_is_named_within_seconds_although_nobody
     (said,) = logged(play.go(4.0), "hang_spared")
     assert "m0 hangs: no sign of life for 2." in said.say
     assert "it is waited for, up to 1800 s. Let it go on with: kill -CONT" in said.say
-    assert said.say in play.job.core.cluster.progress.reasons
+    assert said.say in play.job.core.cluster.progress.recent.texts
     play.acted["m0"].stopped = False
     assert logged(play.go(4.0), "hang_spared") == []
     assert play.job.core.cluster.spared == []

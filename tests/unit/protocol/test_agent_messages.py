@@ -38,6 +38,7 @@ FROM_WORKER: list[am.FromWorker] = [
     am.FirstCommitDue(),
     am.Progress(step=3, loss=0.1, samples=8),
     am.Progress(step=3, holders={"0": ("m0", "m1")}),
+    am.WorkTold(until=9, micro_batches=2.5, memory_bytes=7, memory_limit_bytes=8),
     am.OnDevice(device="GPU, UUID a", seen=("GPU, UUID a", "GPU, UUID b")),
     am.Failed(step=3, micro_batch=None, signature="E", traceback="TB"),
     am.Failed(step=3, micro_batch=None, signature="E", traceback="TB", device="GPU, UUID a"),
