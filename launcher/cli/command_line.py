@@ -12,7 +12,18 @@ from typing import Annotated, ParamSpec
 import typer
 
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher.cli.commands import chaos, checkpoint, doctor, inject, launch, offload, operating, run, status
+from elastrain.launcher.cli.commands import (
+    chaos,
+    checkpoint,
+    doctor,
+    inject,
+    launch,
+    offload,
+    operating,
+    report,
+    run,
+    status,
+)
 from elastrain.launcher.cli.options.grouped import HeadedCommand
 from elastrain.launcher.shared.console import say
 from elastrain.offload.errors import OffloadConfigError
@@ -68,6 +79,7 @@ app.command(
 )(_exits(run.run))
 app.command("status", short_help="Show members, progress, and what happened last.")(_exits(status.status))
 app.command("top", short_help="Show that again and again, until the run ends.")(_exits(status.top))
+app.command("report", short_help="Write the history of a run as one page.")(_exits(report.report))
 app.command("ls", short_help="List the runs, the newest first.")(_exits(operating.list_runs))
 app.command("logs", short_help="Print what members have written into files.")(_exits(operating.logs))
 app.command("drain", short_help="Let a node hand over and leave.")(_exits(operating.drain))
@@ -85,7 +97,8 @@ offload_app.command("plan", short_help="Say how fast other limits and drives wou
 app.add_typer(offload_app, name="offload")
 
 checkpoint_app = typer.Typer(help="Durable checkpoints.", no_args_is_help=True, rich_markup_mode=None)
-checkpoint_app.command("ls", short_help="List the checkpoints, the newest first.")(_exits(checkpoint.list_checkpoints))
+checkpoint_app.command("report", short_help="Write the history of a run as one page.")(_exits(report.report))
+app.command("ls", short_help="List the checkpoints, the newest first.")(_exits(checkpoint.list_checkpoints))
 checkpoint_app.command("verify", short_help="Read every byte back and compare it.")(
     _exits(checkpoint.verify_checkpoints)
 )

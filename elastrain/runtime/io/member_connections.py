@@ -39,7 +39,7 @@ def open_connections(environment: Environment) -> Connections:
     journal = Journal(environment.run_dir, environment.member)
     beacon = Beacon()
     whereabouts = LoopHeartbeat(Trail(beacon.page, Lane.LOOP))
-    agent = AgentLink(environment.member, connect(environment), WorkReport(whereabouts))
+    agent = AgentLink(environment.member, connect(environment), WorkReport(whereabouts, journal.write))
     faults = ArmedFaults(journal, lambda number: agent.say(am.Struck(number=number)))
     return Connections(
         journal=journal,

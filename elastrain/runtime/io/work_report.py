@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from msgspec.structs import asdict
+
 from elastrain.protocol.agent_messages import WorkTold
 from elastrain.runtime.io.heartbeat import LoopHeartbeat
 
@@ -14,8 +16,11 @@ _EVERY_S = 1.0
 class WorkReport:
     """The figures that the worker reports at most once a second. The loop's thread begins it, the engine's takes it."""
 
-    def __init__(self, whereabouts: LoopHeartbeat, clock: Callable[[], float] = time.monotonic) -> None:
-        self._whereabouts, self._clock = whereabouts, clock
+    def __init__(
+        self, whereabouts: LoopHeartbeat, note: Callable[..., None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Report what the loop does. `note` writes a line to the journal."""
+        self._whereabouts, self._note, self._clock = whereabouts, note, clock
         self._until: int | None = None
         self._measured: Callable[[], int | None] = lambda: None
         self._limit_bytes: int | None = None
@@ -37,9 +42,11 @@ class WorkReport:
             return None
         self._told_s, steps, self._steps = self._clock(), self._steps, 0
         before, self._told_micro_batches = self._told_micro_batches, self._whereabouts.micro_batches
-        return WorkTold(
+        told = WorkTold(
             until=self._until,
             micro_batches=(self._told_micro_batches - before) / steps,
             memory_bytes=self._measured(),
             memory_limit_bytes=self._limit_bytes,
         )
+        self._note("work", **asdict(told))
+        return told

@@ -8,12 +8,13 @@ from elastrain.runtime.io.work_report import WorkReport
 
 
 def test_nothing_is_reported_before_the_loop_has_begun() -> None:
-    assert WorkReport(LoopHeartbeat(), lambda: 0.0).take() is None
+    assert WorkReport(LoopHeartbeat(), print, lambda: 0.0).take() is None
 
 
 def test_the_share_is_the_mean_since_the_last_report() -> None:
     now_s, whereabouts = [0.0], LoopHeartbeat()
-    report = WorkReport(whereabouts, lambda: now_s[0])
+    noted: list[str] = []
+    report = WorkReport(whereabouts, lambda event, **fields: noted.append(event), lambda: now_s[0])
     report.measure(lambda: 7, 8)
     report.begin(100)
     whereabouts.computed(0.1)
@@ -27,3 +28,4 @@ def test_the_share_is_the_mean_since_the_last_report() -> None:
     whereabouts.computed(0.1)
     told = report.take()
     assert told is not None and told.micro_batches == 2.0
+    assert noted == ["work"] * 2, "the report of the run reads them"
