@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,15 +16,27 @@ from elastrain.launcher.shared.console import RunArgument, RunOption, one_of, sa
 def report(
     run: RunArgument = None,
     named: RunOption = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The HTML file to write.", metavar="<file>")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The file to write.", metavar="<file>")] = None,
+    grafana: Annotated[
+        bool, typer.Option("--grafana", help="Write a dashboard for the metrics of --metrics-port.")
+    ] = False,
 ) -> int:
     """Write the history of a run as one HTML page, which needs no network and no script.
 
     It shows members, step time, loss, memory, audits, checkpoints, injected faults, and each incident with its phases.
+    With --grafana, write a dashboard for Grafana instead.
+
     The run may be under way, and may have been killed: what is not known is left out.
     """
     if out is None:
-        raise ConfigError("say where to write: --out page.html")
+        raise ConfigError(f"say where to write: --out {'dashboard.json' if grafana else 'page.html'}")
+    if grafana:
+        from elastrain.launcher.watch.metrics.grafana import dashboard
+
+        if one_of(run, named) is not None:
+            raise ConfigError("--grafana writes one dashboard for all runs: name none")
+        _write(out, json.dumps(dashboard(), indent=2) + "\n")
+        return 0
     folder = rundir.find(one_of(run, named))
     from elastrain.launcher.watch.report.history import history_of
     from elastrain.launcher.watch.report.page import page

@@ -18,10 +18,13 @@ from elastrain.launcher.cli.options.job_options import FaultFlags, MemoryFlags, 
 from elastrain.launcher.cli.options.node_options import EtcdFlags, RendezvousFlags, SizeFlags
 from elastrain.launcher.cli.options.output_options import OutputFlags, ScriptFlags
 from elastrain.launcher.cli.options.torchrun import refuse_backend, refuse_unknown
+from elastrain.launcher.cli.options.watch_options import WatchFlags
+from elastrain.launcher.shared import rundir
 from elastrain.launcher.shared.process_environment import missing_extra
 from elastrain.launcher.shared.screen import shared
 from elastrain.launcher.start.run_options import RunOptions
 from elastrain.launcher.start.starting import report, run_alone, run_node
+from elastrain.launcher.watch.metrics.metrics_process import metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,7 @@ class RunFlags:
     faults: FaultFlags
     resume: ResumeFlags
     checkpoints: CheckpointFlags
+    watch: WatchFlags
 
     def options(self, target: str, args: list[str]) -> RunOptions:
         """Return all options, checked. Raises ConfigError."""
@@ -76,7 +80,8 @@ def run(
     """
     options = flags.options(script, args or [])
     flags.faults.check(has_launcher=flags.size.local_nodes is not None)
-    with shared():
+    folder = options.output.run_dir or rundir.runs_folder() / options.job
+    with metrics(flags.watch.metrics(), folder.absolute()), shared():
         return _run(options, flags)
 
 

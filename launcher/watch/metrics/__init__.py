@@ -1,0 +1,1 @@
+"""Metrics of a run for Prometheus, and a dashboard for them."""
