@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from elastrain.base import checkpoint_settings
+from elastrain.base import checkpoint_settings, compile_cache
 from elastrain.base.checkpoint_settings import CheckpointOptions, parse_every
+from elastrain.base.compile_cache import CacheSources
 from elastrain.base.processes import started
 from elastrain.base.resume import Resume, from_text
 from elastrain.base.told_devices import CUBLAS_CONFIG, ToldDevices
@@ -88,6 +89,9 @@ def job_of(name: str) -> str:
     return name.partition(_MARK)[0]
 
 
+_OF_INDUCTOR = "TORCHINDUCTOR_"
+_PLACES = (compile_cache.INDUCTOR, "TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_WORKER_START")
+"""Variables of inductor that decide where and how fast it compiles, and nothing else."""
 _PROCESS = "ELASTRAIN_PROCESS"
 """Variable with the process that has entered the job as the worker: its pid and its start time."""
 
@@ -277,6 +281,26 @@ def cublas_config() -> str | None:
 def set_cublas_config(value: str) -> None:
     """Set that setting for this process, before CUDA starts in it."""
     os.environ[CUBLAS_CONFIG] = value
+
+
+def cache_sources() -> CacheSources | None:
+    """Return this node's compile cache and the nodes that give theirs; None if none does.
+
+    Raises ValueError for other text.
+    """
+    told, folder = _told(compile_cache.PEERS), os.environ.get(compile_cache.INDUCTOR)
+    peers = compile_cache.peers_from_text(told) if told else ()
+    return CacheSources(folder=Path(folder), peers=peers) if peers and folder else None
+
+
+def compiler_variables() -> dict[str, str]:
+    """Return the variables by which inductor is told how to compile."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_OF_INDUCTOR) and name not in _PLACES}
+
+
+def set_compiler_default(name: str, value: str) -> None:
+    """Set a variable of inductor, before it is imported, unless the user has set it."""
+    os.environ.setdefault(name, value)
 
 
 def master_address() -> str:

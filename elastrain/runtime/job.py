@@ -51,7 +51,8 @@ from elastrain.runtime.loop.exit_report import ExitReport, wrong_input_shown
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.loop_state import stateful
 from elastrain.runtime.memory.process_memory import Directories, MemoryLimit
-from elastrain.runtime.model.kernels import compute_device, import_compiler_late
+from elastrain.runtime.model import compiler_choices
+from elastrain.runtime.model.kernels import compute_device
 from elastrain.runtime.model.partition import check_given, describe
 from elastrain.runtime.ranks import Ranked, check_group, joined
 from elastrain.runtime.settings import Settings, stages_of
@@ -184,7 +185,7 @@ class Job(Ranked, Evaluating):
         last_words = ExitReport(connections.agent, self._leave, self._device)
         self._open = connections, last_words
         last_words.take_hook()
-        import_compiler_late()
+        compiler_choices.settle(deterministic=self._chosen.settings.deterministic)
         self._device.choose()
         seed_generators(self._chosen.settings.seed)
         connections.journal.write("init")

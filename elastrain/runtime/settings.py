@@ -22,6 +22,7 @@ from elastrain.job.layout import Layout
 from elastrain.job.scaling import UNSCALED, LossScale
 from elastrain.job.values import AuditPlan, Pipelining, Shape, ShardShape
 from elastrain.runtime.loader.loader import DataLoader
+from elastrain.runtime.model import compiler_choices
 from elastrain.runtime.model.kernels import kernel_digests
 from elastrain.version import __version__
 
@@ -140,6 +141,7 @@ class Settings:
         machine, exact = _of_cpu() if port.is_host else _of_accelerator(port)
         if self.deterministic:
             _check_algorithms(exact)
+            machine |= compiler_choices.described()
             machine |= exact | {"deterministic algorithms": torch.are_deterministic_algorithms_enabled()}
             # Because of these names, members compare them after the entries above, which may explain a difference.
             result = "result of a fixed" if port.is_host else "device's result of a fixed"

@@ -20,12 +20,13 @@ from elastrain.base.environment import scope
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.wire.acceptor import Acceptor
 from elastrain.errors import ConfigError
-from elastrain.launcher.agent import worker_start
+from elastrain.launcher.agent import node_cache, worker_start
 from elastrain.launcher.agent.adopted import WorkerSource
 from elastrain.launcher.agent.command_runner import CommandRunner, NodeParts
 from elastrain.launcher.agent.control_server import ControlServer
 from elastrain.launcher.agent.guardian import Guardian
 from elastrain.launcher.agent.guardian_watch import GuardianWatch
+from elastrain.launcher.agent.node_cache import CompileCache
 from elastrain.launcher.agent.node_end import NodeEnd
 from elastrain.launcher.agent.run_state import StateFile, describe
 from elastrain.launcher.agent.strikes import Strikes
@@ -198,7 +199,9 @@ class Agent:
             happen=self._happen,
             hear_workers=workers.hear_all,
             nodes=lambda: self._core.cluster.peers.nodes,
-            let_read=DiskDoor(disks.source if disks is not None else None, self._log.write).admit,
+            let_read=DiskDoor(
+                disks.source if disks is not None else None, self._log.write, self._compile_cache().given
+            ).admit,
         )
         peers = PeerAgents(self._loop, self._log, access, self._record, port)
         self._open.callback(peers.close)
@@ -217,9 +220,17 @@ class Agent:
             master=self._master,
             mark=self._guardian.mark,
             wish=config.wish,
+            compile_cache=self._compile_cache(),
             checkpoints=config.checkpoints,
         )
         return WorkerSpec(source=config.source, common=common, logs=config.logs)
+
+    def _compile_cache(self) -> CompileCache:
+        return CompileCache(
+            folder=node_cache.folder_of(self._config.run),
+            is_shared=self._config.wish.shares_compile_cache,
+            peers=lambda: [peer.record for peer in self._core.cluster.peers.nodes.values()],
+        )
 
     def _master(self) -> tuple[str, int]:
         """Return the host and port for scripts that call init_process_group: those of the roster's first node."""

@@ -21,6 +21,7 @@ from elastrain.base.processes import tied
 from elastrain.base.resume import as_text
 from elastrain.base.told_devices import CUBLAS_CONFIG, CUBLAS_CONFIG_DEFAULT
 from elastrain.launcher.agent import worker_limits
+from elastrain.launcher.agent.node_cache import CompileCache
 from elastrain.launcher.shared.job_values import JobConfig, Start
 from elastrain.launcher.shared.process_environment import inherited, set_for_a_moment
 from elastrain.launcher.shared.screen import ScreenPipe
@@ -178,6 +179,8 @@ class WorkerWish:
     """Directories for data that exceeds the memory limit."""
     stages: int | None = None
     """Number of members of a pipeline."""
+    shares_compile_cache: bool = False
+    """True if nodes give the results of torch's compilers to one another. They are code."""
 
     def environment(self) -> dict[str, str]:
         """Return the options as environment variables for workers."""
@@ -202,6 +205,7 @@ class WorkerEnvironment:
     mark: Mapping[str, str]
     """Variable by which the agent's guardian recognizes workers and their child processes."""
     wish: WorkerWish
+    compile_cache: CompileCache
     checkpoints: CheckpointOptions | None = None
 
 
@@ -253,6 +257,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "ELASTRAIN_HOST": common.host or "",
         "ELASTRAIN_DEVICES": worker.devices.as_text() if worker.devices is not None else "",
         **common.wish.environment(),
+        **common.compile_cache.environment(),
         **(common.checkpoints.environment() if common.checkpoints is not None else {}),
         **common.mark,
     }

@@ -2,7 +2,7 @@
 
 No message is read before the handshake has proven the job's secret. Proven connections go to `worker_processes` and
 `agent_links`. Each reader of this node's disk has a thread, so that a slow one does not block the agent. Readers can
-only get parts and manifests of checkpoints.
+only get parts and manifests of checkpoints and, if the user has asked for it, files of the compile cache.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from elastrain.base import disk_protocol as dp
 from elastrain.base.event_loop import EventLoop
@@ -18,6 +19,7 @@ from elastrain.comm.wire.acceptor import Acceptor, AcceptorEvents, AcceptorLimit
 from elastrain.comm.wire.handshake import Handshake, Role
 from elastrain.comm.wire.secure import BlockingStream, Connection
 from elastrain.errors import ConfigError
+from elastrain.launcher.nodes.served_files import ServedFiles
 
 _GREETINGS_MAX = 64
 _GREETING_S = 5.0
@@ -81,10 +83,16 @@ IDLE_S = 600.0
 
 
 class DiskDoor:
-    """A server of this node's checkpoints. `location`: their place, or None if no node has a disk of its own."""
+    """A server of files of this node.
 
-    def __init__(self, location: str | None, log: Callable[..., None]) -> None:
-        self._location = location
+    Args:
+        location: Place of its checkpoints, or None if no node has a disk of its own.
+        log: Writes an event with fields.
+        cache: Folder of its compile cache, or None if other nodes do not get it.
+    """
+
+    def __init__(self, location: str | None, log: Callable[..., None], cache: Path | None = None) -> None:
+        self._location, self._cache = location, cache
         self._log = log
         self._readers: set[Connection] = set()
         self._lock = threading.Lock()
@@ -95,27 +103,22 @@ class DiskDoor:
         Called by the agent's thread.
         """
         with self._lock:
-            if self._location is None:
+            if self._location is None and self._cache is None:
                 return f"{name} wants to read from a disk that is not this node's own"
             if len(self._readers) >= READERS_MAX:
                 return f"{READERS_MAX} workers read from this disk already"
             self._readers.add(connection)
-        args = (self._location, name, connection)
-        threading.Thread(target=self._serve, args=args, name="elastrain-disk", daemon=True).start()
+        threading.Thread(target=self._serve, args=(name, connection), name="elastrain-disk", daemon=True).start()
         return None
 
-    def _serve(self, location: str, name: str, connection: Connection) -> None:
-        # Imported here, because an agent of a job without checkpoints does not need it.
-        from elastrain.snapshot.durable.places.node import ServedDisk
-        from elastrain.snapshot.durable.places.port import place_at
-
-        stream, disk = BlockingStream(connection, IDLE_S), ServedDisk(place_at(location))
+    def _serve(self, name: str, connection: Connection) -> None:
+        stream, served = BlockingStream(connection, IDLE_S), ServedFiles(self._location, self._cache)
         try:
             while True:
                 (length,) = dp.LENGTH.unpack(stream.receive(dp.LENGTH.size))
                 if length > dp.REQUEST_BYTES_MAX:
                     raise ValueError(f"a request has {length} bytes")
-                well, body = disk.answer(dp.decode_request(stream.receive(length)))
+                well, body = served.answer(dp.decode_request(stream.receive(length)))
                 stream.send(dp.ANSWER.pack(well, len(body)))
                 stream.send(body)
         except EOFError:
@@ -125,5 +128,5 @@ class DiskDoor:
         finally:
             with self._lock:
                 self._readers.discard(connection)
-            disk.close()
+            served.close()
             connection.close()

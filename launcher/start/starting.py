@@ -15,6 +15,7 @@ from msgspec.structs import asdict
 
 from elastrain.base.checkpoint_settings import SHARED
 from elastrain.errors import ConfigError
+from elastrain.launcher.agent import node_cache
 from elastrain.launcher.agent.guardian import Guardian
 from elastrain.launcher.agent.worker_start import import_torch
 from elastrain.launcher.core.places.quarantine import quarantined
@@ -55,6 +56,8 @@ def run_alone(options: RunOptions) -> End:
         run = rundir.create(options.output.run_dir, options.job)
         stack.callback(run.secret.unlink, missing_ok=True)
         guardian.remove(run.secret)
+        guardian.remove(node_cache.folder_of(run))
+        stack.callback(node_cache.remove, run)
         keep_in(run.events)
         say(f"job {options.job}, {count(options.size.workers, 'worker')}; run folder {run.path}")
         while True:
@@ -84,17 +87,19 @@ def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) 
 
 def _run_lives(options: RunOptions, node: NodeOptions, run: RunDir | None) -> End:
     history = NodeHistory()
-    while True:
-        ended, run, history = _run_life(options, node, run, history)
-        if ended.end.code == 0 or ended.end.code > _SIGNALLED:
-            return ended.end
-        following = shared_lives(options, node.etcd, run).after(ended, _newest_step(options, ended.end))
-        end = _tell(options, run, following, ended)
-        if following.life is None:
-            return end
-        options = _options_of(options, following.life)
-        if reason := _why_quarantined(options, node.name, history):
-            return End(code=1, sentence=reason, everywhere=False, job_is_over=False)
+    with ExitStack() as stack:
+        while True:
+            ended, run, history = _run_life(options, node, run, history)
+            stack.callback(node_cache.remove, run)
+            if ended.end.code == 0 or ended.end.code > _SIGNALLED:
+                return ended.end
+            following = shared_lives(options, node.etcd, run).after(ended, _newest_step(options, ended.end))
+            end = _tell(options, run, following, ended)
+            if following.life is None:
+                return end
+            options = _options_of(options, following.life)
+            if reason := _why_quarantined(options, node.name, history):
+                return End(code=1, sentence=reason, everywhere=False, job_is_over=False)
 
 
 def _why_quarantined(options: RunOptions, node: str, history: NodeHistory) -> str:
@@ -146,7 +151,8 @@ def _run_life(
         agent = Agent(
             replace(agent_config(options, config, run, node), settle_s=settle_s), place.store, guardian, faults
         )
-        end, is_local = agent.run(), options.checkpoints is not None and options.checkpoints.is_local
+        with node_cache.kept_unless_broken(run, guardian):
+            end, is_local = agent.run(), options.checkpoints is not None and options.checkpoints.is_local
         ended = LifeEnd(life=place.life, end=end, first_member=agent.first_unused_member, is_local=is_local)
         return ended, run, agent.history
 

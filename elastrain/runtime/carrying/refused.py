@@ -1,4 +1,4 @@
-"""Refusals of jobs on a device, by name: memory limits, estimates, devices without float64, compiled models, graphs."""
+"""Refusals of jobs on a device, by name: memory limits, estimates, devices without float64, misplaced graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastrain.errors import ConfigError
 
 
 def check(port: DevicePort, model: nn.Module, *, has_limit: bool) -> None:
-    """Raise ConfigError for what a job on a device cannot have: a memory limit, a compiled model, or no float64.
+    """Raise ConfigError for what a job on a device cannot have: a memory limit, no float64, or stale graphs.
 
     Args:
         port: Device of the model.
@@ -35,13 +35,18 @@ def check(port: DevicePort, model: nn.Module, *, has_limit: bool) -> None:
             "are added up: train on another device or on the CPU"
         ) from error
     for name, module in model.named_modules():
-        # By name, because an import of torch's compiler costs a second.
-        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+        if _is_captured(module):
             what = f"module {name!r} of the model" if name else "the model"
             raise ConfigError(
-                f"{what} is compiled, and this version trains compiled models on the CPU only: leave torch.compile out "
-                f"for {port.device}"
+                f"{what} was captured in a graph before prepare, which moves the parameters that its replays read: "
+                "capture it after prepare"
             )
+
+
+def _is_captured(module: nn.Module) -> bool:
+    """Return True if `make_graphed_callables` has replaced the module's forward."""
+    forward = vars(module).get("forward")
+    return "make_graphed_" in getattr(forward, "__qualname__", "")
 
 
 def check_estimate(port: DevicePort) -> None:

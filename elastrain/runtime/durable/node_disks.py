@@ -89,6 +89,11 @@ class WayTo:
             sock.close()
             raise
 
+    def close(self) -> None:
+        """Close the connection. The next request opens another one."""
+        with self._lock:
+            self._close()
+
     def _close(self) -> None:
         if self._stream is not None:
             self._stream.close()

@@ -10,6 +10,7 @@ from elastrain.comm.shm.heartbeat_page import Lane, Trail
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.protocol import agent_messages as am
 from elastrain.runtime.faults.armed import ArmedFaults
+from elastrain.runtime.io import received_cache
 from elastrain.runtime.io.agent_link import AgentLink, connect
 from elastrain.runtime.io.heartbeat import LoopHeartbeat, show_stacks_on_request
 from elastrain.runtime.io.journal import Journal
@@ -40,6 +41,7 @@ def open_connections(environment: Environment) -> Connections:
     beacon = Beacon()
     whereabouts = LoopHeartbeat(Trail(beacon.page, Lane.LOOP))
     agent = AgentLink(environment.member, connect(environment), WorkReport(whereabouts, journal.write))
+    received_cache.receive(environment, journal)
     faults = ArmedFaults(journal, lambda number: agent.say(am.Struck(number=number)))
     return Connections(
         journal=journal,

@@ -55,7 +55,11 @@ class RunFlags:
             target=target,
             size=size,
             output=self.output.output(size.workers, self.script),
-            wish=replace(self.memory.limit(), stages=self.size.stages_of(size)),
+            wish=replace(
+                self.memory.limit(),
+                stages=self.size.stages_of(size),
+                shares_compile_cache=self.rendezvous.share_compile_cache,
+            ),
             waits=self.waits.waits(),
             armed=self.faults.armed,
             faults=self.faults.read(),

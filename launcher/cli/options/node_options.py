@@ -179,6 +179,15 @@ class RendezvousFlags:
         typer.Option("--secret-file", help="The job's secret, mode 0600, the same on all nodes; made on first use."),
     ] = None
 
+    share_compile_cache: Annotated[
+        bool,
+        typer.Option(
+            "--share-compile-cache",
+            help="Nodes that join take what torch.compile has built from another node. It is code; give the flag on "
+            "each node. Default: each node compiles for itself.",
+        ),
+    ] = False
+
     def job(self) -> str:
         """Return the job's name, made from the time if none was given. Raises ConfigError."""
         job = self.rdzv_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

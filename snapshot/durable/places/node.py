@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from elastrain.base.disk_protocol import READ_BYTES_MAX, DiskRequest, Names, Read, Size
+from elastrain.base.disk_protocol import READ_BYTES_MAX, CheckpointRequest, Names, Read, Size
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
 from elastrain.snapshot.durable.manifest import MANIFEST, place_in_time
 from elastrain.snapshot.durable.places.port import ReadablePlace, Source
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Asking(Protocol):
     """A connection to the other node. Several threads may use it."""
 
-    def ask(self, request: DiskRequest, into: memoryview | None = None) -> bytes:
+    def ask(self, request: CheckpointRequest, into: memoryview | None = None) -> bytes:
         """Send a request, and return the body of the answer. Raises CheckpointError.
 
         With `into`, the body fills `into` instead, and an empty body is returned.
@@ -87,7 +87,7 @@ class ServedDisk:
         self._open: tuple[str, Source] | None = None
         """The file of the last request. A reader asks for the shards of one file one after the other."""
 
-    def answer(self, request: DiskRequest) -> tuple[bool, bytes | bytearray]:
+    def answer(self, request: CheckpointRequest) -> tuple[bool, bytes | bytearray]:
         """Return `(True, body)`, or `(False, sentence)` if the request failed."""
         try:
             return True, self._answer(request)
@@ -100,7 +100,7 @@ class ServedDisk:
             self._open[1].close()
             self._open = None
 
-    def _answer(self, request: DiskRequest) -> bytes | bytearray:
+    def _answer(self, request: CheckpointRequest) -> bytes | bytearray:
         if place_in_time(request.checkpoint) is None:
             raise CheckpointError(f"{request.checkpoint!r} is no name of a checkpoint")
         if isinstance(request, Names):

@@ -36,6 +36,7 @@ __all__ = [
     "handing_over",
     "hang_at",
     "install",
+    "keep_from_compiler",
     "operations",
     "races",
     "release",
@@ -56,6 +57,13 @@ def install() -> None:
         autocast.register()
         threads.watch_standard_library()
         _installed = True
+
+
+def keep_from_compiler() -> None:
+    """Keep torch's compiler away from the device's own Python code. Imports the compiler."""
+    from torch._dynamo import trace_rules
+
+    trace_rules.add(__name__)
 
 
 def configure(**values: Any) -> None:

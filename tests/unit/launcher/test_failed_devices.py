@@ -13,6 +13,7 @@ import pytest
 from elastrain.base.resume import Resume
 from elastrain.base.told_devices import ToldDevices
 from elastrain.errors import ConfigError
+from elastrain.launcher.agent.node_cache import CompileCache
 from elastrain.launcher.agent.run_state import describe
 from elastrain.launcher.agent.worker_start import WorkerEnvironment, WorkerWish, environment
 from elastrain.launcher.cli.commands import status
@@ -271,6 +272,7 @@ def told_environment() -> dict[str, str]:
         master=lambda: ("h", 1),
         mark={},
         wish=WorkerWish(),
+        compile_cache=CompileCache(folder=Path("c")),
     )
     devices = ToldDevices(seen=(A, B), left_out=(B,))
     start = Start(member="m0", slot=0, rank=0, restarts=0, warm_up=False, world_size=1, devices=devices)
