@@ -1,13 +1,13 @@
 """The shard states of one member, by key. Chosen shards lie on disk, to save memory.
 
 A state on disk is read whole before it is used. A caller that changes a state must put it back, so that the change
-reaches the disk. This module does not decide which shards lie on disk. In a job on a device, host memory takes the
-place of a disk, and the states of a member's backups lie there.
+reaches the disk. This module does not decide which shards lie on disk. In a job on a device, memory means the device's,
+and host memory is one more disk, where the states of a member's backups lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Hashable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -58,13 +58,37 @@ class _OnDisk:
 
 
 @dataclass(frozen=True)
-class _AllBut:
-    """All shards but some, which may change."""
+class _OffDevice:
+    """The shards whose states do not lie on the device: those that a member does not own, and chosen ones."""
 
-    inside: Collection[int]
+    owned: Collection[int]
+    """Shards whose primary is this member. They may change."""
+    chosen: frozenset[int] = frozenset()
 
     def __contains__(self, shard: object) -> bool:
-        return shard not in self.inside
+        return shard not in self.owned or shard in self.chosen
+
+
+class _Places:
+    """The places of states outside of memory."""
+
+    def __init__(self) -> None:
+        self.disk: Disk | None = None
+        self.host: StatesOnHost | None = None
+        """Host memory for backups, in a job on a device."""
+        self.backups: tuple[Disk | None, frozenset[int]] = (None, frozenset())
+        """The disk that takes backups from host memory, and their shards."""
+
+    def disk_of(self, shard: int, bound: Collection[int]) -> Disk | None:
+        """Return the disk for the state of a shard that is outside."""
+        if self.host is None or shard in bound:
+            return self.disk
+        disk, shards = self.backups
+        return disk if shard in shards else self.host
+
+    def is_on(self, entry: _OnDisk, disk: Disk) -> bool:
+        """Return True if a state is on this disk, or on one before it over the same drives."""
+        return (entry.disk is self.host) == (disk is self.host)
 
 
 class SnapshotStore(MutableMapping[Key, ShardState]):
@@ -79,21 +103,37 @@ class SnapshotStore(MutableMapping[Key, ShardState]):
         self.outside: Container[int] = frozenset()
         """Shards whose states lie on disk."""
         self._home = home
-        self._disk: Disk | None = None
-        self._memory: StatesOnHost | None = None
+        self._places = _Places()
         self._states: dict[Key, ShardState | _OnDisk] = {}
 
-    def use(self, disk: Disk, outside: frozenset[int]) -> None:
-        """Keep the states of the shards `outside` on this disk, and all others in memory."""
-        self._disk, self.outside = disk, outside
-        for key, entry in list(self._states.items()):
-            if isinstance(entry, _OnDisk) != (entry.shard in outside):
-                self[key] = self[key]
+    def use(self, disk: Disk, outside: frozenset[int], *, backups: bool = False) -> None:
+        """Keep the states of the shards `outside` on this disk, and all others in memory.
+
+        In a job on a device, this is for the shards that the member is the primary of, or else for its `backups`, of
+        which the others stay in host memory.
+        """
+        if backups:
+            self._places.backups = disk, outside
+        else:
+            self._places.disk = disk
+            self.outside = outside if self._places.host is None else _OffDevice(self.bound, outside)
+        self._move()
 
     def keep_backups_in(self, memory: StatesOnHost) -> None:
         """Keep the states of all shards that are not `bound` in host memory. Call it before any state is stored."""
-        self._disk = self._memory = memory
-        self.outside = _AllBut(self.bound)
+        self._places.host = memory
+        self.outside = _OffDevice(self.bound)
+
+    def _move(self) -> None:
+        for key, entry in list(self._states.items()):
+            disk = self._disk_of(entry.shard)
+            is_there = disk is not None and isinstance(entry, _OnDisk) and self._places.is_on(entry, disk)
+            if not is_there and not (disk is None and isinstance(entry, ShardState)):
+                self[key] = self[key]
+
+    def _disk_of(self, shard: int) -> Disk | None:
+        """Return the disk on which a shard's state is to lie, or None for memory."""
+        return self._places.disk_of(shard, self.bound) if shard in self.outside else None
 
     def __getitem__(self, key: Key) -> ShardState:
         """Return the state itself if it is in memory. Else read it from disk into new memory."""
@@ -101,7 +141,8 @@ class SnapshotStore(MutableMapping[Key, ShardState]):
         return entry if isinstance(entry, ShardState) else self._read(entry)
 
     def __setitem__(self, key: Key, state: ShardState) -> None:
-        entry = self._write(state) if state.shard in self.outside else state
+        disk = self._disk_of(state.shard)
+        entry = state if disk is None else self._write(state, disk)
         self._free(key)
         self._states[key] = entry
 
@@ -128,17 +169,16 @@ class SnapshotStore(MutableMapping[Key, ShardState]):
     def copy_to_host(self, key: Key) -> ShardState:
         """Return a copy of the state in host memory. It shares no memory with any tensor that changes."""
         entry = self._states[key]
-        if self._memory is None:
+        if self._places.host is None:
             return self.copy(key)
-        if isinstance(entry, ShardState):
-            meta, tensors = entry.pack()
-            return ShardState.unpack(meta, self._memory.write(entry.shard, tensors).tensors)
-        assert isinstance(entry.stored, HostState)
-        return ShardState.unpack(entry.meta, entry.stored.tensors)
+        if isinstance(entry, _OnDisk) and isinstance(entry.stored, HostState):
+            return ShardState.unpack(entry.meta, entry.stored.tensors)
+        meta, tensors = self[key].pack()
+        return ShardState.unpack(meta, self._places.host.write(entry.shard, tensors).tensors)
 
     def take_out(self, key: Key) -> ShardState:
         """Remove a state, and return it in host memory."""
-        if self._memory is None:
+        if self._places.host is None:
             return self.pop(key)
         state = self.copy_to_host(key)
         del self[key]
@@ -161,9 +201,13 @@ class SnapshotStore(MutableMapping[Key, ShardState]):
         inside = [entry for entry in list(self._states.values()) if isinstance(entry, ShardState)]
         return sum(state.nbytes - (state.parameters.nbytes if self._is_bound(state) else 0) for state in inside)
 
+    def host_bytes(self) -> int:
+        """Return the bytes of all states that lie in host memory, in a job on a device."""
+        return sum(each.stored.size_bytes for each in _stored(self._states) if each.disk is self._places.host)
+
     def disk_bytes(self) -> int:
         """Return the bytes of all states on disk."""
-        return sum(entry.stored.size_bytes for entry in list(self._states.values()) if isinstance(entry, _OnDisk))
+        return sum(each.stored.size_bytes for each in _stored(self._states) if each.disk is not self._places.host)
 
     def moments(self) -> float | None:
         """Return the bytes of optimizer state per byte of parameters, or None before the first update."""
@@ -187,14 +231,17 @@ class SnapshotStore(MutableMapping[Key, ShardState]):
         if isinstance(entry, _OnDisk):
             entry.disk.free(entry.stored)
 
-    def _write(self, state: ShardState) -> _OnDisk:
-        assert self._disk is not None
+    def _write(self, state: ShardState, disk: Disk) -> _OnDisk:
         meta, tensors = state.pack()
         is_bound = self._is_bound(state)
         likes = tuple((tensor.dtype, tensor.numel()) for tensor in tensors)
-        stored = self._disk.write(state.shard, tensors[1:] if is_bound else tensors)
-        return _OnDisk(shard=state.shard, disk=self._disk, stored=stored, meta=meta, likes=likes, is_bound=is_bound)
+        stored = disk.write(state.shard, tensors[1:] if is_bound else tensors)
+        return _OnDisk(shard=state.shard, disk=disk, stored=stored, meta=meta, likes=likes, is_bound=is_bound)
 
     def _read(self, entry: _OnDisk) -> ShardState:
         tensors = entry.disk.read(entry.shard, entry.stored)
         return ShardState.unpack(entry.meta, [self._home(entry.shard), *tensors] if entry.is_bound else tensors)
+
+
+def _stored(states: Mapping[Key, ShardState | _OnDisk]) -> list[_OnDisk]:
+    return [entry for entry in list(states.values()) if isinstance(entry, _OnDisk)]

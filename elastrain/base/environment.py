@@ -110,7 +110,10 @@ class Environment:
     host: str | None
     """Address of this node that members on other machines dial. None if all members are on this machine."""
     memory_limit_bytes: int | None
-    """Memory that this process may use. `offload_dirs` are directories on SSDs for what does not fit."""
+    """Memory that this process may use: the device's in a job on a device.
+
+    `offload_dirs` are directories on SSDs for what does not fit.
+    """
     offload_dirs: tuple[str, ...]
     armed: bool = False
     """True if fault injection is enabled."""
@@ -262,6 +265,15 @@ def stages() -> int | None:
     """
     told = _told("ELASTRAIN_STAGES")
     return int(told) if told else None
+
+
+def host_memory() -> tuple[int | None, int]:
+    """Return the limit of host memory in a job on a device, or None, and the bytes of the tier in host memory.
+
+    Raises ValueError for other text.
+    """
+    limit, tier = _told("ELASTRAIN_HOST_MEMORY_LIMIT"), _told("ELASTRAIN_HOST_TIER")
+    return int(limit) if limit else None, int(tier) if tier else 0
 
 
 def told_devices() -> tuple[ToldDevices, int | None]:

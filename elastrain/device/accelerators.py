@@ -42,7 +42,8 @@ class Accelerator:
             return torch.empty(size, dtype=dtype, device="cpu", pin_memory=True)
         except NotImplementedError:  # a PrivateUse1 device without an allocator of pinned memory
             wanted = torch.empty(size, dtype=dtype, device="meta")
-            pages = torch.frombuffer(mmap.mmap(-1, max(wanted.nbytes, 1)), dtype=torch.uint8)
+            memory = mmap.mmap(-1, max(wanted.nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            pages = torch.frombuffer(memory, dtype=torch.uint8)
             return pages[: wanted.nbytes].view(dtype).view(wanted.shape)
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, after: DeviceEvent | None = None) -> DeviceEvent:

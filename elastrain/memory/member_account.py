@@ -6,7 +6,7 @@ member of a job that has not started.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,7 +14,9 @@ from elastrain.buffers.background import BEHIND_BYTES
 from elastrain.job.placement import Placement
 from elastrain.job.values import Shape
 from elastrain.job.world import View
+from elastrain.memory import held_shards
 from elastrain.memory import memory_budget as budget
+from elastrain.memory.held_shards import MemoryKind
 from elastrain.memory.pipeline_memory import Lack, Load, ModelBytes, TaskBytes, advice, task_bytes
 
 
@@ -30,6 +32,8 @@ class ModelSizes:
     """One copy of all gradients."""
     whole_bytes: int
     """Parameters and running statistics of all blocks."""
+    memory: MemoryKind = MemoryKind.ONE
+    """The memory of a member that is accounted for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +42,13 @@ class Limit:
 
     limit_bytes: int
     has_disk: bool
-    disk_bytes_per_s: float = 1.0
-    """The slower of the drives' two directions."""
+    outside: budget.Outside = field(default_factory=budget.Outside)
+    """The drives, if there are any, and in a job on a device the tier of host memory above them."""
 
-    def fit(self, needs: budget.Needs) -> budget.Fit | budget.Shortfall:
-        """Decide what stays in memory."""
-        return budget.fit_plan(self.limit_bytes, needs, has_disk=self.has_disk, disk_bytes_per_s=self.disk_bytes_per_s)
+    def fit(self, needs: budget.Needs, memory: MemoryKind) -> budget.Fit | budget.Shortfall:
+        """Decide what stays in the memory that is limited."""
+        outside = self.outside if self.has_disk else None
+        return budget.fit_plan(self.limit_bytes, needs, outside=outside, memory=memory)
 
 
 class Decision(NamedTuple):
@@ -58,7 +63,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MemberAccount:
-    """The memory of member `me` under one plan."""
+    """The memory of member `me` under one plan, or one of its two memories in a job on a device."""
 
     me: str
     shape: Shape
@@ -81,15 +86,22 @@ class MemberAccount:
     is_over: bool = False
     """True once this member's loop has ended."""
 
-    @cached_property
-    def held(self) -> tuple[budget.Held, ...]:
-        """The shards that this member holds, now or later."""
-        return self._held(self.moments)
+    def on_host(self) -> MemberAccount:
+        """Return the account of the host's memory in a job on a device."""
+        return replace(self, sizes=replace(self.sizes, memory=MemoryKind.HOST))
 
-    def _held(self, moments: float | tuple[float, ...]) -> tuple[budget.Held, ...]:
-        def under(*placements: Placement) -> tuple[budget.Held, ...]:
+    @cached_property
+    def held(self) -> tuple[held_shards.Held, ...]:
+        """The shards that this member holds in the memory that is accounted for, now or later."""
+        return self._held_here(self.moments)
+
+    def _held_here(self, moments: float | tuple[float, ...]) -> tuple[held_shards.Held, ...]:
+        return tuple(part for each in self._held(moments) if (part := each.on(self.sizes.memory)) is not None)
+
+    def _held(self, moments: float | tuple[float, ...]) -> tuple[held_shards.Held, ...]:
+        def under(*placements: Placement) -> tuple[held_shards.Held, ...]:
             masters, frozen = self.sizes.masters, self.sizes.frozen
-            return budget.held_by(self.me, placements, sizes, moments=moments, masters=masters, frozen=frozen)
+            return held_shards.held_by(self.me, placements, sizes, moments=moments, masters=masters, frozen=frozen)
 
         sizes, (now, goal) = self.shape.sizes, self.placements
         # Shards that keep their holders change roles in one commit. The others do so one by one, as copies arrive.
@@ -115,7 +127,13 @@ class MemberAccount:
         # One more than replicas: after a loss, another member takes over some runs of a block.
         makers = min(len(self.view.members), len(self.view.members) // stages + 1)
         slots_bytes = self.slots * self.sizes.slot_bytes + self.tasks.gradients_bytes
-        return slots_bytes + budget.sums_bytes(self.held, makers, BEHIND_BYTES)
+        if self.sizes.memory == MemoryKind.HOST:  # copies of what this member offers, which stay until the commit
+            published_bytes = sum(each.gradient_bytes for each in self._held(self.moments) if each.is_primary)
+            carried_bytes = slots_bytes + published_bytes if len(self.view.members) > 1 else 0
+            return carried_bytes + held_shards.kept_gradients_bytes(self.held)
+        if self.sizes.memory == MemoryKind.DEVICE:
+            return slots_bytes + held_shards.device_sums_bytes(self._held(self.moments), makers)
+        return slots_bytes + held_shards.sums_bytes(self.held, makers, BEHIND_BYTES)
 
     @cached_property
     def copying_bytes(self) -> int:
@@ -130,11 +148,22 @@ class MemberAccount:
 
     def needs(self, *, base_bytes: int, parameters_bytes: int) -> budget.Needs:
         """Return the needs of the plan. `base_bytes`: what the process holds besides, and `parameters_bytes`."""
-        shards_bytes, least_bytes = budget.shards_bytes(self.held)
+        shards_bytes, least_bytes = held_shards.shards_bytes(self.held)
+        if self.sizes.memory == MemoryKind.HOST:
+            return budget.Needs(
+                base_bytes=base_bytes,
+                parameters_bytes=parameters_bytes,
+                gradients_bytes=self.gradients_bytes,
+                shards_bytes=shards_bytes,
+                shards_least_bytes=least_bytes,
+                activations_bytes=0,
+                activations_least_bytes=0,
+                boundaries_bytes=self.tasks.boundaries_bytes,
+            )
         is_audited = self.shape.cross_check_every > 0 or self.shape.audit.every > 0
         is_checked = (self.is_checked or is_audited) and self.slots > 0 and len(self.view.members) > 1
         # A fresh backup has parameters, and a fresh primary masters.
-        fresh = ((h.leaves_bytes if h.is_primary else h.leaves_bytes // 2) for h in self._held(0.0))
+        fresh = ((h.leaves_bytes if h.is_primary else h.leaves_bytes // 2) for h in self._held_here(0.0))
         return budget.Needs(
             base_bytes=base_bytes,
             parameters_bytes=parameters_bytes,
@@ -157,11 +186,11 @@ class MemberAccount:
 
     def decide(self, needs: budget.Needs, limit: Limit, measured: budget.Measured | None = None) -> Decision:
         """Decide what of these needs stays in memory. `measured`: the last step under the plan; None for a new plan."""
-        decided = limit.fit(needs)
+        decided = limit.fit(needs, self.sizes.memory)
         if measured is not None:
-            decided = budget.settle(limit.limit_bytes, decided, measured)
+            decided = budget.settle(limit.limit_bytes, decided, measured, self.sizes.memory)
         whole = budget.at_the_end(needs, self.sizes.whole_bytes, self.copying_bytes)
-        ended = limit.fit(whole)
+        ended = limit.fit(whole, self.sizes.memory)
         if isinstance(decided, budget.Shortfall):
             advice = self._advice(needs, decided.missing_bytes, activations_leave=limit.has_disk)
             decided = replace(decided, reason=decided.reason + advice)

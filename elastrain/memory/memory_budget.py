@@ -6,11 +6,11 @@ shards leave, and the step waits for them. Nothing else can leave, and splitting
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from elastrain.job.fold import Fold, Node, absorb
-from elastrain.job.placement import Placement
+from elastrain.memory.held_shards import MemoryKind
 
 ASSUMED_MOMENTS = 2.0
 """Size of the optimizer state in units of the parameters, until it was measured: that of Adam."""
@@ -95,20 +95,46 @@ class Shortfall:
     reason: str
 
 
-def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s: float) -> Fit | Shortfall:
-    """Decide what stays in memory under `limit_bytes`. Activations move to disk first, then shards.
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """The places for what leaves a memory. In sentences they are called "disk", or as a device's job has them."""
 
-    disk_bytes_per_s: the slower of the disk's two directions. The reason states the cost per step with it.
+    bytes_per_s: float = 1.0
+    """The slower of the drives' two directions. Reasons state the cost per step with it."""
+    name: str = "disk"
+    room_bytes: int | None = None
+    """Bytes that have room there; None for no bound."""
+
+
+def fit_plan(
+    limit_bytes: int, needs: Needs, *, outside: Outside | None, memory: MemoryKind = MemoryKind.ONE
+) -> Fit | Shortfall:
+    """Decide what stays in memory under `limit_bytes`. Activations leave first, then shards.
+
+    Args:
+        limit_bytes: Bytes of the memory that may be used.
+        needs: Bytes of the plan.
+        outside: Places for what leaves, or None if there are none.
+        memory: The memory that is limited.
     """
     spare_bytes = limit_bytes - needs.total_bytes
     if spare_bytes >= 0:
-        reason = f"{mib(needs.total_bytes)} of {mib(limit_bytes)} are needed: everything stays in memory"
+        reason = f"{mib(needs.total_bytes)} of {mib(limit_bytes)} are needed: everything stays in {memory}"
         return Fit(activations_bytes=spare_bytes + needs.activations_bytes, shards_on_disk_bytes=0, reason=reason)
-    if not has_disk or needs.least_bytes > limit_bytes:
-        return _missing(limit_bytes, needs, has_disk=has_disk)
+    if outside is None or needs.least_bytes > limit_bytes:
+        return _missing(limit_bytes, needs, outside, memory)
+    if outside.room_bytes is not None and (lacking_bytes := -spare_bytes - outside.room_bytes) > 0:
+        return Shortfall(
+            missing_bytes=lacking_bytes,
+            reason=f"{mib(needs.total_bytes)} are needed and {mib(limit_bytes)} of {memory} allowed, and "
+            f"{outside.name} has room for {mib(outside.room_bytes)} of the rest: name a directory on an SSD for what "
+            "is left (--offload-dir), or raise --host-tier",
+        )
     # Before activations were measured, they get all memory that shards can leave them. Too little room for activations
     # would end the job, while shards come back to memory after the first step.
     may_stay_bytes = needs.shards_bytes if needs.is_measured else needs.shards_least_bytes
+    if outside.room_bytes is not None:
+        may_stay_bytes = max(may_stay_bytes, needs.shards_bytes - outside.room_bytes // 2)
     left_bytes = limit_bytes - needs.fixed_bytes
     most_bytes = left_bytes - needs.activations_least_bytes
     if needs.check_bytes + needs.shards_at_check_bytes > most_bytes:
@@ -121,7 +147,7 @@ def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s
         activations_bytes=kept_activations_bytes,
         shards_on_disk_bytes=shards_out_bytes,
         reason=f"{mib(needs.total_bytes)} are needed and {mib(limit_bytes)} allowed: "
-        + _leaving(activations_out_bytes, shards_out_bytes, disk_bytes_per_s),
+        + _leaving(activations_out_bytes, shards_out_bytes, outside),
     )
 
 
@@ -151,7 +177,9 @@ class Measured:
     activations_bytes: int
 
 
-def settle(limit_bytes: int, decided: Fit | Shortfall, measured: Measured) -> Fit | Shortfall:
+def settle(
+    limit_bytes: int, decided: Fit | Shortfall, measured: Measured, memory: MemoryKind = MemoryKind.ONE
+) -> Fit | Shortfall:
     """Choose between what the last step has kept to, and `decided`, which was estimated after it."""
     last = measured.kept_to
     # A measured fit beats an estimate: within a view no plan is then refused, and no shard leaves.
@@ -161,14 +189,16 @@ def settle(limit_bytes: int, decided: Fit | Shortfall, measured: Measured) -> Fi
     return Fit(
         activations_bytes=measured.activations_bytes + limit_bytes - measured.peak_bytes,
         shards_on_disk_bytes=last.shards_on_disk_bytes,
-        reason=f"{mib(measured.peak_bytes)} of {mib(limit_bytes)} were held in the last step: it fits as it is",
+        reason=f"{mib(measured.peak_bytes)} of {mib(limit_bytes)} of {memory} were held in the last step: it fits as "
+        "it is",
     )
 
 
-def _leaving(activations_bytes: int, shards_bytes: int, disk_bytes_per_s: float) -> str:
-    """Return what moves to disk, and its cost per micro-batch (activations) or per step (shards), in words."""
+def _leaving(activations_bytes: int, shards_bytes: int, outside: Outside) -> str:
+    """Return what leaves memory, and its cost per micro-batch (activations) or per step (shards), in words."""
     parts = [
-        f"{mib(size_bytes)} of {what} go to disk ({2 * size_bytes / disk_bytes_per_s:.3f} s of its time per {unit})"
+        f"{mib(size_bytes)} of {what} go to {outside.name} "
+        f"({2 * size_bytes / outside.bytes_per_s:.3f} s of its time per {unit})"
         for what, size_bytes, unit in (
             ("activations", activations_bytes, "micro-batch"),
             ("optimizer shards", shards_bytes, "step"),
@@ -178,27 +208,31 @@ def _leaving(activations_bytes: int, shards_bytes: int, disk_bytes_per_s: float)
     return " and ".join(parts)
 
 
-def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Shortfall:
+def _missing(limit_bytes: int, needs: Needs, outside: Outside | None, memory: MemoryKind) -> Shortfall:
     # Without a disk nothing can leave, and the whole plan has to fit.
+    has_disk = outside is not None
     wanted_bytes = needs.least_bytes if has_disk else needs.total_bytes
     missing_bytes = wanted_bytes - limit_bytes
+    tier = ", and no --host-tier" if memory == MemoryKind.DEVICE else ""
     how = (
-        "with activations and optimizer shards on disk"
-        if has_disk
-        else "and there is no directory on an SSD to move anything to (--offload-dir)"
+        f"with activations and optimizer shards on {outside.name}"
+        if outside is not None
+        else f"and there is no directory on an SSD to move anything to (--offload-dir){tier}"
     )
     # An operator who raises the limit by the missing bytes must not be refused again for an unknown need.
     is_known = needs.is_measured or (needs.activations_bytes > 0 and not has_disk)
     unknown = "" if is_known else ", and more for saved activations, which were not measured yet"
     return Shortfall(
         missing_bytes=missing_bytes,
-        reason=f"a member's memory limit is {mib(missing_bytes)} too small for this plan: {mib(wanted_bytes)} are "
+        reason=f"a member's {memory} limit is {mib(missing_bytes)} too small for this plan: {mib(wanted_bytes)} are "
         f"needed {how}{unknown}, {mib(limit_bytes)} allowed; smaller micro-batches would change the bits: raise the "
         "limit, or start with more members",
     )
 
 
-def too_small(limit_bytes: int, *, needed_bytes: int, left_bytes: int, share: int) -> str:
+def too_small(
+    limit_bytes: int, *, needed_bytes: int, left_bytes: int, share: int, memory: MemoryKind = MemoryKind.ONE
+) -> str:
     """Return the error text if one operation needs more of its saved activations at once than is left for them.
 
     share: activations get 1/share of every additional byte of the limit.
@@ -206,7 +240,7 @@ def too_small(limit_bytes: int, *, needed_bytes: int, left_bytes: int, share: in
     smallest_bytes = limit_bytes + share * (needed_bytes - left_bytes)
     needed_mib, left_mib = needed_bytes / (1 << 20), left_bytes / (1 << 20)
     return (
-        f"a member's memory limit of {mib(limit_bytes)} is too small: one operation of the model needs "
+        f"a member's {memory} limit of {mib(limit_bytes)} is too small: one operation of the model needs "
         f"{needed_mib:.1f} MiB of saved activations at once and {left_mib:.1f} MiB are left for them; the "
         f"smallest limit that lets it work is {mib(smallest_bytes)}"
     )
@@ -241,93 +275,3 @@ def copy_budget(free_bytes: int, sizes: Sequence[int], state_per_parameter: floa
     # already: then as little as possible is copied.
     least_bytes = min(max(*sizes, sum(sizes) // COPY_SHARE), COPY_BUDGET_BYTES)
     return max(least_bytes, min(COPY_BUDGET_BYTES, round(free_bytes / state_per_parameter)))
-
-
-def sums_needed(members: int) -> int:
-    """Count the buffers per shard while a primary adds the partials of `members` members along the tree."""
-    # One per level: of two siblings the left one waits for the right one.
-    return max(1, (members - 1).bit_length())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """A shard that a member holds. `leaves_bytes` is the memory that is freed if its state is kept on disk."""
-
-    shard: int
-    is_primary: bool
-    gradient_bytes: int
-    leaves_bytes: int
-
-
-def held_by(
-    member: str,
-    placements: Iterable[Placement],
-    sizes: Sequence[int],
-    *,
-    moments: float | Sequence[float],
-    masters: bool = False,
-    frozen: Collection[int] = (),
-) -> tuple[Held, ...]:
-    """List the shards that `member` holds in any of these placements: the present one, and those to come.
-
-    moments: size of the optimizer's own state, in units of the parameters': for all shards, or for each.
-    masters: True if primaries keep masters.
-    frozen: shards that get no gradients.
-    """
-    more = moments if isinstance(moments, Sequence) else [moments] * len(sizes)
-    # A primary uses the model's parameters, unless it keeps masters. A backup has parameters of its own, and a second
-    # state while an update is not verified.
-    primary: set[int] = set()
-    backup: set[int] = set()
-    for placement in placements:
-        primary |= {shard for shard, holders in enumerate(placement) if holders.primary == member}
-        backup |= {shard for shard, holders in enumerate(placement) if member in holders.backups}
-    return tuple(
-        Held(
-            shard=shard,
-            is_primary=shard in primary,
-            gradient_bytes=0 if shard in frozen else sizes[shard],
-            leaves_bytes=round(sizes[shard] * (2 * (1 + more[shard]) if shard in backup else more[shard] + masters)),
-        )
-        for shard in sorted(primary | backup)
-    )
-
-
-def sums_bytes(held: Sequence[Held], makers: int, behind_bytes: int) -> int:
-    """Count the memory for gradients besides a member's slots. `held`: its shards.
-
-    A primary has sums of the partials of `makers` members, and scratch of updates. A backup has kept gradients of two
-    steps, since the next step's may come before it has verified an update. Its scratch for the `behind_bytes` that are
-    updated in one go is the same memory.
-    """
-    primary_bytes = sum(each.gradient_bytes for each in held if each.is_primary)
-    backup_bytes = sum(each.gradient_bytes for each in held if not each.is_primary)
-    scratch_bytes = max(primary_bytes, min(behind_bytes, backup_bytes))
-    return sums_needed(makers) * primary_bytes + 2 * backup_bytes + scratch_bytes
-
-
-def shards_bytes(held: Sequence[Held]) -> tuple[int, int]:
-    """Count the bytes of all states that a member holds, and those in memory while all states are kept on disk."""
-    largest_bytes = max((each.leaves_bytes for each in held), default=0)
-    total_bytes = sum(each.leaves_bytes for each in held)
-    # One is updated while the one before it is still being written.
-    return total_bytes, min(total_bytes, 2 * largest_bytes)
-
-
-def choose_shards(held: Iterable[Held], wanted_bytes: int) -> tuple[frozenset[int], str]:
-    """Choose the shards whose states move to disk so that `wanted_bytes` leave memory.
-
-    Returns them, and a description.
-    """
-    # Backups first, because no step waits for them. Then the largest, so that few shards are affected.
-    chosen: set[int] = set()
-    backups = 0
-    for each in sorted(held, key=lambda h: (h.is_primary, -h.leaves_bytes, h.shard)):
-        if wanted_bytes <= 0:
-            break
-        # A primary whose optimizer has no state, such as plain SGD, would free nothing: its shard stays.
-        if each.leaves_bytes:
-            chosen.add(each.shard)
-            backups += not each.is_primary
-            wanted_bytes -= each.leaves_bytes
-    return frozenset(chosen), f"{backups} shards held as a backup and {len(chosen) - backups} as primary are on disk"

@@ -10,6 +10,7 @@ from elastrain.job.placement import target
 from elastrain.job.run_plan import plan as hand_out
 from elastrain.job.values import Shape
 from elastrain.job.world import Member, View
+from elastrain.memory import held_shards
 from elastrain.memory import memory_budget as budget
 from elastrain.memory.member_account import Limit, MemberAccount, ModelSizes
 from elastrain.memory.pipeline_memory import Load, ModelBytes, tasks_of
@@ -144,7 +145,7 @@ def _held_at(script: ScriptNeeds, when: str, account: MemberAccount, parameters_
         if isinstance(fit, budget.Shortfall):
             lack = fit.reason
         else:
-            outside, _ = budget.choose_shards(account.held, fit.shards_on_disk_bytes)
+            outside, _ = held_shards.choose_shards(account.held, fit.shards_on_disk_bytes)
             activations_bytes = max(0, needs.activations_bytes - fit.activations_bytes)
     account = replace(account, moments=script.moments)
     spilled_bytes = sum(each.leaves_bytes for each in account.held if each.shard in outside)

@@ -69,6 +69,10 @@ class Chosen:
     place: tuple[int, int] = (0, 1)
     """Rank and world size that this member is expected to have in its first view."""
 
+    def on(self, port: DevicePort) -> Chosen:
+        """Return the values for a model on this device. Raises ConfigError for a memory limit that it cannot have."""
+        return self if self.limit is None else replace(self, limit=self.limit.on(port))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:

@@ -20,6 +20,7 @@ from elastrain.base.environment import (
     claim,
     doctor_wish,
     expected_place,
+    host_memory,
     parent_worker,
     resume,
     told_devices,
@@ -31,13 +32,7 @@ from elastrain.errors import ConfigError
 from elastrain.job.scaling import LossScale, rule_of
 from elastrain.job.world import View
 from elastrain.pipeline.stubs.naming import uncompiled
-from elastrain.runtime.assembly import (
-    Chosen,
-    Prepared,
-    Request,
-    assemble,
-    seed_generators,
-)
+from elastrain.runtime.assembly import Chosen, Prepared, Request, assemble, seed_generators
 from elastrain.runtime.bits.doctor_answers import Answer, answer_of
 from elastrain.runtime.carrying import refused
 from elastrain.runtime.evaluation import WHERE, Broadcasting, Evaluating, Evaluator
@@ -100,7 +95,8 @@ def init(
         cross_check_every: Period in steps of the cross-checks; 0: in step 0 only. In these steps each member also
             computes one micro-batch of a neighbour. The loop sees it, but its gradients are not added. A difference
             ends the job, or is a warning if not `deterministic`. A newcomer is checked in its first step.
-        memory_limit: Bytes that this member may hold. Default: `elastrain run --memory-limit`. No bit changes.
+        memory_limit: Bytes that this member may hold, on its device if it has one. Default: `--memory-limit`. No bit
+            changes.
         offload_dirs: Directory on an SSD, or several (default: `--offload-dir`), for what exceeds the limit. It takes
             activations first, then optimizer shards.
         stages: Members of a pipeline, each with some blocks of the model. Default: `--stages`, else 1. No bit changes.
@@ -113,7 +109,7 @@ def init(
     with wrong_input_shown():
         environment = joined()
         limit_bytes = environment.memory_limit_bytes if memory_limit is None else memory_limit
-        limit = MemoryLimit.of(limit_bytes, offload_dirs or environment.offload_dirs)
+        limit = MemoryLimit.of(limit_bytes, offload_dirs or environment.offload_dirs, host_memory())
         settings = Settings(
             seed=seed,
             run_length=run_length,
@@ -230,11 +226,12 @@ class Job(Ranked, Evaluating):
         request = Request(
             model=inner, optimizer=optimizer, loader=loader, max_grad_norm=max_grad_norm, elementwise=elementwise
         )
+        self._chosen = self._chosen.on(port := device_of(compute_device(inner)))
         if (wish := doctor_wish()) is not None:
             self._statement = answer_of(wish, request, layout, self._chosen)
             return model, optimizer, loader
         connections, last_words = self._opened()
-        refused.check(device_of(compute_device(inner)), model, has_limit=self._chosen.limit is not None)
+        refused.check(port, model)
         self._device.take(inner, connections.agent.say)
         self._prepared = assemble(request, layout, self._chosen, connections, last_words.report)
         return model, optimizer, loader
@@ -293,14 +290,13 @@ class Job(Ranked, Evaluating):
         if self._statement is not None:
             yield from self._statement.steps(until)
             return
-        prepared, (connections, last_words) = self._ready(), self._opened()
+        prepared, opened, settings = self._ready(), self._opened(), self._chosen.settings
         if loader is not prepared.parts.loader:
             raise ConfigError("steps() takes the loader that prepare() returned")
         if self._loop is not None:
             raise ConfigError(_ONE_LOOP)
-        self._chosen.settings.check_registered(prepared.model, self._registered)
-        loop = TrainingLoop(prepared, self._chosen.settings, connections, last_words, self._registered, self._lines)
-        self._loop = loop
+        settings.check_registered(prepared.model, self._registered)
+        self._loop = loop = TrainingLoop(prepared, settings, *opened, self._registered, self._lines)
         try:
             yield from loop.steps(until)
         finally:

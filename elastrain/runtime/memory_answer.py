@@ -57,7 +57,9 @@ class MemoryEstimate:
             base_bytes=max(0, held_bytes - model.nbytes),
             landing_bytes=max((p.nbytes for p in request.model.parameters() if p.requires_grad), default=0),
             all_write=None if chosen.checkpoints is None else chosen.checkpoints.is_local,
-            limit=None if limit is None else Limit(limit_bytes=limit.limit_bytes, has_disk=bool(limit.directories)),
+            limit=None
+            if limit is None or limit.limit_bytes is None
+            else Limit(limit_bytes=limit.limit_bytes, has_disk=bool(limit.directories)),
         )
 
     def answer_at_once(self) -> None:

@@ -43,9 +43,9 @@ class Bench:
     ran: list[tuple[str, Ran]] = field(default_factory=list)
     """Jobs so far, whose races and leftovers count for the table."""
 
-    def run(self, name: str, training: Training, stages: int = 1) -> Ran:
-        """Run a job that has to end well. Raises RuntimeError with its last words otherwise."""
-        job = Job(training=replace(training, device=self.device), stages=stages)
+    def run(self, name: str, training: Training, stages: int = 1, **how: Any) -> Ran:
+        """Run a job that has to end well. Raises RuntimeError with its last words otherwise. `how`: fields of `Job`."""
+        job = Job(training=replace(training, device=self.device), stages=stages, **how)
         ran = run_job(job, self.folder / f"{len(self.ran)}-{name}", start=self.start)
         self.ran.append((name, ran))
         if ran.code != 0 and not training.troubles:

@@ -26,6 +26,7 @@ WARM = 3
 """Steps before those that are timed."""
 SEED, SAMPLES, MICRO_BATCH_SIZE = 5, 200, 2
 WIDE, LAYERS = 160, 48
+DEEP, DEEP_LAYERS, DEEP_ROWS = 192, 12, 768
 CONFIGS = {
     "rehearsal": GPTConfig(layers=3, heads=2, width=32, context=16, vocabulary=64),
     "bits": GPTConfig(layers=6, heads=8, width=512, context=256, vocabulary=8192),
@@ -72,13 +73,14 @@ SETUPS = {
     "wide": Setup(shape="wide"),
     "wide_in_one_run": Setup(shape="wide", run_length=3),
     "noisy": Setup(shape="noisy"),
+    "deep": Setup(shape="deep"),
 }
 FOR_GPU = {
     f"{size}{name}": Setup(config=config, samples=4096, **how)
     for size, config in CONFIGS.items()
     for name, how in {"": {}, " bf16": {"dtype": torch.bfloat16}, " autocast": {"autocast": torch.bfloat16}}.items()
 }
-WITHOUT_STAGES = ("mean_teacher", "wide", "wide_in_one_run", "noisy")
+WITHOUT_STAGES = ("mean_teacher", "wide", "wide_in_one_run", "noisy", "deep")
 """Models whose loop reads all parameters, or that draw in a backward, which are refused; and one for bytes only."""
 
 
@@ -118,6 +120,8 @@ class Training:
     """Plain loops that begin their timed steps at the same time."""
     saved: bool = False
     """Saved activations lie on a drive between forward and backward, by `save_on_disk` in the loop."""
+    peaks: bool = False
+    """Tell the most bytes that the device held in the whole process, whoever resets its peak meanwhile."""
     pause_s: float = 0.0
     """In each micro-batch, and in the backward of each layer of `wide`: other threads have their turn meanwhile."""
     slowness: float = 1.0
@@ -154,6 +158,9 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
             return torch.randn(3, 8, 8, generator=drawn), torch.randint(5, (), generator=drawn)
         if self._shape == "wide":
             return torch.randn(WIDE, generator=drawn), torch.randn(WIDE, generator=drawn)
+        if self._shape == "deep":
+            given, targets = torch.randn(2, DEEP_ROWS, DEEP, generator=drawn)
+            return given, targets
         given, targets = torch.randint(self._words, (2, self._length), generator=drawn)
         return given, targets
 
@@ -177,6 +184,19 @@ class Wide(nn.Module):
         for layer in self.layers:
             given = given + 0.1 * layer(given)
             given.register_hook(lambda _: time.sleep(self._backward_s))
+        return (given - targets).square().mean()
+
+
+class Deep(nn.Module):
+    """Layers that save far more than they hold, so that a memory limit moves activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(DEEP, DEEP) for _ in range(DEEP_LAYERS))
+
+    def forward(self, given: Tensor, targets: Tensor) -> Tensor:
+        for layer in self.layers:
+            given = given + F.gelu(layer(given))
         return (given - targets).square().mean()
 
 
@@ -221,6 +241,7 @@ def build(training: Training) -> nn.Module:
         "images": Convolutions,
         "wide": lambda: Wide(training.pause_s),
         "noisy": Noisy,
+        "deep": Deep,
     }
     made = kinds[setup.shape]()
     for name in setup.frozen:

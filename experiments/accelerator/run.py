@@ -29,7 +29,8 @@ from experiments.accelerator import measures
 from experiments.accelerator.cases import Case, all_cases, reference_of, run_case
 from experiments.accelerator.commands import Once, end_on_sigterm
 from experiments.accelerator.jobs import DEADLINE_S, Job, Ran, run_job, total
-from experiments.accelerator.measures import PARTS, Bench
+from experiments.accelerator.limits import limits
+from experiments.accelerator.measures import Bench
 from experiments.accelerator.models import Training
 from experiments.accelerator.plants import PLANTS
 from experiments.harness import Reach, add_record_flag, record, report
@@ -55,10 +56,13 @@ REACHES = {
     "device_bytes": Reach(limit=1.02),
     "device_bytes_alone": Reach(limit=1.05),
     "hang_found_s": Reach(limit=0.5),
+    "limit_kept": Reach(limit=1.0),
+    "limit_bits_equal": _ALL,
     "floor": _ALL,
     "cpu_price": Reach(limit=1.01),
 }
 ON_DEMAND = ("floor", "cpu_price")
+PARTS = {**measures.PARTS, "limits": (limits, ("limit_kept", "limit_bits_equal"))}
 CASES, PLANTED = ("digest_equal_cpu", "digest_equal", "resumed_equal"), "planted_found"
 QUICK_S = 205.0
 """`--quick` begins nothing that would take longer than this, if it takes as long as the longest case so far."""

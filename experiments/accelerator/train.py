@@ -31,6 +31,7 @@ from elastrain.offload.activations.deferred import DeferredLock
 from experiments.accelerator import models, plants
 from experiments.accelerator.meter import Meter, NoMeter
 from experiments.accelerator.models import SEED, WARM, Training
+from experiments.accelerator.peaks import HighestPeak
 
 MEMBER = os.environ.get("ELASTRAIN_MEMBER", "")
 """Empty alone."""
@@ -71,6 +72,7 @@ def run(training: Training, folder: Path) -> int:
     """Run one training. Returns its number of steps."""
     plants.plant(training.plant, folder)
     file, meter = f"{MEMBER or 'alone'}.jsonl", NoMeter()
+    highest = HighestPeak(training.device) if training.peaks else None
     if not training.steps:
         training = replace(training, steps=WARM + Plain(training).fitting())
         gc.collect()
@@ -84,6 +86,8 @@ def run(training: Training, folder: Path) -> int:
         _plain(training, meter)
     else:
         _train(training, folder, meter)
+    if highest is not None:
+        highest.write(folder / "facts" / file)
     return training.steps
 
 

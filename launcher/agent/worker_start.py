@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _TORCH_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 MEMORY_LIMIT, OFFLOAD_DIRS, STAGES = "ELASTRAIN_MEMORY_LIMIT", "ELASTRAIN_OFFLOAD_DIRS", "ELASTRAIN_STAGES"
+HOST_MEMORY_LIMIT, HOST_TIER = "ELASTRAIN_HOST_MEMORY_LIMIT", "ELASTRAIN_HOST_TIER"
 _TORCH_SIGNALS_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
@@ -181,11 +182,21 @@ class WorkerWish:
     """Number of members of a pipeline."""
     shares_compile_cache: bool = False
     """True if nodes give the results of torch's compilers to one another. They are code."""
+    host_bytes_per_worker: int | None = None
+    """Limit of host memory, in a job on a device."""
+    host_tier_bytes: int | None = None
+    """Host memory above the directories, for data that leaves a device."""
 
     def environment(self) -> dict[str, str]:
         """Return the options as environment variables for workers."""
         directories = os.pathsep.join(str(each) for each in self.offload_dirs)
-        wished = {MEMORY_LIMIT: self.bytes_per_worker, OFFLOAD_DIRS: directories or None, STAGES: self.stages}
+        wished = {
+            MEMORY_LIMIT: self.bytes_per_worker,
+            HOST_MEMORY_LIMIT: self.host_bytes_per_worker,
+            HOST_TIER: self.host_tier_bytes,
+            OFFLOAD_DIRS: directories or None,
+            STAGES: self.stages,
+        }
         return {name: str(value) for name, value in wished.items() if value is not None}
 
 

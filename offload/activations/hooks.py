@@ -59,7 +59,8 @@ class OffloadConfig:
     """Settings of one offload; see `save_on_disk`. `memory_limit` includes storages that are being moved.
 
     `run_dir` and `member` are the run folder and the name of a worker of `elastrain run`, or None and "m0". Such a
-    worker always writes a profile, and takes turns with the other workers of its node at a drive.
+    worker always writes a profile, and takes turns with the other workers of its node at a drive. `has_tier` is True if
+    a tier of host memory lies above the directories, of which there may then be none.
     """
 
     dirs: tuple[str, ...]
@@ -73,9 +74,10 @@ class OffloadConfig:
     profile: str | None = None
     run_dir: Path | None = None
     member: str = "m0"
+    has_tier: bool = False
 
     def __post_init__(self) -> None:
-        if not self.dirs:
+        if not self.dirs and not self.has_tier:
             raise OffloadConfigError("dirs is empty: name at least one directory on an SSD")
         for name in ("memory_limit", "quota"):
             value = getattr(self, name)

@@ -181,10 +181,16 @@ def tensor_checksum(memory: torch.Tensor) -> int:
     table = words[: rows * columns].view(rows, columns)
     rest = memory[words.numel() * 8 :].to(torch.int64)
     sums = torch.cat((table.sum(0), words[rows * columns :], rest, table.sum(1)))
-    return int((sums * _factors(sums.numel(), rows, memory.device)).sum().item())
+    return int((sums * _FACTORS.of(sums.numel(), rows, memory.device)).sum().item())
 
 
-@functools.lru_cache(maxsize=64)
+class _Factors(threading.local):
+    """Factors that a thread keeps for itself: another thread's stream could still read what this one frees."""
+
+    def __init__(self) -> None:
+        self.of = functools.lru_cache(maxsize=64)(_factors)
+
+
 def _factors(count: int, rows: int, device: torch.device) -> torch.Tensor:
     """Return one factor per sum: odd numbers, then even ones for the sums of rows.
 
@@ -192,4 +198,7 @@ def _factors(count: int, rows: int, device: torch.device) -> torch.Tensor:
     """
     found = torch.arange(count) * 2 + 1
     found[count - rows :] *= 0x1E3779B97F4A7C16
-    return found.to(device)  # waits for the copy, because other threads use it on other streams
+    return found.to(device)
+
+
+_FACTORS = _Factors()

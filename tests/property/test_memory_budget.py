@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 
 from elastrain.job.fold import Fold, absorb
 from elastrain.job.placement import Holders
-from elastrain.memory.memory_budget import Fit, Needs, Shortfall, choose_shards, fit_plan, held_by, slots_needed
+from elastrain.memory.held_shards import choose_shards, held_by
+from elastrain.memory.memory_budget import (
+    Fit,
+    Needs,
+    Outside,
+    Shortfall,
+    fit_plan,
+    slots_needed,
+)
 
+DISK = Outside(bytes_per_s=1e9)
 sizes = st.integers(0, 1 << 34)
 
 
@@ -34,11 +43,11 @@ def needs(draw: st.DrawFn) -> Needs:
 def test_what_stays_fits_into_the_limit_and_nothing_leaves_without_need(
     limit: int, needs: Needs, has_disk: bool
 ) -> None:
-    found = fit_plan(limit, needs, has_disk=has_disk, disk_bytes_per_s=1e9)
+    found = fit_plan(limit, needs, outside=DISK if has_disk else None)
     if isinstance(found, Shortfall):
         assert found.missing_bytes > 0
-        assert isinstance(fit_plan(limit + found.missing_bytes, needs, has_disk=has_disk, disk_bytes_per_s=1e9), Fit)
-        less = fit_plan(limit + found.missing_bytes - 1, needs, has_disk=has_disk, disk_bytes_per_s=1e9)
+        assert isinstance(fit_plan(limit + found.missing_bytes, needs, outside=DISK if has_disk else None), Fit)
+        less = fit_plan(limit + found.missing_bytes - 1, needs, outside=DISK if has_disk else None)
         assert isinstance(less, Shortfall)
         return
     kept_shards = needs.shards_bytes - found.shards_on_disk_bytes
@@ -53,8 +62,8 @@ def test_what_stays_fits_into_the_limit_and_nothing_leaves_without_need(
 
 @given(limit=st.integers(1, 1 << 36), needs=needs(), more=sizes)
 def test_a_higher_limit_never_leaves_less_in_memory(limit: int, needs: Needs, more: int) -> None:
-    small = fit_plan(limit, needs, has_disk=True, disk_bytes_per_s=1e9)
-    large = fit_plan(limit + more, needs, has_disk=True, disk_bytes_per_s=1e9)
+    small = fit_plan(limit, needs, outside=DISK)
+    large = fit_plan(limit + more, needs, outside=DISK)
     if isinstance(small, Fit):
         assert isinstance(large, Fit)
         assert large.activations_bytes >= small.activations_bytes
@@ -64,8 +73,8 @@ def test_a_higher_limit_never_leaves_less_in_memory(limit: int, needs: Needs, mo
 @given(limit=st.integers(1, 1 << 36), needs=needs())
 def test_a_bigger_need_never_makes_room(limit: int, needs: Needs) -> None:
     bigger = replace(needs, gradients_bytes=needs.gradients_bytes + 1)
-    if isinstance(fit_plan(limit, needs, has_disk=True, disk_bytes_per_s=1e9), Shortfall):
-        assert isinstance(fit_plan(limit, bigger, has_disk=True, disk_bytes_per_s=1e9), Shortfall)
+    if isinstance(fit_plan(limit, needs, outside=DISK), Shortfall):
+        assert isinstance(fit_plan(limit, bigger, outside=DISK), Shortfall)
 
 
 @given(runs=st.integers(1, 40), data=st.data())

@@ -1,4 +1,4 @@
-"""Refusals of jobs on a device, by name: memory limits, estimates, devices without float64, misplaced graphs."""
+"""Refusals of jobs on a device, by name: estimates, devices without float64, misplaced graphs."""
 
 from __future__ import annotations
 
@@ -9,22 +9,15 @@ from elastrain.device.port import DevicePort
 from elastrain.errors import ConfigError
 
 
-def check(port: DevicePort, model: nn.Module, *, has_limit: bool) -> None:
-    """Raise ConfigError for what a job on a device cannot have: a memory limit, no float64, or stale graphs.
+def check(port: DevicePort, model: nn.Module) -> None:
+    """Raise ConfigError for what a job on a device cannot have: no float64, or stale graphs.
 
     Args:
         port: Device of the model.
         model: Model that is prepared.
-        has_limit: Whether the job has a memory limit, with drives or without.
     """
     if port.is_host:
         return
-    if has_limit:
-        raise ConfigError(
-            f"a memory limit counts the host's memory, and the model is on {port.device}, from which this version "
-            "moves nothing by itself: leave --memory-limit, memory_limit= and --offload-dir out; "
-            "elastrain.offload.save_on_disk in the loop bounds the saved activations that lie there"
-        )
     try:
         torch.linalg.vector_norm(port.empty(1, torch.float32), dtype=torch.float64)
     except (RuntimeError, TypeError) as error:

@@ -1,5 +1,7 @@
 """The keeper of a member's memory limit: it measures, asks the member's `MemberAccount`, and spills accordingly.
 
+In a job on a device it keeps the limit of the device's memory, and `HostKeeper` that of the host's.
+
 The engine's thread measures and decides, after every step and once a view is in order. The main thread enters
 `computing()` around each micro-batch. The decisions themselves are made in `elastrain.memory`.
 """
@@ -15,30 +17,31 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from elastrain import protocol as p
-from elastrain.errors import ConfigError, NoRoomError
+from elastrain.errors import NoRoomError
 from elastrain.job.placement import Placement
 from elastrain.job.values import Shape
+from elastrain.memory import held_shards
 from elastrain.memory import memory_budget as budget
+from elastrain.memory.held_shards import MemoryKind
 from elastrain.memory.member_account import Limit, MemberAccount
 from elastrain.memory.pipeline_memory import Load
-from elastrain.offload.activations.hooks import ActivationOffload, OffloadConfig
 from elastrain.offload.activations.spill_policy import IN_FLIGHT_STORAGES
-from elastrain.offload.drives.device import Device
-from elastrain.offload.drives.port import IoEngine
-from elastrain.offload.drives.posix import PosixEngine
-from elastrain.offload.drives.sharing import shared
-from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
+from elastrain.offload.errors import LimitTooSmallError
 from elastrain.offload.planning.profile import Occupancy, PassProfile, Profile
 from elastrain.pipeline.planner.plan_vote import ToldMemory
+from elastrain.runtime.durable.checkpoint_parts import Room
+from elastrain.runtime.memory.host_keeper import HostKeeper
 from elastrain.runtime.memory.planned_work import PlannedWork, bytes_of
 from elastrain.runtime.memory.process_memory import (
     NOTHING_CAPTURED,
     CapturedBytes,
+    DeviceMeter,
     MemoryLimit,
     PeakMeter,
     StepsTaken,
     give_freed_memory_back,
 )
+from elastrain.runtime.memory.spill_places import open_places
 from elastrain.runtime.tensors.executor import Executor
 
 if TYPE_CHECKING:
@@ -56,54 +59,55 @@ class MemoryKeeper:
         self, limit: MemoryLimit, *, me: str, run_dir: Path | None, executor: Executor, mesh: Mesh, journal: Journal
     ) -> None:
         give_freed_memory_back()
-        self._limit = limit
+        assert limit.limit_bytes is not None
+        self._limit_bytes = limit.limit_bytes
         self._me = me
         self._executor = executor
         self._journal = journal
-        self._taken = StepsTaken(PeakMeter(mesh.memory.resident_bytes))
+        port, host_meter = executor.memory.port, PeakMeter(mesh.memory.resident_bytes)
+        self._taken = StepsTaken(host_meter if port.is_host else DeviceMeter(port))
         self._last: budget.Fit | None = None
         self.work = PlannedWork(me, executor, mesh.memory.trim)
+        self._places = open_places(limit, me, run_dir, self._described)
+        self._host = None
+        if limit.host_limit_bytes is not None:
+            self._host = HostKeeper(
+                limit.host_limit_bytes,
+                me=me,
+                executor=executor,
+                meter=host_meter,
+                drives=self._places.drives,
+                log=journal.write,
+            )
         self._needs: budget.Needs | None = None
         self.peak_bytes: int | None = None
         """Peak memory of the last step that was measured."""
         self._share = 1
         """Activations get 1/`_share` of the bytes that are left for them."""
-        self._offload: ActivationOffload | None = None
-        self._devices: tuple[Device, ...] = ()
-        if limit.directories:
-            self._open(limit.directories, run_dir)
 
-    def _open(self, directories: Sequence[str], run_dir: Path | None) -> None:
-        try:
-            config = OffloadConfig(dirs=tuple(directories), run_dir=run_dir, member=self._me)
-            opened = [self._engine(each, run_dir) for each in directories] if self._limit.calls else None
-            offload = ActivationOffload(config, engines=opened, describe=self._described)
-            self._devices = tuple(Device(self._engine(each, run_dir), threads=0) for each in directories)
-        except OffloadConfigError as error:
-            raise ConfigError(str(error)) from None
-        self._offload = offload
-
-    def _engine(self, directory: str, run_dir: Path | None) -> IoEngine:
-        calls = self._limit.calls
-        engine = PosixEngine(directory) if calls is None else PosixEngine(directory, calls=calls)
-        return shared(engine, directory, run_dir)
+    @property
+    def _memory(self) -> MemoryKind:
+        return MemoryKind.ONE if self._executor.memory.port.is_host else MemoryKind.DEVICE
 
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Spill activations of the micro-batch inside. Raises NoRoomError if the limit cannot hold its activations."""
         self.work.leftovers.give_back()
         try:
-            if self._offload is None:
+            offload = self._places.offload
+            if offload is None:
                 yield
                 return
             with self.named_errors():
-                self._offload.__enter__()
+                offload.__enter__()
             try:
                 yield
             finally:
-                self._offload.__exit__(None, None, None)
+                offload.__exit__(None, None, None)
         finally:
             self._taken.computed()
+            if self._host is not None:
+                self._host.computed()
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
@@ -114,10 +118,11 @@ class MemoryKeeper:
             raise NoRoomError(
                 f"member {self._me}: "
                 + budget.too_small(
-                    self._limit.limit_bytes,
+                    self._limit_bytes,
                     needed_bytes=error.smallest_bytes,
                     left_bytes=error.limit_bytes,
                     share=self._share,
+                    memory=self._memory,
                 )
             ) from error
 
@@ -169,7 +174,9 @@ class MemoryKeeper:
             self._taken.pass_over()
             return None
         last, tasks, captured = self._last_pass(), account.tasks, self._captured()
-        activations_bytes = last.peak_bytes if last is not None else 0 if self._offload else tasks.activations_bytes
+        activations_bytes = (
+            last.peak_bytes if last is not None else 0 if self._places.is_there else tasks.activations_bytes
+        )
         accounted_bytes = self._executor.memory_bytes() + activations_bytes + tasks.boundaries_bytes
         self.peak_bytes = peak_bytes = self._taken.add_step(accounted_bytes, captured)
         self.work.leftovers.end()
@@ -182,15 +189,17 @@ class MemoryKeeper:
         needs = replace(self._needs_of(account), gradients_bytes=gradients_bytes)
         measured = budget.Measured(kept_to=self._last, peak_bytes=peak_bytes, activations_bytes=activations_bytes)
         self._decide(needs, measured)
+        if self._host is not None:
+            self._host.passed(account)
         return None if self.work.has_room_for_all == had_room else self._budget(account)
 
     def seen(self) -> ToldMemory | None:
         """Return the memory that this member needs under the plan in force, or None before the first decision."""
-        needs, leaves = self._needs, bool(self._devices)
+        needs, leaves = self._needs, self._places.is_there
         if needs is None:
             return None
         return ToldMemory(
-            limit_bytes=self._limit.limit_bytes,
+            limit_bytes=self._limit_bytes,
             base_bytes=needs.base_bytes,
             taken_bytes=needs.least_bytes if leaves else needs.total_bytes,
             has_limit=True,
@@ -199,16 +208,15 @@ class MemoryKeeper:
 
     def close(self) -> None:
         """Free the space on disk. States that lie there are lost."""
-        if self._offload is not None:
-            self._offload.close()
-        for device in self._devices:
-            device.close()
+        self._places.close()
 
     def _plan(self, account: MemberAccount, gradients_bytes: int) -> p.CopyBudgetSet:
         """Decide under a new plan. Returns the budget of copies to new holders, and if all blocks have room."""
         needs = replace(self._needs_of(account), gradients_bytes=gradients_bytes)
-        self.work.account = account = account.with_copies(self._limit.limit_bytes, needs)
+        self.work.account = account = account.with_copies(self._limit_bytes, needs)
         self._decide(replace(needs, gradients_bytes=gradients_bytes + account.copying_bytes))
+        if self._host is not None:
+            self._host.plan(account)
         return self._budget(account)
 
     def _budget(self, account: MemberAccount) -> p.CopyBudgetSet:
@@ -224,13 +232,13 @@ class MemoryKeeper:
         assert account is not None
         self._needs = needs
         limit = Limit(
-            limit_bytes=self._limit.limit_bytes,
-            has_disk=bool(self._devices),
-            disk_bytes_per_s=sum(device.rate_bytes_per_s() for device in self._devices) or 1.0,
+            limit_bytes=self._limit_bytes,
+            has_disk=self._places.is_there,
+            outside=self._places.outside(),
         )
         refused, decided, self.work.has_room_for_all = account.decide(needs, limit, measured)
         if isinstance(decided, budget.Shortfall):
-            self._journal.write("no_room", reason=decided.reason, **asdict(refused))
+            self._journal.write("no_room", memory=str(self._memory), reason=decided.reason, **asdict(refused))
             raise NoRoomError(f"member {self._me}: {decided.reason}")
         self._limit_captures(limit.limit_bytes - needs.total_bytes)
         if measured is None or self._is_news(decided) or self._share != self._share_of_activations():
@@ -238,7 +246,7 @@ class MemoryKeeper:
 
     def _captured(self) -> CapturedBytes:
         """Return the bytes of states captured for a checkpoint in the step that is over."""
-        room = self._executor.captures
+        room = self._captures
         if room is None:
             return NOTHING_CAPTURED
         return CapturedBytes(most_bytes=room.take_most_bytes(), now_bytes=room.used_bytes)
@@ -246,13 +254,18 @@ class MemoryKeeper:
     def _limit_captures(self, free_bytes: int) -> None:
         # Captured states get the memory that is certainly free, because activations have their own share. A plan is
         # never refused for bytes that may have been captured states.
-        room = self._executor.captures
+        room = self._captures
         if room is not None:
             room.limit_bytes = max(0, free_bytes - self._taken.doubtful_bytes - budget.WRITING_BYTES)
 
+    @property
+    def _captures(self) -> Room | None:
+        """The memory for captured states, or None if they lie in another memory than the one that is limited."""
+        return self._executor.captures if self._memory == MemoryKind.ONE else None
+
     def _last_pass(self) -> PassProfile | None:
         """Return the profile of the last forward and backward, or None before the first, and without a directory."""
-        return self._offload.stats().last if self._offload is not None else None
+        return self._places.offload.stats().last if self._places.offload is not None else None
 
     def _needs_of(self, account: MemberAccount) -> budget.Needs:
         """Return the needs of the plan, with what was measured in place of what was expected."""
@@ -281,7 +294,7 @@ class MemoryKeeper:
         if last is None or decided.shards_on_disk_bytes > last.shards_on_disk_bytes:
             return True
         more_bytes = decided.activations_bytes - last.activations_bytes
-        return more_bytes < 0 or more_bytes > WORTH_TELLING * self._limit.limit_bytes
+        return more_bytes < 0 or more_bytes > WORTH_TELLING * self._limit_bytes
 
     def _share_of_activations(self) -> int:
         """Return 2 until it is measured what computing takes besides saved activations, then 1.
@@ -292,14 +305,15 @@ class MemoryKeeper:
 
     def _carry_out(self, account: MemberAccount, decided: budget.Fit, needs: budget.Needs) -> None:
         self._last = decided
-        outside, which = budget.choose_shards(account.held, decided.shards_on_disk_bytes)
+        outside, which = held_shards.choose_shards(account.held, decided.shards_on_disk_bytes)
         reason = f"{decided.reason}; {which}" if outside else decided.reason
-        self._executor.keep_outside(self._devices, outside)
-        if self._offload is not None:
+        self._executor.keep_outside(self._places.drives, outside, tier=self._places.tier)
+        if self._places.offload is not None:
             self._share = self._share_of_activations()
-            self._offload.set_memory_limit(max(1, decided.activations_bytes // self._share))
+            self._places.offload.set_memory_limit(max(1, decided.activations_bytes // self._share))
         self._journal.write(
             "room",
+            memory=str(self._memory),
             reason=reason,
             activations_bytes=decided.activations_bytes,
             shards_on_disk=len(outside),
@@ -316,6 +330,6 @@ class MemoryKeeper:
             Occupancy(what="optimizer shards", memory_bytes=memory_bytes, disk_bytes=disk_bytes),
             Occupancy(what="everything else", memory_bytes=needs.base_bytes if needs else 0, disk_bytes=0),
         )
-        devices = (*activations.stats.devices, *(device.stats() for device in self._devices))
+        devices = (*activations.stats.devices, *(drive.stats() for drive in self._places.drives))
         stats, all_places = replace(activations.stats, devices=devices), (*activations.places, *places)
         return msgspec.structs.replace(activations, stats=stats, places=all_places)

@@ -14,6 +14,7 @@ from elastrain.job.placement import Placement
 from elastrain.job.run_plan import plan as hand_out
 from elastrain.job.values import Shape
 from elastrain.memory import memory_budget as budget
+from elastrain.memory.held_shards import MemoryKind
 from elastrain.memory.member_account import MemberAccount, ModelSizes
 from elastrain.memory.pipeline_memory import Load, ModelBytes
 from elastrain.pipeline.stubs.trace import TracedModel
@@ -94,10 +95,11 @@ class PlannedWork:
     def resume(self, plan: p.Resumed, shape: Shape, load: Load | None) -> MemberAccount:
         """Take over the plan of a new view."""
         before = self.account
+        memory = MemoryKind.ONE if self._executor.memory.port.is_host else MemoryKind.DEVICE
         account = MemberAccount(
             me=self._me,
             shape=shape,
-            sizes=model_sizes(self._executor.model),
+            sizes=replace(model_sizes(self._executor.model), memory=memory),
             view=plan.view,
             placements=(plan.recovery.now, plan.target),
             slots=0 if shape.pipelining is not None else self._slots(plan, shape),

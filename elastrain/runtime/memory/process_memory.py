@@ -1,4 +1,4 @@
-"""The memory that this process holds, as the kernel counts it, and `MemoryLimit`, which says what it may hold.
+"""The memory that this process holds, as the kernel or a device counts it, and `MemoryLimit`: what it may hold.
 
 Linux only. Nothing is decided here.
 """
@@ -9,10 +9,11 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
 
+from elastrain.device.port import DevicePort
 from elastrain.errors import ConfigError
 from elastrain.offload.drives.posix import Calls
 
@@ -88,6 +89,28 @@ class PeakMeter:
         return self._own_bytes
 
 
+class DeviceMeter:
+    """A meter of the peak of this process's tensors on a device. It makes the port's own peak begin anew."""
+
+    def __init__(self, port: DevicePort) -> None:
+        self._port = port
+        self.take()
+
+    def look(self) -> None:
+        """Do nothing, because the device's allocator counts every allocation."""
+
+    def take(self) -> Peak:
+        """Return the peak since the last call, and start the next one."""
+        _, peak_bytes = self._port.memory_allocated()
+        self._port.reset_peak_memory_stats()
+        return Peak(least_bytes=peak_bytes, most_bytes=peak_bytes)
+
+    @property
+    def now_bytes(self) -> int:
+        """Bytes of this process's tensors on the device."""
+        return self._port.memory_allocated()[0]
+
+
 @dataclass(frozen=True, kw_only=True)
 class CapturedBytes:
     """Bytes of states that wait for a checkpoint's disk: the maximum in a step, and the rest at its end."""
@@ -102,7 +125,7 @@ NOTHING_CAPTURED = CapturedBytes(most_bytes=0, now_bytes=0)
 class StepsTaken:
     """The memory of steps besides the accounted bytes: interpreter, libraries, data, and computing itself."""
 
-    def __init__(self, meter: PeakMeter) -> None:
+    def __init__(self, meter: PeakMeter | DeviceMeter) -> None:
         self.steps = 0
         """Number of steps measured so far."""
         self._meter = meter
@@ -178,33 +201,74 @@ def _status() -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLimit:
-    """The memory limit of this process. `directories` on SSDs get what does not fit; empty for none."""
+    """The memory limits of this process, and the places for what does not fit."""
 
-    limit_bytes: int
+    limit_bytes: int | None
+    """Bytes of the memory that computes: the device's in a job on a device. None: only the host's is limited."""
     directories: tuple[str, ...] = ()
+    """Directories on SSDs; empty for none."""
     calls: Calls | None = None
     """System calls for files in the directories, if faults on request replace them."""
+    host_limit_bytes: int | None = None
+    """Bytes of host memory in a job on a device, or None."""
+    host_tier_bytes: int = 0
+    """Bytes of host memory above the directories, for what leaves a device."""
 
     @staticmethod
-    def of(limit_bytes: int | None, told: Directories) -> MemoryLimit | None:
-        """Return the limit, or None without one. Raises ConfigError for directories without a limit.
+    def of(limit_bytes: int | None, told: Directories, host: tuple[int | None, int] = (None, 0)) -> MemoryLimit | None:
+        """Return the limit, or None without one. Raises ConfigError for places without a limit.
 
         Args:
             limit_bytes: Bytes that this process may use, or None.
             told: One directory on an SSD, or several.
+            host: Limit of host memory, or None, and the bytes of the tier in host memory.
         """
         directories = tuple(fspath(each) for each in ([told] if isinstance(told, str | PathLike) else told))
-        if limit_bytes is None and directories:
+        host_limit_bytes, tier_bytes = host
+        if limit_bytes is None and host_limit_bytes is None and directories:
             raise ConfigError(
                 f"{directories[0]} is for what a memory limit leaves no room for: give one too (--memory-limit), or "
                 "leave the directory out (--offload-dir)"
             )
-        return None if limit_bytes is None else MemoryLimit(limit_bytes=limit_bytes, directories=directories)
+        if limit_bytes is None and tier_bytes:
+            raise ConfigError(
+                "--host-tier is host memory for what a limit of device memory leaves no room for: give --memory-limit "
+                "too, or leave it out"
+            )
+        if limit_bytes is None and host_limit_bytes is None:
+            return None
+        return MemoryLimit(
+            limit_bytes=limit_bytes,
+            directories=directories,
+            host_limit_bytes=host_limit_bytes,
+            host_tier_bytes=tier_bytes,
+        )
 
     def __post_init__(self) -> None:
         limit = self.limit_bytes
-        if isinstance(limit, bool) or not (isinstance(limit, int | float) and limit > 0):
+        if limit is not None and (isinstance(limit, bool) or not (isinstance(limit, int | float) and limit > 0)):
             raise ConfigError(
                 f"memory_limit must be a positive number of bytes; got {limit!r}: leave it out to have the limit of "
                 "elastrain run --memory-limit, or none"
             )
+
+    def on(self, port: DevicePort) -> MemoryLimit:
+        """Return the limit for a model on this device. Its `limit_bytes` is a number.
+
+        Raises ConfigError for a limit larger than the device, and for a tier where there is no device.
+        """
+        if port.is_host:
+            if self.host_tier_bytes:
+                raise ConfigError(
+                    "--host-tier is host memory for what leaves a device, and the model is on the CPU, whose memory "
+                    "is the host's: leave it out, and name a directory on an SSD (--offload-dir)"
+                )
+            limits = [each for each in (self.limit_bytes, self.host_limit_bytes) if each is not None]
+            return replace(self, limit_bytes=min(limits), host_limit_bytes=None)
+        _, capacity_bytes = port.mem_get_info()
+        if self.limit_bytes is not None and self.limit_bytes > capacity_bytes:
+            raise ConfigError(
+                f"--memory-limit allows {self.limit_bytes:,} bytes of device memory, and {port.device} has "
+                f"{capacity_bytes:,}: lower the limit, or leave it out; --host-memory-limit bounds the host's memory"
+            )
+        return self if self.limit_bytes is not None else replace(self, limit_bytes=capacity_bytes)

@@ -27,6 +27,8 @@ from torch.optim import Optimizer
 from elastrain.snapshot.digest import combine, digest
 
 Kernel = Callable[..., Tensor]
+_PERIOD = 2039
+"""Number of different inputs of the fixed computations."""
 
 
 class Fixed(NamedTuple):
@@ -53,19 +55,22 @@ def kernel_digests(device: torch.device, fixed: Mapping[str, Fixed] | None = Non
 
 
 def _digest(fixed: Fixed, device: torch.device) -> str:
-    inputs = [_numbers(shape, device).to(fixed.dtype).requires_grad_() for shape in fixed.shapes]
+    inputs = [_numbers(shape, device, fixed.dtype).requires_grad_() for shape in fixed.shapes]
     try:
         result = fixed.run(*inputs)
-        (result * _numbers(tuple(result.shape), device).to(fixed.dtype)).sum().backward()  # type: ignore[no-untyped-call]
+        (result * _numbers(tuple(result.shape), device, fixed.dtype)).sum().backward()  # type: ignore[no-untyped-call]
     except NotImplementedError:
         return "missing"  # not every PrivateUse1 device has all kernels
     return f"{combine(digest(t.contiguous()) for t in (result, *(i.grad for i in inputs)) if t is not None):016x}"
 
 
-def _numbers(shape: tuple[int, ...], device: torch.device) -> Tensor:
+def _numbers(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return varied numbers in (-0.5, 0.5) with the same bits on every machine: integers and one rounded division."""
-    positions = torch.arange(torch.Size(shape).numel(), dtype=torch.int64, device=device)
-    return ((positions * 7919 + 31) % 2039).float().sub(1019).div(2039).view(shape)
+    # They repeat, so that the device needs no memory for their positions: a job's limit counts from its start.
+    numel = torch.Size(shape).numel()
+    positions = torch.arange(min(numel, _PERIOD), dtype=torch.int64, device=device)
+    numbers = ((positions * 7919 + 31) % _PERIOD).float().sub(1019).div(_PERIOD).to(dtype)
+    return numbers.repeat(-(-numel // len(numbers)))[:numel].view(shape)
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[object]:

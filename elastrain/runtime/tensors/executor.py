@@ -146,11 +146,21 @@ class Executor:
         self.checkpoints = checkpoints
         self.books.capture_into(checkpoints.captured)
 
-    def keep_outside(self, devices: Sequence[Device], shards: frozenset[int]) -> None:
-        """Keep the states of these shards on the devices, and all others in memory."""
-        spill = StateSpill(devices)
+    def keep_outside(
+        self, drives: Sequence[Device], shards: frozenset[int], *, tier: Device | None = None, backups: bool = False
+    ) -> None:
+        """Keep the states of these shards on the drives, and all others in memory.
+
+        Args:
+            drives: Drives that take the states.
+            shards: Shards whose states leave.
+            tier: Host memory that is filled before the drives.
+            backups: In a job on a device, whether the shards are those that the member holds in host memory as a
+                backup. Otherwise they are those that lie on the device.
+        """
+        spill = StateSpill(drives, port=self.memory.port, tier=tier)
         for store in self._stores:
-            store.use(spill, shards)
+            store.use(spill, shards, backups=backups)
 
     @property
     def slot_bytes(self) -> int:
@@ -163,11 +173,21 @@ class Executor:
         return slots_bytes + self._tensors.buffers_bytes + self.optimizer.scratch_bytes
 
     def states_bytes(self) -> tuple[int, int]:
-        """Return the bytes of shard states in memory (without the model's own parameters) and on disk."""
+        """Return the bytes of shard states in memory (without the model's own parameters) and on disk.
+
+        In a job on a device, memory means the device's, and backups in host memory are not counted.
+        """
         return sum(s.memory_bytes() for s in self._stores), sum(s.disk_bytes() for s in self._stores)
 
+    def backups_bytes(self) -> int:
+        """Return the bytes of shard states that lie in host memory, in a job on a device."""
+        return sum(store.host_bytes() for store in self._stores)
+
     def memory_bytes(self) -> int:
-        """Return the bytes that this class and the model hold, without states that wait for a checkpoint's disk."""
+        """Return the bytes that this class and the model hold, without states that wait for a checkpoint's disk.
+
+        In a job on a device, they are bytes of the device.
+        """
         return self.model.nbytes + self.gradients_bytes() + self.states_bytes()[0]
 
     @property

@@ -1,4 +1,7 @@
-"""Shard states on the drives of this member: the disk of its snapshot store, over devices of `elastrain.offload`."""
+"""Shard states on the drives of this member: the disk of its snapshot store, over devices of `elastrain.offload`.
+
+In a job on a device, a tier of host memory may lie above the drives.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from elastrain.device.port import DevicePort
+from elastrain.device.same_memory import HOST
 from elastrain.errors import DriveFailedError
-from elastrain.offload.drives.device import Copy, Device
+from elastrain.offload.drives.device import Copy, Device, NoSpaceError
 from elastrain.offload.drives.host_buffers import lease
 from elastrain.offload.errors import CorruptSpillError, OffloadError, SpillReadError, SpillWriteError
 from elastrain.snapshot.store import Stored
@@ -34,13 +39,20 @@ class SpilledState:
 
 
 class StateSpill:
-    """The disk of a snapshot store. It writes each state to the device with the fewest bytes. Used by one thread.
+    """The disk of a snapshot store. It writes each state to the drive with the fewest bytes. Used by one thread.
 
-    Raises DriveFailedError if a device does not take a state, or returns other bytes.
+    Raises DriveFailedError if a drive does not take a state, or returns other bytes.
+
+    Args:
+        drives: Drives, and no tier.
+        port: Device on which the states that are read are used. All copies are waited for.
+        tier: Host memory that is filled before the drives.
     """
 
-    def __init__(self, devices: Sequence[Device]) -> None:
-        self._devices = devices
+    def __init__(self, drives: Sequence[Device], *, port: DevicePort = HOST, tier: Device | None = None) -> None:
+        self._drives = drives
+        self._port = port
+        self._tier = tier
 
     def write(self, shard: int, tensors: Sequence[Tensor]) -> SpilledState:
         """Write the tensors of a state, one after the other."""
@@ -49,12 +61,30 @@ class StateSpill:
         memory = lease(size_bytes=max(1, size_bytes), shift_bytes=0)
         for part, tensor in zip(_parts(memory.storage, likes), tensors, strict=True):
             part.copy_(tensor)
-        device = min(self._devices, key=lambda each: each.used_bytes)
+        image = memory.image[: memory.storage.nbytes()]
+        stored = self._in_tier(image, likes)
+        if stored is not None:
+            return stored
+        device = min(self._drives, key=lambda each: each.used_bytes)
         try:
-            copy = device.write(memory.image[: memory.storage.nbytes()], 0, lambda: False)
+            return SpilledState(device=device, copy=device.write(image, 0, lambda: False), likes=likes)
         except SpillWriteError as fault:
             raise _failed(device, shard, "take", fault) from fault
-        return SpilledState(device=device, copy=copy, likes=likes)
+
+    def _in_tier(self, image: memoryview, likes: Likes) -> SpilledState | None:
+        """Write a state to the tier, and return None if it has no room, but a drive may have."""
+        tier = self._tier
+        if tier is None or (self._drives and not tier.has_room(image.nbytes)):
+            return None
+        try:
+            return SpilledState(device=tier, copy=tier.write(image, 0, lambda: False), likes=likes)
+        except NoSpaceError as full:  # its free memory may lie in several places
+            if self._drives:
+                return None
+            raise DriveFailedError(
+                f"the host memory for what leaves the device is full ({full}): this member ends, and the other holders "
+                "of its shards go on; raise --host-tier, or name a directory (--offload-dir)"
+            ) from full
 
     def read(self, shard: int, stored: Stored) -> list[Tensor]:
         """Return the tensors of a state in new memory."""
@@ -64,7 +94,8 @@ class StateSpill:
             stored.device.read(stored.copy, memory.image, lambda: False)
         except SpillReadError as fault:
             raise _failed(stored.device, shard, "give back", fault) from fault
-        return _parts(memory.storage, stored.likes)
+        parts = _parts(memory.storage, stored.likes)
+        return parts if self._port.is_host else [part.to(self._port.device) for part in parts]
 
     def free(self, stored: Stored) -> None:
         """Free the space of a state on its device."""

@@ -18,7 +18,7 @@ from elastrain.base.environment import EstimateWish
 from elastrain.base.held_folder import held_folder
 from elastrain.base.processes import die_with_parent
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher.agent.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, Script
+from elastrain.launcher.agent.worker_start import HOST_MEMORY_LIMIT, HOST_TIER, MEMORY_LIMIT, OFFLOAD_DIRS, Script
 from elastrain.launcher.cli.commands.bits import bits
 from elastrain.launcher.cli.options.checkpoint_options import CheckpointFlags
 from elastrain.launcher.cli.options.grouped import grouped
@@ -108,7 +108,8 @@ def doctor(
     if question.bits:
         return bits(script, Script.of(script, args or []), as_json=as_json)
     # The script runs as a job of one, as under plain `python`, so variables set by a launcher are removed.
-    around = {name: value for name in (MEMORY_LIMIT, OFFLOAD_DIRS) if (value := inherited(name))}
+    names = (MEMORY_LIMIT, HOST_MEMORY_LIMIT, HOST_TIER, OFFLOAD_DIRS)
+    around = {name: value for name in names if (value := inherited(name))}
     environment = {**without("ELASTRAIN_"), **around, **replace(limits.limit(), stages=question.stages).environment()}
     environment |= {"OMP_NUM_THREADS": inherited("OMP_NUM_THREADS", "1")}
     environment |= written.environment() if written is not None else {}

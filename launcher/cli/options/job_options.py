@@ -11,7 +11,13 @@ from typing import Annotated, ClassVar
 import typer
 
 from elastrain.errors import ConfigError
-from elastrain.launcher.agent.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, WorkerWish
+from elastrain.launcher.agent.worker_start import (
+    HOST_MEMORY_LIMIT,
+    HOST_TIER,
+    MEMORY_LIMIT,
+    OFFLOAD_DIRS,
+    WorkerWish,
+)
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.faults.grammar import read_faults
 from elastrain.launcher.faults.table import CLASSES, Carrier
@@ -25,13 +31,30 @@ SECONDS_OF_A_YEAR = 365 * 86_400.0
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryFlags:
-    """Options for the memory limit of each worker, and for the directories that take what exceeds it."""
+    """Options for the memory limits of each worker, and for the places that take what exceeds them."""
 
     heading: ClassVar = "Memory"
 
     memory_limit: Annotated[
         str | None,
-        typer.Option("--memory-limit", help="What each worker may hold in memory, as 4G or 512M; default: no limit."),
+        typer.Option(
+            "--memory-limit",
+            help="What each worker may hold in memory, as 4G or 512M: in its device's, if it trains on one; default: "
+            "no limit.",
+        ),
+    ] = None
+    host_memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--host-memory-limit",
+            help="What each worker may hold in host memory if it trains on a device, --host-tier included.",
+        ),
+    ] = None
+    host_tier: Annotated[
+        str | None,
+        typer.Option(
+            "--host-tier", help="Host memory for what leaves a worker's device, before it goes to --offload-dir."
+        ),
     ] = None
     offload_dir: Annotated[
         list[Path] | None,
@@ -45,13 +68,22 @@ class MemoryFlags:
     def limit(self) -> WorkerWish:
         """Return the checked options. Workers inherit what is not given from the environment. Raises ConfigError."""
         own = WorkerWish(
-            bytes_per_worker=None if self.memory_limit is None else size_bytes(self.memory_limit, "--memory-limit"),
+            bytes_per_worker=_bytes(self.memory_limit, "--memory-limit"),
+            host_bytes_per_worker=_bytes(self.host_memory_limit, "--host-memory-limit"),
+            host_tier_bytes=_bytes(self.host_tier, "--host-tier"),
             offload_dirs=tuple(each.absolute() for each in self.offload_dir or ()),
         )
         source = "--offload-dir" if own.offload_dirs else OFFLOAD_DIRS
         around = inherited(OFFLOAD_DIRS).split(os.pathsep)
         named = self.offload_dir or [Path(each) for each in around if each]
-        if named and own.bytes_per_worker is None and not inherited(MEMORY_LIMIT):
+        is_limited = own.bytes_per_worker is not None or bool(inherited(MEMORY_LIMIT))
+        if (own.host_tier_bytes or inherited(HOST_TIER)) and not is_limited:
+            raise ConfigError(
+                "--host-tier is host memory for what a limit of device memory leaves no room for: give --memory-limit "
+                "too"
+            )
+        is_limited = is_limited or own.host_bytes_per_worker is not None or bool(inherited(HOST_MEMORY_LIMIT))
+        if named and not is_limited:
             raise ConfigError(
                 f"{source} {named[0]} is for what a memory limit leaves no room for: give --memory-limit too"
             )
@@ -160,6 +192,10 @@ class FaultFlags:
     def read(self) -> tuple[Fault, ...]:
         """Return the faults in the file of --faults. Raises ConfigError."""
         return read_faults(self.faults) if self.faults is not None else ()
+
+
+def _bytes(text: str | None, option: str) -> int | None:
+    return None if text is None else size_bytes(text, option)
 
 
 def size_bytes(text: str, option: str) -> int:

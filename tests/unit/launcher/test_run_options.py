@@ -10,7 +10,14 @@ from typing import get_args
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.launcher.agent.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, Script, WorkerWish
+from elastrain.launcher.agent.worker_start import (
+    HOST_MEMORY_LIMIT,
+    HOST_TIER,
+    MEMORY_LIMIT,
+    OFFLOAD_DIRS,
+    Script,
+    WorkerWish,
+)
 from elastrain.launcher.cli.commands.run import run
 from elastrain.launcher.cli.options.job_options import MemoryFlags, WaitFlags
 from elastrain.launcher.cli.options.node_options import RendezvousFlags, SizeFlags
@@ -41,12 +48,16 @@ def test_options_and_their_defaults_are_frozen_in_the_order_of_the_help() -> Non
 def test_a_limit_of_memory_reaches_workers_by_their_environment_and_not_by_the_launchers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (MEMORY_LIMIT, OFFLOAD_DIRS):
+    for name in (MEMORY_LIMIT, OFFLOAD_DIRS, HOST_MEMORY_LIMIT, HOST_TIER):
         monkeypatch.delenv(name, raising=False)
     limit = MemoryFlags(memory_limit="512M", offload_dir=[tmp_path]).limit()
     assert limit == WorkerWish(bytes_per_worker=512 << 20, offload_dirs=(tmp_path,))
     assert limit.environment() == {MEMORY_LIMIT: str(512 << 20), OFFLOAD_DIRS: str(tmp_path)}
     assert MEMORY_LIMIT not in os.environ
+    both = MemoryFlags(memory_limit="512M", host_memory_limit="2G", host_tier="1G").limit().environment()
+    assert both == {MEMORY_LIMIT: str(512 << 20), HOST_MEMORY_LIMIT: str(2 << 30), HOST_TIER: str(1 << 30)}
+    with pytest.raises(ConfigError, match="--host-tier is host memory for what a limit of device memory leaves no"):
+        MemoryFlags(host_tier="1G").limit()
 
 
 def test_an_interface_names_this_nodes_address() -> None:

@@ -9,23 +9,23 @@ import pytest
 
 from elastrain.errors import ConfigError
 from elastrain.job.placement import Holders
+from elastrain.memory.held_shards import choose_shards, held_by, sums_needed
 from elastrain.memory.memory_budget import (
     Fit,
     Measured,
     Needs,
+    Outside,
     Shortfall,
-    choose_shards,
     copy_budget,
     fit_plan,
-    held_by,
     settle,
     slots_needed,
-    sums_needed,
     too_small,
 )
 from elastrain.runtime.memory.process_memory import MemoryLimit
 
 MIB = 1 << 20
+DISK = Outside(bytes_per_s=1e9)
 NEEDS = Needs(
     base_bytes=100 * MIB,
     parameters_bytes=20 * MIB,
@@ -38,7 +38,7 @@ NEEDS = Needs(
 
 
 def room(limit_mib: int, needs: Needs = NEEDS) -> Fit:
-    found = fit_plan(limit_mib * MIB, needs, has_disk=True, disk_bytes_per_s=1e9)
+    found = fit_plan(limit_mib * MIB, needs, outside=DISK)
     assert isinstance(found, Fit), found.reason
     return found
 
@@ -59,14 +59,12 @@ def test_activations_leave_before_shards_do() -> None:
 
 
 def test_the_smallest_limit_that_works_is_the_one_that_the_sentence_asks_for() -> None:
-    missing = fit_plan(150 * MIB, NEEDS, has_disk=True, disk_bytes_per_s=1e9)
+    missing = fit_plan(150 * MIB, NEEDS, outside=DISK)
     assert isinstance(missing, Shortfall)
     assert missing.missing_bytes == 25 * MIB
     assert "25 MiB too small for this plan: 175 MiB are needed with activations" in missing.reason
     assert "nobody has measured yet" not in missing.reason
-    early = fit_plan(
-        150 * MIB, replace(NEEDS, activations_bytes=0, is_measured=False), has_disk=True, disk_bytes_per_s=1e9
-    )
+    early = fit_plan(150 * MIB, replace(NEEDS, activations_bytes=0, is_measured=False), outside=DISK)
     assert "and more for saved activations, which were not measured yet, 150 MiB allowed" in early.reason
     assert "smaller micro-batches would change the bits" in missing.reason
     assert room(175).activations_bytes == 20 * MIB
@@ -79,11 +77,11 @@ def test_a_directory_without_a_limit_is_refused() -> None:
 
 
 def test_without_a_disk_everything_has_to_fit() -> None:
-    missing = fit_plan(399 * MIB, NEEDS, has_disk=False, disk_bytes_per_s=1e9)
+    missing = fit_plan(399 * MIB, NEEDS, outside=None)
     assert isinstance(missing, Shortfall)
     assert missing.missing_bytes == MIB
     assert "--offload-dir" in missing.reason
-    assert isinstance(fit_plan(400 * MIB, NEEDS, has_disk=False, disk_bytes_per_s=1e9), Fit)
+    assert isinstance(fit_plan(400 * MIB, NEEDS, outside=None), Fit)
 
 
 def test_a_check_takes_the_place_of_states_that_the_first_update_makes() -> None:
@@ -96,7 +94,7 @@ def test_a_check_takes_the_place_of_states_that_the_first_update_makes() -> None
     both = replace(checked, shards_at_check_bytes=50 * MIB)
     assert both.total_bytes == 440 * MIB
     assert room(219, both).shards_on_disk_bytes == 41 * MIB
-    least = fit_plan(214 * MIB, both, has_disk=True, disk_bytes_per_s=1e9)
+    least = fit_plan(214 * MIB, both, outside=DISK)
     assert isinstance(least, Shortfall) and least.missing_bytes == MIB
 
 
@@ -178,7 +176,7 @@ def test_what_was_measured_to_fit_is_not_refused_and_no_shard_leaves_for_an_esti
     settled = settle(200 * MIB, estimate, measured)
     assert isinstance(settled, Fit)
     assert (settled.activations_bytes, settled.shards_on_disk_bytes) == (40 * MIB, 3 * MIB)
-    assert settled.reason == "190 MiB of 200 MiB were held in the last step: it fits as it is"
+    assert settled.reason == "190 MiB of 200 MiB of memory were held in the last step: it fits as it is"
     assert settle(189 * MIB, estimate, measured) is estimate, "the step took more than it may"
 
 

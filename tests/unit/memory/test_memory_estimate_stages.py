@@ -168,7 +168,7 @@ def test_a_limit_that_is_too_small_names_the_costliest_block_and_what_would_fit(
 
 def test_only_rank_0_is_refused_for_what_all_blocks_take_at_the_end() -> None:
     # Whatever they take of the steps: the end is made the narrowest moment of both.
-    def short_at_the_end(_: Limit, needs: Needs) -> Fit | Shortfall:
+    def short_at_the_end(_: Limit, needs: Needs, __: object) -> Fit | Shortfall:
         if needs.gradients_bytes > 12 * MIB:
             return Fit(activations_bytes=0, shards_on_disk_bytes=0, reason="")
         return Shortfall(missing_bytes=1, reason="too small")

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from elastrain.job.placement import Holders
-from elastrain.memory.memory_budget import Needs, at_the_end, held_by, shards_bytes, slots_needed, sums_bytes
+from elastrain.memory.held_shards import held_by, shards_bytes, sums_bytes
+from elastrain.memory.memory_budget import Needs, at_the_end, slots_needed
 from elastrain.memory.pipeline_memory import Lack, Load, ModelBytes, TaskBytes, advice, heaviest_bytes, task_bytes
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor, IllegalCut
 from elastrain.pipeline.open_tasks import StepShape

@@ -90,10 +90,10 @@ def test_a_weight_on_the_device_costs_one_wait_and_one_in_host_memory_none() -> 
 
 def test_a_device_without_float64_is_refused_by_name() -> None:
     port = device_of(torch.device("late"))
-    refused.check(port, nn.Linear(2, 2), has_limit=False)
+    refused.check(port, nn.Linear(2, 2))
     late.configure(float64=False)
     try:
         with pytest.raises(ConfigError, match="late:0 does not compute in float64"):
-            refused.check(port, nn.Linear(2, 2), has_limit=False)
+            refused.check(port, nn.Linear(2, 2))
     finally:
         late.configure(float64=True)

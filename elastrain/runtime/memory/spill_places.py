@@ -1,0 +1,86 @@
+"""The places for what leaves a member's memory: a tier of host memory in a job on a device, and drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastrain.errors import ConfigError
+from elastrain.memory.memory_budget import Outside
+from elastrain.offload.activations.hooks import ActivationOffload, OffloadConfig
+from elastrain.offload.drives.device import HOLES_SHARE, Device
+from elastrain.offload.drives.port import IoEngine
+from elastrain.offload.drives.posix import PosixEngine
+from elastrain.offload.drives.sharing import shared
+from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.lifetimes.pieces.cuda import host_tier
+from elastrain.offload.planning.profile import Profile
+from elastrain.runtime.memory.process_memory import MemoryLimit
+
+TIER, DRIVES = "host memory", "disk"
+"""Names of the places in sentences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpillPlaces:
+    """The open places, and the offload of activations to them; None where nothing can leave.
+
+    Activations and optimizer states share the tier. On each drive they have a slab each.
+    """
+
+    offload: ActivationOffload | None = None
+    drives: tuple[Device, ...] = ()
+    """Drives of optimizer states."""
+    tier: Device | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """True if activations and states can leave memory."""
+        return self.offload is not None
+
+    def outside(self) -> Outside:
+        """Return the places as decisions need them. The rate is the drives', or the tier's where there are none."""
+        tier, slow = self.tier, self.drives or (() if self.tier is None else (self.tier,))
+        return Outside(
+            bytes_per_s=sum(each.rate_bytes_per_s() for each in slow) or 1.0,
+            name=" and ".join([TIER] * (tier is not None) + [DRIVES] * bool(self.drives)) or DRIVES,
+            room_bytes=None if self.drives or tier is None else int((tier.quota_bytes or 0) * (1 - HOLES_SHARE)),
+        )
+
+    def close(self) -> None:
+        """Give the space back. What lies there is lost."""
+        if self.offload is not None:
+            self.offload.close()
+        for drive in (*self.drives, *(() if self.tier is None else (self.tier,))):
+            drive.close()
+
+
+def open_places(
+    limit: MemoryLimit, member: str, run_dir: Path | None, describe: Callable[[Profile], Profile]
+) -> SpillPlaces:
+    """Open the directories and the tier of a limit. Workers of a node share drives by `run_dir`.
+
+    Raises ConfigError for a directory that is unfit, and for a tier that the machine has no memory for.
+    """
+    if not limit.directories and not limit.host_tier_bytes:
+        return SpillPlaces()
+    try:
+        config = OffloadConfig(
+            dirs=limit.directories, run_dir=run_dir, member=member, has_tier=limit.host_tier_bytes > 0
+        )
+        tier = host_tier(limit.host_tier_bytes) if limit.host_tier_bytes else None
+        opened: list[IoEngine | Device] | None = None
+        if tier is not None or limit.calls is not None:
+            opened = [_engine(limit, each, run_dir) for each in limit.directories]
+            opened = opened if tier is None else [tier, *opened]
+        offload = ActivationOffload(config, engines=opened, describe=describe)
+        drives = tuple(Device(_engine(limit, each, run_dir), threads=0) for each in limit.directories)
+    except OffloadConfigError as error:
+        raise ConfigError(str(error)) from None
+    return SpillPlaces(offload=offload, drives=drives, tier=tier)
+
+
+def _engine(limit: MemoryLimit, directory: str, run_dir: Path | None) -> IoEngine:
+    engine = PosixEngine(directory) if limit.calls is None else PosixEngine(directory, calls=limit.calls)
+    return shared(engine, directory, run_dir)
