@@ -258,13 +258,17 @@ def doctor_wish() -> EstimateWish | BitsWish | None:
     return EstimateWish(**json.loads(memory)) if memory else BitsWish(**json.loads(bits)) if bits else None
 
 
-def stages() -> int | None:
-    """Return the number of members per pipeline that the launcher was given, or None.
+AUTO = "auto"
+"""The value of `--stages` that asks for as few members per pipeline as have room in memory."""
+
+
+def stages() -> int | str | None:
+    """Return the number of members per pipeline that the launcher was given, AUTO, or None.
 
     Raises ValueError for other text.
     """
     told = _told("ELASTRAIN_STAGES")
-    return int(told) if told else None
+    return told if told == AUTO else int(told) if told else None
 
 
 def host_memory() -> tuple[int | None, int]:

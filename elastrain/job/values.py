@@ -57,7 +57,7 @@ class Pipelining:
     """Settings of a job that computes in pipelines. They say how a step is cut into tasks."""
 
     stages: int
-    """Members per pipeline, as requested; at least 2."""
+    """Members per pipeline, as requested; at least 2. 0: as few as have room in memory (`--stages auto`)."""
     micro_batches: int
     """Micro-batches of one step."""
     run_length: int
@@ -66,12 +66,13 @@ class Pipelining:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedGraph:
-    """Result of a member's tracing pass. It is the same on all members of a job."""
+    """Result of a member's tracing pass. Graph and places are the same on all members of a job."""
 
     graph: BlockGraph
-    # Layout blocks own parameters, and graph blocks are entered by a forward. Neither list is a part of the other.
     places: tuple[int, ...]
-    """Per block of the layout, the block of the graph that it is computed with."""
+    """Per block of the layout (these own parameters), the block of the graph (these are entered) that it goes with."""
+    fewest: int = 1
+    """With `--stages auto`: the fewest members per pipeline for which the member that has traced has room."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,7 +123,8 @@ class MemberAccount:
         """Bytes of slots, sums, kept gradients and scratch of updates."""
         if self.is_over:
             return 0
-        stages = self.shape.pipelining.stages if self.shape.pipelining is not None else 1
+        # With `--stages auto` any number of pipelines may follow.
+        stages = (self.shape.pipelining.stages if self.shape.pipelining is not None else 1) or 1
         # One more than replicas: after a loss, another member takes over some runs of a block.
         makers = min(len(self.view.members), len(self.view.members) // stages + 1)
         slots_bytes = self.slots * self.sizes.slot_bytes + self.tasks.gradients_bytes

@@ -39,6 +39,8 @@ class ScriptNeeds:
     None: the job writes no checkpoint.
     """
     limit: Limit | None = None
+    fewest: int = 0
+    """With `--stages auto`: the members per pipeline. 0 before they are found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,22 @@ def state_memory(
     return tuple(_member(script, view, member.id, traced) for member in view.members)
 
 
+def with_stages_found(script: ScriptNeeds, nodes: Mapping[str, str], traced: ModelBytes) -> ScriptNeeds:
+    """Return the needs with the fewest members per pipeline that fit, if `--stages auto` asks for them.
+
+    If none fits, pipelines are as long as the legal cuts and members allow.
+    """
+    if script.shape.pipelining is None or script.shape.pipelining.stages:
+        return script
+    # By the account of every member, which a worker makes of its own places only.
+    found = script
+    for fewest in range(1, min(len(nodes), len(traced.graph.units)) + 1):
+        found = replace(script, fewest=fewest)
+        if not any(each.shortfall for each in state_memory(found, nodes, traced)):
+            break
+    return found
+
+
 def _member(script: ScriptNeeds, view: View, me: str, traced: ModelBytes | None) -> MemberBytes:
     shape, moments, shortfall = script.shape, list[HeldAt](), ""
     # No member holds anything yet: the first view makes its placement in the same way.
@@ -116,7 +134,8 @@ def _stretches(
     shape, view, me, whole_bytes = account.shape, account.view, account.me, script.sizes.whole_bytes
     (begun, _), its = account.placements, shape.pipelining
     assert its is not None
-    plan = first_plan(model.graph, view.ids, PlanWish(stages=its.stages, runs=shape.runs))
+    wish = PlanWish(stages=its.stages or script.fewest, runs=shape.runs, is_least=not its.stages)
+    plan = first_plan(model.graph, view.ids, wish)
     step = StepShape(
         number=0, micro_batches=its.micro_batches, run_length=its.run_length, blocks=len(model.graph.blocks)
     )

@@ -131,6 +131,17 @@ def check_stages(graph: BlockGraph, stages: int) -> None:
         raise CutError(f"stages={stages} asks for {cuts}, and {_allowed(graph)}: {_advice(graph)}")
 
 
+def uncut(graph: BlockGraph) -> str:
+    """Return the sentence for `--stages auto` if no cut is legal, else ""."""
+    if graph.legal_cuts:
+        return ""
+    why = "name smaller blocks"
+    if graph.illegal:
+        first = graph.illegal[0]
+        why = f"mend what forbids cuts (before block {graph.blocks[first.cut]!r}: {first.why})"
+    return f"--stages auto: no cut of this model is legal, so every member computes the whole model; to cut it, {why}"
+
+
 def _allowed(graph: BlockGraph) -> str:
     if not graph.legal_cuts:
         return "no cut of this model is legal"

@@ -24,6 +24,8 @@ class PlanWish:
 
     stages: int
     runs: int
+    is_least: bool = False
+    """True if pipelines of fewer members have no room in memory (`--stages auto`)."""
 
 
 @dataclass
@@ -40,10 +42,16 @@ class _Line:
         return len(self.staying) + len(self.coming)
 
 
-def pipelines_wanted(graph: BlockGraph, members: int, stages: int) -> int:
-    """Return members / stages, rounded half up, but at least 1 and enough pipelines that every member gets a unit."""
+def pipelines_wanted(graph: BlockGraph, members: int, wish: PlanWish) -> int:
+    """Return members / stages, rounded half up, but at least 1 and enough pipelines that every member gets a unit.
+
+    Where no pipeline may have fewer members, it is rounded down.
+    """
+    if wish.is_least:
+        # Half a pipeline would leave its members more blocks than they have room for.
+        return min(members, max(1, members // wish.stages, ceil(members / len(graph.units))))
     # Half rounds up: two pipelines of two that lose a member stay two, and a replacement finds its place again.
-    rounded = (2 * members + stages) // (2 * stages)
+    rounded = (2 * members + wish.stages) // (2 * wish.stages)
     return min(members, max(1, rounded, ceil(members / len(graph.units))))
 
 
@@ -55,7 +63,7 @@ def first_plan(graph: BlockGraph, members: Sequence[str], wish: PlanWish) -> Pip
     """
     # Checked again here although the caller may have checked: the search below needs enough legal cuts.
     check_stages(graph, wish.stages)
-    count = pipelines_wanted(graph, len(members), wish.stages)
+    count = pipelines_wanted(graph, len(members), wish)
     everything = dict.fromkeys(members, frozenset(range(len(graph.blocks))))
     lines, start = [], 0
     for index in range(count):
@@ -91,15 +99,15 @@ def next_plan(
     # Blocks adopted in the open step count as held, or the next plan would send them once more.
     has = {m: blocks | (adopted or {}).get(m, frozenset()) for m, blocks in held(plan).items() if m in members}
     has.update({m: frozenset((adopted or {}).get(m, frozenset())) for m in members if m not in has})
-    ordered = [_cut(graph, line, has) for line in _regrouped(graph, plan, members, wish.stages)]
+    ordered = [_cut(graph, line, has) for line in _regrouped(graph, plan, members, wish)]
     return _plan(graph, ordered, wish.runs)
 
 
-def _regrouped(graph: BlockGraph, plan: PipelinePlan, members: Sequence[str], stages: int) -> list[_Line]:
+def _regrouped(graph: BlockGraph, plan: PipelinePlan, members: Sequence[str], wish: PlanWish) -> list[_Line]:
     """Assign members to pipelines; cuts and order come later."""
     lines = _survivors(plan, frozenset(members))
     # The number of pipelines is fixed first, because a newcomer may open another pipeline.
-    wanted = pipelines_wanted(graph, len(members), stages)
+    wanted = pipelines_wanted(graph, len(members), wish)
     known = set(plan.members)
     free = [member for member in members if member not in known]
     while len(lines) > wanted:
@@ -110,7 +118,7 @@ def _regrouped(graph: BlockGraph, plan: PipelinePlan, members: Sequence[str], st
     for member in free:
         # The shortest pipeline is the slowest and has the most loaded members, so one more helps most there.
         min(lines, key=lambda line: line.length).coming.append(member)
-    return _fitting(graph, lines)
+    return _fitting(graph, _lengthened(lines, wish.stages) if wish.is_least else lines)
 
 
 def _survivors(plan: PipelinePlan, alive: Collection[str]) -> list[_Line]:
@@ -121,6 +129,16 @@ def _survivors(plan: PipelinePlan, alive: Collection[str]) -> list[_Line]:
         lines.append(_Line([m for m in pipeline.members if m in alive and m not in placed], [], pipeline))
         placed.update(pipeline.members)
     return [line for line in lines if line.staying]
+
+
+def _lengthened(lines: list[_Line], least: int) -> list[_Line]:
+    """Move members of longer pipelines to those that have fewer than `least`."""
+    # Members of a long pipeline are taken from its end, so that the others keep their places.
+    while True:
+        shortest, longest = min(lines, key=lambda line: line.length), max(lines, key=lambda line: line.length)
+        if shortest.length >= least or longest.length - shortest.length < 2:
+            return lines
+        shortest.coming.append((longest.coming or longest.staying).pop())
 
 
 def _taken(lines: list[_Line]) -> str:

@@ -276,6 +276,8 @@ class HasTraced:
     """A notice that the sender's tracing pass is over. It may get tasks of the job's first step."""
 
     graph: BlockGraph
+    fewest: int = 1
+    """With `--stages auto`: the fewest members per pipeline for which the sender has room."""
 
 
 # A record has only the digest of a plan that stays. A newcomer, and a member that has missed a record, lack the plan.

@@ -120,10 +120,10 @@ def assemble(
 ) -> Prepared:
     """Make all parts of a worker and connect them. Raises ConfigError if something cannot be prepared."""
     port = device_of(compute_device(request.model))
-    mesh = open_mesh(chosen.environment, connections, port, are_blocks_apart=chosen.settings.stages > 1)
+    mesh = open_mesh(chosen.environment, connections, port, are_blocks_apart=chosen.settings.is_pipelined)
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
     memory = TensorMemory(mesh.memory.empty, mesh.memory.scratch, port)
-    state = ModelState(request.model, layout, memory.empty, apart=chosen.settings.stages > 1)
+    state = ModelState(request.model, layout, memory.empty, apart=chosen.settings.is_pipelined)
     shape = _shape(request, layout, chosen, state)
     handover = _handover(connections, mesh, port)
     norm = request.max_grad_norm
@@ -169,11 +169,11 @@ def _shape(request: Request, layout: Layout, chosen: Chosen, state: ModelState) 
 
 
 def _pipelines(request: Request, settings: Settings, parts: StepParts, engine: EngineParts) -> Pipelines | None:
-    if settings.stages == 1:
+    if not settings.is_pipelined:
         return None
     wish = PipelineWish(
         model=request.model,
-        stages=settings.stages,
+        stages=settings.least_stages,
         allocate=engine.mesh.memory.scratch,
         traced=None if engine.memory is None else engine.memory.work.trace,
     )

@@ -79,7 +79,7 @@ def init(
     cross_check_every: int = 0,
     memory_limit: int | None = None,
     offload_dirs: Directories = (),
-    stages: int | None = None,
+    stages: int | str | None = None,
 ) -> Job:
     """Enter the job, and seed Python, NumPy and torch so that every member builds the same model.
 
@@ -99,7 +99,8 @@ def init(
             changes.
         offload_dirs: Directory on an SSD, or several (default: `--offload-dir`), for what exceeds the limit. It takes
             activations first, then optimizer shards.
-        stages: Members of a pipeline, each with some blocks of the model. Default: `--stages`, else 1. No bit changes.
+        stages: Members of a pipeline, each with some blocks of the model; "auto": the fewest that have room in memory.
+            Default: `--stages`, else 1. No bit changes.
 
     Raises:
         ConfigError: A value is bad, or this worker has entered a job before.

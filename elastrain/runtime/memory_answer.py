@@ -16,7 +16,7 @@ from elastrain.base.environment import EstimateWish
 from elastrain.errors import ConfigError
 from elastrain.job.layout import Layout
 from elastrain.memory.member_account import Limit
-from elastrain.memory.memory_estimate import ScriptNeeds, state_memory
+from elastrain.memory.memory_estimate import ScriptNeeds, state_memory, with_stages_found
 from elastrain.memory.pipeline_memory import ModelBytes
 from elastrain.runtime.assembly import Chosen, Request
 from elastrain.runtime.io.loop_channel import LoopChannel
@@ -69,12 +69,13 @@ class MemoryEstimate:
 
     def answer(self, traced: ModelBytes | None = None) -> NoReturn:
         """Write the bytes that each member will hold, and end the process. Raises SystemExit."""
-        stated = state_memory(self._needs, self._wish.members, traced)
+        needs = self._needs if traced is None else with_stages_found(self._needs, self._wish.members, traced)
+        stated = state_memory(needs, self._wish.members, traced)
         members = [{**asdict(each), **each.worst.told, "moments": [at.told for at in each.moments]} for each in stated]
         told = {
             "backups": self._needs.shape.backups,
             "limit": self._chosen.limit.limit_bytes if self._chosen.limit else None,
-            "stages": self._chosen.settings.stages,
+            "stages": needs.fewest or self._chosen.settings.stages,
             "members": members,
         }
         self._wish.answer(json.dumps(told))
@@ -88,7 +89,7 @@ class MemoryEstimate:
         parts = parts_without_job(request, self._model, settings)
         wish = PipelineWish(
             model=request.model,
-            stages=settings.stages,
+            stages=settings.least_stages,
             allocate=in_private_memory,
             traced=lambda traced, places: self.answer(model_bytes(self._model, traced, places)),
         )

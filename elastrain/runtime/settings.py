@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elastrain.base.environment import told_to_libraries
+from elastrain.base.environment import AUTO, told_to_libraries
 from elastrain.device import VARIABLES, DevicePort, device_of, switches
 from elastrain.errors import ConfigError
 from elastrain.job.layout import Layout
@@ -40,7 +40,8 @@ class Settings:
     deterministic: bool
     cross_check_every: int = 0
     audit: int | str = 0
-    stages: int = 1
+    stages: int | str = 1
+    """Members per pipeline; AUTO: as few as have room in memory."""
 
     def __post_init__(self) -> None:
         if not _is_whole(self.seed, 0):
@@ -57,13 +58,23 @@ class Settings:
             raise ConfigError(f"audit must be a whole number from 0 on, or 'all'; got {self.audit!r}")
         if self.audit and not self.deterministic:
             raise ConfigError("audits compare gradients to the bit: they need deterministic=True")
-        if not _is_whole(self.stages, 1):
-            raise ConfigError(f"stages must be a whole number from 1 on; got {self.stages!r}")
-        if self.stages > 1 and (self.audit or self.cross_check_every):
+        if self.stages != AUTO and not _is_whole(self.stages, 1):
+            raise ConfigError(f"stages must be a whole number from 1 on, or 'auto'; got {self.stages!r}")
+        if self.is_pipelined and (self.audit or self.cross_check_every):
             raise ConfigError(
                 f"with --stages {self.stages} no member computes a whole micro-batch that another could compare: leave "
                 "job.audit(…) and cross_check_every out, or use one stage"
             )
+
+    @property
+    def is_pipelined(self) -> bool:
+        """True if members compute in pipelines. With AUTO these may have one member each."""
+        return self.stages != 1
+
+    @property
+    def least_stages(self) -> int:
+        """Members per pipeline at the least."""
+        return 1 if self.stages == AUTO else int(self.stages)
 
     def check(self, layout: Layout) -> None:
         """Raise ConfigError if these settings do not suit the model."""
@@ -77,7 +88,7 @@ class Settings:
     def check_registered(self, model: nn.Module, registered: Mapping[str, Any]) -> None:
         """Raise ConfigError if the script keeps an average of a model of which no member has all parameters."""
         shapes = [each.shape for each in model.parameters()]
-        for name, thing in registered.items() if self.stages > 1 else ():
+        for name, thing in registered.items() if self.is_pipelined else ():
             if isinstance(thing, nn.Module) and [each.shape for each in thing.parameters()] == shapes:
                 raise ConfigError(
                     f"{name!r} is registered and has the parameters of the model, as an average of them has: with "
@@ -118,9 +129,13 @@ class Settings:
         )
 
     def _pipelining(self, micro_batches: int) -> Pipelining | None:
-        if self.stages == 1:
+        if not self.is_pipelined:
             return None
-        return Pipelining(stages=self.stages, micro_batches=micro_batches, run_length=self.run_length)
+        return Pipelining(
+            stages=0 if self.stages == AUTO else self.least_stages,
+            micro_batches=micro_batches,
+            run_length=self.run_length,
+        )
 
     @property
     def audit_plan(self) -> AuditPlan:
@@ -163,13 +178,13 @@ class Settings:
         }
 
 
-def stages_of(of_script: int | None, of_launcher: int | None) -> int:
-    """Return the number of stages that `init` or the command line gave, else 1. Raises ConfigError if they differ."""
+def stages_of(of_script: int | str | None, of_launcher: int | str | None) -> int | str:
+    """Return the stages that `init` or the command line gave, else 1. Raises ConfigError if they differ."""
     said = [each for each in (of_launcher, of_script) if each is not None]
     if len(set(said)) > 1:
         raise ConfigError(
-            f"elastrain run --stages {of_launcher} and init(stages={of_script}) ask for different pipelines: leave one "
-            "of them out"
+            f"elastrain run --stages {of_launcher} and init(stages={of_script!r}) ask for different pipelines: leave "
+            "one of them out"
         )
     return said[0] if said else 1
 

@@ -178,14 +178,19 @@ class WorkerWish:
     bytes_per_worker: int | None = None
     offload_dirs: tuple[Path, ...] = ()
     """Directories for data that exceeds the memory limit."""
-    stages: int | None = None
-    """Number of members of a pipeline."""
+    stages: int | str | None = None
+    """Number of members of a pipeline, or AUTO."""
     shares_compile_cache: bool = False
     """True if nodes give the results of torch's compilers to one another. They are code."""
     host_bytes_per_worker: int | None = None
     """Limit of host memory, in a job on a device."""
     host_tier_bytes: int | None = None
     """Host memory above the directories, for data that leaves a device."""
+
+    @property
+    def least_members(self) -> int:
+        """The fewest members with which the job can begin."""
+        return self.stages if isinstance(self.stages, int) else 1
 
     def environment(self) -> dict[str, str]:
         """Return the options as environment variables for workers."""

@@ -162,7 +162,7 @@ class RunOptions:
         if node is None:
             return alone
         # A running job continues with any number of nodes, and so does a later life of it.
-        least = Least(nodes=size.nodes_min, members=self.wish.stages or 1) if life.is_first else Least()
+        least = Least(nodes=size.nodes_min, members=self.wish.least_members) if life.is_first else Least()
         places = NodePlaces(nodes=size.nodes_max, spares=size.spares, quarantine=size.quarantine)
         return replace(alone, node=node, incarnation=incarnation, least=least, places=places)
 

@@ -143,7 +143,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
             OpenWork,
             pending=tuples(ints),
             fixed=ints,
-            traced=st.none() | st.builds(TracedGraph, graph=graphs, places=tuples(ints)),
+            traced=st.none() | st.builds(TracedGraph, graph=graphs, places=tuples(ints), fewest=ints),
             tasks=tuples(
                 st.builds(
                     TaskProgress,
@@ -234,7 +234,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     EndsBefore: st.builds(EndsBefore, step=ints, is_checkpoint_wished=st.booleans()),
     TakeLast: st.builds(TakeLast, step=ints),
     HasAll: st.builds(HasAll, step=ints),
-    HasTraced: st.builds(HasTraced, graph=graphs),
+    HasTraced: st.builds(HasTraced, graph=graphs, fewest=ints),
     GoesOn: st.builds(GoesOn, step=ints),
     InEvaluation: st.builds(
         InEvaluation, name=evaluations, plan=names, batches=ints, done=tuples(st.tuples(ints, names, names))

@@ -24,7 +24,7 @@ from elastrain.member.state.member_views import Views
 from elastrain.member.state.runs import Runs
 from elastrain.memory.pipeline_memory import Load
 from elastrain.pipeline.actions import ActionKind, TaskAction
-from elastrain.pipeline.graph import BlockGraph, check_stages
+from elastrain.pipeline.graph import check_stages
 from elastrain.pipeline.open_tasks import StepShape, TaskDesk, TaskProgress, readers
 from elastrain.pipeline.pipeline_plan import BoundaryName, PipelinePlan, routes
 from elastrain.pipeline.planning import PlanWish, first_plan
@@ -46,8 +46,10 @@ class Tracing(MemberPart):
         self._views = views
         self._commit = commit
         self._out = out
-        self._told: dict[str, BlockGraph] = {}
-        """Member of the view -> the graph that it has traced."""
+        self._told: dict[str, HasTraced] = {}
+        """Member of the view -> the graph that it has traced, and the fewest stages for which it has room."""
+        self._fewest = 0
+        """With `--stages auto`: members per pipeline, as agreed for the first plan. 0: not known here."""
 
     @property
     def awaits_plan(self) -> bool:
@@ -63,26 +65,26 @@ class Tracing(MemberPart):
         assert self.pipelining is not None
         self.traced, self.sizes = event.model, (event.gradient_bytes, event.saved_bytes)
         try:
-            check_stages(event.model.graph, self.pipelining.stages)
+            check_stages(event.model.graph, self.pipelining.stages or 1)
         except ConfigError as error:
             self._out.fail("ConfigError", str(error))
             return
         # Every later plan comes with a record, so the graph of a later newcomer is not needed.
         if self._commit.is_initial:
-            self._told[self._me] = event.model.graph
-            self._out.send_all(self._views.others, HasTraced(graph=self._told[self._me]))
+            self._told[self._me] = told = _told_of(event.model)
+            self._out.send_all(self._views.others, told)
 
     @handles(HasTraced)
     def on_told(self, source: str, message: HasTraced) -> None:
         """Note the graph that a member has traced."""
-        self._told[source] = message.graph
+        self._told[source] = message
 
     def take_up(self, reports: Mapping[str, Report], plan: PipelinePlan | None) -> None:
         """Take up what the reports say of graphs. `plan`: the open step's plan, if any member of the view knows it."""
         told = {member: report.work.traced for member, report in reports.items()}
         # This member may have traced after its own report. The others get its graph by message then.
         told[self._me] = self.traced
-        self._told = {member: traced.graph for member, traced in told.items() if traced is not None}
+        self._told = {member: _told_of(traced) for member, traced in told.items() if traced is not None}
         self.plan = plan if self._commit.is_initial else None
 
     def begin(self, step: int) -> None:
@@ -97,13 +99,28 @@ class Tracing(MemberPart):
         if self.traced is None or self.pipelining is None or not self._told.keys() >= set(members):
             return None
         for member in members:
-            if (where := self._told[members[0]].difference(self._told[member])) is not None:
-                told = {each: self._told[each].digest() for each in (members[0], member)}
+            if (where := self._told[members[0]].graph.difference(self._told[member].graph)) is not None:
+                told = {each: self._told[each].graph.digest() for each in (members[0], member)}
                 self._out.fail("DivergedError", different_graphs(self._commit.step + 1, told, where))
                 return None
-        wish = PlanWish(stages=self.pipelining.stages, runs=runs)
-        self.plan = first_plan(self.traced.graph, members, wish)
+        # By what all members have told, so that all come to the same plan. The member with least room decides.
+        self._fewest = max(self._told[member].fewest for member in members)
+        self.plan = first_plan(self.traced.graph, members, self.wish(runs))
         return self.plan
+
+    def wish(self, runs: int, present: PipelinePlan | None = None) -> PlanWish:
+        """Return what every plan is to keep to. `present`: the plan in force, if there is one."""
+        assert self.pipelining is not None and self.traced is not None
+        if self.pipelining.stages:
+            return PlanWish(stages=self.pipelining.stages, runs=runs)
+        # A newcomer has not heard what was agreed. Its peers have room for what they compute.
+        shortest = min((len(each.members) for each in present.goal.pipelines), default=1) if present is not None else 1
+        stages = min(self._fewest or shortest, len(self.traced.graph.units))
+        return PlanWish(stages=stages, runs=runs, is_least=True)
+
+
+def _told_of(traced: TracedGraph) -> HasTraced:
+    return HasTraced(graph=traced.graph, fewest=traced.fewest)
 
 
 class Tasks(MemberPart):

@@ -25,7 +25,7 @@ from elastrain.pipeline.planner.plan_choice import PlanQuestion
 from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, memory_of
 from elastrain.pipeline.planner.plan_vote import PlanVote, ToldMemory
 from elastrain.pipeline.planner.step_profile import JobProfile, Measured, StepRates, fitted, profile_of, with_rates
-from elastrain.pipeline.planning import PlanWish, first_plan, next_plan, pipelines_wanted
+from elastrain.pipeline.planning import first_plan, next_plan, pipelines_wanted
 
 FLOPS_PER_S = 1e12
 """Speed with which a profile begins. Every block is measured before the planner is asked."""
@@ -158,7 +158,8 @@ class Proposals(MemberPart):
         room = PlanRoom(profile=self._profile, memory=memory, run_length=pipelining.run_length)
         # Without memory limits the wished stages are all that is said about what a member can compute. What is free
         # says how many micro-batches may be in flight, but not what longer stretches take besides.
-        count = pipelines_wanted(traced.graph, len(members), pipelining.stages)
+        wish = self._tracing.wish(self._shape.runs, plan)
+        least = wish.stages if wish.is_least else len(members) // pipelines_wanted(traced.graph, len(members), wish)
         return PlanQuestion(
             members=members,
             graph=traced.graph,
@@ -167,7 +168,7 @@ class Proposals(MemberPart):
             present=plan,
             run_length=pipelining.run_length,
             memory=memory_of(room, told, plan),
-            least_members=1 if all(its.has_limit for its in told.values()) else len(members) // count,
+            least_members=1 if all(its.has_limit for its in told.values()) else least,
         )
 
     def _propose(self) -> PipelinePlan | None:
@@ -178,7 +179,8 @@ class Proposals(MemberPart):
         # The plan has the members that vote, since these have traced, except for those that a newer view has lost.
         newest = self._views.newest
         members = [m for m in self._views.view.ids if newest is None or m in newest]
-        wish, present = PlanWish(stages=pipelining.stages, runs=self._shape.runs), self._commit.plan
+        present = self._commit.plan
+        wish = self._tracing.wish(self._shape.runs, present)
         if present is None:
             return first_plan(traced.graph, members, wish)
         if self._answer is not None and self._answer.answer is not None and self._is_about_now(self._answer):

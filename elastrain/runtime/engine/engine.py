@@ -33,19 +33,11 @@ from elastrain.runtime.engine.planner_thread import answer_later, memory_seen
 from elastrain.runtime.engine.sender import Sender
 from elastrain.runtime.engine.slot_assignment import SlotAssignment
 from elastrain.runtime.faults.armed import ArmedFaults
+from elastrain.runtime.io import loop_channel as lc
 from elastrain.runtime.io.agent_link import AgentLink, journalled
 from elastrain.runtime.io.journal import Journal, Notes
-from elastrain.runtime.io.loop_channel import (
-    BoundaryMade,
-    LoopChannel,
-    LoopFailed,
-    LoopOver,
-    StatesGiven,
-    StepBegun,
-    Told,
-    TryAgain,
-)
 from elastrain.runtime.memory.memory_keeper import MemoryKeeper
+from elastrain.runtime.memory.stages_choice import with_stages
 from elastrain.runtime.tensors.executor import Executor
 
 
@@ -57,7 +49,7 @@ class EngineParts:
     beacon: Beacon
     agent: AgentLink
     executor: Executor
-    handover: LoopChannel
+    handover: lc.LoopChannel
     faults: ArmedFaults
     journal: Journal
     memory: MemoryKeeper | None
@@ -200,15 +192,18 @@ class Engine:
             case am.Stop():
                 raise errors.StoppedError(message.reason)
 
-    def _on_told(self, told: Told) -> None:
+    def _on_told(self, told: lc.Told) -> None:
         match told:
-            case TryAgain():
+            case lc.TryAgain():
                 self._handing.give_again(told)
-            case LoopFailed(error=error):
+            case lc.LoopFailed(error=error):
                 raise error
-            case BoundaryMade():
+            case lc.BoundaryMade():
                 self._handle(self._handing.keep(told))
-            case StepBegun(event=event):
+            case p.Traced() if self.view is not None:
+                memory = memory_seen(self._parts.memory, self._parts.executor, self._parts.handover, self.view).memory
+                self._handle(with_stages(told, self._core, self._parts.executor, memory))
+            case lc.StepBegun(event=event):
                 self._parts.executor.begin_step(event.step, told.hyper, told.payload)
                 self._outgoing.use_loop_payload(told.payload)
                 self._handle(event)
@@ -255,7 +250,7 @@ class Engine:
             case p.HoldBlocks():
                 self._hold_blocks(command)
             case p.StateFetched():
-                self._parts.handover.give(StatesGiven(self._parts.executor.books.take_fetched()))
+                self._parts.handover.give(lc.StatesGiven(self._parts.executor.books.take_fetched()))
             case p.ChoosePlan():
                 answer_later(command, self._parts.handover.tell, self._notes.decided, self._parts.memory)
             case p.EvaluateBatch() | p.EvaluationEnded():
@@ -307,7 +302,7 @@ class Engine:
                 reason = f"member {me} was removed from the job: start it again to join anew"
                 self._give_up(errors.StoppedError(reason))
             case p.Leave():
-                handover.give(LoopOver(overruled=command.overruled, last=self._core.record))
+                handover.give(lc.LoopOver(overruled=command.overruled, last=self._core.record))
 
     def _edit(self, view: View) -> None:
         before, self.view = self.view, view

@@ -39,6 +39,7 @@ class LeftGradients:
 
     micro_batch: int
     passed: StubPass
+    measured: list[MeasuredLayer]
     weight: float
     so_far: Counts
     """The contribution of its run, up to this micro-batch."""
@@ -88,11 +89,18 @@ class ActionBackward:
     def _go_back(self, waiting: ForwardDone, ends: Ends, weight: float, so_far: Counts) -> LeftGradients | None:
         """Compute the backward. Returns the weight gradients that it has left, or None if it was computed whole."""
         parts, passed, micro_batch = self._pipelines.parts, waiting.passed, self._action.micro_batch
-        gradients = partial(LeftGradients, micro_batch=micro_batch, passed=passed, weight=weight, so_far=so_far)
+        gradients = partial(
+            LeftGradients,
+            micro_batch=micro_batch,
+            passed=passed,
+            measured=waiting.measured,
+            weight=weight,
+            so_far=so_far,
+        )
         if micro_batch == self._micro_batches[0]:
             self._pipelines.drop_left(self._action.task)
-            self._slot.begin_run(self._pipelines.blocks_of(self._action.task))
-        parts.model.statistics.give(waiting.measured, self._slot.statistics, weight)
+        # Forwards that checkpoints recompute are not measured. The forward's own measurements go with the weights.
+        parts.model.statistics.give((), {})
         try:
             if self._is_split and waiting.may_split:
                 left = self._read_back(passed, lambda: backward_of_input(ends))
@@ -114,6 +122,10 @@ class ActionBackward:
     def _add(self, gradients: LeftGradients) -> None:
         """Add the weight gradients of a micro-batch to the slot."""
         model, is_last = self._pipelines.parts.model, gradients.micro_batch == self._micro_batches[-1]
+        if gradients.micro_batch == self._micro_batches[0]:
+            # Not before: the runs whose weight gradients are left would keep a copy of the gradients each.
+            self._slot.begin_run(self._pipelines.blocks_of(self._action.task))
+        model.statistics.give(gradients.measured, self._slot.statistics, gradients.weight)
         model.attach(self._slot, is_discarding=gradients.weight == 0.0)
         try:
             if is_last:
@@ -122,6 +134,7 @@ class ActionBackward:
             if is_last:
                 model.finish()
         finally:
+            model.statistics.end()
             model.disarm()
             model.detach()
 

@@ -23,6 +23,7 @@ from elastrain.launcher.cli.commands.bits import bits
 from elastrain.launcher.cli.options.checkpoint_options import CheckpointFlags
 from elastrain.launcher.cli.options.grouped import grouped
 from elastrain.launcher.cli.options.job_options import MemoryFlags
+from elastrain.launcher.cli.options.node_options import stages_in
 from elastrain.launcher.shared.console import print_table, say
 from elastrain.launcher.shared.process_environment import inherited, without
 from elastrain.launcher.shared.rundir import is_file
@@ -63,15 +64,16 @@ class QuestionFlags:
         int | None, typer.Option("--backups", min=0, help="Copies of each shard; default: what the script says.")
     ] = None
     stages: Annotated[
-        int | None, typer.Option("--stages", min=1, help="Members of a pipeline; default: what the script says.")
+        str | None,
+        typer.Option("--stages", help="Members of a pipeline: a number, or auto; default: what the script says."),
     ] = None
 
     def check(self) -> None:
         """Raise ConfigError if there are more stages than members."""
-        members = self.nnodes * self.nproc_per_node
-        if self.stages is not None and self.stages > members:
+        members, stages = self.nnodes * self.nproc_per_node, stages_in(self.stages)
+        if isinstance(stages, int) and stages > members:
             raise ConfigError(
-                f"--stages {self.stages} asks for pipelines of {self.stages} members, and this job has {members}: ask "
+                f"--stages {stages} asks for pipelines of {stages} members, and this job has {members}: ask "
                 "for more workers (--nproc-per-node), or for fewer stages"
             )
 
@@ -110,7 +112,8 @@ def doctor(
     # The script runs as a job of one, as under plain `python`, so variables set by a launcher are removed.
     names = (MEMORY_LIMIT, HOST_MEMORY_LIMIT, HOST_TIER, OFFLOAD_DIRS)
     around = {name: value for name in names if (value := inherited(name))}
-    environment = {**without("ELASTRAIN_"), **around, **replace(limits.limit(), stages=question.stages).environment()}
+    stages = stages_in(question.stages)
+    environment = {**without("ELASTRAIN_"), **around, **replace(limits.limit(), stages=stages).environment()}
     environment |= {"OMP_NUM_THREADS": inherited("OMP_NUM_THREADS", "1")}
     environment |= written.environment() if written is not None else {}
     told = _asked(script, Script.of(script, args or []), question, environment)

@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
+from elastrain.base.environment import AUTO
 from elastrain.errors import ConfigError
 from elastrain.launcher.cli.options.job_options import SECONDS_OF_A_YEAR
 from elastrain.launcher.cli.options.torchrun import BACKEND, local_world_size
@@ -26,6 +27,15 @@ from elastrain.launcher.store.etcd_config import EtcdConfig, parse_endpoints
 _LOCAL_MAX = 64
 _SIOCGIFADDR = 0x8915
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def stages_in(words: str | None) -> int | str | None:
+    """Return what --stages asks for: a number of members, AUTO, or None. Raises ConfigError for other words."""
+    if words is None or words == AUTO:
+        return words
+    if not words.isdecimal() or int(words) < 1:
+        raise ConfigError(f"--stages {words!r}: write a number from 1 on, or {AUTO}")
+    return int(words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +81,12 @@ class SizeFlags:
         typer.Option("--quarantine", help="N/TIME, such as 3/1h: a node that lost N workers in TIME gets no more."),
     ] = None
     stages: Annotated[
-        int | None,
-        typer.Option("--stages", min=1, help="Members of a pipeline, each with some blocks of the model; default: 1."),
+        str | None,
+        typer.Option(
+            "--stages",
+            help="Members of a pipeline, each with some blocks of the model: a number, or auto for the fewest that "
+            "have room in memory; default: 1.",
+        ),
     ] = None
 
     def size(self, rendezvous: RendezvousFlags) -> JobSize:
@@ -90,16 +104,16 @@ class SizeFlags:
             quarantine=quarantine_rule(self.quarantine) if self.quarantine is not None else None,
         )
 
-    def stages_of(self, size: JobSize) -> int | None:
-        """Return the number of stages. Raises ConfigError if it exceeds the possible number of members."""
-        most = size.workers * size.nodes_max
+    def stages_of(self, size: JobSize) -> int | str | None:
+        """Return the number of stages, or AUTO. Raises ConfigError if it exceeds the possible number of members."""
+        stages, most = stages_in(self.stages), size.workers * size.nodes_max
         # If each node has a command of its own, other nodes may start more workers than this one.
-        if self.stages is not None and self.stages > most and (self.local_nodes is not None or size.nodes_max == 1):
+        if isinstance(stages, int) and stages > most and (self.local_nodes is not None or size.nodes_max == 1):
             raise ConfigError(
-                f"--stages {self.stages} asks for pipelines of {self.stages} members, and this job has {most}: start "
+                f"--stages {stages} asks for pipelines of {stages} members, and this job has {most}: start "
                 "more workers (--nproc-per-node), or ask for fewer stages"
             )
-        return self.stages
+        return stages
 
     def _check_together(self, rendezvous: RendezvousFlags, all_nodes: int) -> None:
         endpoint, job = rendezvous.rdzv_endpoint, rendezvous.rdzv_id

@@ -30,7 +30,7 @@ def events(run: Run, kind: str) -> list[dict[str, Any]]:
     return [event for journal in run.journals.values() for event in journal if event["event"] == kind]
 
 
-def limited(folder: Path, disk: Path | None, limit_bytes: int, workers: int, stages: int, **how: Any) -> Run:
+def limited(folder: Path, disk: Path | None, limit_bytes: int, workers: int, stages: int | str, **how: Any) -> Run:
     folder.mkdir(parents=True)
     options = ["--memory-limit", str(limit_bytes), "--stages", str(stages), "--max-restarts", "0"]
     options += [] if disk is None else ["--offload-dir", str(disk)]

@@ -68,7 +68,7 @@ def test_pipelines_are_consecutive_ranks_as_even_as_can_be_at_first(
     assert list(members) == [f"m{i}" for i in range(len(members))]
     lengths = [len(pipeline.members) for pipeline in planned.pipelines]
     assert max(lengths) - min(lengths) <= 1
-    assert len(lengths) == pipelines_wanted(graph, len(members), wish.stages)
+    assert len(lengths) == pipelines_wanted(graph, len(members), wish)
 
 
 @given(change=changes())
@@ -128,3 +128,21 @@ def test_no_other_shares_of_the_runs_end_earlier(lengths: list[int], runs: int) 
     latest = max(share / length for share, length in zip(found, lengths, strict=True))
     for index, length in enumerate(lengths):
         assert (found[index] + 1) / length >= latest, "a run could have gone there"
+
+
+@given(graph=graphs(), data=st.data())
+def test_no_pipeline_gets_shorter_than_the_fewest_members_that_have_room(
+    graph: BlockGraph, data: st.DataObject
+) -> None:
+    wish = PlanWish(stages=data.draw(st.integers(1, len(graph.units))), runs=6, is_least=True)
+    members = [f"m{i}" for i in range(data.draw(st.integers(1, 7)))]
+    plan = first_plan(graph, members, wish)
+    for _ in range(3):
+        # No member goes without blocks: with few legal cuts, more pipelines are needed than have room.
+        is_forced = len(members) > (len(members) // wish.stages or 1) * len(graph.units)
+        shortest = min(len(each.members) for each in plan.pipelines)
+        assert is_forced or shortest >= min(wish.stages, len(members))
+        members = [m for m in members if data.draw(st.booleans())] or members[:1]
+        members += [f"m{i}" for i in range(20, 20 + data.draw(st.integers(0, 3))) if f"m{i}" not in members]
+        plan = next_plan(graph, plan, members, wish)
+        assert_whole(graph, plan, members, wish)

@@ -20,7 +20,7 @@ from elastrain.launcher.agent.worker_start import (
 )
 from elastrain.launcher.cli.commands.run import run
 from elastrain.launcher.cli.options.job_options import MemoryFlags, WaitFlags
-from elastrain.launcher.cli.options.node_options import RendezvousFlags, SizeFlags
+from elastrain.launcher.cli.options.node_options import RendezvousFlags, SizeFlags, stages_in
 from elastrain.launcher.cli.options.output_options import OutputFlags, ScriptFlags
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.start.run_options import KEY_TTL_S, RunOptions
@@ -99,7 +99,7 @@ def test_a_worker_that_is_not_shown_writes_into_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "members"), [(SizeFlags(stages=3, nproc_per_node="2"), 2), (SizeFlags(stages=7, local_nodes=3), 3)]
+    ("flags", "members"), [(SizeFlags(stages="3", nproc_per_node="2"), 2), (SizeFlags(stages="7", local_nodes=3), 3)]
 )
 def test_more_stages_than_there_can_be_members_are_refused(flags: SizeFlags, members: int) -> None:
     with pytest.raises(ConfigError, match=f"pipelines of {flags.stages} members, and this job has {members}"):
@@ -107,7 +107,7 @@ def test_more_stages_than_there_can_be_members_are_refused(flags: SizeFlags, mem
 
 
 def test_as_many_stages_as_members_are_taken() -> None:
-    flags = SizeFlags(stages=2, nproc_per_node="2")
+    flags = SizeFlags(stages="2", nproc_per_node="2")
     assert flags.stages_of(flags.size(RendezvousFlags())) == 2
 
 
@@ -122,3 +122,16 @@ def test_a_node_that_is_started_again_is_not_struck_by_the_phase_that_it_died_in
         job="j", script=Script(command="s.py"), target="s.py", faults=tuple(map(grammar.parse, lines))
     ).started_again()
     assert [str(fault) for fault in options.faults] == lines[1:]
+
+
+def test_auto_stages_are_taken_with_any_number_of_members_and_reach_the_workers() -> None:
+    flags = SizeFlags(stages="auto", nproc_per_node="1")
+    wish = WorkerWish(stages=flags.stages_of(flags.size(RendezvousFlags())))
+    assert (wish.environment(), wish.least_members) == ({"ELASTRAIN_STAGES": "auto"}, 1)
+    assert WorkerWish(stages=3).least_members == 3
+
+
+@pytest.mark.parametrize("words", ["0", "-1", "many", "2.5", ""])
+def test_stages_that_are_no_number_are_refused_with_one_sentence(words: str) -> None:
+    with pytest.raises(ConfigError, match=f"--stages '{words}': write a number from 1 on, or auto"):
+        stages_in(words)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from elastrain import protocol as p
 from elastrain.job.values import OpenWork, Pipelining
 from elastrain.member.member_machine import MemberMachine
@@ -90,3 +92,34 @@ def test_nothing_counts_as_computed_before_the_first_plan_is_known() -> None:
     assert not core.machine.step.are_computed()
     core.machine.step.tracing.plan = test_rerouting.PLAN
     assert core.machine.step.are_computed(), "no task is this member's"
+
+
+def auto() -> tuple[Tracing, Commands]:
+    _, out, commit = tracing()
+    views = Views("a", out)
+    views.on_view(VIEW)
+    views.switch(0)
+    out.take()
+    return Tracing("a", Pipelining(stages=0, micro_batches=2, run_length=1), views, commit, out), out
+
+
+@pytest.mark.parametrize("told", [(1, 1, 2), (1, 2, 1), (2, 1, 1)])
+def test_with_auto_stages_the_member_with_least_room_decides(told: tuple[int, ...]) -> None:
+    made, out = auto()
+    made.on_traced(p.Traced(model=replace(TRACED, fewest=told[0])))
+    sent = [c.message for c in out.take() if isinstance(c, p.SendMessage)]
+    assert sent == [HasTraced(graph=TRACED.graph, fewest=told[0])] * 2
+    for member, fewest in zip(VIEW.ids[1:], told[1:], strict=True):
+        made.on_told(member, HasTraced(graph=TRACED.graph, fewest=fewest))
+    wish = PlanWish(stages=2, runs=RUNS, is_least=True)
+    assert made.agree(RUNS) == first_plan(TRACED.graph, VIEW.ids, wish)
+    assert made.wish(RUNS) == wish
+
+
+def test_with_auto_stages_a_newcomer_takes_what_its_peers_have_room_for() -> None:
+    made, _ = auto()
+    made.traced = TRACED
+    present = first_plan(TRACED.graph, ("b", "c", "d", "e"), PlanWish(stages=2, runs=RUNS))
+    assert made.wish(RUNS, present).stages == 2
+    alone = first_plan(TRACED.graph, ("b", "c"), PlanWish(stages=1, runs=RUNS))
+    assert made.wish(RUNS, alone).stages == 1

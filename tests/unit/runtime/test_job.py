@@ -197,16 +197,19 @@ def test_what_init_has_fixed_is_frozen() -> None:
         ("2", {"cross_check_every": 5}, "another could compare"),
         ("2", {"stages": 3}, r"--stages 2 and init\(stages=3\) ask for different pipelines"),
         ("2", {"stages": 2, "cross_check_every": 5}, "another could compare"),
-        ("", {"stages": True}, "whole number from 1 on; got True"),
+        ("", {"stages": True}, "whole number from 1 on, or 'auto'; got True"),
+        ("", {"stages": "all"}, "whole number from 1 on, or 'auto'; got 'all'"),
+        ("auto", {"stages": 2}, r"--stages auto and init\(stages=2\) ask for different pipelines"),
+        ("auto", {"cross_check_every": 5}, "another could compare"),
         ("", {"stages": 2, "cross_check_every": 5}, "another could compare"),
     ],
 )
 def test_stages_that_cannot_be_are_refused(
-    hook_kept: None, monkeypatch: pytest.MonkeyPatch, stages: str, options: dict[str, int], sentence: str
+    hook_kept: None, monkeypatch: pytest.MonkeyPatch, stages: str, options: dict[str, Any], sentence: str
 ) -> None:
     monkeypatch.setenv("ELASTRAIN_STAGES", stages)
     with pytest.raises(ConfigError, match=sentence):
-        elastrain.init(**options)  # type: ignore[arg-type]
+        elastrain.init(**options)
 
 
 @pytest.mark.parametrize("limit", [0, 0.0, -1, False, True, float("nan"), "4G"])

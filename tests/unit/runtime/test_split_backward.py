@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from elastrain.errors import ConfigError
 from elastrain.pipeline.actions import ActionKind
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan
 from elastrain.pipeline.stubs.uses import allowed_gradients
@@ -239,7 +240,8 @@ def test_a_whole_backward_comes_behind_the_weight_gradients_of_earlier_micro_bat
 
     calls = threading.local()
     monkeypatch.setattr(task_backward.ActionBackward, "_add_left", forgetting)
-    with contextlib.suppress(AssertionError):  # the desk, which has counted them, or another digest
+    # The desk, which has counted them, a slot that was not begun, or another digest.
+    with contextlib.suppress(AssertionError, ConfigError):
         assert in_pipelines(case, _at_leisure, MEMBERS, MICRO_BATCHES).found == expected
         pytest.fail("they may come in any order")
 
