@@ -19,6 +19,9 @@ from elastrain.pipeline.pipeline_plan import PipelinePlan, Task, held, routes
 from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.pipeline.planning import PlanWish, first_plan
 
+UNSEEN_BYTES = 96 << 20
+"""Bytes that a member may seem to take in its first step besides what was counted: libraries load pages in it."""
+
 
 def goal_of(account: MemberAccount, model: ModelBytes, plan: PipelinePlan) -> Placement:
     """Return the holders to which the shards move under a plan: members that compute with them."""
@@ -77,7 +80,8 @@ def fewest_stages(account: MemberAccount, model: ModelBytes, step: StepShape, it
     most = min(len(members), len(model.graph.units))
     for stages in range(1, most):
         plan = first_plan(model.graph, members, PlanWish(stages=stages, runs=step.runs, is_least=True))
-        if _has_room(replace(account, pipeline=(model, load)), plan, replace(its, has_limit=True)):
+        left = replace(its, has_limit=True, limit_bytes=its.limit_bytes - UNSEEN_BYTES)
+        if _has_room(replace(account, pipeline=(model, load)), plan, left):
             return stages
     return most
 

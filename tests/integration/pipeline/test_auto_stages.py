@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elastrain.memory.plan_check import UNSEEN_BYTES
 from tests.integration.pipeline.test_memory_limit import SCRIPT, events, limited
 from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, run_job
 
@@ -34,7 +35,7 @@ def test_as_many_members_share_a_pipeline_as_have_no_room_for_more_blocks(tmp_pa
     needed_bytes = max(
         sum(e[f"need_{part}_bytes"] for part in parts) for e in events(ample, "room") if not e["need_is_measured"]
     )
-    tight = auto(tmp_path / "tight", needed_bytes - (4 << 20))
+    tight = auto(tmp_path / "tight", needed_bytes + UNSEEN_BYTES - (4 << 20))
     assert min(lengths(tight)) > 1
     assert_equal_to_undisturbed(tight, *ARGUMENTS, script=SCRIPT)
 

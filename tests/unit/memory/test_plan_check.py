@@ -14,7 +14,7 @@ from elastrain.job.world import Member, View
 from elastrain.memory.member_account import Limit, MemberAccount
 from elastrain.memory.memory_budget import Shortfall
 from elastrain.memory.pipeline_memory import Load, tasks_of
-from elastrain.memory.plan_check import bytes_under, fewest_stages, goal_of, lacking_bytes
+from elastrain.memory.plan_check import UNSEEN_BYTES, bytes_under, fewest_stages, goal_of, lacking_bytes
 from elastrain.pipeline.open_tasks import StepShape
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan
 from elastrain.pipeline.planner.plan_vote import ToldMemory
@@ -79,7 +79,8 @@ def test_auto_stages_are_the_fewest_whose_places_all_have_room(limit: int, count
     now = target([None] * 4, AUTO.sizes, view.nodes, AUTO.backups)
     account = MemberAccount(me="m0", shape=AUTO, sizes=SCRIPT.sizes, view=view, placements=(now, now))
     its = replace(TOLD, limit_bytes=limit * MIB, activations_leave=leaves)
-    found = fewest_stages(account, MODEL, STEP, replace(its, has_limit=False))
+    asked = replace(its, has_limit=False, limit_bytes=its.limit_bytes + UNSEEN_BYTES)
+    found = fewest_stages(account, MODEL, STEP, asked)
     assert 1 <= found <= count
     for stages in range(1, found + 1):
         plan = first_plan(MODEL.graph, view.ids, PlanWish(stages=stages, runs=4, is_least=True))
@@ -100,6 +101,6 @@ def test_auto_stages_are_the_fewest_whose_places_all_have_room(limit: int, count
 
 def test_more_memory_never_asks_for_more_stages() -> None:
     account = MemberAccount(me="m0", shape=AUTO, sizes=SCRIPT.sizes, view=VIEW, placements=(NOW, NOW))
-    found = [fewest_stages(account, MODEL, STEP, replace(TOLD, limit_bytes=mib * MIB)) for mib in range(20, 500, 4)]
+    found = [fewest_stages(account, MODEL, STEP, replace(TOLD, limit_bytes=mib * MIB)) for mib in range(20, 600, 4)]
     assert found == sorted(found, reverse=True)
     assert (found[0], found[-1]) == (2, 1)
