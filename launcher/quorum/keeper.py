@@ -90,6 +90,8 @@ class Keeper:
             if self._ready.is_set():
                 self._leave()
         except (ElastrainError, OSError) as error:
+            if self._ready.is_set():
+                self.tell("quorum_failed", f"this node takes part in the quorum no more: {error}")
             self._error = error
             self._ready.set()
         finally:

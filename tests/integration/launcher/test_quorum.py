@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.launcher.namespaces.switch import lacking
+from elastrain.launcher.namespaces.impairments import Condition, Loss, between, condition
+from elastrain.launcher.namespaces.switch import SWITCH, lacking
 from tests.support.nodes_harness import NodesJob
 from tests.support.quorum_harness import QuorumHosts, quorum_hosts
 from tests.support.training import Run, undisturbed
@@ -147,3 +148,36 @@ def test_whole_job_is_stopped_and_goes_on_from_its_checkpoint_on_other_hosts(tmp
                 min(event["step"] for lines in run.journals.values() for event in lines if event["event"] == "passed")
                 > 0
             )
+
+
+def test_cable_of_the_first_host_is_cut_and_mended(tmp_path: Path) -> None:
+    with quorum_hosts(tmp_path, *HOSTS) as hosts:
+        jobs = start_all(hosts)
+        generation = jobs["h1"].status()["generation"]
+        hosts.switch.apply(condition([Loss(pairs=between(["h0"], [SWITCH, "h1", "h2"]))]))
+        jobs["h1"].wait_members("h1", "h2", after=generation, timeout_s=WAIT_S)
+        wait_size(jobs["h1"], 2)
+        jobs["h1"].wait_step(jobs["h1"].status()["step"] + 2, timeout_s=WAIT_S)
+        hosts.switch.apply(Condition())
+        jobs["h1"].wait_members(*HOSTS, after=generation + 1, timeout_s=WAIT_S)
+        wait_size(jobs["h1"], 3)
+        for job in jobs.values():
+            job.hurry()
+        for job in jobs.values():
+            finish_equal(job)
+
+
+def test_first_host_hands_over_and_its_member_leaves_the_quorum_at_once(tmp_path: Path) -> None:
+    with quorum_hosts(tmp_path, *HOSTS) as hosts:
+        jobs = start_all(hosts)
+        generation = jobs["h1"].status()["generation"]
+        os.kill(jobs["h0"].process.pid, signal.SIGTERM)
+        assert jobs["h0"].end(WAIT_S).exit_code == 143
+        assert not (jobs["h0"].run.path / "quorum").exists()
+        jobs["h1"].wait_members("h1", "h2", after=generation, timeout_s=WAIT_S)
+        wait_size(jobs["h1"], 2)
+        assert not jobs["h1"].events("quorum_removed") and not jobs["h2"].events("quorum_removed")
+        for host in ("h1", "h2"):
+            jobs[host].hurry()
+        for host in ("h1", "h2"):
+            finish_equal(jobs[host])
