@@ -16,8 +16,9 @@ from elastrain.launcher.quorum.certificates import Pair, authority_key, make_pai
 from elastrain.launcher.quorum.etcd_admin import EtcdAdmin
 from elastrain.launcher.quorum.muster import Greeting, Muster, StrangerError, UnreachableError, ask
 from elastrain.launcher.store.etcd import EtcdStore
-from elastrain.launcher.store.port import StoreError, StoreUnavailableError
-from tests.support.quorum_members import SECRET, LocalQuorum
+from elastrain.launcher.store.port import Broken, StoreError, StoreUnavailableError
+from tests.contract.launcher.test_store import Seen
+from tests.support.quorum_members import SECRET, WAIT_S, LocalQuorum
 from tests.support.waiting import until
 
 OTHER = bytes(32)
@@ -74,17 +75,21 @@ def test_a_certificate_of_another_secret_is_refused(local_quorum: LocalQuorum, t
 
 
 def test_store_goes_on_when_the_leader_is_killed_and_follows_the_endpoints(quorum: LocalQuorum) -> None:
-    store = EtcdStore(quorum.config())
-    before = store.commit(expect={"/a": 0}, put={"/a": b"1"})
-    leader = quorum.admin.leader(quorum.endpoints[0])
-    names = {member.id: member.name for member in quorum.admin.members(quorum.endpoints)}
+    every, leader = quorum.endpoints, quorum.admin.leader(quorum.endpoints[0])
+    names = {member.id: member.name for member in quorum.admin.members(every)}
     lost = int(names[leader][1:])
+    quorum.endpoints = (every[lost],)
+    store = EtcdStore(quorum.config(limit_s=WAIT_S))
+    before = store.commit(expect={"/a": 0}, put={"/a": b"1"})
+    seen = Seen()
+    store.watch("/a", before or 0, seen)
     os.kill(quorum.members[lost].pid, signal.SIGKILL)
-    after = store.commit(expect={"/a": before or 0}, put={"/a": b"2"})
-    assert after is not None
-    quorum.endpoints = tuple(each for index, each in enumerate(quorum.endpoints) if index != lost)
+    # The store knows no other endpoint until it asks for those of now.
+    quorum.endpoints = tuple(each for index, each in enumerate(every) if index != lost)
+    assert store.commit(expect={"/a": before or 0}, put={"/a": b"2"}) is not None
     item = store.get("/a")
     assert item is not None and item.value == b"2"
+    assert isinstance(seen.next(), Broken)
     store.close()
 
 

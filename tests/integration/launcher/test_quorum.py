@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from elastrain.launcher.namespaces.impairments import Condition, Loss, between, condition
 from elastrain.launcher.namespaces.switch import SWITCH, lacking
+from elastrain.launcher.quorum.join_hosts import DEFAULT_PORT
+from tests.integration.launcher.test_exposure import SCAN
 from tests.support.nodes_harness import NodesJob
 from tests.support.quorum_harness import QuorumHosts, quorum_hosts
+from tests.support.sources import ROOT
 from tests.support.training import Run, undisturbed
 from tests.support.waiting import until
 
@@ -181,3 +188,58 @@ def test_first_host_hands_over_and_its_member_leaves_the_quorum_at_once(tmp_path
             jobs[host].hurry()
         for host in ("h1", "h2"):
             finish_equal(jobs[host])
+
+
+def test_scan_from_another_host_finds_only_ports_that_want_proof(tmp_path: Path) -> None:
+    with quorum_hosts(tmp_path, *HOSTS) as hosts:
+        jobs = {host: hosts.start(host, "--nnodes", "2", arguments=ARGUMENTS, join=("h0", "h1")) for host in HOSTS[:2]}
+        jobs["h0"].wait_step(2, timeout_s=WAIT_S)
+        scan = [*hosts.switch.inside("h2"), sys.executable, "-c", SCAN, hosts.switch.address("h0"), "quorum"]
+        done = subprocess.run(scan, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        said = {int(port): words for port, words in json.loads(done.stdout).items()}
+        # Beside the quorum's three ports, an agent and a member listen.
+        assert len(said) == 5 and {DEFAULT_PORT, DEFAULT_PORT + 1, DEFAULT_PORT + 2} < said.keys(), said
+        assert "let in" not in said.values()
+        for port in range(DEFAULT_PORT, DEFAULT_PORT + 3):
+            command = ["openssl", "s_client", "-connect", f"{hosts.switch.address('h0')}:{port}", "-quiet"]
+            spoken = subprocess.run(
+                [*hosts.switch.inside("h2"), *command],
+                input="GET /version HTTP/1.1\r\nHost: h0\r\n\r\n",
+                capture_output=True,
+                text=True,
+                timeout=30,
+            )
+            assert "alert" in spoken.stderr and "etcdserver" not in spoken.stdout, (port, spoken)
+        for job in jobs.values():
+            job.hurry()
+        for job in jobs.values():
+            finish_equal(job)
+
+
+def test_killed_agent_leaves_no_etcd_and_no_data(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    given = ("--nnodes", "1", "--join", f"127.0.0.1:{port}", "--rdzv-id", "alone", "--secret-file", str(secret))
+    with NodesJob(tmp_path, *given, arguments=ARGUMENTS) as job:
+        job.wait_step(2, timeout_s=WAIT_S)
+        assert last_size(job).startswith("one etcd member")
+        data = job.run.path / "quorum"
+        assert data.stat().st_mode & 0o777 == 0o700
+        os.kill(job.process.pid, signal.SIGKILL)
+        job.process.wait(30)
+        until(lambda: not data.exists(), 60, "the end of the data")
+        until(lambda: not etcds(data), 60, "the end of etcd")
+
+
+def etcds(data: Path) -> list[str]:
+    """Processes with the folder in their command line."""
+    found = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(data).encode() in command.read_bytes():
+                found.append(command.parent.name)
+        except OSError:  # it has just ended
+            continue
+    return found
