@@ -18,6 +18,7 @@ from elastrain.launcher.cli.commands import (
     doctor,
     inject,
     launch,
+    launch_slurm,
     offload,
     operating,
     report,
@@ -112,5 +113,8 @@ app.add_typer(checkpoint_app, name="checkpoint")
 launch_app = typer.Typer(help="Files that start a job in a cluster.", no_args_is_help=True, rich_markup_mode=None)
 launch_app.command("kubernetes", cls=HeadedCommand, short_help="Write manifests for Kubernetes.")(
     _exits(launch.kubernetes)
+)
+launch_app.command("slurm", cls=HeadedCommand, short_help="Write or submit a batch script for Slurm.")(
+    _exits(launch_slurm.slurm)
 )
 app.add_typer(launch_app, name="launch")

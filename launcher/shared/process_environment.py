@@ -31,6 +31,11 @@ def without(prefix: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(prefix)}
 
 
+def slurm() -> dict[str, str]:
+    """Return the variables of Slurm, and those that a batch script of `elastrain launch slurm` sets."""
+    return {name: value for name, value in os.environ.items() if name.startswith(("SLURM", "ELASTRAIN_SLURM"))}
+
+
 @contextmanager
 def set_for_a_moment(name: str, value: str) -> Iterator[str | None]:
     """Set a variable inside a `with` block, and yield its former value.

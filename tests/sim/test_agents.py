@@ -192,8 +192,8 @@ def spares_begin_together(patch: pytest.MonkeyPatch) -> None:
 
 
 def spares_wait_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """A node that once computed keeps its place as long as its record stands in this agent's table."""
-    patch.setattr(spares, "_computes", lambda cluster, peer: not peer.record.spare)
+    """A spare begins before the first view only."""
+    patch.setattr(spares, "_may_begin", lambda cluster: cluster.view is None)
 
 
 def nodes_that_come_back_compute(patch: pytest.MonkeyPatch) -> None:

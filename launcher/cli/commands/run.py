@@ -17,9 +17,11 @@ from elastrain.launcher.cli.options.grouped import grouped
 from elastrain.launcher.cli.options.job_options import FaultFlags, MemoryFlags, WaitFlags
 from elastrain.launcher.cli.options.node_options import EtcdFlags, RendezvousFlags, SizeFlags
 from elastrain.launcher.cli.options.output_options import OutputFlags, ScriptFlags
+from elastrain.launcher.cli.options.slurm_options import Completed, from_slurm
 from elastrain.launcher.cli.options.torchrun import refuse_backend, refuse_unknown
 from elastrain.launcher.cli.options.watch_options import WatchFlags
-from elastrain.launcher.shared import rundir
+from elastrain.launcher.schedulers.slurm import task_of
+from elastrain.launcher.shared import process_environment, rundir
 from elastrain.launcher.shared.process_environment import missing_extra
 from elastrain.launcher.shared.screen import shared
 from elastrain.launcher.start.run_options import RunOptions
@@ -42,6 +44,11 @@ class RunFlags:
     resume: ResumeFlags
     checkpoints: CheckpointFlags
     watch: WatchFlags
+
+    def inside(self, slurm: Completed) -> RunFlags:
+        """Return the options with those that Slurm gives."""
+        output = replace(self.output, run_dir=self.output.run_dir or slurm.run_dir)
+        return replace(self, size=slurm.size, rendezvous=slurm.rendezvous, output=output)
 
     def options(self, target: str, args: list[str]) -> RunOptions:
         """Return all options, checked. Raises ConfigError."""
@@ -82,14 +89,16 @@ def run(
     RUN OPTIONS come before the script; all that follows it belongs to the script. In the workers OMP_NUM_THREADS is 1
     and PYTHONHASHSEED is 0 unless they are set.
     """
+    slurm = from_slurm(flags.size, flags.rendezvous, task_of(process_environment.slurm()))
+    flags = flags.inside(slurm)
     options = flags.options(script, args or [])
     flags.faults.check(has_launcher=flags.size.local_nodes is not None)
     folder = options.output.run_dir or rundir.runs_folder() / options.job
     with metrics(flags.watch.metrics(), folder.absolute()), shared():
-        return _run(options, flags)
+        return _run(options, flags, has_own_store=slurm.has_own_store)
 
 
-def _run(options: RunOptions, flags: RunFlags) -> int:
+def _run(options: RunOptions, flags: RunFlags, *, has_own_store: bool) -> int:
     if flags.size.local_nodes is not None:
         try:
             from elastrain.launcher.simulated.simulated_nodes import run_local_nodes
@@ -103,7 +112,8 @@ def _run(options: RunOptions, flags: RunFlags) -> int:
         return report(run_alone(options))
     assert flags.rendezvous.rdzv_endpoint is not None
     etcd = flags.etcd.config(flags.rendezvous.rdzv_endpoint)
-    return report(run_node(options, flags.rendezvous.node(etcd)))
+    node = replace(flags.rendezvous.node(etcd), has_own_store=has_own_store)
+    return report(run_node(options, node))
 
 
 def _run_joined(options: RunOptions, flags: RunFlags, hosts: str) -> int:

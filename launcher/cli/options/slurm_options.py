@@ -1,0 +1,49 @@
+"""What `elastrain run` takes from Slurm inside `srun`. The user's own flags take precedence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from elastrain.errors import ConfigError
+from elastrain.launcher.cli.options.node_options import RendezvousFlags, SizeFlags
+from elastrain.launcher.schedulers.job_store import place_in
+from elastrain.launcher.schedulers.slurm import SlurmTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """Options of `run` with what Slurm adds. `run_dir`: the run's folder, or None for the default one."""
+
+    size: SizeFlags
+    rendezvous: RendezvousFlags
+    run_dir: Path | None = None
+    has_own_store: bool = False
+    """True if the batch script has started the store for this job."""
+
+
+def from_slurm(size: SizeFlags, rendezvous: RendezvousFlags, task: SlurmTask | None) -> Completed:
+    """Return the options, completed by those of the task if this is one.
+
+    Raises ConfigError if several nodes are asked for and there is no store for them.
+    """
+    if task is None or size.standalone or size.local_nodes is not None:
+        return Completed(size=size, rendezvous=rendezvous)
+    place = place_in(Path(task.folder)) if rendezvous.rdzv_endpoint is None else None
+    if rendezvous.rdzv_endpoint is None and place is None:
+        if size.nnodes == "1":
+            return Completed(size=size, rendezvous=rendezvous)
+        raise ConfigError(
+            f"--nnodes {size.nnodes}, and there is no store in {task.folder} for {task.job}: start the job by "
+            "`elastrain launch slurm`, or give --rdzv-endpoint HOST:PORT (an etcd)"
+        )
+    if place is not None and size.nnodes == "1" and not size.spares:
+        size = replace(size, nnodes=place.nnodes, spares=place.spares)
+    completed = replace(
+        rendezvous,
+        rdzv_id=rendezvous.rdzv_id or task.job,
+        rdzv_endpoint=rendezvous.rdzv_endpoint or (place.endpoint if place is not None else None),
+        node_name=rendezvous.node_name or task.node,
+        secret_file=rendezvous.secret_file or Path(task.folder) / "secret",
+    )
+    return Completed(size=size, rendezvous=completed, run_dir=Path(task.run_dir), has_own_store=place is not None)
