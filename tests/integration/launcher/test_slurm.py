@@ -1,0 +1,74 @@
+"""`elastrain launch slurm` on a real Slurm of three nodes on loopback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.slurm import Slurm, lacking
+from tests.support.slurm_job import SlurmJob, submit
+from tests.support.training import SCRIPT
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=lacking())]
+CHECKPOINTS = ("--checkpoint-every", "100000", "--checkpoint-dir")
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with Slurm(tmp_path_factory.mktemp("slurm") / "c") as started:
+        yield started
+
+
+@pytest.mark.timeout(600)
+def test_the_signal_before_the_limit_writes_a_last_checkpoint_and_the_requeued_job_goes_on(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    run = (*CHECKPOINTS, str(tmp_path / "checkpoints"))
+    job = SlurmJob(slurm, tmp_path, "--nodes", "2", "--time", "0:30:00", steps=60, run=run)
+    job.wait_step(2, job.wait("view")["node_name"])
+    secret = job.folder / "secret"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    slurm.told("scancel", "--batch", "--signal=USR1", job.number)
+    job.wait("last_checkpoint")
+    resumed = job.wait("resume", start=1)
+    assert resumed["step"] >= 2
+    job.hurry()
+    assert job.wait_end() == "COMPLETED", job.text()
+    assert len(job.digests(start=1)) == 1
+    assert f"goes on after step {resumed['step']}" in job.text()
+
+
+@pytest.mark.timeout(600)
+def test_nodes_of_a_second_slurm_job_join_and_its_scancel_is_a_hand_over(slurm: Slurm, tmp_path: Path) -> None:
+    job = SlurmJob(slurm, tmp_path, "--nodes", "1:3", "--time", "0:30:00", "--sbatch=--nodes=2", steps=100000)
+    job.wait_step(2, job.wait("view")["node_name"])
+    arguments = ("--join-job", job.number, "--nodes", "1", "--time", "0:30:00", "--", str(SCRIPT), "--steps", "100000")
+    other = submit(slurm, tmp_path, *arguments, "--slow-while", str(tmp_path / "slow"))
+    joined = job.wait("restart")["member"]
+    job.wait("view", reason=f"{joined} joined")
+    slurm.told("scancel", other)
+    job.wait("leaving", members=[joined])
+    job.wait("view", reason=f"{joined} handed over", timeout_s=60)
+    assert "steps_lost" not in job.text() and job.state() == "RUNNING"
+    slurm.told("scancel", job.number)
+    assert job.wait_end() == "CANCELLED"
+
+
+def test_a_partition_that_does_not_exist_and_a_slurm_that_cannot_be_reached_are_one_sentence(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    words = [sys.executable, "-m", "elastrain.launcher", "launch", "slurm", "--submit", "--time", "10"]
+    (tmp_path / "slurm.conf").write_text("ClusterName=away\nSlurmctldHost=localhost\nSlurmctldPort=1\n")
+    away = slurm.environment | {"SLURM_CONF": str(tmp_path / "slurm.conf")}
+    for options, environment, sentence in (
+        (["--partition", "nowhere"], slurm.environment, "invalid partition specified: nowhere"),
+        ([], away, "--submit: Slurm refuses the job"),
+    ):
+        command = [*words, *options, "--", "train.py"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 2, done.stderr
+        assert sentence in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr

@@ -1,0 +1,109 @@
+"""The batch script for Slurm, and what `elastrain run` takes from Slurm inside `srun`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from elastrain.errors import ConfigError
+from elastrain.launcher.cli.command_line import app
+from elastrain.launcher.cli.options.node_options import RendezvousFlags, SizeFlags
+from elastrain.launcher.cli.options.slurm_options import from_slurm
+from elastrain.launcher.schedulers.job_store import place_in
+from elastrain.launcher.schedulers.slurm import SlurmWish, batch_script, task_of
+
+SRUN = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_ID": "0",
+    "SLURMD_NODENAME": "n2",
+    "SLURM_SUBMIT_DIR": "/shared",
+    "SLURM_RESTART_COUNT": "3",
+}
+
+
+def wish(**settings: Any) -> SlurmWish:
+    return SlurmWish(**{"nodes_min": 4, "nodes_max": 4, "time": "8:00:00", "command": ("train.py",), **settings})
+
+
+def test_the_script_asks_for_all_nodes_and_outlives_any_of_them() -> None:
+    lines = batch_script(wish(spares=1, options=("--partition=gpu",)), "/opt/python").splitlines()
+    asked = {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")}
+    assert asked >= {"--nodes=5", "--ntasks-per-node=1", "--time=8:00:00", "--no-kill", "--requeue"}
+    assert asked >= {"--signal=B:USR1@60", "--partition=gpu"}
+    assert any("srun --no-kill --kill-on-bad-exit=0 --wait=0" in line for line in lines)
+    assert any("--nnodes 4:4 --spares 1" in line for line in lines)
+    assert any("scontrol requeue" in line for line in lines)
+
+
+@pytest.mark.parametrize("settings", [{}, {"join_job": "7"}, {"folder": "/a b/c'd", "nodes_min": 1}])
+def test_bash_reads_every_script_and_words_stay_whole(settings: dict[str, Any]) -> None:
+    text = batch_script(wish(command=("train.py", "a b", "c'd", "$HOME"), **settings), "/o pt/python")
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False, capture_output=True).returncode == 0
+    assert "run train.py 'a b' 'c'\"'\"'d' '$HOME'" in text
+
+
+def test_nodes_that_join_another_slurm_job_start_no_store_and_are_not_requeued() -> None:
+    text = batch_script(wish(join_job="7"), "python")
+    assert "slurm-7" in text and "--no-requeue" in text
+    assert "job_store" not in text and "scontrol" not in text and "--signal" not in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"command": ()}, "no script is named"),
+        ({"time": "soon"}, "--time 'soon': write it as Slurm does"),
+        ({"name": "a b"}, "--name 'a b'"),
+        ({"join_job": "x"}, "--join-job 'x': write the number"),
+        ({"join_job": "7", "spares": 1}, "leave --spares out"),
+        ({"options": ("gpu\nrm",)}, "--sbatch takes one option"),
+        ({"command": ("--nnodes", "2", "train.py")}, "--nnodes is set by the batch script"),
+    ],
+)
+def test_wrong_options_are_one_sentence(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        wish(**settings)
+
+
+def test_the_command_prints_the_script_and_refuses_more_min_than_max() -> None:
+    printed = CliRunner().invoke(app, ["launch", "slurm", "--time", "10", "--nodes", "2", "--", "train.py"])
+    assert printed.exit_code == 0 and printed.stdout.startswith("#!/bin/bash")
+    assert CliRunner().invoke(app, ["launch", "slurm", "--time", "10", "--nodes", "3:2", "--", "x.py"]).exit_code == 2
+
+
+def test_a_task_is_known_by_its_step_and_a_batch_script_is_none() -> None:
+    task = task_of(SRUN)
+    assert task is not None
+    assert (task.job, task.node, str(task.run_dir)) == ("slurm-12", "n2", "/shared/elastrain-slurm-12/run-3/n2")
+    assert task_of({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}) is None
+    joined = task_of(SRUN | {"ELASTRAIN_SLURM_JOB": "slurm-7", "ELASTRAIN_SLURM_FOLDER": "/shared/elastrain-slurm-7"})
+    assert joined is not None and (joined.job, str(joined.folder)) == ("slurm-7", "/shared/elastrain-slurm-7")
+
+
+def test_slurm_fills_in_what_the_user_leaves_out(tmp_path: Path) -> None:
+    task = task_of(SRUN | {"ELASTRAIN_SLURM_FOLDER": str(tmp_path)})
+    (tmp_path / "job.json").write_text(json.dumps({"endpoint": "10.0.0.1:2379", "nnodes": "2:4", "spares": 1}))
+    found = from_slurm(SizeFlags(), RendezvousFlags(), task)
+    assert (found.size.nnodes, found.size.spares, found.has_own_store) == ("2:4", 1, True)
+    assert found.rendezvous == RendezvousFlags(
+        rdzv_id="slurm-12", rdzv_endpoint="10.0.0.1:2379", node_name="n2", secret_file=tmp_path / "secret"
+    )
+    given = RendezvousFlags(rdzv_id="mine", rdzv_endpoint="etcd:1", node_name="me", secret_file=Path("/s"))
+    kept = from_slurm(SizeFlags(nnodes="3"), given, task)
+    assert (kept.size.nnodes, kept.rendezvous, kept.has_own_store) == ("3", given, False)
+
+
+def test_without_a_store_one_node_runs_alone_and_several_are_refused(tmp_path: Path) -> None:
+    task = task_of(SRUN | {"ELASTRAIN_SLURM_FOLDER": str(tmp_path)})
+    assert from_slurm(SizeFlags(), RendezvousFlags(), task).rendezvous == RendezvousFlags()
+    assert from_slurm(SizeFlags(local_nodes=2), RendezvousFlags(), task).run_dir is None
+    with pytest.raises(ConfigError, match=r"--nnodes 2, and there is no store in .* for slurm-12: start the job by"):
+        from_slurm(SizeFlags(nnodes="2"), RendezvousFlags(), task)
+    (tmp_path / "job.json").write_text('{"endpoint": ')
+    with pytest.raises(ConfigError, match="does not say where the job's store is"):
+        place_in(tmp_path)
