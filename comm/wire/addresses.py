@@ -134,8 +134,10 @@ class MeshConfig:
     connect_timeout_s: float = 10.0
     handshake_timeout_s: float = 5.0
     tcp_silence_s: float = 5.0
-    max_body_bytes: int = 16 << 20
-    max_tensor_bytes: int = 8 << 30
+    ports: tuple[int, int] | None = None
+    """First and last port at which the mesh may listen, or None for any."""
+    caps: Caps = Caps()
+    """Limits of a frame."""
     max_held_frames: int = 4096
     holds_newer: bool = True
     max_send_queue_bytes: int = 16 << 30
@@ -147,18 +149,13 @@ class MeshConfig:
             raise ValueError(f"transport is 'unix' or 'tcp'; got {self.transport!r}")
         ipaddress.ip_address(self.bind_host)  # raises ValueError with a sentence: a name could mean any interface
         for name, value in vars(self).items():
-            if not isinstance(value, str | bool) and value <= 0:
+            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
                 raise ValueError(f"{name} must be positive; got {value}")
 
     @property
     def loopback(self) -> bool:
         """True if only this host can connect."""
         return self.transport == "unix" or ipaddress.ip_address(self.bind_host).is_loopback
-
-    @property
-    def caps(self) -> Caps:
-        """Limits of a frame."""
-        return Caps(max_body_bytes=self.max_body_bytes, max_tensor_bytes=self.max_tensor_bytes)
 
 
 def in_order(member: str) -> tuple[int, str]:

@@ -20,6 +20,7 @@ from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.acceptor import Acceptor, AcceptorEvents, AcceptorLimits, Introduction, failure, same_user
 from elastrain.comm.wire.addresses import Credentials, MeshConfig, Peer, choose_address, connect, spell
 from elastrain.comm.wire.handshake import Handshake, Role
+from elastrain.comm.wire.ports import bind_within
 from elastrain.comm.wire.secure import Connection
 
 _INTRODUCTIONS_MAX = 256
@@ -74,7 +75,9 @@ class Connector:
         self.generation = 0  # told to each peer that greets this member
         self._dialled: set[_Dialled] = set()
         self._dial_later: list[tuple[float, _Call]] = []
-        listeners = [_listen_unix(), *([_listen_tcp(config.bind_host)] if config.transport == "tcp" else [])]
+        listeners = [_listen_unix()]
+        if config.transport == "tcp":
+            listeners.append(_listen_tcp(config.bind_host, config.ports))
         self.address = ",".join(spell(listener) for listener in listeners)
         acceptor_events = AcceptorEvents(
             new_handshake=lambda: self._handshake(Role.ACCEPT),
@@ -245,9 +248,13 @@ def _listen_unix() -> socket.socket:
     return listener
 
 
-def _listen_tcp(bind_host: str) -> socket.socket:
+def _listen_tcp(bind_host: str, ports: tuple[int, int] | None) -> socket.socket:
     family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    listener.bind((bind_host, 0))
+    try:
+        bind_within(listener, bind_host, ports)
+    except OSError:
+        listener.close()
+        raise
     listener.listen(_BACKLOG)
     return listener

@@ -115,7 +115,7 @@ class Mesh:
         MemberLost for a member that is lost or not in the view, ValueError for what cannot be sent.
         """
         self._check_open()
-        if not 0 <= kind < FIRST_CONTROL_KIND or len(body) > self._config.max_body_bytes:
+        if not 0 <= kind < FIRST_CONTROL_KIND or len(body) > self._config.caps.max_body_bytes:
             raise ValueError(f"kind {kind} or a body of {len(body)} bytes is out of range")
         if member == self.me:
             own = tuple(tensor.detach() for tensor in tensors)

@@ -280,6 +280,18 @@ def host_memory() -> tuple[int | None, int]:
     return int(limit) if limit else None, int(tier) if tier else 0
 
 
+def port_range() -> tuple[int, int] | None:
+    """Return the first and the last port at which this worker may listen, or None for any.
+
+    Raises ValueError for other text.
+    """
+    told = _told("ELASTRAIN_PORT_RANGE")
+    if not told:
+        return None
+    first, last = told.split("-")
+    return int(first), int(last)
+
+
 def told_devices() -> tuple[ToldDevices, int | None]:
     """Return what the agent knows of this process's accelerators, and the worker's number on its node, from 0.
 

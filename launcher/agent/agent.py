@@ -19,6 +19,7 @@ from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.environment import scope
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.wire.acceptor import Acceptor
+from elastrain.comm.wire.ports import bind_within
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent import node_cache, worker_start
 from elastrain.launcher.agent.adopted import WorkerSource
@@ -91,7 +92,7 @@ class Agent:
     def __init__(self, config: AgentConfig, store: Store, guardian: Guardian, faults: Sequence[Fault] = ()) -> None:
         self._config, self._store, self._guardian = config, store, guardian
         self._core = Core(config.settings, faults, random.choice)
-        self._record = replace(self._core.cluster.peers.record, master_port=_free_port())
+        self._record = replace(self._core.cluster.peers.record, master_port=_free_port(config.wish.ports))
         self._log = EventLog(config.run.events, f"agent:{config.settings.node}")
         self._state = StateFile(config.run, self._log, self._describe)
         self._open = ExitStack()
@@ -193,6 +194,7 @@ class Agent:
             store=self._store,
             host=self._config.host,
             key_ttl_s=self._config.key_ttl_s,
+            ports=self._config.wish.ports,
         )
         disks = self._config.checkpoints
         port = AgentPort(
@@ -291,8 +293,8 @@ class Agent:
         self._loop.close()
 
 
-def _free_port() -> int:
+def _free_port(ports: tuple[int, int] | None) -> int:
     """Return a free port for scripts that call init_process_group themselves, as under torchrun."""
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
+        bind_within(sock, "127.0.0.1", ports)
         return int(sock.getsockname()[1])

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _TORCH_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 MEMORY_LIMIT, OFFLOAD_DIRS, STAGES = "ELASTRAIN_MEMORY_LIMIT", "ELASTRAIN_OFFLOAD_DIRS", "ELASTRAIN_STAGES"
 HOST_MEMORY_LIMIT, HOST_TIER = "ELASTRAIN_HOST_MEMORY_LIMIT", "ELASTRAIN_HOST_TIER"
+PORTS = "ELASTRAIN_PORT_RANGE"
 _TORCH_SIGNALS_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
@@ -180,6 +181,8 @@ class WorkerWish:
     """Directories for data that exceeds the memory limit."""
     stages: int | str | None = None
     """Number of members of a pipeline, or AUTO."""
+    ports: tuple[int, int] | None = None
+    """First and last port at which members and agents may listen, or None for any."""
     shares_compile_cache: bool = False
     """True if nodes give the results of torch's compilers to one another. They are code."""
     host_bytes_per_worker: int | None = None
@@ -201,6 +204,7 @@ class WorkerWish:
             HOST_TIER: self.host_tier_bytes,
             OFFLOAD_DIRS: directories or None,
             STAGES: self.stages,
+            PORTS: f"{self.ports[0]}-{self.ports[1]}" if self.ports is not None else None,
         }
         return {name: str(value) for name, value in wished.items() if value is not None}
 

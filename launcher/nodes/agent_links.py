@@ -17,6 +17,7 @@ from elastrain.base.disk_protocol import READER
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.errors import CommError
 from elastrain.comm.wire.handshake import Handshake, Role
+from elastrain.comm.wire.ports import bind_within
 from elastrain.comm.wire.secure import Connection, dial
 from elastrain.launcher.nodes.door import open_door
 from elastrain.launcher.shared.job_values import NodeRecord
@@ -309,12 +310,12 @@ def _channel(sock: Connection) -> LineSocket:
     return LineSocket(sock)
 
 
-def listen(host: str) -> socket.socket:
-    """Open a TCP listener at a free port. Raises OSError if this host has no such address."""
+def listen(host: str, ports: tuple[int, int] | None = None) -> socket.socket:
+    """Open a TCP listener at a free port. Raises OSError if this host has no such address, or no free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        listener.bind((host, 0))
+        bind_within(listener, host, ports)
     except OSError:
         listener.close()
         raise

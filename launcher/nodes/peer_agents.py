@@ -5,6 +5,7 @@ Nothing is decided here.
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -36,6 +37,8 @@ class ClusterAccess:
     store: Store
     host: str
     key_ttl_s: float
+    ports: tuple[int, int] | None = None
+    """First and last port at which the agent may listen, or None for any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,7 @@ class PeerAgents:
         inbox = Inbox()
         self._open.callback(inbox.close)
         loop.register(inbox.fd, lambda _events: inbox.deliver())
-        listener = _listen(access.host)
+        listener = _listen(access.host, access.ports)
         host = f"[{access.host}]" if ":" in access.host else access.host
         self.record = replace(record, endpoint=f"{host}:{listener.getsockname()[1]}")
         """Record of this node's record, with its endpoint."""
@@ -154,8 +157,10 @@ class PeerAgents:
         self._links.keep(self._port.nodes())
 
 
-def _listen(host: str) -> socket.socket:
+def _listen(host: str, ports: tuple[int, int] | None) -> socket.socket:
     try:
-        return listen(host)
+        return listen(host, ports)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"--port-range: {error.strerror}") from None
         raise ConfigError(f"--local-addr {host} is no address of this machine: {error}") from None

@@ -25,7 +25,7 @@ _ASK_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlace:
-    """What a node needs to find its job: the store's address, and the numbers of nodes."""
+    """The store's address and the numbers of nodes, by which a node finds its job."""
 
     endpoint: str
     nnodes: str

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from elastrain.base.event_loop import EventLoop
 from elastrain.base.processes import tied
+from elastrain.comm.wire.ports import bind_within
 from elastrain.errors import ConfigError
 from elastrain.launcher.shared import process_environment
 from elastrain.launcher.store.etcd import EtcdStore
@@ -43,13 +44,20 @@ class EmbeddedEtcd:
         program: Path of etcd; None to search for it.
         host: Address on which etcd listens over TCP instead. Every process that reaches it may write, but the nodes'
             values are still sealed.
+        ports: First and last port at which it may listen, or None for any.
 
     Raises:
         ConfigError: If there is no etcd, or it does not start within START_S.
     """
 
-    def __init__(self, folder: Path, program: str | None = None, host: str | None = None) -> None:
-        self._folder, self._host = folder, host
+    def __init__(
+        self,
+        folder: Path,
+        program: str | None = None,
+        host: str | None = None,
+        ports: tuple[int, int] | None = None,
+    ) -> None:
+        self._folder, self._host, self._ports = folder, host, ports
         self._program = os.path.abspath(program or find_program())
         self._opened: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -152,7 +160,8 @@ class EmbeddedEtcd:
     def _try_start(self) -> bool:
         self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         # Another process may take the port before etcd binds it. The caller then tries again.
-        self.endpoint = self._socket_name() if self._host is None else f"{self._host}:{_free_port(self._host)}"
+        host = self._host
+        self.endpoint = self._socket_name() if host is None else f"{host}:{_free_port(host, self._ports)}"
         self._spawn()
         return self._wait_until_ready()
 
@@ -234,7 +243,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def _free_port(host: str) -> int:
+def _free_port(host: str, ports: tuple[int, int] | None) -> int:
     with socket.socket() as sock:
-        sock.bind((host, 0))
+        bind_within(sock, host, ports)
         return int(sock.getsockname()[1])

@@ -83,7 +83,7 @@ def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
         nodes = _Nodes(options, run, forks)
         stack.callback(nodes.close)
         start_fork_server()
-        etcd = EmbeddedEtcd(run.path / "etcd", host=SWITCH_ADDRESS if switch is not None else None)
+        etcd = EmbeddedEtcd(run.path / "etcd", host=SWITCH_ADDRESS if switch else None, ports=options.wish.ports)
         stack.callback(etcd.close)
         log = EventLog(run.events, "launcher")
         stack.callback(log.close)

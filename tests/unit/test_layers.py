@@ -62,7 +62,10 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.protocol.handlers",
         "elastrain.comm.errors",
         *(f"elastrain.comm.shm.{name}" for name in ("group_trails", "heartbeat_page", "liveness")),
-        *(f"elastrain.comm.wire.{name}" for name in ("acceptor", "addresses", "handshake", "sealing", "secure")),
+        *(
+            f"elastrain.comm.wire.{name}"
+            for name in ("acceptor", "addresses", "handshake", "ports", "sealing", "secure")
+        ),
         "elastrain.offload.errors",
         "elastrain.offload.drives.directories",
         "elastrain.offload.planning",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastrain.base.environment import Environment
+from elastrain.base.environment import Environment, port_range
 from elastrain.comm.wire.addresses import MeshConfig
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.device.port import DevicePort
@@ -26,7 +26,7 @@ def open_mesh(environment: Environment, connections: Connections, port: DevicePo
     if are_blocks_apart:
         config = replace(config, segment_bytes=APART_SEGMENT_BYTES)
     if environment.host:
-        config = replace(config, transport="tcp", bind_host=environment.host)
+        config = replace(config, transport="tcp", bind_host=environment.host, ports=port_range())
     mesh = Mesh(
         me=environment.member,
         node=environment.node,

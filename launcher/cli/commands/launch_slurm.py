@@ -41,7 +41,7 @@ class SlurmFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScriptFlags:
+class BatchFlags:
     """Options for what becomes of the batch script."""
 
     heading: ClassVar = "Batch script"
@@ -53,7 +53,7 @@ class ScriptFlags:
 @grouped
 def slurm(
     job: SlurmFlags,
-    batch: ScriptFlags,
+    batch: BatchFlags,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[RUN-OPTIONS] SCRIPT ARGS...", help="After --: as for `run`.")
     ] = None,

@@ -56,6 +56,8 @@ class RunFlags:
         refuse_backend(self.rendezvous.rdzv_backend)
         script, job = self.script.script(target, args), self.rendezvous.job()
         size, checkpoints = self.size.size(self.rendezvous), self.checkpoints.checkpoints()
+        here = size.all_nodes if self.size.local_nodes is not None else 1
+        ports = self.rendezvous.ports(size, nodes_here=here)
         return RunOptions(
             job=job,
             script=script,
@@ -66,6 +68,7 @@ class RunFlags:
                 self.memory.limit(),
                 stages=self.size.stages_of(size),
                 shares_compile_cache=self.rendezvous.share_compile_cache,
+                ports=ports,
             ),
             waits=self.waits.waits(),
             armed=self.faults.armed,

@@ -8,6 +8,7 @@ import secrets
 import socket
 import struct
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -188,6 +189,9 @@ class RendezvousFlags:
     interface: Annotated[
         str | None, typer.Option("--interface", help="In place of --local-addr: the network interface with it.")
     ] = None
+    port_range: Annotated[
+        str | None, typer.Option("--port-range", help="A-B: the ports at which this node listens; default: any free.")
+    ] = None
     secret_file: Annotated[
         Path | None,
         typer.Option("--secret-file", help="The job's secret, mode 0600, the same on all nodes; made on first use."),
@@ -225,6 +229,19 @@ class RendezvousFlags:
     def secret(self) -> Path:
         """Return the file of the job's secret."""
         return (self.secret_file or rundir.home() / "secret").absolute()
+    def ports(self, size: JobSize, *, nodes_here: int) -> tuple[int, int] | None:
+        """Return the first and the last port of --port-range, or None. Raises ConfigError if too few are free."""
+        if self.port_range is None:
+            return None
+        first, last = port_range(self.port_range)
+        # The agent, the port for scripts, and each worker beside the one that it replaces.
+        needed = nodes_here * (2 + 2 * size.workers) + (nodes_here > 1)
+        free = free_ports(first, last, self.address() or "", at_most=needed)
+        if last - first + 1 < needed:
+            raise ConfigError(f"--port-range {self.port_range}: {last - first + 1} ports, and {needed} are needed here")
+        if free < needed:
+            raise ConfigError(f"--port-range {self.port_range}: {free} ports are free, and {needed} are needed here")
+        return first, last
 
     def address(self) -> str | None:
         """Return the address that the user has chosen, or None. Raises ConfigError."""
@@ -284,6 +301,26 @@ def quarantine_rule(text: str) -> QuarantineRule:
     if found is None or not 0 < within_s <= SECONDS_OF_A_YEAR:
         raise ConfigError(f"--quarantine {text!r}: write N/TIME with a time up to a year, such as 3/1h")
     return QuarantineRule(losses=int(found[1]), within_s=within_s)
+
+
+def port_range(text: str) -> tuple[int, int]:
+    """Return the first and the last port of --port-range. Raises ConfigError."""
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
+    if found is None or not 1024 <= int(found[1]) <= int(found[2]) <= 65535:
+        raise ConfigError(f"--port-range {text!r}: write A-B, such as 30000-30999, from 1024 to 65535")
+    return int(found[1]), int(found[2])
+
+
+def free_ports(first: int, last: int, host: str, *, at_most: int) -> int:
+    """Return the number of free ports from `first` to `last` on this host, counted up to `at_most`."""
+    free = 0
+    for port in range(first, last + 1):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock, suppress(OSError):
+            sock.bind((host, port))
+            free += 1
+        if free == at_most:
+            break
+    return free
 
 
 def _address_of(interface: str) -> str:

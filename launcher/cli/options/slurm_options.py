@@ -1,4 +1,4 @@
-"""What `elastrain run` takes from Slurm inside `srun`. The user's own flags take precedence."""
+"""Options that `elastrain run` takes from Slurm inside `srun`. The user's own flags take precedence."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def from_slurm(size: SizeFlags, rendezvous: RendezvousFlags, task: SlurmTask | N
     """
     if task is None or size.standalone or size.local_nodes is not None:
         return Completed(size=size, rendezvous=rendezvous)
-    place = place_in(Path(task.folder)) if rendezvous.rdzv_endpoint is None else None
-    if rendezvous.rdzv_endpoint is None and place is None:
+    has_store = rendezvous.rdzv_endpoint is not None or rendezvous.join is not None
+    place = None if has_store else place_in(Path(task.folder))
+    if not has_store and place is None:
         if size.nnodes == "1":
             return Completed(size=size, rendezvous=rendezvous)
         raise ConfigError(

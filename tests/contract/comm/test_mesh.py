@@ -16,7 +16,7 @@ import torch
 
 from elastrain.comm.errors import CommError, MemberLost
 from elastrain.comm.wire.addresses import Frame, LossCause, MeshConfig, Newer, Peer, PeerLost, dials
-from elastrain.comm.wire.frames import DTYPES, HEADER_BYTES, encode
+from elastrain.comm.wire.frames import DTYPES, HEADER_BYTES, Caps, encode
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.runtime.faults.flips import FrameFlip
 from tests.support.comm_tools import DEADLINE_S, Cast, Transport, cast
@@ -454,12 +454,12 @@ def _header(*, version: int = 1, described: int = 0, body: int = 0, count: int =
     ],
 )
 def test_garbage_closes_the_link_and_says_what_came(transport: Transport, junk: bytes, words: str) -> None:
-    with cast(transport, "ab", max_body_bytes=100_000) as made:
+    with cast(transport, "ab", caps=Caps(max_body_bytes=100_000)) as made:
         assert words in _garbage(made, junk)
 
 
 def test_an_oversized_tensor_is_refused_before_memory_is_taken(transport: Transport) -> None:
-    with cast(transport, "ab", max_tensor_bytes=1 << 20) as made:
+    with cast(transport, "ab", caps=Caps(max_tensor_bytes=1 << 20)) as made:
         made.meshes["a"].send("b", 1, tensors=[torch.zeros(1 << 20)])
         made.until(lambda: "a" in made.lost("b"))
         assert f"a frame with {4 << 20} bytes of tensors, at most {1 << 20}" in made.lost("b")["a"]
