@@ -202,6 +202,8 @@ class Shutdown(AgentPart):
         cluster = self._cluster
         if cluster.view is None or self.end is not None or cluster.alive_in_view() or not cluster.late:
             return []
+        if any(worker.finished for worker in cluster.workers.by_id.values()):  # its exit code ends this node
+            return []
         return self.finish(0, "the job ended before this node had joined", everywhere=False)
 
     @handles(Digested)

@@ -99,10 +99,23 @@ def test_a_spare_ends_well_with_the_job() -> None:
     assert end is not None and (end.code, end.sentence) == (0, "finished")
 
 
+def test_a_spare_whose_member_has_finished_ends_like_any_other_node() -> None:
+    cluster = with_spares("spare0")
+    cluster.kill_node("node1")
+    cluster.lease_goes("node1")
+    come_in(cluster, "m3", "m0", "m2")
+    for member in ("m0", "m2", "m3"):
+        cluster.say(member, finished(member))
+    for member in ("m0", "m2", "m3"):
+        cluster.die(member, 0)
+    ends = [agent.end for agent in cluster.agents.values() if agent.name != "node1"]
+    assert {(end.code, end.sentence) for end in ends if end is not None} == {(0, "finished after step 1")}
+
+
 def finished(member: str) -> object:
     from elastrain.protocol.agent_messages import Finished
 
-    return Finished(step=9, digest="same")
+    return Finished(step=1, digest="same")
 
 
 def test_a_node_that_lost_three_workers_in_an_hour_gets_no_more_and_says_so() -> None:
