@@ -85,7 +85,9 @@ app.command("ls", short_help="List the runs, the newest first.")(_exits(operatin
 app.command("logs", short_help="Print what members have written into files.")(_exits(operating.logs))
 app.command("drain", short_help="Let a node hand over and leave.")(_exits(operating.drain))
 app.command("stop", short_help="Write a last checkpoint and end all nodes.")(_exits(operating.stop))
-app.command("doctor", short_help="Say what each member of a job will hold.")(_exits(doctor.doctor))
+app.command("doctor", cls=HeadedCommand, short_help="Check this machine, or a script, before a job.")(
+    _exits(doctor.doctor)
+)
 app.command("chaos", short_help="Strike a job with faults drawn at random.")(_exits(chaos.chaos))
 _free = {"ignore_unknown_options": True}
 app.command("inject", short_help="Inject one fault into a job.", context_settings=_free)(_exits(inject.inject))

@@ -1,4 +1,4 @@
-"""Command `elastrain doctor`: what each member of a job will hold in memory, or what makes members' bits differ."""
+"""Command `elastrain doctor`: checks before a start, what members will hold in memory, or what makes bits differ."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from elastrain.base.processes import die_with_parent
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher.agent.worker_start import HOST_MEMORY_LIMIT, HOST_TIER, MEMORY_LIMIT, OFFLOAD_DIRS, Script
 from elastrain.launcher.cli.commands.bits import bits
+from elastrain.launcher.cli.commands.preflight import PreflightFlags, preflight
 from elastrain.launcher.cli.options.checkpoint_options import CheckpointFlags
 from elastrain.launcher.cli.options.grouped import grouped
 from elastrain.launcher.cli.options.job_options import MemoryFlags
-from elastrain.launcher.cli.options.node_options import stages_in
+from elastrain.launcher.cli.options.node_options import EtcdFlags, stages_in
 from elastrain.launcher.shared.console import print_table, say
 from elastrain.launcher.shared.process_environment import inherited, without
 from elastrain.launcher.shared.rundir import is_file
@@ -84,36 +85,61 @@ class QuestionFlags:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobFlags:
+    """Options that a job would have."""
+
+    limits: MemoryFlags
+    checkpoints: CheckpointFlags
+    before: PreflightFlags
+    etcd: EtcdFlags
+
+    def drives(self) -> list[tuple[str, Path]]:
+        """Return the folders that a job would use, with their options. Checkpoints behind a URL are left out."""
+        found = [("--offload-dir", each) for each in self.limits.offload_dir or ()]
+        if self.checkpoints.checkpoint_dir is not None and "://" not in self.checkpoints.checkpoint_dir:
+            found.append(("--checkpoint-dir", Path(self.checkpoints.checkpoint_dir)))
+        return found
+
+
 @grouped
 def doctor(
-    script: Annotated[str, typer.Argument(help="The training script.")],
     question: QuestionFlags,
-    limits: MemoryFlags,
-    checkpoints: CheckpointFlags,
+    job: JobFlags,
+    script: Annotated[str | None, typer.Argument(help="The training script, for --memory and --bits.")] = None,
     args: Annotated[list[str] | None, typer.Argument(help="Its arguments, after --.", metavar="[-- ARGS...]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> int:
-    """Run SCRIPT up to `job.prepare`, alone, and say what each member of a job of it will hold.
+    """Check this machine before a job starts: limits, drives, versions, etcd, and the links to other machines.
 
-    With stages, it runs up to its first micro-batch, with blocks that compute nothing. The exit code is 1 if a member
-    will hold more than --memory-limit.
+    The exit code is 1 if something would stop a job.
+
+    With --memory, run SCRIPT up to `job.prepare`, alone, and say what each member of a job of it will hold. With
+    stages, it runs up to its first micro-batch, with blocks that compute nothing. The exit code is 1 if a member will
+    hold more than --memory-limit.
 
     With --bits, two members run it up to its first micro-batches, which they compute in another order, one after the
     other. The exit code is 1 if a bit differs.
     """
-    if question.memory == question.bits:
-        raise ConfigError("doctor: say what to look at: --memory or --bits")
+    if question.memory and question.bits:
+        raise ConfigError("doctor: say what to look at: --memory or --bits, or neither")
+    if not question.memory and not question.bits:
+        if script is not None:
+            raise ConfigError(f"doctor: say what to look at in {script}: --memory or --bits; without a script, neither")
+        return preflight(job.before, job.etcd, job.drives(), as_json=as_json)
     question.check()
+    if script is None:
+        raise ConfigError("doctor: name the script that --memory or --bits looks at")
     if not is_file(Path(script)):
         raise ConfigError(f"there is no script {script!r}: check the path")
-    written = checkpoints.checkpoints()
+    written = job.checkpoints.checkpoints()
     if question.bits:
         return bits(script, Script.of(script, args or []), as_json=as_json)
     # The script runs as a job of one, as under plain `python`, so variables set by a launcher are removed.
     names = (MEMORY_LIMIT, HOST_MEMORY_LIMIT, HOST_TIER, OFFLOAD_DIRS)
     around = {name: value for name in names if (value := inherited(name))}
     stages = stages_in(question.stages)
-    environment = {**without("ELASTRAIN_"), **around, **replace(limits.limit(), stages=stages).environment()}
+    environment = {**without("ELASTRAIN_"), **around, **replace(job.limits.limit(), stages=stages).environment()}
     environment |= {"OMP_NUM_THREADS": inherited("OMP_NUM_THREADS", "1")}
     environment |= written.environment() if written is not None else {}
     told = _asked(script, Script.of(script, args or []), question, environment)
