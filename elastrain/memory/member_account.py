@@ -139,6 +139,8 @@ class MemberAccount:
     @cached_property
     def copying_bytes(self) -> int:
         """Bytes of the copies that are on their way to new holders, at the giver and at the receiver."""
+        if self.sizes.memory == MemoryKind.HOST:
+            return 0
         shards = zip(self.shape.sizes, *self.placements, strict=True)
         new_bytes = sum(size for size, now, goal in shards if set(goal.all) - set(now.all))
         return round(2 * min(self.copied_bytes, new_bytes) * self._state_per_parameter)
@@ -190,7 +192,8 @@ class MemberAccount:
         decided = limit.fit(needs, self.sizes.memory)
         if measured is not None:
             decided = budget.settle(limit.limit_bytes, decided, measured, self.sizes.memory)
-        whole = budget.at_the_end(needs, self.sizes.whole_bytes, self.copying_bytes)
+        model_bytes = 0 if self.sizes.memory == MemoryKind.HOST else self.sizes.whole_bytes
+        whole = budget.at_the_end(needs, model_bytes, self.copying_bytes)
         ended = limit.fit(whole, self.sizes.memory)
         if isinstance(decided, budget.Shortfall):
             advice = self._advice(needs, decided.missing_bytes, activations_leave=limit.has_disk)

@@ -12,6 +12,7 @@ from elastrain.job.values import Shape
 from elastrain.job.world import Member, View
 from elastrain.memory import held_shards
 from elastrain.memory import memory_budget as budget
+from elastrain.memory.held_shards import MemoryKind
 from elastrain.memory.member_account import Limit, MemberAccount, ModelSizes
 from elastrain.memory.pipeline_memory import Load, ModelBytes, tasks_of
 from elastrain.memory.plan_check import bytes_under, goal_of
@@ -30,7 +31,10 @@ class ScriptNeeds:
     moments: tuple[float, ...]
     """Per shard, the optimizer's own state after a step, in units of the parameters'."""
     base_bytes: int
-    """Interpreter, libraries and data, as the kernel counts them when the script calls `prepare`."""
+    """Interpreter, libraries and data, as the kernel counts them when the script calls `prepare`.
+
+    On a device: tensors that are there besides.
+    """
     landing_bytes: int
     """The largest parameter's gradient, as a backward makes it before it is added to a copy."""
     all_write: bool | None = None
@@ -41,6 +45,8 @@ class ScriptNeeds:
     limit: Limit | None = None
     fewest: int = 0
     """With `--stages auto`: the members per pipeline. 0 before they are found."""
+    tier_bytes: int = 0
+    """Host memory for what leaves a device. It is taken at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +157,10 @@ def _stretches(
 
 def _held_at(script: ScriptNeeds, when: str, account: MemberAccount, parameters_bytes: int) -> tuple[HeldAt, str]:
     """Return what the member holds under this plan, and why its memory limit is too small ("" if it is not)."""
+    model_bytes = 0 if account.sizes.memory == MemoryKind.HOST else parameters_bytes
 
     def needs_of(account: MemberAccount) -> budget.Needs:
-        return account.needs(base_bytes=script.base_bytes, parameters_bytes=parameters_bytes)
+        return account.needs(base_bytes=script.base_bytes + script.tier_bytes, parameters_bytes=model_bytes)
 
     outside, activations_bytes, lack = frozenset[int](), 0, ""
     if script.limit is not None:
@@ -173,10 +180,12 @@ def _held_at(script: ScriptNeeds, when: str, account: MemberAccount, parameters_
 
 
 def _parts(script: ScriptNeeds, account: MemberAccount, needs: budget.Needs) -> dict[str, int]:
+    is_host = account.sizes.memory == MemoryKind.HOST
     backups_bytes = sum(each.leaves_bytes for each in account.held if not each.is_primary)
     return {
-        "base": needs.base_bytes,
-        "computing": 0 if account.is_over else budget.COMPUTING_BYTES + script.landing_bytes,
+        "base": needs.base_bytes - script.tier_bytes,
+        "tier": script.tier_bytes,
+        "computing": 0 if account.is_over or is_host else budget.COMPUTING_BYTES + script.landing_bytes,
         "model": needs.parameters_bytes,
         "gradients": needs.gradients_bytes - account.copying_bytes,
         "check": needs.with_check(needs.shards_bytes) - needs.shards_bytes,
@@ -194,7 +203,7 @@ def _staging_bytes(script: ScriptNeeds, account: MemberAccount) -> int:
     """Count the states of a checkpoint that wait for the disk at most, and the memory for writing."""
     # In the worst case all captured states wait at once, while the held ones have moved on. A backup's captured states
     # are no copies, but they are kept beyond the step in which they would have been replaced.
-    if script.all_write is None:
+    if script.all_write is None or account.sizes.memory == MemoryKind.DEVICE:
         return 0
     sizes, pairs = script.shape.sizes, set[tuple[str, int]]()
     for placement in account.placements:

@@ -8,17 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from elastrain.base.environment import EstimateWish
+from elastrain.device import DevicePort, device_of
 from elastrain.errors import ConfigError
 from elastrain.job.layout import Layout
+from elastrain.memory.held_shards import MemoryKind
 from elastrain.memory.member_account import Limit
 from elastrain.memory.memory_estimate import ScriptNeeds, state_memory, with_stages_found
 from elastrain.memory.pipeline_memory import ModelBytes
 from elastrain.runtime.assembly import Chosen, Request
+from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.io.loop_channel import LoopChannel
 from elastrain.runtime.loop.computed_run import StepParts
 from elastrain.runtime.loop.mutation_guard import MutationGuard
@@ -29,6 +32,7 @@ from elastrain.runtime.loop_state.loop_state import LoopSnapshot
 from elastrain.runtime.loop_state.randomness import BlockRandomness
 from elastrain.runtime.memory.planned_work import model_bytes, model_sizes
 from elastrain.runtime.memory.process_memory import PeakMeter
+from elastrain.runtime.memory.spill_places import outside_of
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.flats import in_private_memory
 from elastrain.runtime.model.kernels import compute_device
@@ -42,24 +46,30 @@ class MemoryEstimate:
     def __init__(self, wish: EstimateWish, request: Request, layout: Layout, chosen: Chosen) -> None:
         """Measure the model and optimizer of the script. Raises ConfigError as `prepare` does."""
         self._wish, self._request, self._chosen = wish, request, chosen
+        self._port = port = device_of(compute_device(request.model))
         pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
-        self._model = model = ModelState(request.model, layout, in_private_memory)
+        self._model = model = ModelState(request.model, layout, TensorMemory(in_private_memory, port=port).private)
         # Measured after the script's own parameters were freed; the allocator may still keep their memory.
-        held_bytes = PeakMeter(lambda: 0).now_bytes
+        self._host_bytes = PeakMeter(lambda: 0).now_bytes
+        held_bytes = self._host_bytes if port.is_host else port.memory_allocated()[0]
         shape = chosen.settings.shape(layout, model.lanes(), request.loader.micro_batches)
         if wish.backups is not None:
             shape = replace(shape, backups=wish.backups)
         limit = chosen.limit
         self._needs = ScriptNeeds(
             shape=shape,
-            sizes=model_sizes(model),
-            moments=_moments(pieces, layout),
+            sizes=replace(model_sizes(model), memory=MemoryKind.ONE if port.is_host else MemoryKind.DEVICE),
+            moments=_moments(pieces, layout, port),
             base_bytes=max(0, held_bytes - model.nbytes),
             landing_bytes=max((p.nbytes for p in request.model.parameters() if p.requires_grad), default=0),
             all_write=None if chosen.checkpoints is None else chosen.checkpoints.is_local,
             limit=None
             if limit is None or limit.limit_bytes is None
-            else Limit(limit_bytes=limit.limit_bytes, has_disk=bool(limit.directories)),
+            else Limit(
+                limit_bytes=limit.limit_bytes,
+                has_disk=bool(limit.directories or limit.host_tier_bytes),
+                outside=outside_of(limit),
+            ),
         )
 
     def answer_at_once(self) -> None:
@@ -70,16 +80,36 @@ class MemoryEstimate:
     def answer(self, traced: ModelBytes | None = None) -> NoReturn:
         """Write the bytes that each member will hold, and end the process. Raises SystemExit."""
         needs = self._needs if traced is None else with_stages_found(self._needs, self._wish.members, traced)
-        stated = state_memory(needs, self._wish.members, traced)
-        members = [{**asdict(each), **each.worst.told, "moments": [at.told for at in each.moments]} for each in stated]
         told = {
-            "backups": self._needs.shape.backups,
-            "limit": self._chosen.limit.limit_bytes if self._chosen.limit else None,
+            "backups": needs.shape.backups,
             "stages": needs.fewest or self._chosen.settings.stages,
-            "members": members,
+            **self._stated(needs, traced),
         }
+        if not self._port.is_host:
+            told["host"] = self._stated(self._host_needs(needs), traced)
         self._wish.answer(json.dumps(told))
         raise SystemExit(0)
+
+    def _stated(self, needs: ScriptNeeds, traced: ModelBytes | None) -> dict[str, Any]:
+        """Return the bytes of all members in one memory."""
+        stated = state_memory(needs, self._wish.members, traced)
+        members = [{**asdict(each), **each.worst.told, "moments": [at.told for at in each.moments]} for each in stated]
+        limit_bytes = None if needs.limit is None else needs.limit.limit_bytes
+        return {"memory": str(needs.sizes.memory), "limit": limit_bytes, "members": members}
+
+    def _host_needs(self, needs: ScriptNeeds) -> ScriptNeeds:
+        """Return the needs in host memory, for a model on a device."""
+        limit = self._chosen.limit
+        host = None
+        if limit is not None and limit.host_limit_bytes is not None:
+            host = Limit(limit_bytes=limit.host_limit_bytes, has_disk=bool(limit.directories))
+        return replace(
+            needs,
+            sizes=replace(needs.sizes, memory=MemoryKind.HOST),
+            base_bytes=self._host_bytes,
+            limit=host,
+            tier_bytes=0 if limit is None else limit.host_tier_bytes,
+        )
 
     def steps(self, until: int) -> Iterator[Step]:
         """Yield one step to the script's loop. Its first micro-batch is the tracing pass, after which it answers."""
@@ -117,13 +147,13 @@ def parts_without_job(request: Request, state: ModelState, settings: Settings) -
     )
 
 
-def _moments(pieces: PieceOptimizer, layout: Layout) -> tuple[float, ...]:
+def _moments(pieces: PieceOptimizer, layout: Layout, port: DevicePort) -> tuple[float, ...]:
     """Return, per shard, the bytes of optimizer state per byte of parameters, measured by one update with zeros."""
     hyper = pieces.hyperparameters()
     found = []
     # One shard at a time, so that this process never holds the states that all members of a job share.
     for shard in layout.shards:
-        parameters = torch.zeros(shard.numel, dtype=getattr(torch, shard.master_dtype))
+        parameters = torch.zeros(shard.numel, dtype=getattr(torch, shard.master_dtype), device=port.device)
         state = pieces.create(shard, parameters)
         if layout.pieces[shard.index]:
             pieces.apply([(state, torch.zeros_like(parameters), None)], hyper=hyper)

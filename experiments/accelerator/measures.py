@@ -16,7 +16,7 @@ from typing import Any
 
 from elastrain.snapshot.digest import ROW
 from experiments.accelerator import models
-from experiments.accelerator.jobs import Job, Ran, run_job
+from experiments.accelerator.jobs import DEADLINE_S, Job, Ran, run_job
 from experiments.accelerator.models import FIRST, Training
 from experiments.harness import ROOT, interleave, ratio
 from experiments.jobs import Script, alone, finish
@@ -42,11 +42,13 @@ class Bench:
     start: Callable[..., Any]
     ran: list[tuple[str, Ran]] = field(default_factory=list)
     """Jobs so far, whose races and leftovers count for the table."""
+    deadline_s: float = DEADLINE_S
+    """Time that each job has."""
 
     def run(self, name: str, training: Training, stages: int = 1, **how: Any) -> Ran:
         """Run a job that has to end well. Raises RuntimeError with its last words otherwise. `how`: fields of `Job`."""
         job = Job(training=replace(training, device=self.device), stages=stages, **how)
-        ran = run_job(job, self.folder / f"{len(self.ran)}-{name}", start=self.start)
+        ran = run_job(job, self.folder / f"{len(self.ran)}-{name}", start=self.start, deadline_s=self.deadline_s)
         self.ran.append((name, ran))
         if ran.code != 0 and not training.troubles:
             raise RuntimeError(f"{name}: exit code {ran.code}: {ran.output[-1500:]}")

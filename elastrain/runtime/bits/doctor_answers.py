@@ -11,20 +11,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from elastrain.base.environment import BitsWish, EstimateWish
-from elastrain.device import device_of
 from elastrain.errors import ConfigError
 from elastrain.integrity.bit_traces import DATA, LOOP, OperatorCall, Recorded, Trace
 from elastrain.job.layout import Layout
 from elastrain.runtime.assembly import Chosen, Request
 from elastrain.runtime.bits.operator_recorder import OperatorRecorder
 from elastrain.runtime.bits.value_sources import ValueSources
-from elastrain.runtime.carrying import refused
 from elastrain.runtime.loop.computed_run import StepParts, load, scaled, went_by
 from elastrain.runtime.loop.told_numbers import check_loss, check_name, figure_of, weight_of
 from elastrain.runtime.memory_answer import MemoryEstimate, parts_without_job
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.flats import in_private_memory
-from elastrain.runtime.model.kernels import compute_device
 from elastrain.runtime.model.watched import PlainAttributes
 
 _MOST = 3
@@ -68,7 +65,6 @@ def answer_of(wish: EstimateWish | BitsWish, request: Request, layout: Layout, c
     """Return what `elastrain doctor` has asked for. A memory estimate without stages ends the process at once."""
     if isinstance(wish, BitsWish):
         return BitsRecording(wish, request, layout, chosen)
-    refused.check_estimate(device_of(compute_device(request.model)))
     estimate = MemoryEstimate(wish, request, layout, chosen)
     estimate.answer_at_once()
     return estimate

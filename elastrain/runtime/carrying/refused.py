@@ -1,4 +1,4 @@
-"""Refusals of jobs on a device, by name: estimates, devices without float64, misplaced graphs."""
+"""Refusals of jobs on a device, by name: devices without float64, misplaced graphs."""
 
 from __future__ import annotations
 
@@ -40,16 +40,6 @@ def _is_captured(module: nn.Module) -> bool:
     """Return True if `make_graphed_callables` has replaced the module's forward."""
     forward = vars(module).get("forward")
     return "make_graphed_" in getattr(forward, "__qualname__", "")
-
-
-def check_estimate(port: DevicePort) -> None:
-    """Raise ConfigError if `elastrain doctor --memory` is asked about a model on a device."""
-    if not port.is_host:
-        raise ConfigError(
-            f"elastrain doctor --memory states the host's memory of members on the CPU, and the model is on "
-            f"{port.device}: ask with the model on the CPU. In a job on a device, base, backups and staging lie in "
-            "host memory, and all other parts on the device"
-        )
 
 
 def check_not_captured(port: DevicePort) -> None:

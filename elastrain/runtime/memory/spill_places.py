@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from elastrain.errors import ConfigError
@@ -33,6 +33,8 @@ class SpillPlaces:
     drives: tuple[Device, ...] = ()
     """Drives of optimizer states."""
     tier: Device | None = None
+    told: Outside = field(default_factory=Outside)
+    """The places, without their rate."""
 
     @property
     def is_there(self) -> bool:
@@ -41,12 +43,8 @@ class SpillPlaces:
 
     def outside(self) -> Outside:
         """Return the places as decisions need them. The rate is the drives', or the tier's where there are none."""
-        tier, slow = self.tier, self.drives or (() if self.tier is None else (self.tier,))
-        return Outside(
-            bytes_per_s=sum(each.rate_bytes_per_s() for each in slow) or 1.0,
-            name=" and ".join([TIER] * (tier is not None) + [DRIVES] * bool(self.drives)) or DRIVES,
-            room_bytes=None if self.drives or tier is None else int((tier.quota_bytes or 0) * (1 - HOLES_SHARE)),
-        )
+        slow = self.drives or (() if self.tier is None else (self.tier,))
+        return replace(self.told, bytes_per_s=sum(each.rate_bytes_per_s() for each in slow) or 1.0)
 
     def close(self) -> None:
         """Give the space back. What lies there is lost."""
@@ -54,6 +52,15 @@ class SpillPlaces:
             self.offload.close()
         for drive in (*self.drives, *(() if self.tier is None else (self.tier,))):
             drive.close()
+
+
+def outside_of(limit: MemoryLimit) -> Outside:
+    """Return the places of a limit, before any is open."""
+    tier_bytes, has_drives = limit.host_tier_bytes, bool(limit.directories)
+    return Outside(
+        name=" and ".join([TIER] * (tier_bytes > 0) + [DRIVES] * has_drives) or DRIVES,
+        room_bytes=None if has_drives or not tier_bytes else int(tier_bytes * (1 - HOLES_SHARE)),
+    )
 
 
 def open_places(
@@ -78,7 +85,7 @@ def open_places(
         drives = tuple(Device(_engine(limit, each, run_dir), threads=0) for each in limit.directories)
     except OffloadConfigError as error:
         raise ConfigError(str(error)) from None
-    return SpillPlaces(offload=offload, drives=drives, tier=tier)
+    return SpillPlaces(offload=offload, drives=drives, tier=tier, told=outside_of(limit))
 
 
 def _engine(limit: MemoryLimit, directory: str, run_dir: Path | None) -> IoEngine:

@@ -29,11 +29,14 @@ from elastrain.launcher.shared.console import print_table, say
 from elastrain.launcher.shared.process_environment import inherited, without
 from elastrain.launcher.shared.rundir import is_file
 
+HOST = "host memory"
 _PARTS = {
+    "tier": "host memory for what leaves the device (--host-tier)",
     "base": "interpreter, libraries and data; and what the allocator keeps of the script's own parameters",
     "computing": "what torch's kernels and allocator keep, which is not known before, and one parameter's new gradient",
     "model": "parameters and running statistics; with stages of its blocks from the first commit on",
-    "gradients": "copies of the gradient, sums on their way, what is kept for backups, scratch of updates",
+    "gradients": "copies of the gradient, sums on their way, what is kept for backups, scratch of updates; in a job on "
+    "a device, those kept for backups and copies of what members send lie in host memory",
     "check": "one more copy, for a neighbour's micro-batch, beyond the states that do not exist yet at its time",
     "activations": "saved for backward by all micro-batches in flight",
     "boundaries": "what crosses the cuts in a step",
@@ -42,7 +45,8 @@ _PARTS = {
     "unverified": "of backups, the next parameters and state until they are verified",
     "copies": "shards on their way to new holders",
     "staging": "states of a durable checkpoint that wait for the disk, at most; 0 under a limit that has no room",
-    "spill": "what of all this lies on disk under the memory limit: taken off the total",
+    "spill": "what of all this leaves under the memory limit, to host memory (--host-tier) or to disk: taken off the "
+    "total",
     "total": "at the moment at which the member holds most",
 }
 """Names of the parts of a member's memory, and their meanings for the printed legend."""
@@ -115,8 +119,9 @@ def doctor(
     The exit code is 1 if something would stop a job.
 
     With --memory, run SCRIPT up to `job.prepare`, alone, and say what each member of a job of it will hold. With
-    stages, it runs up to its first micro-batch, with blocks that compute nothing. The exit code is 1 if a member will
-    hold more than --memory-limit.
+    stages, it runs up to its first micro-batch, with blocks that compute nothing. For a model on a device, it says
+    what is held in the device's memory, and then what is held in host memory. The exit code is 1 if a member will hold
+    more than --memory-limit or --host-memory-limit.
 
     With --bits, two members run it up to its first micro-batches, which they compute in another order, one after the
     other. The exit code is 1 if a bit differs.
@@ -147,7 +152,8 @@ def doctor(
         print(json.dumps(told))
     else:
         _show(told)
-    shortfall = next((each for each in told["members"] if each["shortfall"]), None)
+    both = [*told["members"], *told.get("host", {}).get("members", ())]
+    shortfall = next((each for each in both if each["shortfall"]), None)
     if shortfall is not None:
         say(f"member {shortfall['member']}: {shortfall['shortfall']}")
     return 1 if shortfall is not None else 0
@@ -185,6 +191,13 @@ def _asked(named: str, script: Script, question: QuestionFlags, environment: Map
 
 
 def _show(told: Mapping[str, Any]) -> None:
+    _show_memory(told)
+    if "host" in told:
+        print()
+        _show_memory({**told, **told["host"]})
+
+
+def _show_memory(told: Mapping[str, Any]) -> None:
     members = told["members"]
     parts = {name: its for name, its in _PARTS.items() if any(m[name] for each in members for m in each["moments"])}
     rows = [(each["member"], each["node"], *(f"{each[part]:,}" for part in parts)) for each in members]
@@ -197,6 +210,11 @@ def _show(told: Mapping[str, Any]) -> None:
     limit = f" of {told['limit']:,} allowed" if told["limit"] is not None else ""
     copies = min(told["backups"], len(members) - 1)
     print(
-        f"worst: member {worst['member']}, {worst['total']:,} bytes{limit}, {worst['moment']}; backups of each shard: "
-        f"{copies}" + ("" if told["stages"] > 1 else "; saved activations come on top, which only a step shows")
+        f"worst: member {worst['member']}, {worst['total']:,} bytes of {told['memory']}{limit}, {worst['moment']}; "
+        f"backups of each shard: {copies}"
+        + (
+            ""
+            if told["stages"] > 1 or told["memory"] == HOST
+            else "; saved activations come on top, which only a step shows"
+        )
     )

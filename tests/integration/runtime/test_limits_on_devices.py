@@ -1,0 +1,86 @@
+"""Memory limits of jobs on a device: kept with a loss, without a change of bits, stated beforehand, refused by name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.accelerator.limits import PLACES, limits
+from experiments.accelerator.measures import Bench
+from tests.support import warm
+from tests.support.training import SCRIPTS, Run, environment, run_job
+
+pytestmark = pytest.mark.slow
+SCRIPT = SCRIPTS / "device_training.py"
+ON_LATE = {"DEVICE_FAULTS": "", "DEVICE_SHARED": "late-x"}
+ARGUMENTS = ("--steps", "3")
+
+
+def run(folder: Path, *options: str, **given: str) -> Run:
+    return run_job(folder, workers=2, script=SCRIPT, arguments=ARGUMENTS, options=options, **(given or ON_LATE))
+
+
+def test_a_limit_of_device_memory_is_kept_with_a_loss_and_changes_no_bit(tmp_path: Path) -> None:
+    bench = Bench(folder=tmp_path, start=warm.Popen)
+    found = limits(bench)
+    assert found["limit_kept"] <= 1, found
+    assert found["limit_bits_equal"] == 1
+    assert set(found["limit_left_to"]) == PLACES
+    assert [ran.races for _, ran in bench.ran] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "says"),
+    [
+        (("--memory-limit", "64G"), ON_LATE, "--memory-limit allows 68,719,476,736 bytes of device memory, and late:0"),
+        (("--memory-limit", "4K"), ON_LATE, "a member's device memory limit is 1 MiB too small for this plan"),
+        (("--host-memory-limit", "1M"), ON_LATE, "a member's host memory limit is"),
+        (
+            ("--memory-limit", "4G", "--host-tier", "1M"),
+            {"X": ""},
+            "--host-tier is host memory for what leaves a device",
+        ),
+    ],
+)
+def test_a_limit_that_cannot_be_kept_ends_the_job_with_a_sentence(
+    tmp_path: Path, options: tuple[str, ...], given: dict[str, str], says: str
+) -> None:
+    done = run(tmp_path, *options, **given)
+    assert done.exit_code in (1, 2)
+    assert says in done.output
+    assert "Traceback" not in done.output
+
+
+def test_the_doctor_states_both_memories_as_the_members_of_a_job_find_them(tmp_path: Path) -> None:
+    limited = ("--memory-limit", "1G", "--host-memory-limit", "64G", "--host-tier", "1M")
+    command = [sys.executable, "-m", "elastrain.launcher", "doctor", "--memory", str(SCRIPT), "--nproc-per-node", "2"]
+    asked = warm.run(
+        [*command, *limited, "--json", "--", *ARGUMENTS],
+        env=environment(**ON_LATE),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert asked.returncode == 0, asked.stderr
+    told = json.loads(asked.stdout)
+    assert (told["memory"], told["host"]["memory"]) == ("device memory", "host memory")
+    assert (told["limit"], told["host"]["limit"]) == (1 << 30, 64 << 30)
+    job = run(tmp_path, *limited)
+    assert job.exit_code == 0, job.output
+    for device, host in zip(told["members"], told["host"]["members"], strict=True):
+        journal = job.journals[device["member"]]
+        first = next(each for each in journal if each["event"] == "room")
+        assert first["memory"] == "device memory"
+        assert device["model"] == first["need_parameters_bytes"]
+        assert device["gradients"] == pytest.approx(first["need_gradients_bytes"], rel=0.05)
+        assert device["shards"] == pytest.approx(first["need_shards_bytes"], rel=0.05)
+        assert (device["backups"], host["shards"], host["model"]) == (0, 0, 0)
+        assert host["backups"] > 0 and host["tier"] == 1 << 20
+        peaks = [each["peak_bytes"] for each in journal if each["event"] == "memory"]
+        assert max(peaks) <= device["total"]
+        # No bound from above: the bytes of the test device lie in its process.
+        on_host = [each["peak_bytes"] for each in journal if each["event"] == "host_memory"]
+        assert len(on_host) == 3 and host["base"] < max(on_host) < 64 << 30
