@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,30 @@ TIER = "8M"
 KILLED = ("kill --target member:m1 --at step=2,phase=backward",)
 
 
-def limits(bench: Bench) -> Mapping[str, Any]:
+@dataclass(frozen=True)
+class Limited:
+    """The training that is limited, and the bytes of the tier."""
+
+    training: Training
+    tier: str
+
+
+def limits(bench: Bench, case: Limited | None = None) -> Mapping[str, Any]:
     """Run a job without a limit, with 60 % of what it needed and a loss, and with `save_on_disk` in its loop."""
-    bench = replace(bench, deadline_s=DEADLINE_S)
-    free = bench.run("unlimited", DEEP)
+    if case is None:
+        case, bench = Limited(DEEP, TIER), replace(bench, deadline_s=DEADLINE_S)
+    training = case.training
+    free = bench.run("unlimited", training)
     need_bytes = highest_bytes(free)
     limit_bytes = int(SHARE_OF_NEED * need_bytes)
     drive = bench.folder / "drive"
     drive.mkdir(parents=True, exist_ok=True)
-    options = ("--memory-limit", str(limit_bytes), "--host-tier", TIER, "--offload-dir", str(drive))
-    limited = bench.run("limited", DEEP, options=options, faults=KILLED)
-    saved = bench.run("saved", replace(DEEP, saved=True))
+    options = ("--memory-limit", str(limit_bytes), "--host-tier", case.tier, "--offload-dir", str(drive))
+    limited = bench.run("limited", training, options=options, faults=KILLED)
+    saved = bench.run("saved", replace(training, saved=True))
     wanted = _digests(free)
     is_equal = all(_digests(ran) == wanted for ran in (limited, saved)) and len(wanted) == 1
-    was_lost = not any(line.startswith(f"{DEEP.steps} ") for line in limited.steps.get("m1", ()))
+    was_lost = not any(line.startswith(f"{training.steps} ") for line in limited.steps.get("m1", ()))
     left_to = _left_to(limited)
     kept = highest_bytes(limited) / limit_bytes if was_lost and left_to == PLACES else float("nan")
     return {
@@ -53,7 +63,8 @@ def highest_bytes(ran: Ran) -> int:
 
 def _digests(ran: Ran) -> set[str]:
     """Return the digests at the end, of all members that saw it."""
-    return {lines[-1] for lines in ran.steps.values() if lines and lines[-1].startswith(f"{DEEP.steps} ")}
+    training = ran.job.training
+    return {lines[-1] for lines in ran.steps.values() if lines and lines[-1].startswith(f"{training.steps} ")}
 
 
 def _left_to(ran: Ran) -> set[str]:

@@ -11,10 +11,10 @@ PARTS = {
     3: "prices",
     4: "pipelines",
     5: "memory limits and drives",
-    6: "compiled models, captured graphs, the `torch.distributed` backend, GPUDirect Storage",
+    6: "compiled models, captured graphs, the `torch.distributed` backend",
     7: "device memory that peers read in place",
 }
-LATER = (5, 6, 7)
+LATER = (6, 7)
 """Test parts that a later version brings."""
 REHEARSED = ("late", "cpu")
 """Devices that show nothing."""
