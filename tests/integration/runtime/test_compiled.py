@@ -31,6 +31,25 @@ def test_on_a_device_members_are_killed_and_join_without_a_bit_of_difference(
     assert "m2" in run.digests
 
 
+def test_graphs_per_block_are_killed_and_join_with_the_bits_of_the_plain_model(tmp_path: Path) -> None:
+    arguments = ("--device", "late", "--what", "graphs", "--steps", STEPS)
+    run = run_job(tmp_path, workers=2, script=SCRIPT, arguments=arguments, faults=[KILL], slow_until="m2")
+    assert_equal_to_undisturbed(run, "--device", "cpu", "--what", "nothing", "--steps", STEPS, script=SCRIPT)
+    assert "m2" in run.digests
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("captured", "step.backward() was called while a graph of late:0 is captured"),
+        ("early graphs", "module 'blocks.0.mlp' of the model was captured in a graph before prepare"),
+    ],
+)
+def test_a_capture_of_a_backward_or_before_prepare_is_refused_by_name(tmp_path: Path, what: str, sentence: str) -> None:
+    run = run_job(tmp_path, workers=1, script=SCRIPT, arguments=("--device", "late", "--what", what))
+    assert run.exit_code != 0 and sentence in run.output
+
+
 def compiler(folder: Path) -> Path:
     """Make a C++ compiler that notes, in a file per node, each source that it builds."""
     made = folder / "compiler.sh"

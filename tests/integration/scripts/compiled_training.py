@@ -7,11 +7,13 @@ found a graph in its cache or missed it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +29,11 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.wide, self.narrow = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH), nn.Dropout(0.1))
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = functional.gelu(self.wide(self.norm(x)))
-        return x + functional.dropout(self.narrow(hidden), 0.1, self.training)
+        return x + self.mlp(self.norm(x))
 
 
 class Model(nn.Module):
@@ -69,6 +71,13 @@ def on_device(model: nn.Module, device: str) -> nn.Module:
     return model.to(device)
 
 
+def capture_blocks(model: Any, device: str) -> None:
+    """Let the MLP of each block replay graphs of its forward and backward."""
+    for block in model.blocks:
+        sample = torch.zeros(2, LENGTH, WIDTH, device=device).requires_grad_()
+        torch.get_device_module(device).make_graphed_callables(block.mlp, (sample,))
+
+
 def hold_up(slow: Path | None, step: int) -> None:
     """Wait for each micro-batch while the file exists: longer once a member has been lost."""
     until_s = time.monotonic() + (0.2 if step < 4 else 1.0)
@@ -80,14 +89,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--backend", default="inductor")
-    parser.add_argument("--what", choices=["model", "blocks", "nothing"], default="blocks")
+    parser.add_argument(
+        "--what", choices=["model", "blocks", "graphs", "early graphs", "captured", "nothing"], default="blocks"
+    )
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--counts", type=Path)
     parser.add_argument("--slow-while", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     job = elastrain.init(seed=3)
-    model = on_device(Model(), args.device)
+    model: Any = on_device(Model(), args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = elastrain.DataLoader(Words(), global_batch_size=12, micro_batch_size=2)
     if args.what == "model":
@@ -95,11 +106,20 @@ def main() -> None:
     if args.what == "blocks":
         for block in model.blocks:
             block.compile(backend=args.backend)
+    if args.what == "early graphs":
+        capture_blocks(model, args.device)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
+    if args.what == "graphs":
+        capture_blocks(model, args.device)
     for step in job.steps(loader, until=args.steps):
         for words in step:
             hold_up(args.slow_while, step.number)
-            step.backward(model(words.to(args.device)))
+            loss, capturing = model(words.to(args.device)), contextlib.nullcontext()
+            if args.what == "captured":
+                device = torch.get_device_module(args.device)
+                capturing = device.graph(device.CUDAGraph())
+            with capturing:
+                step.backward(loss)
     if args.counts is not None:
         _count(args.counts)
     sys.stderr.write(f"digest {job.digest()}\n")

@@ -58,6 +58,7 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     device, host = (self, src) if is_late(self) else (src, self)
     is_out = device is src
     what = f"copy {'out' if is_out else 'in'}"
+    kernels.refuse_in_capture(what)
     with LOCK:
         spans = [(block_of(device), span_of(device))]
         stream, tick = submit(what, spans if is_out else [], [] if is_out else spans)

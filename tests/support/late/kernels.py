@@ -19,6 +19,8 @@ from tests.support.late.memory import LOCK, MEMORY, alias_of, block_of, is_late,
 from tests.support.late.order import Clock, Span, Stream, Timed, reap, submit, this_thread, wait_for
 from tests.support.late.settings import settings
 
+Captured = tuple[Any, tuple[Any, ...], dict[str, Any], list[Any]]
+"""An operator of a graph: its arguments, and what it has returned."""
 _WAITS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _aten = torch.ops.aten
 INDEXING = ("aten::index.", "aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index")
@@ -181,9 +183,19 @@ def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
             made = operator(*call.args, **call.kwargs)
         values = (made,) if plan.is_single else made
         given = [call.on_device(*each, stream) for each in zip(values or (), plan.sources, strict=True)]
+    if (captured := this_thread().captured) is not None:
+        if call.waits:
+            refuse_in_capture(plan.name)
+        captured.append((operator, args, kwargs, given))
     if call.waits:
         wait_for(Clock(stream.clock), stream.hang)
     return None if not plan.sources else given[0] if plan.is_single else tuple(given)
+
+
+def refuse_in_capture(what: str) -> None:
+    """Raise CUDA's error for what waits for the host, or reads it, while the thread captures a graph."""
+    if this_thread().captured is not None:
+        raise RuntimeError(f"LATE error: operation not permitted when stream is capturing ({what})")
 
 
 def _as_on_device(call: Call) -> AbstractContextManager[None]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from tests.support.late import graphs, randomness
 from tests.support.late import private_names as private
-from tests.support.late import randomness
 from tests.support.late.faults import faults
 from tests.support.late.hooks import Guard
 from tests.support.late.memory import LOCK, MEMORY, NAME
@@ -107,6 +107,10 @@ FUNCTIONS: dict[str, Any] = {
     "set_stream": set_stream,
     "synchronize": synchronize,
     "_sleep": _sleep,
+    "CUDAGraph": graphs.Graph,
+    "graph": graphs.capture,
+    "make_graphed_callables": graphs.make_graphed_callables,
+    "is_current_stream_capturing": graphs.is_capturing,
     "memory_allocated": memory_allocated,
     "memory_reserved": memory_allocated,
     "max_memory_allocated": max_memory_allocated,

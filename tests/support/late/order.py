@@ -53,6 +53,8 @@ class Host:
     counts: Counter[str] = field(default_factory=Counter)
     error: BaseException | None = None
     """The error that a hook has raised on a thread of autograd."""
+    captured: list[Any] | None = None
+    """The work of the graph that is captured now."""
 
 
 class Stream(torch.Stream):
