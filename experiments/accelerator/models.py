@@ -118,6 +118,9 @@ class Training:
     """With `steps=0`: time that a plain loop's timed steps take, roughly. 0: as many steps as the training before."""
     beside: int = 1
     """Plain loops that begin their timed steps at the same time."""
+    compiled: str = ""
+    """Backend with which torch.compile builds the blocks (the whole model: `model` before it and a blank), or `graphs`:
+    the MLP of each block replays captured graphs; `capture`: the backward is captured, which is refused."""
     saved: bool = False
     """Saved activations lie on a drive between forward and backward, by `save_on_disk` in the loop."""
     peaks: bool = False
@@ -247,6 +250,34 @@ def build(training: Training) -> nn.Module:
     for name in setup.frozen:
         made.get_submodule(name).requires_grad_(False)
     return made.to(setup.dtype).to(training.device)
+
+
+GRAPHS = ("graphs", "capture")
+"""Values of `Training.compiled` that compile nothing."""
+
+
+def compile_blocks(model: Any, training: Training) -> None:
+    """Compile the model or its blocks, or capture parts of them, as the training says."""
+    if training.compiled == "graphs":
+        config = training.setup.config
+        shape = (
+            (training.micro_batch_size, config.context, config.width) if config else (training.micro_batch_size, 8, 16)
+        )
+        for block in model.blocks:
+            sample = torch.zeros(shape, device=training.device, dtype=training.setup.dtype).requires_grad_()
+            torch.get_device_module(training.device).make_graphed_callables(block.mlp, (sample,))
+    elif training.compiled and training.compiled not in GRAPHS:
+        whole, _, backend = training.compiled.rpartition(" ")
+        for module in [model] if whole else model.blocks:
+            module.compile(backend=backend)
+
+
+def capturing(training: Training) -> Any:
+    """Return the context of each backward."""
+    if training.compiled != "capture":
+        return contextlib.nullcontext()
+    device = torch.get_device_module(training.device)
+    return device.graph(device.CUDAGraph())
 
 
 def teacher_of(model: nn.Module, training: Training) -> Taught | None:

@@ -62,6 +62,8 @@ def prepare_device(training: Training) -> None:
         late.install()
         late.handing_over(DeferredLock, gives=["__exit__", "wait"], takes=["__enter__", "wait"])
         late.configure(slowness=training.slowness)
+        if training.compiled not in ("", *models.GRAPHS):
+            late.keep_from_compiler()
         if training.setup.config is None:  # otherwise all members share one device
             place = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0")
             late.configure(uuid=f"late-{'-'.join(place)}")
@@ -115,6 +117,7 @@ def _train(training: Training, folder: Path, meter: Any) -> None:
     )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
+    models.compile_blocks(model, training)
     troubles = _Troubles(training, folder)
     lines = (folder / "steps" / f"{MEMBER or 'alone'}.txt").open("a", buffering=1)
     saved = _saved(training, folder)
@@ -131,7 +134,8 @@ def _train(training: Training, folder: Path, meter: Any) -> None:
                 loss = model(given, targets)
                 loss = loss if teacher is None else teacher.pulled(loss, given, targets)
             meter.backward_begins()
-            step.backward(loss, weight=weight)
+            with models.capturing(training):
+                step.backward(loss, weight=weight)
             meter.end()
         if not training.timed:
             digest = job.digest() if watched else "-"  # a member of a pipeline has its own blocks' parameters only
