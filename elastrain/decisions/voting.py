@@ -110,7 +110,10 @@ def _planned(step: int, votes: Mapping[str, Vote], present: PipelinePlan | None)
 
 def _speeds(view: View, votes: Sequence[Vote], shape: Shape, present: Speeds) -> tuple[tuple[str, int], ...]:
     # By the votes of all members, so that none hands out by what it alone has measured.
-    told = zip(view.ids, (vote.plan for vote in votes), strict=False)
+    told = list(zip(view.ids, (vote.plan for vote in votes), strict=False))
+    # A share that grows takes memory, and whose share grows depends on the times of all.
+    if any(plan is not None and plan.is_full for _, plan in told):
+        return ()
     told_s = {m: plan.micro_batch_s for m, plan in told if plan is not None and plan.micro_batch_s is not None}
     return tuple(agreed_speeds(present, told_s, view.ids, shape.runs).items())
 

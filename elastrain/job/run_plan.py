@@ -6,7 +6,7 @@ member it is changes no bit, only the time that a step takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heapreplace
 
 Speeds = Mapping[str, int]
@@ -43,15 +43,39 @@ def shares_by_speed(count: int, speeds: Sequence[int], loads: Sequence[int] = ()
     # A view without members is a defect of the caller.
     if not speeds:
         raise ValueError("a plan needs at least one member")
-    shares, loads = [0] * len(speeds), loads or [0] * len(speeds)
-    # Each run goes where it is done first, which is best for equal runs. Of equals the first one takes it. A quotient
-    # of two integers has the same bits on every machine, so every member comes to the same answer.
-    heap = [((load + 1) / speed, i) for i, (load, speed) in enumerate(zip(loads, speeds, strict=True))]
+    found = loads or [0] * len(speeds)
+
+    # A quotient of two integers has the same bits on every machine, so every member comes to the same answer.
+    def done(place: int, share: int) -> float:
+        return (found[place] + share) / speeds[place]
+
+    return dealt(count, [(place,) for place in range(len(speeds))], done, [0] * len(speeds))
+
+
+def dealt(
+    count: int, classes: Iterable[Sequence[int]], done: Callable[[int, int], float], least: Sequence[int]
+) -> list[int]:
+    """Divide `count` runs so that each goes where it is done first, which is best for equal runs.
+
+    Args:
+        count: The number of runs.
+        classes: Places that are equal, in order. All of a class take a run at once.
+        done: Returns, for a place and the runs that it takes, when they are done.
+        least: The runs that each place takes in any case.
+    """
+    shares = list(least)
+    left = count - sum(shares)
+    # Of equals the first one takes the run.
+    heap = [(done(its[0], shares[its[0]] + 1), its[0], its) for its in classes]
     heapify(heap)
-    for _ in range(count):
-        i = heap[0][1]
-        shares[i] += 1
-        heapreplace(heap, ((loads[i] + shares[i] + 1) / speeds[i], i))
+    while left > 0:
+        _, first, its = heap[0]
+        # That keeps the loop short with thousands of equal members.
+        takers = its[:left]
+        for place in takers:
+            shares[place] += 1
+        left -= len(takers)
+        heapreplace(heap, (done(first, shares[first] + 1), first, its))
     return shares
 
 

@@ -41,7 +41,6 @@ class Copying(MemberPart):
         """Note the memory limit for copies, and note if this member has memory for all blocks at the end."""
         self._machine.custody.given.limit(event.parameters_bytes)
         self._machine.end.note_room(has_room_for_all=event.has_room_for_all)
-        self._machine.step.proposals.note_limit(is_limited=event.is_limited)
 
     @handles(p.CopiesAllowed)
     def copy(self, event: p.CopiesAllowed) -> None:

@@ -77,6 +77,19 @@ class Needs:
         # Something of both has to be in memory at any time: a shard while it is updated, a storage while it is used.
         return self.fixed_bytes + self.with_check(self.shards_least_bytes) + self.activations_least_bytes
 
+    @property
+    def largest(self) -> tuple[str, int]:
+        """The part that takes most, in words, and its bytes."""
+        parts = {
+            "what belongs to no block": self.base_bytes,
+            "parameters": self.parameters_bytes,
+            "gradients": self.gradients_bytes,
+            "optimizer states": self.shards_bytes,
+            "saved activations": self.activations_bytes,
+            "boundary tensors": self.boundaries_bytes,
+        }
+        return max(parts.items(), key=lambda each: each[1])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
@@ -219,14 +232,15 @@ def _missing(limit_bytes: int, needs: Needs, outside: Outside | None, memory: Me
         if outside is not None
         else f"and there is no directory on an SSD to move anything to (--offload-dir){tier}"
     )
+    part, part_bytes = needs.largest
     # An operator who raises the limit by the missing bytes must not be refused again for an unknown need.
     is_known = needs.is_measured or (needs.activations_bytes > 0 and not has_disk)
     unknown = "" if is_known else ", and more for saved activations, which were not measured yet"
     return Shortfall(
         missing_bytes=missing_bytes,
         reason=f"a member's {memory} limit is {mib(missing_bytes)} too small for this plan: {mib(wanted_bytes)} are "
-        f"needed {how}{unknown}, {mib(limit_bytes)} allowed; smaller micro-batches would change the bits: raise the "
-        "limit, or start with more members",
+        f"needed {how}{unknown}, {mib(limit_bytes)} allowed; most of it are {part} ({mib(part_bytes)}); smaller "
+        "micro-batches would change the bits: raise the limit, or start with more members",
     )
 
 

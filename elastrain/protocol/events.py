@@ -242,8 +242,6 @@ class CopyBudgetSet:
     parameters_bytes: int
     has_room_for_all: bool = True
     """True if there is room for all blocks at the end of the loop, on a member that has only some of them."""
-    is_limited: bool = False
-    """True if the member has a memory limit."""
 
 
 # An event, because the machine has no clock: the driver measures how much a copy slows the training loop.
@@ -261,6 +259,8 @@ class StepTimed:
 
     micro_batch_s: float | None
     """None: it computed none."""
+    has_room: bool = True
+    """True if this member has memory for the gradients of any share of the runs."""
 
 
 # With what was asked about: the view, or the plan in force, may be another one by now.

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan
+
 Line = Mapping[str, Any]
 Span = tuple[float, float]
 
@@ -59,6 +61,25 @@ def step_lengths_s(lines: Iterable[Line]) -> dict[int, float]:
 def step_s(lines: Iterable[Line]) -> float:
     """Median time from record to record, of steps that were computed in pipelines: the first one was not."""
     return statistics.median(step_lengths_s(lines).values())
+
+
+def plan_in_force(lines: Iterable[Line], step: int) -> PipelinePlan:
+    """The plan by which a step was computed, where no bound differs from run to run."""
+    told = max((line for line in lines if line["event"] == "plan" and line["step"] <= step), key=lambda x: x["step"])
+    found = []
+    for each in told["pipelines"]:
+        ends = [end for _, end in each["blocks"].values()]
+        assert [begin for begin, _ in each["blocks"].values()] == [0, *ends[:-1]], "a bound that differs"
+        found.append(
+            Pipeline(
+                members=tuple(each["blocks"]),
+                cuts=tuple(ends[:-1]),
+                share=each["runs"],
+                limits=tuple(each["limits"]),
+                is_split=told["is_split"],
+            )
+        )
+    return PipelinePlan(blocks=ends[-1], pipelines=tuple(found))
 
 
 def standstill_s(done: Iterable[Action], survivors: Iterable[str], since_s: float, until_s: float) -> float:

@@ -199,6 +199,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
             rates=tuples(st.tuples(names, floats)),
             memory=st.none() | st.builds(ToldMemory, limit_bytes=ints, base_bytes=ints, taken_bytes=ints),
             micro_batch_s=st.none() | floats,
+            is_full=st.booleans(),
         ),
         marks=tuples(st.builds(StreamMark, stream=ints, position=ints, state=names, digest=names)),
     ),

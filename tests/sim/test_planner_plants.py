@@ -33,7 +33,10 @@ def a_member_acts_on_its_own_measurements() -> AbstractContextManager[Any]:
 
 
 def a_proposal_for_another_view_counts() -> AbstractContextManager[Any]:
-    stays = {"_is_about_now": lambda own, event: True, "forget_view": lambda own: own.measures.forget_view()}
+    stays = {
+        "_is_about_now": lambda own, event: True,
+        "forget_view": lambda own: own.measures.forget_view(own._views.newest.ids),
+    }
     return patch.multiple(Proposals, **stays)
 
 

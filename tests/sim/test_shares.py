@@ -78,7 +78,8 @@ def shares_change_without_a_record() -> AbstractContextManager[Any]:
 
     def by_its_own(own: Committing) -> None:
         m = own._machine
-        took_s = m.step.proposals.measures.micro_batch_s()
+        vote = m.step.proposals.measures.of_whole_runs()
+        took_s = None if vote is None else vote.micro_batch_s
         members, present = m.views.view.ids, m.commit.in_force().speeds
         told_s = dict.fromkeys(members, 1.0) | ({} if took_s is None else {m.me: took_s})
         runs = plan(members, m.shape.runs, agreed_speeds(present, told_s, members, m.shape.runs))

@@ -24,7 +24,8 @@ class Measures:
         """Member -> block of the graph -> seconds, as of its last votes."""
         self.memory: dict[str, ToldMemory] = {}
         """Member -> its memory, as of its last votes."""
-        self._own_memory: ToldMemory | None = None
+        self.own_memory: ToldMemory | None = None
+        """This member's memory, as it was last seen."""
         self._told_memory: ToldMemory | None = None
         self._now: dict[ActionKind, dict[int, list[float]]] = {}
         """Seconds of the open step, by kind of action and block."""
@@ -39,20 +40,27 @@ class Measures:
         """Seconds before each action of the open step, or before several that are told together."""
         self._micro_batch = Gauge()
         """Seconds of a micro-batch without pipelines: the medians of the last steps."""
+        self._is_full = False
+        """True if this member's memory limit has no room for more runs."""
         self.begin()
 
-    def note_step(self, micro_batch_s: float | None) -> None:
-        """Note the median time of a micro-batch in a step. None: this member computed none."""
+    def note_step(self, micro_batch_s: float | None, *, has_room: bool = True) -> None:
+        """Note the median time of a micro-batch in a step. None: this member computed none.
+
+        `has_room`: it has memory for any share of the runs.
+        """
+        self._is_full = not has_room
         if micro_batch_s is None:  # it may take another time by now
             self._micro_batch = Gauge()
         else:
             self._micro_batch.add(micro_batch_s)
 
-    def micro_batch_s(self) -> float | None:
-        """Return the seconds of a micro-batch for this member's vote. A change within their noise does not show."""
+    def of_whole_runs(self) -> PlanVote | None:
+        """Return this member's vote about shares of the runs. A change within the noise of its time does not show."""
         # The value in the vote follows the median only where that has changed by more than its noise.
         self._micro_batch.news()
-        return self._micro_batch.told
+        told_s = self._micro_batch.told
+        return PlanVote(micro_batch_s=told_s, is_full=self._is_full) if told_s is not None or self._is_full else None
 
     def note(self, event: p.Computed) -> None:
         """Note how long an action took."""
@@ -75,7 +83,7 @@ class Measures:
 
     def note_memory(self, memory: ToldMemory) -> None:
         """Note this member's memory."""
-        self._own_memory = memory
+        self.own_memory = memory
 
     def begin(self) -> None:
         """Take the medians of the step before into the gauges, and begin to measure another step."""
@@ -101,9 +109,14 @@ class Measures:
         for member, rate in bytes_per_s.items():
             self._rates[member].add(rate)
 
-    def forget_view(self) -> None:
-        """Forget what was told: every member tells it anew, because newcomers have heard nothing."""
-        self.told, self.told_rates, self.memory, self._told_memory = {}, {}, {}, None
+    def forget_view(self, members: Collection[str]) -> None:
+        """Forget the rates and the memory of lost members, and tell everything anew: newcomers have heard nothing.
+
+        The seconds of a lost member's blocks stay: no other member may have measured these blocks.
+        """
+        self.told_rates = {member: its for member, its in self.told_rates.items() if member in members}
+        self.memory = {member: its for member, its in self.memory.items() if member in members}
+        self._told_memory = None
         for gauge in (*self._rates.values(), *(g for gauges in self._gauges.values() for g in gauges.values())):
             gauge.forget_told()
 
@@ -117,7 +130,7 @@ class Measures:
         )
         news = ((name, gauge.news()) for name, gauge in sorted(self._rates.items()))
         rates = tuple((name, value) for name, value in news if value is not None)
-        memory = self._own_memory
+        memory = self.own_memory
         if memory is not None and not memory.is_news(self._told_memory):
             memory = None
         self._told_memory = memory or self._told_memory

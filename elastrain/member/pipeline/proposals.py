@@ -1,8 +1,8 @@
 """Proposals of the next step's plan, which the first member of the view makes in its vote.
 
 All members measure, and tell in their votes what has changed, so that the next first member knows as much. The first
-member asks the planner when something has changed that the answer depends on. Until an answer comes, and where members
-have come or gone, the rule of `pipeline.planning` serves.
+member asks the planner when something has changed that the answer depends on, also after losses. Until an answer comes,
+and where members have joined, the rule of `pipeline.planning` serves.
 """
 
 from __future__ import annotations
@@ -46,16 +46,15 @@ class Proposals(MemberPart):
         self._asked: tuple[tuple[int, str], int] | None = None
         """(generation and plan in force, open step) of the last question."""
         self._answer: p.Planned | None = None
-        self._is_limited = False
-        """True if the members have memory limits."""
 
     def begin(self, step: int) -> None:
         """Begin to measure another step."""
         self.measures.begin()
 
     def forget_view(self) -> None:
-        """Forget what members of the last view have told, and the answer about them."""
-        self.measures.forget_view()
+        """Forget what lost members have told of themselves, and the answer about the last view."""
+        newest = self._views.newest
+        self.measures.forget_view(() if newest is None else newest.ids)
         self._asked = self._answer = None
 
     def hear(self, member: str, vote: Vote) -> None:
@@ -63,18 +62,13 @@ class Proposals(MemberPart):
         if vote.plan is not None:
             self._has_news |= self.measures.hear(member, vote.plan)
 
-    def note_limit(self, *, is_limited: bool) -> None:
-        """Note if the members have memory limits."""
-        self._is_limited = is_limited
-
     def vote(self, *, is_ready: bool) -> PlanVote | None:
         """Return this member's say about plans, or without pipelines how fast it is. None if it has nothing to say.
 
         `is_ready`: it is a ready shadow.
         """
         if self._shape.pipelining is None:
-            took_s = self.measures.micro_batch_s()
-            return None if took_s is None else PlanVote(micro_batch_s=took_s)
+            return self.measures.of_whole_runs()
         proposed = self._propose()
         # A plan that stays is not proposed again, so that it does not travel in every step.
         told = replace(self.measures.news(None if proposed == self._commit.plan else proposed), is_ready=is_ready)
@@ -94,7 +88,7 @@ class Proposals(MemberPart):
     @handles(p.StepTimed)
     def on_step_timed(self, event: p.StepTimed) -> None:
         """Note how long micro-batches took on this member. It counts by this member's votes only."""
-        self.measures.note_step(event.micro_batch_s)
+        self.measures.note_step(event.micro_batch_s, has_room=event.has_room)
 
     @handles(p.Planned)
     def on_planned(self, event: p.Planned) -> None:
@@ -107,12 +101,13 @@ class Proposals(MemberPart):
         return (event.generation, event.present) == self._now()
 
     def _now(self) -> tuple[int, str] | None:
-        """Return the generation and the digest of the plan in force. None if that plan has other members."""
+        """Return the generation and the digest of the plan in force. None if members have joined since that plan."""
         view, plan = self._views.current, self._commit.plan
         # While blocks move no other plan is sought.
         if view is None or plan is None or plan.coming or self._views.is_recovering or view != self._views.newest:
             return None
-        return (view.generation, plan.digest) if set(plan.members) == set(view.ids) else None
+        # After losses the planner may let peers take the runs of lost members. A newcomer has told nothing yet.
+        return (view.generation, plan.digest) if set(plan.members) >= set(view.ids) else None
 
     def progress(self) -> bool:
         """Ask the planner if something has changed that its answer depends on. Returns True if it did."""
@@ -129,7 +124,7 @@ class Proposals(MemberPart):
             return False
         measured = self.measures.of(held(plan))
         # A plan for members of unknown memory may end them.
-        if not self.measures.memory.keys() >= set(plan.members):
+        if not self.measures.memory.keys() >= set(self._views.view.ids):
             return False
         if len({block for blocks in measured.values() for block in blocks}) < plan.blocks:
             return False
@@ -191,7 +186,9 @@ class Proposals(MemberPart):
         else:
             wanted = next_plan(traced.graph, present, members, wish)
         # A shadow needs memory for the blocks before its other blocks go, for which a memory limit may leave no room.
-        return wanted if self._is_limited else begun(present, wanted, members, self._commit.step + 1)
+        own = self.measures.own_memory
+        is_limited = own is not None and own.has_limit
+        return wanted if is_limited else begun(present, wanted, members, self._commit.step + 1)
 
 
 def parameter_bytes(shape: Shape, traced: TracedGraph) -> list[int]:

@@ -10,7 +10,7 @@ from math import comb
 from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.pipeline_plan import Cuts, Pipeline
 from elastrain.pipeline.planner.bounds import Divisible, fractional_cuts, whole_cuts
-from elastrain.pipeline.planner.plan_room import PlanRoom, Shortage
+from elastrain.pipeline.planner.plan_room import PlanRoom, Shortage, plan_name
 from elastrain.pipeline.planner.timeline import StepCosts, Timeline
 from elastrain.pipeline.planning import one_f_one_b
 
@@ -133,7 +133,7 @@ class Chains:
             return replace(pipeline, limits=limits)
         # The plan that lacks least is the one that a user can reach with the smallest change.
         if self.shortage is None or limits.missing_bytes < self.shortage.missing_bytes:
-            self.shortage = replace(limits, plan=f"{len(pipeline.members)} members cut at {list(pipeline.cuts)}")
+            self.shortage = replace(limits, plan=plan_name(pipeline.cuts))
         return None
 
     def _whole(self, chain: Chain, speeds: list[float], share: int) -> tuple[Cuts, ...]:

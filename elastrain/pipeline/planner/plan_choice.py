@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from heapq import heapify, heappop, heappush
 
-from elastrain.memory.memory_budget import mib
+from elastrain.job.run_plan import dealt
 from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, held
 from elastrain.pipeline.planner.chain_choice import ACTIONS, MORE_IN_FLIGHT, Chains
 from elastrain.pipeline.planner.line_ups import LineUpOf, line_ups, re_routed, survivors
-from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, Shortage
+from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, Shortage, plan_name, shortage_text
 from elastrain.pipeline.planner.step_profile import JobProfile
 from elastrain.pipeline.planner.timeline import StepCosts
 
@@ -85,19 +84,28 @@ def choose_fitting(question: PlanQuestion, lacking: Callable[[PipelinePlan], Map
     Raises:
         NoPlanFitsError: If no candidate fits into memory, or none was found in `TRIES` attempts.
     """
-    lacks: Mapping[str, int] = {}
+    nearest: tuple[int, str] | None = None
+    first = question
     for _ in range(TRIES):
         answer = choose_plan(question)
         # The plan in force has room: its members have decided so themselves.
         lacks = {} if answer.plan == question.present else lacking(answer.plan)
         if not lacks:
             return answer
+        found = _nearest(first, answer.plan, lacks)
+        nearest = min(nearest or found, found)
         base = {m: b + lacks.get(m, 0) for m, b in question.memory.base_bytes.items()}
         question = replace(question, memory=replace(question.memory, base_bytes=base))
+    assert nearest is not None
+    raise NoPlanFitsError(f"no plan was found that fits into memory: {nearest[1]}")
+
+
+def _nearest(question: PlanQuestion, plan: PipelinePlan, lacks: Mapping[str, int]) -> tuple[int, str]:
+    """Return the bytes that a plan lacks at most, and a clause with member, part, bytes and plan."""
     member = max(lacks, key=lambda m: lacks[m])
-    raise NoPlanFitsError(
-        f"no plan was found that fits into memory: {member} lacks {mib(lacks[member])} in the last one"
-    )
+    room = PlanRoom(profile=question.profile, memory=question.memory, run_length=question.run_length)
+    cuts = next(each.cuts for each in plan.pipelines if member in each.members)
+    return lacks[member], shortage_text(member, lacks[member], room.largest_part(plan, member), plan_name(cuts))
 
 
 @dataclass
@@ -165,10 +173,8 @@ class _Choice:
         found = self.chains.shortage
         if found is None:
             return f"no plan has a legal cut for each of {len(self.question.members)} members"
-        return (
-            f"no plan fits into memory: {found.member} lacks {mib(found.missing_bytes)} in the plan that comes nearest "
-            f"({found.plan}), where {found.part} take most"
-        )
+        clause = shortage_text(found.member, found.missing_bytes, found.part, found.plan)
+        return f"no plan fits into memory: {clause}"
 
     def _shares(self, line_up: LineUpOf) -> list[int]:
         """Share the runs so that the slowest pipeline is as fast as possible, by estimates."""
@@ -185,18 +191,7 @@ class _Choice:
         for key, its in places.items():
             for index in its:
                 shares[index] = max(0, int(runs * speed[key] / whole) - spare)
-        left = runs - sum(shares)
-        heap = [(chains.least_s(line_up[its[0]], shares[its[0]] + 1), its[0], key) for key, its in places.items()]
-        heapify(heap)
-        while left:
-            _, first, key = heappop(heap)
-            # All equal chains take one more run at once: that keeps the loop short with thousands of members.
-            takers = places[key][:left]
-            for index in takers:
-                shares[index] += 1
-            left -= len(takers)
-            heappush(heap, (chains.least_s(line_up[first], shares[first] + 1), first, key))
-        return shares
+        return dealt(runs, list(places.values()), lambda at, share: chains.least_s(line_up[at], share), shares)
 
     def _planned(self, line_up: LineUpOf, shares: list[int], limit_s: float) -> PlanAnswer | None:
         """Return the best plan with this line-up. None if it does not fit, or is no better than `limit_s`."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import accumulate
 
-from elastrain.pipeline.pipeline_plan import Bound, Pipeline, PipelinePlan
+from elastrain.memory.memory_budget import mib
+from elastrain.pipeline.pipeline_plan import Bound, Cuts, Pipeline, PipelinePlan
 from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.pipeline.planner.step_profile import JobProfile
 
@@ -96,6 +97,18 @@ class PlanRoom:
                 found[member] = max(found.get(member, 0), sum(parts.values()))
         return found
 
+    def largest_part(self, plan: PipelinePlan, member: str) -> str:
+        """Return the part that takes most of a member's memory under a plan."""
+        found: dict[str, int] = {}
+        for pipeline in (each for each in plan.pipelines if member in each.members):
+            place, cuts = pipeline.members.index(member), (0, *pipeline.cuts, plan.blocks)
+            stretch = (cuts[place], cuts[place + 1])
+            parts = self._parts(member, stretch, pipeline.share)
+            in_flight = min(pipeline.limits[place], pipeline.share * self.run_length)
+            parts["activations"] = in_flight * self._each_bytes(stretch, pipeline.is_split and place > 0)
+            found = {part: max(size_bytes, found.get(part, 0)) for part, size_bytes in parts.items()}
+        return max(found, key=lambda part: found[part])
+
     def most_in_flight(self, member: str, stretch: Stretch, share: int, *, is_split: bool = False) -> int | Shortage:
         """Return the most micro-batches that the member may have in flight between two cuts, at least 1."""
         limit_bytes = self.memory.limits_bytes.get(member)
@@ -136,6 +149,17 @@ class PlanRoom:
             "gradients": gradient_bytes,
             "boundary tensors": share * self.run_length * (forward[end] + back[begin]),
         }
+
+
+def plan_name(cuts: Cuts) -> str:
+    """Return the name of a pipeline for people: its members, and where it is cut."""
+    where = ", ".join(f"{cut if isinstance(cut, int) else cut.position:.3g}" for cut in cuts)
+    return f"pipelines of {len(cuts) + 1}, cut before blocks {where}" if cuts else "pipelines of 1"
+
+
+def shortage_text(member: str, missing_bytes: int, part: str, plan: str) -> str:
+    """Return a clause that names member, missing bytes, part, and the plan that comes nearest."""
+    return f"{member} lacks {mib(missing_bytes)} in the plan that comes nearest ({plan}), where {part} take most"
 
 
 def memory_of(room: PlanRoom, told: Mapping[str, ToldMemory], present: PipelinePlan) -> PlanMemory:

@@ -44,5 +44,7 @@ class PlanVote:
     """This member's memory, if it has changed by more than its noise."""
     micro_batch_s: float | None = None
     """Without pipelines: seconds of a micro-batch on this member. None if it did not compute enough of them."""
+    is_full: bool = False
+    """Without pipelines: True if this member's memory limit has no room for more runs. All shares are equal then."""
     is_ready: bool = False
     """True if this member is a shadow that holds all parameters of the step before the one of the vote."""

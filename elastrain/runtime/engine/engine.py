@@ -336,10 +336,11 @@ class Engine:
         self._notes.tell_window(self._core)
         self._notes.passed(record, self.view)
         self._parts.executor.carry_out(p.Passed(record=record))
-        # More runs take more memory: members with a limit tell no times, and so keep equal shares.
-        told = p.StepTimed(micro_batch_s=took_s) if self._parts.memory is None else self._parts.memory.passed()
-        if told is not None:
+        memory = self._parts.memory
+        if memory is not None and (told := memory.passed(record)) is not None:
             self._events.append(told)
+        has_room = memory is None or memory.has_room_for_any_share()
+        self._events.append(p.StepTimed(micro_batch_s=took_s, has_room=has_room))
         if self._core.machine.shape.pipelining is not None and self.view is not None:
             self._events.append(memory_seen(self._parts.memory, self._parts.executor, self._parts.handover, self.view))
         self._parts.executor.check_is_over()

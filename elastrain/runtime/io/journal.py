@@ -61,6 +61,8 @@ class Notes:
     def __init__(self, journal: Journal, agent: AgentLink) -> None:
         self._journal, self._agent = journal, agent
         self._has_warned = False
+        self._told_misfit_in = -1
+        """Generation of the last view for which the screen has shown that no plan fits."""
         self._skipped_in_row = 0
         self._told_short: dict[str, int] = {}
         self._planned: frozenset[str] = frozenset()
@@ -134,6 +136,10 @@ class Notes:
         """Report the planner's answer. Its thread calls this."""
         is_new, step_s = answer is not None and answer.plan != command.question.present, answer and answer.step_s
         self._journal.write("planned", generation=command.generation, is_new=is_new, step_s=step_s, reason=reason)
+        # The rule's plan serves on, and may end a member. Once per view is enough.
+        if answer is None and command.generation > self._told_misfit_in:
+            self._told_misfit_in = command.generation
+            say(f"warning: {reason}")
         with suppress(ChannelClosedError):  # the engine notices that, too
             self._agent.say(am.PlanTold(reason=reason, speeds=dict(command.question.profile.speeds)))
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from elastrain import protocol as p
+from elastrain.decisions.agreed_speeds import speeds_of
 from elastrain.errors import NoRoomError
 from elastrain.job.placement import Placement
-from elastrain.job.values import Shape
+from elastrain.job.values import Record, Shape
 from elastrain.memory import held_shards
 from elastrain.memory import memory_budget as budget
 from elastrain.memory.held_shards import MemoryKind
@@ -164,9 +165,10 @@ class MemoryKeeper:
             needs = replace(self._needs_of(self.work.account), gradients_bytes=gradients_bytes)
             self._decide(replace(needs, parameters_bytes=bytes_of(self._executor.model, blocks)))
 
-    def passed(self) -> p.CopyBudgetSet | None:
-        """Measure the memory of the committed step. Raises NoRoomError if it took too much.
+    def passed(self, record: Record) -> p.CopyBudgetSet | None:
+        """Measure the memory of the committed step, and make room for the shares of the runs that its record changes.
 
+        Raises NoRoomError if it took too much.
         Returns the same as `resumed` if the room for all blocks changed, else None.
         """
         had_room, account = self.work.has_room_for_all, self.work.account
@@ -186,12 +188,23 @@ class MemoryKeeper:
         if self._taken.has_settled_in_view:
             gradients_bytes = min(gradients_bytes, self._executor.gradients_bytes())
         self.work.account = account = replace(account, is_checked=False)
-        needs = replace(self._needs_of(account), gradients_bytes=gradients_bytes)
+        # The slots of a share that shrinks stay in the pool.
+        grown_bytes = max(0, self.work.share(speeds_of(record)).gradients_bytes - account.gradients_bytes)
+        account = self.work.account
+        needs = replace(self._needs_of(account), gradients_bytes=gradients_bytes + grown_bytes)
+        peak_bytes += grown_bytes
         measured = budget.Measured(kept_to=self._last, peak_bytes=peak_bytes, activations_bytes=activations_bytes)
         self._decide(needs, measured)
         if self._host is not None:
             self._host.passed(account)
         return None if self.work.has_room_for_all == had_room else self._budget(account)
+
+    def has_room_for_any_share(self) -> bool:
+        """Return True if the member's limit has room for the gradient slots of any share of the runs."""
+        if (needs := self._needs) is None:
+            return False
+        needed_bytes = needs.least_bytes if self._places.is_there else needs.total_bytes
+        return needed_bytes + self.work.growth_bytes <= self._limit.limit_bytes
 
     def seen(self) -> ToldMemory | None:
         """Return the memory that this member needs under the plan in force, or None before the first decision."""
@@ -221,7 +234,7 @@ class MemoryKeeper:
 
     def _budget(self, account: MemberAccount) -> p.CopyBudgetSet:
         has_room = self.work.has_room_for_all
-        return p.CopyBudgetSet(parameters_bytes=account.copied_bytes, has_room_for_all=has_room, is_limited=True)
+        return p.CopyBudgetSet(parameters_bytes=account.copied_bytes, has_room_for_all=has_room)
 
     def _decide(self, needs: budget.Needs, measured: budget.Measured | None = None) -> None:
         """Decide what stays in memory, and carry it out. Raises NoRoomError if the plan does not fit.

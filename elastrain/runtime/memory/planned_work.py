@@ -11,16 +11,22 @@ from elastrain import protocol as p
 from elastrain.decisions.agreed_speeds import speeds_of
 from elastrain.job.fold import leaves
 from elastrain.job.placement import Placement
+from elastrain.job.run_plan import Speeds
 from elastrain.job.run_plan import plan as hand_out
 from elastrain.job.values import Shape
+from elastrain.job.world import View
 from elastrain.memory import memory_budget as budget
 from elastrain.memory.held_shards import MemoryKind
 from elastrain.memory.member_account import MemberAccount, ModelSizes
 from elastrain.memory.pipeline_memory import Load, ModelBytes
+from elastrain.pipeline.planner.plan_room import copies_of
 from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.flats import frozen_shards, has_masters
 from elastrain.runtime.tensors.executor import Executor
+
+FEW_RUNS = 256
+"""Up to so many runs of a step, the gradient slots of the largest share are counted exactly."""
 
 
 def bytes_of(model: ModelState, blocks: Collection[int]) -> int:
@@ -113,10 +119,31 @@ class PlannedWork:
 
     def _slots(self, plan: p.Resumed, shape: Shape) -> int:
         """Return the gradient slots needed at the peak: the larger of an undisturbed and of the resumed step."""
-        speeds = speeds_of(plan.recovery.record)
-        undisturbed, done = hand_out(plan.view.ids, shape.runs, speeds)[self._me], leaves(plan.own)
+        done = leaves(plan.own)
         left = [run for run in plan.recovery.runs[self._me] if run not in done]
-        return max(budget.slots_needed(shape.runs, (), undisturbed), budget.slots_needed(shape.runs, plan.own, left))
+        undisturbed = self._undisturbed(plan.view, shape, speeds_of(plan.recovery.record))
+        return max(undisturbed, budget.slots_needed(shape.runs, plan.own, left))
+
+    def _undisturbed(self, view: View, shape: Shape, speeds: Speeds) -> int:
+        return budget.slots_needed(shape.runs, (), hand_out(view.ids, shape.runs, speeds)[self._me])
+
+    def share(self, speeds: Speeds) -> MemberAccount:
+        """Take over the shares of the runs that a record has agreed upon. They change the gradient slots."""
+        before = self.account
+        assert before is not None
+        if before.shape.pipelining is None:
+            slots = self._undisturbed(before.view, before.shape, speeds)
+            self.account = replace(before, slots=slots)
+        return self.account or before
+
+    @property
+    def growth_bytes(self) -> int:
+        """Bytes of the gradient slots that the largest share of the runs would need more than this one."""
+        account = self.account
+        if account is None or account.shape.pipelining is not None:
+            return 0
+        most = copies_of(account.shape.runs) if account.shape.runs <= FEW_RUNS else 2 * account.shape.runs.bit_length()
+        return max(0, most - account.slots) * account.sizes.slot_bytes
 
     def trace(self, traced: TracedModel, places: Sequence[int]) -> None:
         """Keep the sizes of the traced model. The main thread calls it before the engine hears of the trace."""

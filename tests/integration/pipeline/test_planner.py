@@ -37,3 +37,15 @@ def test_the_first_member_may_be_lost_while_its_planner_computes(tmp_path: Path)
     assert_every_step_is_that_of_one(run, *STEPS)
     # By then the planner may have put another member first.
     assert planned(run).keys() - {"m0"}, "the next first member goes on"
+
+
+@pytest.mark.slow
+def test_after_a_loss_the_planner_is_asked_at_once_about_those_that_are_left(tmp_path: Path) -> None:
+    kill = "kill --target member:m1 --at step=12,phase=forward"
+    run = trained(tmp_path, 4, 2, *STEPS, faults=(kill,))
+    assert_every_step_is_that_of_one(run, *STEPS)
+    its = run.journals["m0"]
+    passed = {e["step"]: e["t"] for e in its if e["event"] == "passed"}
+    second = [e for e in its if e["event"] == "planned" and e["generation"] == 2]
+    # Not only once the members that are left have been measured anew, which takes five steps.
+    assert second and second[0]["t"] < passed[15], "what members had told before the loss still holds"

@@ -114,13 +114,17 @@ def test_a_straggler_gets_fewer_runs_then_another_takes_its_place(tmp_path: Path
     assert "m3" in run.digests
 
 
-def test_a_member_at_half_speed_gets_half_as_many_runs_and_a_noisy_step_moves_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--memory-limit", "64G")], ids=["", "with a memory limit"])
+def test_a_member_at_half_speed_gets_half_as_many_runs_and_a_noisy_step_moves_none(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     arguments = ("--steps", "45")
     faults = (
         "slow --target member:m2 --at step=8,phase=forward --factor 8 --how sleep --for 0.5",
         "slow --target member:m1 --at step=22,phase=forward --factor 2 --how sleep",
     )
-    run = run_job(tmp_path, workers=3, arguments=(*arguments, "--step-s", "0.05"), script=PHASES, faults=faults)
+    told = (*arguments, "--step-s", "0.05")
+    run = run_job(tmp_path, workers=3, arguments=told, script=PHASES, faults=faults, options=options)
     assert_equal_to_undisturbed(run, *arguments, script=PHASES)
     shares = [e for e in run.journals["m0"] if e["event"] == "shares"]
     assert shares[0]["step"] >= 22, "the noisy step changes nothing"

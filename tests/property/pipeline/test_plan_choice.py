@@ -289,7 +289,9 @@ def test_a_plan_that_lacks_room_by_an_exact_account_is_chosen_anew() -> None:
     assert len(choose_plan(question).plan.pipelines) == 2, "each member has all blocks"
     found = choose_fitting(question, lacking).plan
     assert not lacking(found) and len(found.pipelines) == 1
-    with pytest.raises(NoPlanFitsError, match="no plan was found that fits into memory: m1 lacks"):
+    with pytest.raises(
+        NoPlanFitsError, match=r"fits into memory: m1 lacks 1 MiB in the plan .* \(pipelines of .*\), where"
+    ):
         choose_fitting(question, lambda plan: {"m1": 1, "m0": 0})
     present = replace(question, present=choose_plan(question).plan)
     assert choose_fitting(present, lambda plan: {"m1": 1}).plan == present.present, "it is in force: it has room"
@@ -327,7 +329,7 @@ def test_a_limit_that_no_plan_meets_is_named_with_member_part_and_what_is_missin
     with pytest.raises(NoPlanFitsError) as error:
         choose_plan(asked(2, 4, 4, profile=profile, memory=memory))
     assert str(error.value).startswith("no plan fits into memory: m0 lacks ")
-    assert "MiB in the plan that comes nearest (2 members cut at [" in str(error.value)
+    assert "MiB in the plan that comes nearest (pipelines of 2, cut before blocks " in str(error.value)
     assert str(error.value).endswith("where parameters take most")
 
 

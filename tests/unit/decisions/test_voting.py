@@ -144,3 +144,12 @@ def test_the_record_has_one_mark_of_each_stream_that_a_member_has_read() -> None
     first, second = (StreamMark(stream=s, position=4, state="", digest="d") for s in (0, 1))
     record = record_of(vote(marks=(second,)), vote(marks=(first, second)), vote())
     assert record.findings.marks == (first, second)
+
+
+@pytest.mark.parametrize("full", [(), ("a",), ("b",), ("a", "b", "c")])
+def test_speeds_are_agreed_upon_only_while_every_member_has_room_for_any_share(full: tuple[str, ...]) -> None:
+    told = {"a": 0.1, "b": 0.5, "c": 0.1}
+    votes = [vote(plan=PlanVote(micro_batch_s=took_s, is_full=m in full)) for m, took_s in told.items()]
+    record = combine_votes(2, VIEW, votes, shape=SHAPE, now=InForce(speeds={"b": 20}))
+    assert isinstance(record, Record)
+    assert bool(record.findings.speeds) == (not full), "also speeds that were in force"

@@ -12,6 +12,7 @@ from experiments.pipeline.figures import (
     actions,
     orphan_s,
     pairs,
+    plan_in_force,
     redone_ratio,
     samples_amiss,
     standstill_s,
@@ -117,3 +118,15 @@ def test_the_plans_of_a_row_meet_the_same_and_the_planners_is_the_best_modelled(
     assert planned < rule < re_routed
     for case in rows["linear"]:
         assert case.after is not None and len(case.after.members) == case.count - 1
+
+
+def test_the_plan_in_force_is_read_from_the_journal_with_its_splits() -> None:
+    first = {"runs": 4, "blocks": {"m0": [0, 3], "m1": [3, 8]}, "limits": [2, 1]}
+    later = {"runs": 4, "blocks": {"m0": [0, 4], "m1": [4, 8]}, "limits": [6, 5]}
+    lines = [
+        {"event": "plan", "step": 1, "pipelines": [first], "is_split": False},
+        {"event": "plan", "step": 7, "pipelines": [later], "is_split": True},
+    ]
+    found = [plan_in_force(lines, step) for step in (6, 7)]
+    cuts = [(each.pipelines[0].cuts, each.limits, bool(each.split)) for each in found]
+    assert cuts == [((3,), {"m0": 2, "m1": 1}, False), ((4,), {"m0": 6, "m1": 5}, True)]

@@ -15,7 +15,8 @@ from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan
-from elastrain.pipeline.planner.plan_choice import PlanAnswer
+from elastrain.pipeline.planner.line_ups import re_routed
+from elastrain.pipeline.planner.plan_choice import PlanAnswer, choose_plan
 from elastrain.pipeline.planner.plan_vote import PlanVote, ToldMemory
 from elastrain.pipeline.planner.step_profile import WINDOW, BlockSeconds
 from elastrain.pipeline.planning import PlanWish, next_plan
@@ -27,6 +28,10 @@ SHAPE = replace(test_rerouting.SHAPE, runs=RUNS, pipelining=Pipelining(stages=2,
 TRACED = test_rerouting.TRACED
 PLAN = test_rerouting.PLAN
 OTHER = PipelinePlan(blocks=2, pipelines=(Pipeline(members=("b", "a"), cuts=(1,), share=RUNS, limits=(3, 1)),))
+TWO = PipelinePlan(
+    blocks=2,
+    pipelines=tuple(Pipeline(members=its, cuts=(1,), share=1, limits=(2, 1)) for its in (("a", "b"), ("c", "d"))),
+)
 MEMORY = ToldMemory(limit_bytes=1000, base_bytes=200, taken_bytes=500)
 SECOND = BlockSeconds(forward_s=1.0, input_gradient_s=1.0, weight_gradient_s=1.0)
 
@@ -137,7 +142,7 @@ def test_the_answer_is_proposed_and_nothing_else_changes() -> None:
 
 def test_with_a_memory_limit_the_answer_holds_at_once() -> None:
     made, question = asked()
-    made.own.note_limit(is_limited=True)
+    made.own.on_memory_seen(p.MemorySeen(memory=replace(MEMORY, has_limit=True)))
     made.own.on_planned(answer(question))
     assert made.proposed() == OTHER
 
@@ -165,18 +170,56 @@ def test_an_answer_for_another_view_is_dropped() -> None:
     made.see(replace(test_rerouting.view("a", "b"), generation=3))
     made.own.on_planned(answer(question))
     assert made.proposed() is None
-    made.tell("a", 0)
-    made.tell("b", 1)
-    assert [each.generation for each in made.questions()] == [3]
+    assert [each.generation for each in made.questions()] == [3], "what living members have told still holds"
 
 
-def test_where_members_are_lost_the_rule_serves() -> None:
-    made, question = asked()
+WISH = PlanWish(stages=2, runs=RUNS)
+
+
+def two_pipelines() -> Made:
+    """Of four members that have told everything, and one of which is lost."""
+    made = Made()
+    made.see(replace(test_rerouting.view(*"abcd"), generation=3))
+    made.pass_with(TWO)
+    for member, block in zip("abcd", (0, 1, 0, 1), strict=True):
+        made.tell(member, block)
+    (question,) = made.questions()
     made.own.on_planned(answer(question))
-    made.see(replace(test_rerouting.view("a"), generation=3))
-    wish = PlanWish(stages=2, runs=RUNS)
-    assert made.proposed() == next_plan(TRACED.graph, PLAN, ["a"], wish)
-    assert made.questions() == [], "the plan in force has another member"
+    made.see(replace(test_rerouting.view("a", "c", "d"), generation=4))
+    return made
+
+
+def test_after_a_loss_the_rule_serves_until_the_planner_has_answered_about_those_that_are_left() -> None:
+    made = two_pipelines()
+    left = ("a", "c", "d")
+    ruled, routed = next_plan(TRACED.graph, TWO, left, WISH), re_routed(TWO, left)
+    assert made.proposed() == ruled != routed, "the answer about the view before has a lost member"
+    (question,) = made.questions()
+    assert (question.question.members, question.question.present) == (left, TWO)
+    assert set(question.told) == set(left)
+    chosen = choose_plan(question.question)
+    assert set(chosen.plan.members) == set(left)
+    made.own.on_planned(answer(question, routed))
+    assert made.proposed() == routed, "no block moves, and nobody waits for a shadow"
+
+
+def test_an_answer_after_the_rule_has_served_is_dropped_and_the_planner_is_asked_again() -> None:
+    made = two_pipelines()
+    left = ("a", "c", "d")
+    (question,) = made.questions()
+    ruled = made.proposed()
+    assert ruled is not None
+    made.pass_with(ruled)
+    made.own.on_planned(answer(question, re_routed(TWO, left)))
+    assert made.proposed() is None
+    assert [each.present for each in made.questions()] == [ruled.digest]
+
+
+def test_a_newcomer_beside_the_loss_has_told_nothing_so_the_rule_serves() -> None:
+    made = two_pipelines()
+    made.see(replace(test_rerouting.view("a", "c", "d", "e"), generation=5))
+    assert made.questions() == []
+    assert made.proposed() == next_plan(TRACED.graph, TWO, ["a", "c", "d", "e"], WISH)
 
 
 def test_one_question_at_a_time_and_another_when_there_is_news() -> None:

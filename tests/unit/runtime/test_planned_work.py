@@ -46,3 +46,23 @@ def test_in_the_first_step_of_other_tasks_memory_is_given_back_until_the_step_is
     assert trims(left.give_back) == trims(left.give_back) == trims(left.end) == 1
     assert trims(left.give_back) == trims(lambda: work.take(loads[1], ())) == trims(left.end) == 0
     assert trims(lambda: work.take(loads[2], ())) == trims(left.give_back) == 1
+
+
+@pytest.mark.parametrize("runs", [1, 2, 7, 16, 33])
+def test_no_share_of_the_runs_needs_more_slots_than_the_growth_that_was_planned_for(runs: int) -> None:
+    view = View(generation=0, members=tuple(Member(id=m, node="node0") for m in ("m0", "m1", "m2")))
+    work = PlannedWork("m1", SimpleNamespace(), lambda: None)  # type: ignore[arg-type]
+    work.account = MemberAccount(
+        me="m1",
+        shape=Shape(runs=runs, blocks=1, shards=(), backups=0),
+        sizes=ModelSizes(masters=False, slot_bytes=10, whole_bytes=0),
+        view=view,
+        placements=((), ()),
+    )
+    equal = work.share({})
+    most_bytes = equal.gradients_bytes + work.growth_bytes
+    found = {
+        work.share({"m0": a, "m1": b, "m2": 100}).gradients_bytes for a in (1, 30, 300) for b in (1, 50, 200, 9000)
+    }
+    assert max(found) <= most_bytes
+    assert len(found) > 1 or runs < 4, "the slots of a larger share are planned for"
