@@ -1,7 +1,6 @@
 """A worker's environment variables, which only this module reads, and the names of a job's lives.
 
-Also holds the request by which `elastrain doctor` asks a script for the memory that its job will need. Each life of a
-job (one start of all its workers) has its own name among processes and in the store.
+Each life of a job (one start of all its workers) has its own name among processes and in the store.
 """
 
 from __future__ import annotations
@@ -10,65 +9,16 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from elastrain.base import checkpoint_settings, compile_cache
 from elastrain.base.checkpoint_settings import CheckpointOptions, parse_every
 from elastrain.base.compile_cache import CacheSources
+from elastrain.base.doctor_wishes import BITS, MEMORY, BitsWish, EstimateWish
 from elastrain.base.processes import started
 from elastrain.base.resume import Resume, from_text
 from elastrain.base.told_devices import CUBLAS_CONFIG, ToldDevices
-
-NAME = "ELASTRAIN_STATE_MEMORY"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EstimateWish:
-    """A request of `elastrain doctor`: `prepare` writes each member's memory estimate to `file`, as JSON, and exits."""
-
-    file: str
-    nodes: int
-    members_per_node: int
-    backups: int | None = None
-    """Backups per shard. None: the number that the script sets."""
-
-    @property
-    def members(self) -> dict[str, str]:
-        """Member -> node, in rank order."""
-        count, each = self.nodes * self.members_per_node, self.members_per_node
-        return {f"m{rank}": f"node{rank // each}" for rank in range(count)}
-
-    def environment(self) -> dict[str, str]:
-        """Return the request as an environment variable for the script."""
-        return {NAME: json.dumps(asdict(self))}
-
-    def answer(self, text: str) -> None:
-        """Write the answer to `file`. Raises OSError."""
-        Path(self.file).write_text(text)
-
-
-BITS = "ELASTRAINBITS"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BitsWish:
-    """A request of `elastrain doctor --bits`: the loop records some micro-batches to `file`, and the process exits."""
-
-    file: str
-    initial: str
-    """File with the first parameters. The first process writes it, all later ones begin with it."""
-    rank: int = 0
-    is_reversed: bool = False
-    """True to compute the micro-batches from the last to the first."""
-    fill: int = 0
-    """Number, 0 or 1, of the content of memory that `torch.empty` returns."""
-
-    def environment(self) -> dict[str, str]:
-        """Return the request as environment variables, with the rank that scripts look up."""
-        place = {"RANK": str(self.rank), "LOCAL_RANK": str(self.rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        return {BITS: json.dumps(asdict(self)), "ELASTRAIN_MEMBER": f"m{self.rank}", **place}
-
 
 _MARK = "~"
 """Separator between job name and life. No job name contains it."""
@@ -254,7 +204,7 @@ def _is_same(one: str, other: str) -> bool:
 
 def doctor_wish() -> EstimateWish | BitsWish | None:
     """Return the request of `elastrain doctor`; None in every job."""
-    memory, bits = _told(NAME), _told(BITS)
+    memory, bits = _told(MEMORY), _told(BITS)
     return EstimateWish(**json.loads(memory)) if memory else BitsWish(**json.loads(bits)) if bits else None
 
 

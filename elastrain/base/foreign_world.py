@@ -12,7 +12,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from elastrain.base.environment import BITS
+from elastrain.base.doctor_wishes import BITS
 
 _WORLDS = (
     ("torchrun, or a launcher like it,", "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, create_handler
 
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher.cli.options.node_options import EtcdFlags
+from elastrain.launcher.cli.options.etcd_options import EtcdFlags
 from elastrain.launcher.shared.console import say
 from elastrain.launcher.shared.rundir import home
 from elastrain.launcher.start.registration import secret_of

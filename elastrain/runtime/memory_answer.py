@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from elastrain.base.environment import EstimateWish
+from elastrain.base.doctor_wishes import EstimateWish
 from elastrain.device import DevicePort, device_of
 from elastrain.errors import ConfigError
 from elastrain.job.layout import Layout

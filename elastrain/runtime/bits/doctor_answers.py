@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from elastrain.base.environment import BitsWish, EstimateWish
+from elastrain.base.doctor_wishes import BitsWish, EstimateWish
 from elastrain.errors import ConfigError
 from elastrain.integrity.bit_traces import DATA, LOOP, OperatorCall, Recorded, Trace
 from elastrain.job.layout import Layout

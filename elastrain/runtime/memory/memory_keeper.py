@@ -204,7 +204,7 @@ class MemoryKeeper:
         if (needs := self._needs) is None:
             return False
         needed_bytes = needs.least_bytes if self._places.is_there else needs.total_bytes
-        return needed_bytes + self.work.growth_bytes <= self._limit.limit_bytes
+        return needed_bytes + self.work.growth_bytes <= self._limit_bytes
 
     def seen(self) -> ToldMemory | None:
         """Return the memory that this member needs under the plan in force, or None before the first decision."""

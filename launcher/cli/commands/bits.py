@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from elastrain.base.environment import BitsWish
+from elastrain.base.doctor_wishes import BitsWish
 from elastrain.base.held_folder import held_folder
 from elastrain.base.processes import die_with_parent
 from elastrain.errors import ConfigError, ElastrainError

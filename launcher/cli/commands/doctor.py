@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elastrain.base.environment import EstimateWish
+from elastrain.base.doctor_wishes import EstimateWish
 from elastrain.base.held_folder import held_folder
 from elastrain.base.processes import die_with_parent
 from elastrain.errors import ConfigError, ElastrainError
@@ -22,9 +22,10 @@ from elastrain.launcher.agent.worker_start import HOST_MEMORY_LIMIT, HOST_TIER, 
 from elastrain.launcher.cli.commands.bits import bits
 from elastrain.launcher.cli.commands.preflight import PreflightFlags, preflight
 from elastrain.launcher.cli.options.checkpoint_options import CheckpointFlags
+from elastrain.launcher.cli.options.etcd_options import EtcdFlags
 from elastrain.launcher.cli.options.grouped import grouped
 from elastrain.launcher.cli.options.job_options import MemoryFlags
-from elastrain.launcher.cli.options.node_options import EtcdFlags, stages_in
+from elastrain.launcher.cli.options.node_options import stages_in
 from elastrain.launcher.shared.console import print_table, say
 from elastrain.launcher.shared.process_environment import inherited, without
 from elastrain.launcher.shared.rundir import is_file

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from elastrain.errors import ConfigError
-from elastrain.launcher.cli.options.node_options import EtcdFlags
+from elastrain.launcher.cli.options.etcd_options import EtcdFlags
 from elastrain.launcher.shared import rundir
 from elastrain.launcher.shared.console import print_table, say
 from elastrain.launcher.watch.preflight.check import StartCheck, StartVerdict

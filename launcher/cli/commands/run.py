@@ -13,9 +13,10 @@ import typer
 
 from elastrain.launcher.agent import worker_start
 from elastrain.launcher.cli.options.checkpoint_options import CheckpointFlags, ResumeFlags
+from elastrain.launcher.cli.options.etcd_options import EtcdFlags
 from elastrain.launcher.cli.options.grouped import grouped
 from elastrain.launcher.cli.options.job_options import FaultFlags, MemoryFlags, WaitFlags
-from elastrain.launcher.cli.options.node_options import EtcdFlags, RendezvousFlags, SizeFlags
+from elastrain.launcher.cli.options.node_options import RendezvousFlags, SizeFlags
 from elastrain.launcher.cli.options.output_options import OutputFlags, ScriptFlags
 from elastrain.launcher.cli.options.slurm_options import Completed, from_slurm
 from elastrain.launcher.cli.options.torchrun import refuse_backend, refuse_unknown

@@ -23,7 +23,7 @@ from elastrain.launcher.shared import rundir
 from elastrain.launcher.shared.places import QuarantineRule
 from elastrain.launcher.start.run_options import JobSize, NodeOptions
 from elastrain.launcher.start.starting import address_towards
-from elastrain.launcher.store.etcd_config import EtcdConfig, parse_endpoints
+from elastrain.launcher.store.etcd_config import EtcdConfig
 
 _LOCAL_MAX = 64
 _SIOCGIFADDR = 0x8915
@@ -229,6 +229,7 @@ class RendezvousFlags:
     def secret(self) -> Path:
         """Return the file of the job's secret."""
         return (self.secret_file or rundir.home() / "secret").absolute()
+
     def ports(self, size: JobSize, *, nodes_here: int) -> tuple[int, int] | None:
         """Return the first and the last port of --port-range, or None. Raises ConfigError if too few are free."""
         if self.port_range is None:
@@ -248,39 +249,6 @@ class RendezvousFlags:
         if self.interface is not None and self.local_addr is not None:
             raise ConfigError("--interface and --local-addr both name this node's address: give one")
         return self.local_addr if self.interface is None else _address_of(self.interface)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EtcdFlags:
-    """Options for TLS and the login to etcd."""
-
-    heading: ClassVar = "Login to etcd"
-
-    etcd_ca: Annotated[Path | None, typer.Option("--etcd-ca", help="TLS to etcd: the authority's certificate.")] = None
-    etcd_cert: Annotated[Path | None, typer.Option("--etcd-cert", help="This node's certificate for etcd.")] = None
-    etcd_key: Annotated[Path | None, typer.Option("--etcd-key", help="Its key.")] = None
-    etcd_user: Annotated[str | None, typer.Option("--etcd-user", help="etcd's user.")] = None
-    etcd_password_file: Annotated[
-        Path | None, typer.Option("--etcd-password-file", help="A file (mode 0600) with that user's password.")
-    ] = None
-
-    def config(self, endpoint: str) -> EtcdConfig:
-        """Return the configuration of the connection to etcd. Raises ConfigError."""
-        return EtcdConfig(
-            endpoints=parse_endpoints(endpoint),
-            ca=self.etcd_ca,
-            cert=self.etcd_cert,
-            key=self.etcd_key,
-            user=self.etcd_user,
-            password=_password(self.etcd_password_file),
-        )
-
-    def refuse_with_join(self) -> None:
-        """Raise ConfigError if an option is given that makes no sense with --join."""
-        given = [name for name, value in vars(self).items() if value is not None]
-        if given:
-            option = "--" + given[0].replace("_", "-")
-            raise ConfigError(f"{option} is for an etcd of your own: leave it out with --join")
 
 
 def node_range(text: str, option: str = "--nnodes") -> tuple[int, int]:
@@ -341,14 +309,3 @@ def _node_name(given: str | None) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"--node-name {name!r}: use up to 64 letters, digits, '.', '_' and '-'")
     return name
-
-
-def _password(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        if file.stat().st_mode & 0o077:
-            raise ConfigError(f"others may read the password file {file}: chmod 600 {file}")
-        return file.read_text().rstrip("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the password file {file} cannot be read: {error}") from None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elastrain.base import environment
-from elastrain.base.environment import EstimateWish
+from elastrain.base.doctor_wishes import EstimateWish
 from elastrain.job.values import Shape, ShardShape
 from elastrain.memory.member_account import Limit, ModelSizes
 from elastrain.memory.memory_budget import COMPUTING_BYTES, WRITING_BYTES
