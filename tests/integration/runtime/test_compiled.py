@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -59,9 +60,10 @@ def compiler(folder: Path) -> Path:
 
 
 def built(folder: Path, member: str) -> list[str]:
-    """Return the command lines by which the member has built something; questions about versions do not count."""
+    """Return the command lines by which the member has built libraries; probes of headers do not count."""
     file = folder / f"built-{member}"
-    return [line for line in file.read_text().splitlines() if " -o " in line] if file.exists() else []
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [line for line in lines if re.search(r" -o \S+\.so\b", line)]
 
 
 def counts(folder: Path, member: str) -> dict[str, Any]:
