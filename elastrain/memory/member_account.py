@@ -153,6 +153,8 @@ class MemberAccount:
         """Return the needs of the plan. `base_bytes`: what the process holds besides, and `parameters_bytes`."""
         shards_bytes, least_bytes = held_shards.shards_bytes(self.held)
         if self.sizes.memory == MemoryKind.HOST:
+            # On its way through host memory is one backup, which counts twice here.
+            least_bytes = max((each.leaves_bytes for each in self.held), default=0)
             return budget.Needs(
                 base_bytes=base_bytes,
                 parameters_bytes=parameters_bytes,

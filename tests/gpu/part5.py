@@ -40,7 +40,9 @@ def kept(setting: Setting) -> None:
 @tells("limit_ideal")
 def ideal(setting: Setting) -> None:
     """Compare the speed of a job of one with 50 % of the memory that it needed with that without a limit."""
-    training = replace(DEEP if setting.small else GPT, device=setting.device, members=1, steps=10, pause_s=0.0)
+    training = replace(GPT, device=setting.device, members=1, steps=10)
+    if setting.small:
+        training = replace(DEEP, device=setting.device, members=1, micro_batches=1, pause_s=0.0)
     free = setting.run("free", Job(training=training))
     limit = ("--memory-limit", str(highest_bytes(free) // 2), "--host-tier", "64M" if setting.small else "16G")
     limited = setting.run("limited", Job(training=training, options=limit))
