@@ -401,7 +401,7 @@ def drawn_actions(measured: Measured) -> list[Any]:
 
 
 _MISSING = re.compile(r"limit is (\d+) MiB too small")
-FIT_TRIES, FIT_STEPS, FIT_WIDTH, LEAST_MIB = 6, 5, 512, 380
+FIT_TRIES, FIT_STEPS, FIT_WIDTH, LEAST_MIB = 12, 5, 512, 380
 
 
 def fits_after_losses(folder: Path, start: Callable[..., Any]) -> dict[str, Any]:

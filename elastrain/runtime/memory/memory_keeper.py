@@ -14,8 +14,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from elastrain import protocol as p
 from elastrain.decisions.agreed_speeds import speeds_of
 from elastrain.errors import NoRoomError
@@ -28,7 +26,7 @@ from elastrain.memory.member_account import Limit, MemberAccount
 from elastrain.memory.pipeline_memory import Load
 from elastrain.offload.activations.spill_policy import IN_FLIGHT_STORAGES
 from elastrain.offload.errors import LimitTooSmallError
-from elastrain.offload.planning.profile import Occupancy, PassProfile, Profile
+from elastrain.offload.planning.profile import PassProfile, Profile
 from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.runtime.durable.checkpoint_parts import Room
 from elastrain.runtime.memory.host_keeper import HostKeeper
@@ -37,12 +35,13 @@ from elastrain.runtime.memory.process_memory import (
     NOTHING_CAPTURED,
     CapturedBytes,
     DeviceMeter,
+    HeldInStep,
     MemoryLimit,
     PeakMeter,
     StepsTaken,
     give_freed_memory_back,
 )
-from elastrain.runtime.memory.spill_places import open_places
+from elastrain.runtime.memory.spill_places import open_places, with_other_parts
 from elastrain.runtime.tensors.executor import Executor
 
 if TYPE_CHECKING:
@@ -83,6 +82,7 @@ class MemoryKeeper:
         self._needs: budget.Needs | None = None
         self.peak_bytes: int | None = None
         """Peak memory of the last step that was measured."""
+        self._held = HeldInStep()
         self._share = 1
         """Activations get 1/`_share` of the bytes that are left for them."""
 
@@ -109,6 +109,7 @@ class MemoryKeeper:
             self._taken.computed()
             if self._host is not None:
                 self._host.computed()
+            self._held.note(gradients_bytes=self._executor.gradients_bytes())
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
@@ -139,7 +140,7 @@ class MemoryKeeper:
             # What the last plan took, as measured, and what this one is expected to take more.
             more_bytes = gradients_bytes - before.gradients_bytes
             gradients_bytes = self._executor.gradients_bytes() + max(0, more_bytes)
-        return self._plan(account, gradients_bytes)
+        return self._plan(account, gradients_bytes, before)
 
     def begin(self, load: Load | None, placements: tuple[Placement, Placement]) -> p.CopyBudgetSet | None:
         """Make room for the tasks of a pipeline's step if they or the placements changed.
@@ -152,7 +153,7 @@ class MemoryKeeper:
         account = self.work.take(load, placements)
         if (account.held, account.tasks) == (before.held, before.tasks):
             return None
-        return self._plan(account, account.gradients_bytes)
+        return self._plan(account, account.gradients_bytes, before)
 
     def hold(self, blocks: Sequence[int], *, for_good: bool = False) -> None:
         """Make room for blocks that this member is about to get. Nothing is computed meanwhile.
@@ -182,6 +183,7 @@ class MemoryKeeper:
         accounted_bytes = self._executor.memory_bytes() + activations_bytes + tasks.boundaries_bytes
         self.peak_bytes = peak_bytes = self._taken.add_step(accounted_bytes, captured)
         self.work.leftovers.end()
+        self._held.end(peak_bytes, self._executor.model.nbytes, self._executor.states_bytes()[0])
         told = {"activations_bytes": activations_bytes, "captured_bytes": captured.most_bytes}
         self._journal.write("memory", peak_bytes=peak_bytes, **told)
         gradients_bytes = self._needs.gradients_bytes
@@ -223,11 +225,16 @@ class MemoryKeeper:
         """Free the space on disk. States that lie there are lost."""
         self._places.close()
 
-    def _plan(self, account: MemberAccount, gradients_bytes: int) -> p.CopyBudgetSet:
+    def _plan(self, account: MemberAccount, gradients_bytes: int, before: MemberAccount | None) -> p.CopyBudgetSet:
         """Decide under a new plan. Returns the budget of copies to new holders, and if all blocks have room."""
         needs = replace(self._needs_of(account), gradients_bytes=gradients_bytes)
         self.work.account = account = account.with_copies(self._limit_bytes, needs)
-        self._decide(replace(needs, gradients_bytes=gradients_bytes + account.copying_bytes))
+        needs = replace(needs, gradients_bytes=gradients_bytes + account.copying_bytes)
+        most_bytes = None
+        if before is not None and before.pipeline is not None:
+            # Gradients that a commit has given back were a part of the peak. The estimate counts them twice.
+            most_bytes = self._held.most_bytes(needs, before.tasks)
+        self._decide(needs, most_bytes=most_bytes)
         if self._host is not None:
             self._host.plan(account)
         return self._budget(account)
@@ -236,10 +243,15 @@ class MemoryKeeper:
         has_room = self.work.has_room_for_all
         return p.CopyBudgetSet(parameters_bytes=account.copied_bytes, has_room_for_all=has_room)
 
-    def _decide(self, needs: budget.Needs, measured: budget.Measured | None = None) -> None:
+    def _decide(
+        self, needs: budget.Needs, measured: budget.Measured | None = None, *, most_bytes: int | None = None
+    ) -> None:
         """Decide what stays in memory, and carry it out. Raises NoRoomError if the plan does not fit.
 
-        measured: a step under the current plan; None for a new plan.
+        Args:
+            needs: The needs of the plan.
+            measured: A step under the current plan; None for a new plan.
+            most_bytes: Most bytes of a new plan, by the last step's peak and what the plan takes more.
         """
         account = self.work.account
         assert account is not None
@@ -250,6 +262,10 @@ class MemoryKeeper:
             outside=self._places.outside(),
         )
         refused, decided, self.work.has_room_for_all = account.decide(needs, limit, measured)
+        if isinstance(decided, budget.Shortfall) and refused is needs and self._last is not None and most_bytes:
+            kept_to, activations_bytes = self._last, needs.activations_bytes
+            past = budget.Measured(kept_to=kept_to, peak_bytes=most_bytes, activations_bytes=activations_bytes)
+            decided = budget.settle(limit.limit_bytes, decided, past)
         if isinstance(decided, budget.Shortfall):
             self._journal.write("no_room", memory=str(self._memory), reason=decided.reason, **asdict(refused))
             raise NoRoomError(f"member {self._me}: {decided.reason}")
@@ -334,15 +350,5 @@ class MemoryKeeper:
         )
 
     def _described(self, activations: Profile) -> Profile:
-        """Return the profile of the activations, completed by the other memory that this member holds."""
-        executor, needs = self._executor, self._needs
-        memory_bytes, disk_bytes = executor.states_bytes()
-        places = (
-            Occupancy(what="parameters", memory_bytes=executor.model.nbytes, disk_bytes=0),
-            Occupancy(what="gradients and sums", memory_bytes=executor.gradients_bytes(), disk_bytes=0),
-            Occupancy(what="optimizer shards", memory_bytes=memory_bytes, disk_bytes=disk_bytes),
-            Occupancy(what="everything else", memory_bytes=needs.base_bytes if needs else 0, disk_bytes=0),
-        )
-        devices = (*activations.stats.devices, *(drive.stats() for drive in self._places.drives))
-        stats, all_places = replace(activations.stats, devices=devices), (*activations.places, *places)
-        return msgspec.structs.replace(activations, stats=stats, places=all_places)
+        base_bytes = self._needs.base_bytes if self._needs else 0
+        return with_other_parts(activations, self._executor, base_bytes, self._places.drives)

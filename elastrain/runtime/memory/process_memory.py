@@ -15,6 +15,8 @@ from pathlib import Path
 
 from elastrain.device.port import DevicePort
 from elastrain.errors import ConfigError
+from elastrain.memory import memory_budget as budget
+from elastrain.memory.pipeline_memory import TaskBytes
 from elastrain.offload.drives.posix import Calls
 
 MEASURED_STEPS = 8
@@ -187,6 +189,40 @@ class StepsTaken:
 def held_bytes(shared_bytes: int) -> int:
     """Return the memory that this process holds now: anonymous memory, and its own shared memory."""
     return _status()["RssAnon"] + shared_bytes
+
+
+class HeldInStep:
+    """The peak of the last measured step, and its parts. Together they bound what a new plan takes."""
+
+    def __init__(self) -> None:
+        self._peak_bytes = self._parameters_bytes = self._shards_bytes = 0
+        self._gradients_bytes = self._open_bytes = 0
+        """Most bytes of gradients in the last step, and in the open one."""
+
+    def note(self, *, gradients_bytes: int) -> None:
+        """Note the gradients at a moment of the open step."""
+        self._open_bytes = max(self._open_bytes, gradients_bytes)
+
+    def end(self, peak_bytes: int, parameters_bytes: int, shards_bytes: int) -> None:
+        """End the step with its peak, and with what is held at its commit."""
+        self._peak_bytes, self._parameters_bytes, self._shards_bytes = peak_bytes, parameters_bytes, shards_bytes
+        self._gradients_bytes, self._open_bytes = self._open_bytes, 0
+
+    def most_bytes(self, needs: budget.Needs, tasks: TaskBytes) -> int | None:
+        """Return the most that a plan takes: the last peak, and what its parts take more. None before any step.
+
+        `tasks`: what the tasks of the last step took.
+        """
+        if not self._peak_bytes:
+            return None
+        more = (
+            needs.parameters_bytes - self._parameters_bytes,
+            needs.gradients_bytes - self._gradients_bytes,
+            needs.shards_bytes - self._shards_bytes,
+            needs.activations_bytes - tasks.activations_bytes,
+            needs.boundaries_bytes - tasks.boundaries_bytes,
+        )
+        return self._peak_bytes + sum(max(0, each) for each in more)
 
 
 def _status() -> dict[str, int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import msgspec
 
 from elastrain.errors import ConfigError
 from elastrain.memory.memory_budget import Outside
@@ -15,8 +17,9 @@ from elastrain.offload.drives.posix import PosixEngine
 from elastrain.offload.drives.sharing import shared
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.pieces.cuda import host_tier
-from elastrain.offload.planning.profile import Profile
+from elastrain.offload.planning.profile import Occupancy, Profile
 from elastrain.runtime.memory.process_memory import MemoryLimit
+from elastrain.runtime.tensors.executor import Executor
 
 TIER, DRIVES = "host memory", "disk"
 """Names of the places in sentences."""
@@ -91,3 +94,17 @@ def open_places(
 def _engine(limit: MemoryLimit, directory: str, run_dir: Path | None) -> IoEngine:
     engine = PosixEngine(directory) if limit.calls is None else PosixEngine(directory, calls=limit.calls)
     return shared(engine, directory, run_dir)
+
+
+def with_other_parts(activations: Profile, executor: Executor, base_bytes: int, drives: Sequence[Device]) -> Profile:
+    """Return the profile of the activations, completed by the other memory that a member holds."""
+    memory_bytes, disk_bytes = executor.states_bytes()
+    places = (
+        Occupancy(what="parameters", memory_bytes=executor.model.nbytes, disk_bytes=0),
+        Occupancy(what="gradients and sums", memory_bytes=executor.gradients_bytes(), disk_bytes=0),
+        Occupancy(what="optimizer shards", memory_bytes=memory_bytes, disk_bytes=disk_bytes),
+        Occupancy(what="everything else", memory_bytes=base_bytes, disk_bytes=0),
+    )
+    devices = (*activations.stats.devices, *(drive.stats() for drive in drives))
+    stats, all_places = replace(activations.stats, devices=devices), (*activations.places, *places)
+    return msgspec.structs.replace(activations, stats=stats, places=all_places)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise, permutations
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -146,3 +148,15 @@ def test_no_pipeline_gets_shorter_than_the_fewest_members_that_have_room(
         members += [f"m{i}" for i in range(20, 20 + data.draw(st.integers(0, 3))) if f"m{i}" not in members]
         plan = next_plan(graph, plan, members, wish)
         assert_whole(graph, plan, members, wish)
+
+
+@pytest.mark.parametrize("lost", ["m3", "m4"])
+def test_a_pipeline_that_a_loss_leaves_too_short_gets_a_member_of_a_longer_one(lost: str) -> None:
+    graph, wish = graph_of([1] * 6, set()), PlanWish(stages=2, runs=6, is_least=True)
+    members = [f"m{i}" for i in range(5)]
+    plan = first_plan(graph, members, wish)
+    assert [len(each.members) for each in plan.pipelines] == [3, 2]
+    left = [m for m in members if m != lost]
+    assert [len(each.members) for each in next_plan(graph, plan, left, wish).pipelines] == [2, 2]
+    freely = next_plan(graph, plan, left, replace(wish, is_least=False))
+    assert [len(each.members) for each in freely.pipelines] == [3, 1], "a wished number may be missed"

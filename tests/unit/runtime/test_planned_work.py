@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,11 @@ from elastrain.job.values import Shape
 from elastrain.job.world import Member, View
 from elastrain.memory import member_account
 from elastrain.memory.member_account import MemberAccount, ModelSizes
+from elastrain.memory.memory_budget import Needs
 from elastrain.memory.pipeline_memory import Load, TaskBytes
 from elastrain.runtime.memory import planned_work
 from elastrain.runtime.memory.planned_work import PlannedWork
+from elastrain.runtime.memory.process_memory import HeldInStep
 
 
 def test_in_the_first_step_of_other_tasks_memory_is_given_back_until_the_step_is_committed(
@@ -66,3 +69,28 @@ def test_no_share_of_the_runs_needs_more_slots_than_the_growth_that_was_planned_
     }
     assert max(found) <= most_bytes
     assert len(found) > 1 or runs < 4, "the slots of a larger share are planned for"
+
+
+def test_a_new_plan_takes_at_most_the_last_peak_and_what_its_parts_take_more() -> None:
+    held, tasks = HeldInStep(), TaskBytes(gradients_bytes=9, boundaries_bytes=5, activations_bytes=7)
+    needs = Needs(
+        base_bytes=10_000,
+        parameters_bytes=100,
+        gradients_bytes=60,
+        shards_bytes=30,
+        shards_least_bytes=0,
+        activations_bytes=7,
+        activations_least_bytes=0,
+        boundaries_bytes=5,
+    )
+    assert held.most_bytes(needs, tasks) is None, "no step was measured"
+    for gradients_bytes in (60, 20):
+        held.note(gradients_bytes=gradients_bytes)
+    held.end(500, 100, 30)
+    assert held.most_bytes(needs, tasks) == 500, "what a commit gives back was a part of the peak"
+    more = replace(needs, parameters_bytes=101, gradients_bytes=62, shards_bytes=34, activations_bytes=15)
+    assert held.most_bytes(more, tasks) == 500 + 1 + 2 + 4 + 8
+    less = replace(needs, parameters_bytes=1, boundaries_bytes=21)
+    assert held.most_bytes(less, tasks) == 500 + 16, "a part that shrinks makes no room for others"
+    held.end(400, 100, 30)
+    assert held.most_bytes(needs, tasks) == 400 + 60, "the gradients of the step before do not count"
