@@ -73,6 +73,12 @@ class FoundingRounds:
 
     def trouble(self) -> str:
         """Return what keeps the quorum from being founded, in words."""
+        for greeting, _ in self._heard.values():
+            if greeting.state is not None and greeting.state.serves:
+                return (
+                    f"node {greeting.node} is in a quorum that does not answer: if most of its members are lost for "
+                    "good, end that node, and start all nodes again"
+                )
         if self._trouble:
             return "; ".join(self._trouble[place] for place in sorted(self._trouble))
         if self._etcd.is_started:

@@ -19,7 +19,7 @@ from elastrain.launcher.quorum.etcd_process import EtcdProcess, Ports
 from elastrain.launcher.quorum.founding_round import FoundingRounds
 from elastrain.launcher.quorum.join_hosts import JoinHosts, look_up
 from elastrain.launcher.quorum.keeper import Keeper
-from elastrain.launcher.quorum.muster import Muster
+from elastrain.launcher.quorum.muster import Muster, listen
 from elastrain.launcher.quorum.node_standing import Identity, NodeStanding
 from elastrain.launcher.shared import process_environment, rundir
 from elastrain.launcher.shared.console import say
@@ -77,6 +77,8 @@ def own_quorum(
     standing = NodeStanding(Identity(job=options.job, node=wish.node, place=place, ports=ports))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        for offset in (1, 2):  # etcd would find out much later that its ports are taken
+            listen(host, join.port + offset).close()
         stack.callback(Muster(host, join.port, pair, standing.greet).close)
         etcd = EtcdProcess(folder, pair, ports)
         config = EtcdConfig(

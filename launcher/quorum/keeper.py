@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from elastrain.errors import ElastrainError
 from elastrain.launcher.core.quorum.founding import majority
@@ -37,8 +38,23 @@ LOOK_S = 1.0
 """Seconds between two looks at the members."""
 LEAVE_S = 8.0
 """Longest time for a member to leave in good order. etcd refuses a removal within 5 s of a lost connection."""
+PAUSE_S = 60.0
+"""Seconds for which a node is no candidate after its member has ended before it had a vote: its disk may be full."""
 Tell = Callable[[str, str], None]
 """Function that is told a kind of event and a sentence about it."""
+
+
+@dataclass
+class MemberRecord:
+    """Record of the members, kept by the thread alone. Times are monotonic."""
+
+    seen_s: dict[str, float] = field(default_factory=dict)
+    """Member id -> time of its last answer, or at which it was first listed."""
+    size: int = 0
+    """Number of voters that was told last."""
+    has_voted: bool = False
+    """True once this node's present member had a vote."""
+    paused_until_s: float = 0.0
 
 
 class Keeper:
@@ -54,8 +70,7 @@ class Keeper:
     ) -> None:
         self._standing, self._founding, self._etcd = standing, founding, etcd
         self._admin, self._candidates = admin, candidates
-        self._seen_s: dict[str, float] = {}
-        self._size = 0
+        self._record = MemberRecord()
         self._error: ElastrainError | OSError | None = None
         self._ready, self._stop = threading.Event(), threading.Event()
         self.tell: Tell = lambda _kind, _sentence: None
@@ -104,10 +119,13 @@ class Keeper:
         if self._etcd.has_ended:
             self._after_end_of_etcd()
         try:
-            self._candidates.keep(self._standing.instance)
+            if time.monotonic() >= self._record.paused_until_s:
+                self._candidates.keep(self._standing.instance)
             listed = self._admin.members(self._standing.endpoints())
             self._standing.use(tuple(member.client for member in listed if member.client and not member.is_learner))
-            self._tell_size(listed)
+            voters = [member for member in listed if not member.is_learner]
+            self._record.has_voted |= any(member.name == self._standing.instance for member in voters)
+            self._tell_size(len(voters))
             if self._etcd.is_started and self._is_outside(listed):
                 self._begin_anew("etcd has removed this member")
             self._carry_out(listed)
@@ -153,14 +171,14 @@ class Keeper:
         mine = next((member for member in listed if member.name == self._standing.instance), None)
         leads = False
         for member in listed:
-            self._seen_s.setdefault(member.id, now)
+            self._record.seen_s.setdefault(member.id, now)
             if mine is None or not member.client:
                 continue
             try:
                 leader = self._admin.leader(member.client)
             except StoreError:
                 continue
-            self._seen_s[member.id] = time.monotonic()
+            self._record.seen_s[member.id] = time.monotonic()
             leads = leads or (member.client == own and leader == mine.id)
         now = time.monotonic()
         return Observed(
@@ -169,7 +187,7 @@ class Keeper:
                     id=member.id,
                     instance=member.name,
                     is_learner=member.is_learner,
-                    silent_s=now - self._seen_s[member.id] if mine is not None else 0.0,
+                    silent_s=now - self._record.seen_s[member.id] if mine is not None else 0.0,
                 )
                 for member in listed
             ),
@@ -197,13 +215,17 @@ class Keeper:
         self._candidates.withdraw()
         self._etcd.stop()
         self._standing.begin_anew()
-        self.tell("quorum_anew", f"{reason}: this node comes back as a new etcd member")
+        now, comes = time.monotonic(), "this node comes back as a new etcd member"
+        if not self._record.has_voted:
+            self._record.paused_until_s = now + PAUSE_S
+            comes = f"this node is no etcd member for {PAUSE_S:g} s"
+        self._record.has_voted = False
+        self.tell("quorum_anew", f"{reason}: {comes}")
 
-    def _tell_size(self, listed: tuple[Listed, ...]) -> None:
-        voters = [member for member in listed if not member.is_learner]
-        if len(voters) != self._size:
-            self._size = len(voters)
-            self.tell("quorum", meaning(len(voters)))
+    def _tell_size(self, voters: int) -> None:
+        if voters != self._record.size:
+            self._record.size = voters
+            self.tell("quorum", meaning(voters))
 
     def _leave(self) -> None:
         """Remove this node's member, so that the others keep their majority. Gives up after LEAVE_S."""

@@ -53,13 +53,7 @@ class Muster:
 
     def __init__(self, host: str, port: int, pair: Pair, greet: Callable[[], Greeting]) -> None:
         self._greet, self._context = greet, pair.context(server=True)
-        try:
-            self._listener = socket.create_server((host.strip("[]"), port), family=_family(host))
-        except OSError as error:
-            raise ConfigError(
-                f"port {port} of {host} cannot be used ({error.strerror}): end what listens there, or name another "
-                "port by --join HOST:PORT"
-            ) from None
+        self._listener = listen(host, port)
         self.port = int(self._listener.getsockname()[1])
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="elastrain-muster")
         self._accepting = threading.Thread(target=self._accept, name="elastrain-muster", daemon=True)
@@ -88,6 +82,17 @@ class Muster:
                 secured.sendall(_encode(self._greet()) + b"\n")
         except (OSError, ValueError):
             sock.close()  # a stranger, or a host that has gone
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises ConfigError if the port cannot be used."""
+    try:
+        return socket.create_server((host.strip("[]"), port), family=_family(host))
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} of {host} cannot be used ({error.strerror}): end what listens there, or name another "
+            "port by --join HOST:PORT"
+        ) from None
 
 
 def ask(host: str, port: int, pair: Pair, mine: Greeting) -> Greeting:

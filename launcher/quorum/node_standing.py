@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
 import time
@@ -59,10 +60,15 @@ class NodeStanding:
 
     def use(self, endpoints: tuple[str, ...]) -> None:
         """Replace the endpoints. No endpoint at all changes nothing."""
-        own = self.identity.ports.client
+        own, node = self.identity.ports.client, self.identity.node
+
+        def order(endpoint: str) -> tuple[bool, bytes]:
+            # Nodes without a member spread over all members.
+            return endpoint != own, hashlib.blake2b(f"{node} {endpoint}".encode()).digest()
+
         if endpoints:
             with self._lock:
-                self._endpoints = tuple(sorted(endpoints, key=lambda each: (each != own, each)))
+                self._endpoints = tuple(sorted(endpoints, key=order))
 
     def begin_anew(self) -> None:
         """Take another instance, because the data of the present one is given up."""

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from elastrain.errors import ConfigError
 from elastrain.launcher.cli import command_line
-from elastrain.launcher.core.quorum.founding import FoundingState, Named
+from elastrain.launcher.core.quorum.founding import Charter, FoundingState, Named
 from elastrain.launcher.quorum import joining
 from elastrain.launcher.quorum.certificates import Pair, make_pair
 from elastrain.launcher.quorum.etcd_process import EtcdProcess, Ports
@@ -89,10 +89,11 @@ def test_host_that_does_not_answer_is_named_when_the_time_is_over(tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
-def test_taken_port_is_named(tmp_path: Path, script: Path, secret: Path) -> None:
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_taken_port_is_named(tmp_path: Path, script: Path, secret: Path, offset: int) -> None:
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
-        result = said(tmp_path, script, secret, "--join", f"{HERE}:{port}", nodes="1")
+        result = said(tmp_path, script, secret, "--join", f"{HERE}:{port - offset}", nodes="1")
     assert result.exit_code == 2
     assert f"port {port} of {HERE} cannot be used" in result.stderr
 
@@ -171,6 +172,18 @@ def test_host_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, obj
         pairing.answer = replace(pairing.answer, **change)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=sentence):
             pairing.rounds.play()
+
+
+def test_quorum_that_has_lost_its_majority_is_not_joined_and_no_other_is_founded(tmp_path: Path) -> None:
+    with Pairing(tmp_path) as pairing:
+        state = pairing.answer.state
+        assert state is not None
+        charter = Charter(token="t", members=(state.me,))
+        lost = replace(state, started=charter, serves=True)
+        pairing.answer = replace(pairing.answer, state=lost, endpoints=(f"{HERE}:1",))
+        assert not pairing.rounds.play()
+        assert pairing.standing.state.promised is None and pairing.standing.state.started is None
+        assert "node there is in a quorum that does not answer" in pairing.rounds.trouble()
 
 
 def test_this_host_under_another_name_is_found_by_its_own_answer(tmp_path: Path) -> None:
