@@ -91,7 +91,7 @@ class Agent:
             self.inbox.deliver()
 
 
-@pytest.fixture(params=["memory", "etcd"])
+@pytest.fixture(params=["memory", "etcd", "quorum"])
 def store(request: pytest.FixtureRequest) -> Store:
     return IMPLEMENTATIONS[request.param](request)
 
