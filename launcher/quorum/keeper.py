@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastrain.errors import ElastrainError
-from elastrain.launcher.core.quorum.founding import majority
+from elastrain.launcher.core.quorum.founding import MEMBERS_MAX, majority
 from elastrain.launcher.core.quorum.quorum_members import (
     LOST_S,
     AddMe,
@@ -128,7 +128,9 @@ class Keeper:
             self._tell_size(len(voters))
             if self._etcd.is_started and self._is_outside(listed):
                 self._begin_anew("etcd has removed this member")
-            self._carry_out(listed)
+            # Hundreds of nodes without a member need not look at each other's keys every second.
+            if self._etcd.is_started or len(voters) < MEMBERS_MAX:
+                self._carry_out(listed)
         except StoreError as error:
             self.tell("quorum_silent", str(error))
 
