@@ -105,7 +105,9 @@ def _store(wish: SlurmWish, python: str) -> list[str]:
         "store=$!",
         f'until [ -s "${FOLDER}/job.json" ]; do kill -0 "$store" || exit 1; sleep 0.1; done',
         "last=",
-        f"trap 'last=1; elastrain stop \"${FOLDER}/run-${{SLURM_RESTART_COUNT:-0}}/$SLURMD_NODENAME\"' USR1",
+        f'run="${FOLDER}/run-${{SLURM_RESTART_COUNT:-0}}/$SLURMD_NODENAME"',
+        "# Without an agent here nobody can write a last checkpoint: the job goes on from the newest one.",
+        """trap 'last=1; elastrain stop "$run" || kill "$task"' USR1""",
     ]
 
 

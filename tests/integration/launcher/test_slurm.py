@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from tests.support.slurm import Slurm, lacking
 from tests.support.slurm_job import SlurmJob, submit
 from tests.support.training import SCRIPT
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=lacking())]
 CHECKPOINTS = ("--checkpoint-every", "100000", "--checkpoint-dir")
@@ -46,14 +48,20 @@ def test_the_signal_before_the_limit_writes_a_last_checkpoint_and_the_requeued_j
 def test_nodes_of_a_second_slurm_job_join_and_its_scancel_is_a_hand_over(slurm: Slurm, tmp_path: Path) -> None:
     job = SlurmJob(slurm, tmp_path, "--nodes", "1:3", "--time", "0:30:00", "--sbatch=--nodes=2", steps=100000)
     job.wait_step(2, job.wait("view")["node_name"])
+    known = job.computing()
     arguments = ("--join-job", job.number, "--nodes", "1", "--time", "0:30:00", "--", str(SCRIPT), "--steps", "100000")
     other = submit(slurm, tmp_path, *arguments, "--slow-while", str(tmp_path / "slow"))
-    joined = job.wait("restart")["member"]
+    until(lambda: job.computing() != known, 180, "a worker on the node of the second job")
+    node = next(name for name in job.computing() if name not in known)
+    joined = job.wait("worker_start", node=node)["member"]
     job.wait("view", reason=f"{joined} joined")
     slurm.told("scancel", other)
     job.wait("leaving", members=[joined])
-    job.wait("view", reason=f"{joined} handed over", timeout_s=60)
-    assert "steps_lost" not in job.text() and job.state() == "RUNNING"
+    job.wait("view", reason=f"{joined} lost")
+    # It has left between two steps: its last step is committed, and it has begun no other one.
+    journal = (job.folder / "run-0" / node / "members" / f"{joined}.jsonl").read_text().splitlines()
+    assert json.loads(journal[-1])["event"] == "advance", journal[-3:]
+    assert job.state() == "RUNNING"
     slurm.told("scancel", job.number)
     assert job.wait_end() == "CANCELLED"
 
