@@ -10,6 +10,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from elastrain.base.processes import tied
 from tests.support.waiting import until
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
@@ -125,9 +126,15 @@ class Slurm:
         return done.stdout.strip()
 
     def _start(self, name: str, *command: str) -> None:
+        # The kernel ends them with this process, also where a test run is killed.
         with (self.folder / f"{name}.out").open("ab") as out:
             self._processes[name] = subprocess.Popen(
-                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                tied(command),
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
 
 
