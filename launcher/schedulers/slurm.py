@@ -21,6 +21,8 @@ _SET_HERE = ("--nnodes", "--spares", "--standalone", "--local-nodes")
 _TIME = re.compile(r"(\d+-)?\d{1,4}(:\d{1,2}){0,2}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WARNING_S = 60
+_GRACE_S = 20
+"""Seconds for a hand-over after `scancel`, unless the user says otherwise. Slurm's KillWait is 30 by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,7 @@ def batch_script(wish: SlurmWish, python: str) -> str:
         f'elastrain() {{ {shlex.quote(python)} -m elastrain.launcher "$@"; }}',
         *(_joining() if wish.join_job else _store(wish, python)),
         "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 \\",
-        f"  {shlex.quote(python)} -m elastrain.launcher run {shlex.join(wish.command)} &",
+        f"  {shlex.quote(python)} -m elastrain.launcher run --stop-grace {_GRACE_S} {shlex.join(wish.command)} &",
         "task=$!",
         'wait "$task"; code=$?',
     ]

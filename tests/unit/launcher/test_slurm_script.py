@@ -44,7 +44,7 @@ def test_the_script_asks_for_all_nodes_and_outlives_any_of_them() -> None:
 def test_bash_reads_every_script_and_words_stay_whole(settings: dict[str, Any]) -> None:
     text = batch_script(wish(command=("train.py", "a b", "c'd", "$HOME"), **settings), "/o pt/python")
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False, capture_output=True).returncode == 0
-    assert "run train.py 'a b' 'c'\"'\"'d' '$HOME'" in text
+    assert "run --stop-grace 20 train.py 'a b' 'c'\"'\"'d' '$HOME'" in text
 
 
 def test_nodes_that_join_another_slurm_job_start_no_store_and_are_not_requeued() -> None:
