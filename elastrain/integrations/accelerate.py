@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from elastrain.integrations.process_state import (
     settle_config,
 )
 from elastrain.integrations.script_loop import RememberedForward, ScriptLoop
+from elastrain.integrations.shared_evaluation import ReadAhead, SharedForwards
 from elastrain.integrations.trackers import Trackers
 from elastrain.runtime.job import Job
 from elastrain.runtime.loop.step import Step
@@ -45,8 +47,8 @@ _POSITION = "elastrain.json"
 class Accelerator(OneProcess):
     """The part of a script that `accelerate.Accelerator` is, over the steps of a job.
 
-    Every member runs the body of the training loop for each batch of a step, computes its share of the batches, and
-    evaluates alike. Files and logs are written by the main member, or by a successor if it is lost.
+    Every member runs the bodies of the script's loops for each batch, and computes some of them. Files and logs are
+    written by the main member, or by a successor.
 
     Args:
         mixed_precision: "no", "bf16" or "fp16".
@@ -209,8 +211,7 @@ class Accelerator(OneProcess):
         """
         if self._parts.loop is not None:
             raise ConfigError("accelerator.load_state(folder) comes before the training loop")
-        parts, folder = self._parts, Path(kept_checkpoint(input_dir))
-        states = accelerate.checkpointing
+        parts, folder, states = self._parts, Path(kept_checkpoint(input_dir)), accelerate.checkpointing
         states.load_accelerator_state(folder, [parts.model], [parts.optimizer], parts.schedulers, [], 0)
         for index, thing in enumerate(self._parts.registered):
             states.load_custom_state(thing, folder, index)
@@ -290,9 +291,8 @@ class Accelerator(OneProcess):
         self._trackers.begin(self.job, parts.behind)
         self.job.prepare(parts.model, parts.optimizer, loader, max_grad_norm=self._max_grad_norm)
         loop = parts.loop = ScriptLoop(self.job, forward, loader, self._parts.behind)
-        step = lambda *_, **__: loop.optimizer_step()  # noqa: E731 - with a mark by which schedulers know it
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        parts.optimizer.__dict__["step"] = step
+        parts.optimizer.__dict__["step"] = step = lambda *_, **__: loop.optimizer_step()
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers know it by this mark
         loop.on_commit = self._committed
         self.job.register("epochs of the accelerator", loop.epochs)
         if self.job.is_main:
@@ -322,10 +322,12 @@ class Accelerator(OneProcess):
         return False
 
     @contextmanager
-    def _evaluating(self) -> Iterator[bool]:
-        """Declare an evaluation, and tell whether it may be cut short, because its result is not used."""
-        with self.job.phase("evaluation", LONG_WORK_TIMEOUT_S):
-            yield self.is_playing_past
+    def _evaluating(self, loader: ReadAhead) -> Iterator[Iterable[Any]]:
+        """Yield the batches of an evaluation, whose forwards are shared, or one if its result is not used."""
+        loop, model = self._parts.loop, self._parts.model
+        shared = SharedForwards(self.job, model, [loader], lambda: loop is not None and loop.is_shareable)
+        with self.job.phase("evaluation", LONG_WORK_TIMEOUT_S), shared.entered():
+            yield islice(loader, 1) if self.is_playing_past else loader
 
     def _committed(self, step: Step) -> None:
         set_rank(self.job.rank)

@@ -8,9 +8,8 @@ A member that joins later gets the place of the loop with the job's state, and g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -35,27 +34,18 @@ from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
 from elastrain.integrations.lightning_figures import StepLines, captured, log_sums  # noqa: E402
 from elastrain.integrations.lightning_limits import check_loader, check_trainer, one_optimizer  # noqa: E402
-from elastrain.integrations.lightning_place import LoopPlace  # noqa: E402
+from elastrain.integrations.lightning_place import GlobalBatch, LightningBatches, LoopPlace  # noqa: E402
+from elastrain.integrations.shared_evaluation import ReadAhead, SharedForwards  # noqa: E402
 
 EVALUATION_TIMEOUT_S = 3600.0
 _ENDLESS = 1 << 62
-
-
-@dataclass
-class GlobalBatch:
-    """A stand-in for a batch in Lightning's hooks, because no member has all samples of it.
-
-    `samples` has one row without elements for each sample, from which Lightning reads the size of the batch.
-    """
-
-    samples: Tensor
 
 
 class ElastrainStrategy(SingleDeviceStrategy):
     """Trains as one elastic job over all members. Make it before the model, since it seeds the generators.
 
     The whole batch of a step is `batch_size` of the training loader times `accumulate_grad_batches`, however many
-    members there are. Validation and test run on every member alike.
+    members there are. Validation runs on every member, and the members share the forwards; test runs on each alike.
 
     Args:
         micro_batch_size: Samples that a member computes at once. Default: `batch_size` of the training loader.
@@ -84,7 +74,7 @@ class ElastrainStrategy(SingleDeviceStrategy):
         self._evaluation_timeout_s = evaluation_timeout
         self._phases = ExitStack()
         self._trainer: Any = None
-        self._batches: _LightningBatches | None = None
+        self._batches: LightningBatches | None = None
         self._micro_batch: Any = None
         self._loss: Tensor | None = None
         self._refresh_rank()
@@ -129,10 +119,13 @@ class ElastrainStrategy(SingleDeviceStrategy):
             super().setup_optimizers(trainer)
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Join the job with the training loader, and return what counts its batches. Other loaders stay as they are."""
+        """Join the job with the training loader, and return what counts its batches. Others are read a bit ahead."""
         trainer = self._trainer
-        if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
+        if trainer.state.fn != TrainerFn.FITTING:
             return dataloader
+        if not trainer.training:
+            ahead: ReadAhead = ReadAhead(dataloader, lambda: self._most_batches(ahead), super().batch_to_device)
+            return ahead
         check_loader(dataloader)
         assert isinstance(dataloader, DataLoader) and dataloader.batch_size is not None
         assert self.lightning_module is not None
@@ -152,7 +145,7 @@ class ElastrainStrategy(SingleDeviceStrategy):
         ends = [trainer.max_steps] if trainer.max_steps >= 0 else []
         ends += [trainer.max_epochs * loader.steps_per_epoch] if (trainer.max_epochs or -1) >= 0 else []
         until = max(0, min(ends, default=_ENDLESS) - behind)
-        self._batches = _LightningBatches(self, loader, dataloader.batch_size, place, until)
+        self._batches = LightningBatches(self, loader, dataloader.batch_size, place, until)
         return self._batches
 
     def _loader(self, given: DataLoader[Any], accumulated: int) -> elastrain.DataLoader:
@@ -250,8 +243,29 @@ class ElastrainStrategy(SingleDeviceStrategy):
             beside.replace(filepath)  # so that a file of this name is whole
 
     def on_validation_start(self) -> None:
-        """Say that the validation takes longer than a step."""
+        """Say that the validation takes longer than a step, and share the forwards of the module or its children."""
         self._phases.enter_context(self.job.phase("validation", self._evaluation_timeout_s))
+        loaders = [each for each in self._validation._combined_loader.flattened if isinstance(each, ReadAhead)]
+        shared = SharedForwards(self.job, self.lightning_module, loaders, self._is_between)
+        self._phases.enter_context(shared.entered())
+
+    @property
+    def _validation(self) -> Any:
+        """Lightning's loop of the validation."""
+        return self._trainer.fit_loop.epoch_loop.val_loop
+
+    def _most_batches(self, loader: ReadAhead) -> int | None:
+        """Return how many batches of a loader the validation takes, or None for all."""
+        loop = self._validation
+        most = loop.max_batches[next(i for i, each in enumerate(loop._combined_loader.flattened) if each is loader)]
+        return int(most) if most != float("inf") else None
+
+    def _is_between(self) -> bool:
+        """Return True between two steps, where members may compute together."""
+        step = None if self._batches is None else self._batches.step
+        return (
+            step is not None and not step.is_under_way and not step.is_overruled and not self._trainer.sanity_checking
+        )
 
     def on_validation_end(self) -> None:
         """Take back what `on_validation_start` said."""
@@ -262,71 +276,6 @@ class ElastrainStrategy(SingleDeviceStrategy):
         if self._batches is not None:
             self._batches.end()
             self._refresh_rank()
-
-
-class _LightningBatches:
-    """The batches of one epoch, over which Lightning's loop iterates. It begins the job's steps, one after another.
-
-    `step`: the step that is open.
-    """
-
-    def __init__(
-        self, strategy: ElastrainStrategy, loader: elastrain.DataLoader, samples: int, place: LoopPlace, until: int
-    ) -> None:
-        self._strategy = strategy
-        self._place = place
-        self._until = until
-        self._trainer = strategy.lightning_module.trainer
-        self._of_step: int = self._trainer.accumulate_grad_batches
-        self._epoch_batches: int = loader.steps_per_epoch * self._of_step
-        self._samples = samples
-        self._steps: Iterator[Any] = strategy.job.steps(loader, until=until)
-        self.step: Any = next(self._steps, None)  # the hooks of Lightning's start see the place of a job under way
-        self._is_fresh = True
-        if place.is_news:
-            place.restore()
-
-    def __len__(self) -> int:
-        return self._epoch_batches
-
-    def __iter__(self) -> Iterator[GlobalBatch]:
-        at = 0 if self._place.is_news else self._place.batch  # a checkpoint may stand in an epoch, and in a step
-        self._is_fresh &= at % self._of_step == 0
-        while at < self._epoch_batches:
-            if at % self._of_step == 0:
-                self._begin()
-                if self.step is None:
-                    return
-                if self._place.is_news:
-                    at = self._move()
-            yield GlobalBatch(torch.empty(self._samples, 0))
-            at += 1
-
-    def _begin(self) -> None:
-        """Begin the next step, unless it was begun by joining the job."""
-        if not self._is_fresh:
-            self._strategy._lines.flush()
-            self._place.note()
-            self.step = next(self._steps, None)
-        self._is_fresh = False
-        self._strategy._refresh_rank()
-
-    def _move(self) -> int:
-        """Put Lightning's loop where the job is, and return the number of batches of the epoch that are done."""
-        self._place.restore()
-        self._place.is_news = False
-        done = self._place.batch
-        self._trainer.fit_loop._data_fetcher.fetched = done
-        return done
-
-    def end(self) -> None:
-        """Wait for the other members behind the last step. Leave the loop if Lightning stops earlier."""
-        self._strategy._lines.flush()
-        steps, self._steps = self._steps, iter(())
-        if self.step is not None and self.step.number + 1 < self._until:
-            steps.close()  # type: ignore[attr-defined] # it is a generator
-        else:
-            next(steps, None)
 
 
 class _End(Callback):

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+import elastrain
 from elastrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from elastrain.integrations.lightning import ElastrainStrategy
 
 _FX = "training_step"
 _SAVED = ("_last_global_step_saved", "_last_checkpoint_saved")
@@ -125,3 +132,78 @@ def _sum_of(metric: Any) -> dict[str, Any]:
         "value": metric.value,
         "size": metric.cumulated_batch_size if meta.is_mean_reduction else None,
     }
+
+
+@dataclass
+class GlobalBatch:
+    """A stand-in for a batch in Lightning's hooks, because no member has all samples of it.
+
+    `samples` has one row without elements for each sample, from which Lightning reads the size of the batch.
+    """
+
+    samples: Tensor
+
+
+class LightningBatches:
+    """The batches of one epoch, over which Lightning's loop iterates. It begins the job's steps, one after another.
+
+    `step`: the step that is open.
+    """
+
+    def __init__(
+        self, strategy: ElastrainStrategy, loader: elastrain.DataLoader, samples: int, place: LoopPlace, until: int
+    ) -> None:
+        self._strategy = strategy
+        self._place = place
+        self._until = until
+        self._trainer = strategy.lightning_module.trainer
+        self._of_step: int = self._trainer.accumulate_grad_batches
+        self._epoch_batches: int = loader.steps_per_epoch * self._of_step
+        self._samples = samples
+        self._steps: Iterator[Any] = strategy.job.steps(loader, until=until)
+        self.step: Any = next(self._steps, None)  # the hooks of Lightning's start see the place of a job under way
+        self._is_fresh = True
+        if place.is_news:
+            place.restore()
+
+    def __len__(self) -> int:
+        return self._epoch_batches
+
+    def __iter__(self) -> Iterator[GlobalBatch]:
+        at = 0 if self._place.is_news else self._place.batch  # a checkpoint may stand in an epoch, and in a step
+        self._is_fresh &= at % self._of_step == 0
+        while at < self._epoch_batches:
+            if at % self._of_step == 0:
+                self._begin()
+                if self.step is None:
+                    return
+                if self._place.is_news:
+                    at = self._move()
+            yield GlobalBatch(torch.empty(self._samples, 0))
+            at += 1
+
+    def _begin(self) -> None:
+        """Begin the next step, unless it was begun by joining the job."""
+        if not self._is_fresh:
+            self._strategy._lines.flush()
+            self._place.note()
+            self.step = next(self._steps, None)
+        self._is_fresh = False
+        self._strategy._refresh_rank()
+
+    def _move(self) -> int:
+        """Put Lightning's loop where the job is, and return the number of batches of the epoch that are done."""
+        self._place.restore()
+        self._place.is_news = False
+        done = self._place.batch
+        self._trainer.fit_loop._data_fetcher.fetched = done
+        return done
+
+    def end(self) -> None:
+        """Wait for the other members behind the last step. Leave the loop if Lightning stops earlier."""
+        self._strategy._lines.flush()
+        steps, self._steps = self._steps, iter(())
+        if self.step is not None and self.step.number + 1 < self._until:
+            steps.close()  # type: ignore[attr-defined] # it is a generator
+        else:
+            next(steps, None)

@@ -60,7 +60,7 @@ class OneProcess(ABC):
         return
 
     def gather(self, tensor: Any) -> Any:
-        """Return what is given: every member evaluates everything."""
+        """Return what is given: every member has all samples of the evaluation, in order."""
         return tensor
 
     gather_for_metrics = pad_across_processes = gather

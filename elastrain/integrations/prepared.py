@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 import elastrain
 from elastrain.errors import ConfigError
 from elastrain.integrations.script_loop import ScriptLoop
+from elastrain.integrations.shared_evaluation import ReadAhead
 
 
 class TrainingLoader:
@@ -36,12 +37,12 @@ class TrainingLoader:
 
 
 class EvaluationLoader:
-    """Another loader of a script. Every member goes through all of its batches."""
+    """Another loader of a script. Every member goes through all of its batches, and computes some of the forwards."""
 
     def __init__(
         self,
         given: DataLoader[Any],
-        evaluating: Callable[[], AbstractContextManager[bool]],
+        evaluating: Callable[[ReadAhead], AbstractContextManager[Iterable[Any]]],
         on_device: Callable[[Any], Any],
     ) -> None:
         self.dataset, self.batch_size = given.dataset, given.batch_size
@@ -51,11 +52,9 @@ class EvaluationLoader:
         return len(self._given)
 
     def __iter__(self) -> Iterator[Any]:
-        with self._evaluating() as is_short:
-            for batch in self._given:
-                yield self._on_device(batch)
-                if is_short:
-                    return
+        ahead = ReadAhead(self._given, on_device=self._on_device)
+        with self._evaluating(ahead) as batches:
+            yield from batches
 
 
 class Scheduler:

@@ -130,6 +130,14 @@ class ScriptLoop:
         return not self._now.is_open or self._now.has_stepped
 
     @property
+    def is_shareable(self) -> bool:
+        """True where the members may compute together: between two steps, on one that plays none."""
+        step = self._step
+        if step is None or self._steps is None or self.is_playing_past or not self.is_between:
+            return False
+        return not step.is_under_way and not step.is_overruled
+
+    @property
     def step(self) -> Step | None:
         """The step that was begun last. None before the first."""
         return self._step

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from elastrain.integrations.process_state import (
     set_rank,
     settle_config,
 )
-from elastrain.integrations.shared_losses import shared_losses
+from elastrain.integrations.shared_evaluation import shared_forwards, shared_predictions
 from elastrain.integrations.trainer_state import CarriedState, agreed_checkpoint
 from elastrain.runtime.job import Job
 from elastrain.runtime.loop.step import Step
@@ -48,22 +48,22 @@ _REFUSED: Mapping[str, str] = {
 """Arguments that have no meaning in a job, and why."""
 _OVERRIDDEN = ("training_step", "get_train_dataloader", "get_batch_samples")
 """Methods that this trainer never calls, so that a subclass would override them in vain."""
+_STEPS = ("prediction_step", "compute_loss")
+"""Methods that have no effect besides what they return, where they are the library's."""
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known at run time only
     """A `transformers.Trainer` whose `train` is a job's loop. It takes the same arguments and callbacks.
 
-    Members share the batches of an evaluation that needs the loss only, and compute all of any other. The main member
-    writes checkpoints, and a successor writes them anew if it is lost. Logs for tensorboard and wandb are written once
-    for each step, whichever member is lost.
+    Members share the batches of an evaluation. The main member writes checkpoints, and a successor writes them anew if
+    it is lost. Logs for tensorboard and wandb are written once for each step, whichever member is lost.
 
     Args:
         *args: Arguments of `transformers.Trainer`.
         job: Job that the script has made by `elastrain.init`, to choose its settings. Default: a job with `args.seed`.
         **kwargs: Arguments of `transformers.Trainer`.
 
-    Raises:
-        ConfigError: An argument has no meaning in a job. The message names it.
+    Raises ConfigError for an argument that has no meaning in a job, and names it.
     """
 
     control: Any
@@ -241,13 +241,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
             dataset = self._remove_unused_columns(dataset, description="training")
         else:
             collate = self._get_collator_with_removed_columns(collate, description="training")
-        sampler, given = self._get_train_sampler(), self.args
+        sampler, given, size = self._get_train_sampler(), self.args, self.args.per_device_train_batch_size
         is_own = not isinstance(sampler, RandomSampler | SequentialSampler | None)
         if given.train_sampling_strategy == "batch_rebalance":
             raise ConfigError(
                 "train_sampling_strategy='batch_rebalance' makes micro-batches of several sizes: choose another"
             )
-        size = given.per_device_train_batch_size
         return elastrain.DataLoader(
             dataset,
             global_batch_size=size * given.gradient_accumulation_steps,
@@ -263,14 +262,18 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
             generator=None if given.data_seed is None else torch.Generator().manual_seed(given.data_seed),
         )
 
-    def evaluation_loop(
-        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Evaluate as the library does. Members share the batches if only losses are wanted."""
-        only_loss = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        shared = shared_losses(self, dataloader) if only_loss and self._step is not None else nullcontext(dataloader)
-        with shared as loader:
-            return super().evaluation_loop(loader, description, prediction_loss_only, *args, **kwargs)
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate as the library does. Members share the forwards."""
+        with self._shared(dataloader) as loader:
+            return super().evaluation_loop(loader, *args, **kwargs)
+
+    def _shared(self, loader: Any) -> AbstractContextManager[Any]:
+        """Return a context in which the members share the evaluation of a loader, which it yields."""
+        if self._step is None or self.args.batch_eval_metrics:  # these ask the loader for its end, batch by batch
+            return nullcontext(loader)
+        if all(getattr(type(self), name) is getattr(transformers.Trainer, name) for name in _STEPS):
+            return shared_predictions(self, loader)
+        return shared_forwards(self.job, self.model, loader, lambda: self.is_in_train)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate as `transformers.Trainer.evaluate` does."""
@@ -278,7 +281,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
             return super().evaluate(*args, **kwargs)  # type: ignore[no-any-return]
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Predict as `transformers.Trainer.predict` does, on every member alike."""
+        """Predict as `transformers.Trainer.predict` does."""
         with self.job.phase("prediction", LONG_WORK_TIMEOUT_S):
             return super().predict(*args, **kwargs)
 

@@ -17,16 +17,19 @@ NUMBERS_MAX = 1 << 16
 
 @dataclass(frozen=True)
 class Figure:
-    """A number, or a tensor as the list of its numbers."""
+    """A number, a tensor as the list of its numbers, or outputs of batches."""
 
     shape: tuple[int, ...] | None
     """None: a number."""
-    numbers: tuple[float, ...]
+    numbers: tuple[float, ...] = ()
     """Whole numbers are `int`."""
+    outputs: tuple[str, ...] = ()
+    """Outputs of whole batches as texts, which are not added up but listed in the order of the batches."""
 
     # Not in the dtype of the script's tensor: sums in half precision would lose counts, and round by the batch size.
     def __add__(self, other: Figure) -> Figure:
-        return Figure(self.shape, tuple(a + b for a, b in zip(self.numbers, other.numbers, strict=True)))
+        numbers = tuple(a + b for a, b in zip(self.numbers, other.numbers, strict=True))
+        return Figure(self.shape, numbers, self.outputs + other.outputs)
 
 
 Figures: TypeAlias = Mapping[str, Figure]
@@ -34,13 +37,16 @@ Figures: TypeAlias = Mapping[str, Figure]
 
 def written(figures: Figures) -> str:
     """Return the figures as a text, from which `read` makes the same ones: JSON keeps every bit of a float64."""
-    return json.dumps({name: [each.shape, each.numbers] for name, each in sorted(figures.items())})
+    return json.dumps({name: [each.shape, each.numbers, each.outputs] for name, each in sorted(figures.items())})
 
 
 def read(text: str) -> dict[str, Figure]:
     """Return the figures of a text."""
-    told: dict[str, tuple[list[int] | None, list[float]]] = json.loads(text)
-    return {n: Figure(None if shape is None else tuple(shape), tuple(each)) for n, (shape, each) in told.items()}
+    told: dict[str, tuple[list[int] | None, list[float], list[str]]] = json.loads(text)
+    return {
+        name: Figure(None if shape is None else tuple(shape), tuple(numbers), tuple(outputs))
+        for name, (shape, numbers, outputs) in told.items()
+    }
 
 
 def difference(first: Figures, batch: int, figures: Figures) -> str:

@@ -24,16 +24,16 @@ VALUE_BYTES_MAX = 8 << 20
 """Most bytes of a value. Its text is a third longer, has to fit into a message, and is kept until the next commit."""
 
 
-def to_text(thing: Any) -> str:
+def to_text(thing: Any, what: str = "the value of job.broadcast(…)") -> str:
     """Return a value as text. Raises ConfigError, with the place, for what is no data, and for too much of it."""
     packer = Packer(with_code=False)
     try:
-        tree = json.dumps(packer.pack("the value of job.broadcast(…)", thing)).encode()
+        tree = json.dumps(packer.pack(what, thing)).encode()
     except (RecursionError, ValueError) as error:  # a list that contains itself; a number of more than 4300 digits
-        raise ConfigError(f"the value of job.broadcast(…) cannot be written as text: {error}") from None
+        raise ConfigError(f"{what} cannot be written as text: {error}") from None
     if (size_bytes := len(tree) + packer.size_bytes) > VALUE_BYTES_MAX:
         raise ConfigError(
-            f"the value of job.broadcast(…) has {size_bytes} bytes, and at most {VALUE_BYTES_MAX} travel: write it to "
+            f"{what} has {size_bytes} bytes, and at most {VALUE_BYTES_MAX} travel: write it to "
             "a file, and send the path"
         )
     raw = b"".join(each.numpy().tobytes() for each in packer.payload())
@@ -54,6 +54,8 @@ class OneValue:
 
     thing: Any
     from_rank: int | None
+    first = 0
+    call = "job.broadcast(…)"
 
     # By the number at the start, too: after losses a rank may be missing by no fault of the script.
     def check(self, members: int) -> None:

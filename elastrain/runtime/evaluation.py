@@ -7,29 +7,26 @@ model and in the generators is put back, because each member has computed other 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 from elastrain import protocol as p
 from elastrain.base.environment import expected_place
 from elastrain.decisions.batch_shares import Shares
 from elastrain.errors import ConfigError
-from elastrain.job.figures import NUMBERS_MAX, Figure, read, written
+from elastrain.job.figures import read
 from elastrain.pipeline.stubs.generators import left_as_they_were
 from elastrain.protocol.evaluation_messages import EvaluationName
 from elastrain.runtime.assembly import Prepared
 from elastrain.runtime.broadcast import OneValue, SentValues
+from elastrain.runtime.evaluated_batches import OUTPUTS, SUMS, Batches, outputs_of, plain
 from elastrain.runtime.io.heartbeat import EVALUATION_TIMEOUT_S, PHASE_TIMEOUT_S, LoopHeartbeat
 from elastrain.runtime.io.loop_channel import BatchAssignment, Evaluated
-from elastrain.runtime.loader.loader_arguments import check_collate
 from elastrain.runtime.loader.seeding import generators_kept
 from elastrain.runtime.loop.evaluated_stage import Told, evaluate_stage
 from elastrain.runtime.loop.step import Step
@@ -64,16 +61,14 @@ class Evaluating(ABC):
         computes all batches itself.
 
         Inside, the model is in eval mode under `torch.no_grad()`. Each batch has random streams of its own. Afterwards
-        the modes and buffers of all layers and the generators are as they were before. What `fn` changes elsewhere
-        stays, on the member that computed the batch. One batch may take 30 minutes; `with job.phase(…, timeout=…)`
-        around the call sets another bound.
+        layers' modes and buffers and the generators are as before. What `fn` changes elsewhere stays, on the member
+        that computed the batch. One batch may take 30 minutes; `with job.phase(…, timeout=…)` sets another bound.
 
         Args:
             fn: Function of a batch that returns sums over its samples by name, the same names for each batch: numbers,
                 or tensors of at most 65536 numbers together. Whole numbers are added exactly, others in float64, from
                 the first batch to the last. Sums of numbers are numbers; those of tensors are tensors on the CPU.
-            dataset: Map-style dataset (`__getitem__` and `__len__`), equal on all members. The script's process loads
-                it.
+            dataset: Map-style dataset (`__getitem__`, `__len__`), equal on all members; the script's process loads it.
             batch_size: Samples per batch. The last batch may have fewer.
             collate_fn: Function from a list of samples to a batch; torch's `default_collate` if None.
 
@@ -81,7 +76,8 @@ class Evaluating(ABC):
             ConfigError: An argument is not valid, the call is at another place or not alike on all members, or `fn`
                 has raised on another member. What `fn` raises here comes out as it is.
         """
-        return self._evaluator("job.evaluate(…)").evaluate(fn, dataset, batch_size, collate_fn)
+        batches = Batches(call=SUMS, fn=fn, dataset=dataset, batch_size=batch_size, collate=collate_fn)
+        return self._evaluator(batches.call).evaluate(batches)
 
     @contextmanager
     def phase(self, name: str, timeout: float = PHASE_TIMEOUT_S) -> Iterator[None]:
@@ -104,7 +100,7 @@ class Evaluating(ABC):
 
 
 class Broadcasting:
-    """The part of a job's interface for values that one member gives to all. `evaluator` is that of a job."""
+    """The part of a job's interface for what all members get alike between two steps. `evaluator` is that of a job."""
 
     def __init__(self, evaluator: Callable[[str], Evaluator]) -> None:
         self._evaluator = evaluator
@@ -126,85 +122,31 @@ class Broadcasting:
         """
         return self._evaluator("job.broadcast(…)").broadcast(OneValue(thing, from_rank))
 
+    def predict(
+        self,
+        fn: Callable[[Any], Any],
+        dataset: Any,
+        *,
+        batch_size: int,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> list[Any]:
+        """Compute outputs of a dataset that the members share, and return those of each batch in the dataset's order.
 
-@dataclass(frozen=True, kw_only=True)
-class _Batches:
-    """The batches of a dataset, and the script's function of a batch. Raises ConfigError on bad arguments."""
+        Everything else is as in `evaluate`: all members get the same bits, every batch once, whichever member computed
+        it and whichever was lost. All members keep all outputs, so return no more than is needed.
 
-    fn: Callable[[Any], Mapping[str, Any]]
-    dataset: Any
-    batch_size: int
-    collate: Callable[[list[Any]], Any] | None
-    from_rank: int | None = None
+        Args:
+            fn: Function of a batch that returns plain data of at most 8 MiB: tensors, numbers, words, None, and lists,
+                tuples and dicts of these.
+            dataset: As in `evaluate`.
+            batch_size: As in `evaluate`.
+            collate_fn: As in `evaluate`.
 
-    def __post_init__(self) -> None:
-        check_collate(self.collate)
-        if not callable(self.fn):
-            raise ConfigError(f"fn of job.evaluate(fn, dataset, …) must be callable; got {type(self.fn).__name__}")
-        if not (isinstance(self.dataset, Sized) and hasattr(self.dataset, "__getitem__")):
-            raise ConfigError(
-                f"job.evaluate(…) takes a dataset with __getitem__ and __len__; got {type(self.dataset).__name__}: "
-                "make a list of the samples, or a dataset that reads them by index"
-            )
-        if not isinstance(self.batch_size, int) or isinstance(self.batch_size, bool) or self.batch_size < 1:
-            raise ConfigError(
-                f"batch_size of job.evaluate(…) must be a whole number from 1 on; got {self.batch_size!r}"
-            )
-        if not len(self.dataset):
-            raise ConfigError("the dataset of job.evaluate(…) has no samples")
-
-    @property
-    def count(self) -> int:
-        """Number of batches."""
-        return -(-len(self.dataset) // self.batch_size)
-
-    @property
-    def plan(self) -> str:
-        """Data and batches, in words; equal on all members."""
-        return f"job.evaluate(…) on {len(self.dataset)} samples in batches of {self.batch_size}"
-
-    def figures(self, batch: int) -> str:
-        """Compute a batch, and return its figures as text. Raises ConfigError if they are no numbers by name."""
-        first = batch * self.batch_size
-        with torch.device("cpu"):  # as a loader's process does
-            samples = [self.dataset[i] for i in range(first, min(first + self.batch_size, len(self.dataset)))]
-            loaded = (self.collate or default_collate)(samples)
-        found = self.fn(loaded)
-        if not isinstance(found, Mapping) or not found or not all(isinstance(name, str) for name in found):
-            raise ConfigError(
-                f"fn of job.evaluate(…) must return a dict of sums by name, such as {{'correct': n}}; got "
-                f"{found!r:.100} for batch {batch}"
-            )
-        figures = {name: _figure(name, value) for name, value in found.items()}
-        if (count := sum(len(each.numbers) for each in figures.values())) > NUMBERS_MAX:
-            raise ConfigError(
-                f"fn of job.evaluate(…) returned {count} numbers for batch {batch}; at most {NUMBERS_MAX} travel: "
-                "return sums over the samples, not a value for each"
-            )
-        return written(figures)
-
-
-def _figure(name: str, value: Any) -> Figure:
-    """Return what `fn` gave for a name as a figure. Raises ConfigError if these are no real numbers."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = torch.as_tensor(value) if value.dtype.kind in "biuf" else value
-    if isinstance(value, bool | int) and abs(value) < 1 << 63:
-        return Figure(None, (int(value),))
-    if isinstance(value, float):
-        return Figure(None, (float(value),))
-    if not isinstance(value, Tensor) or value.is_complex():
-        raise ConfigError(
-            f"fn of job.evaluate(…) returned {value!r:.100} as {name!r}: return real numbers, or tensors of them"
-        )
-    numbers = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64)
-    return Figure(tuple(value.shape) or None, tuple(numbers.reshape(-1).tolist()))
-
-
-def _plain(figure: Figure) -> int | float | Tensor:
-    if figure.shape is None:
-        return figure.numbers[0]
-    is_whole = figure.numbers and all(isinstance(each, int) for each in figure.numbers)
-    return torch.tensor(figure.numbers, dtype=torch.int64 if is_whole else torch.float64).reshape(figure.shape)
+        Raises:
+            ConfigError: As in `evaluate`; or `fn` returned something that is no data, or too much of it.
+        """
+        batches = Batches(call=OUTPUTS, fn=fn, dataset=dataset, batch_size=batch_size, collate=collate_fn)
+        return self._evaluator(batches.call).predict(batches)
 
 
 class Evaluator:
@@ -220,16 +162,21 @@ class Evaluator:
         self._is_inside = False
         self.sent = SentValues()
 
-    def evaluate(
-        self,
-        fn: Callable[[Any], Mapping[str, Any]],
-        dataset: Any,
-        batch_size: int,
-        collate_fn: Callable[[list[Any]], Any] | None,
-    ) -> Sums:
+    def evaluate(self, batches: Batches) -> Sums:
         """Evaluate together with the other members, as `job.evaluate` says."""
-        step = self._between_steps("job.evaluate(…)")
-        batches = _Batches(fn=fn, dataset=dataset, batch_size=batch_size, collate=collate_fn)
+        return {name: plain(figure) for name, figure in read(self._figures(batches)).items()}
+
+    def predict(self, batches: Batches) -> list[Any]:
+        """Return the outputs of all batches, as `job.predict` says."""
+        found, largest_bytes, device = list[Any](), 0, compute_device(self._prepared.model)
+        while len(found) < batches.count:
+            more, bytes_ = outputs_of(self._figures(batches.part(len(found), largest_bytes)), device)
+            found, largest_bytes = found + more, max(largest_bytes, bytes_)
+        return found
+
+    def _figures(self, batches: Batches) -> str:
+        """Compute batches together with the other members, and return what they come to as text."""
+        step = self._between_steps(batches.call)
         self._is_inside = True
         try:
             is_over = step is None or step.is_overruled or self._prepared.parts.handover.has_ended
@@ -239,7 +186,7 @@ class Evaluator:
             self._is_inside = False
         if ended.problem:
             raise ConfigError(ended.problem)
-        return {name: _plain(figure) for name, figure in read(ended.figures).items()}
+        return ended.figures
 
     def broadcast(self, value: OneValue) -> Any:
         """Return a copy of one member's value, as `job.broadcast` says."""
@@ -267,7 +214,7 @@ class Evaluator:
             raise ConfigError(f"{call} was called in the middle of step {step.number}: {WHERE}")
         return step
 
-    def _together(self, batches: _Batches | OneValue, begin: Callable[[int], None], step: Step) -> p.EvaluationEnded:
+    def _together(self, batches: Batches | OneValue, begin: Callable[[int], None], step: Step) -> p.EvaluationEnded:
         number = self._counted[1] + 1 if self._counted[0] is step else 0
         self._counted = step, number
         after = step.number if step.is_committed else step.number - 1
@@ -276,28 +223,30 @@ class Evaluator:
         given: Evaluated = evaluate(p.EvaluationBegun(name=name, plan=batches.plan, batches=batches.count))
         while isinstance(given, BatchAssignment):
             batch = given.compute.batch
-            begin(batch)
+            begin(batches.first + batch)
             try:
                 told = evaluate_stage(self._prepared.pipelines, given, partial(batches.figures, batch))
             except Exception as error:  # noqa: BLE001 - raised again once the other members know of it
                 raised = error
-                told = Told(p.BatchEvaluated(figures="", problem=self._sentence(batch, error)))
+                told = Told(
+                    p.BatchEvaluated(figures="", problem=self._sentence(batches.call, batches.first + batch, error))
+                )
             given = evaluate(*told)
         if raised is not None:
             raise raised
         return given
 
-    def _sentence(self, batch: int, error: Exception) -> str:
+    def _sentence(self, call: str, batch: int, error: Exception) -> str:
         if isinstance(error, ConfigError):
             return str(error)
         words = f"{type(error).__name__}: {error}".splitlines()[0]
-        return f"fn of job.evaluate(…) raised on {self._me} for batch {batch}: {words:.300}"
+        return f"fn of {call} raised on {self._me} for batch {batch}: {words:.300}"
 
-    def _alone(self, batches: _Batches, begin: Callable[[int], None]) -> p.EvaluationEnded:
+    def _alone(self, batches: Batches, begin: Callable[[int], None]) -> p.EvaluationEnded:
         """Compute all batches, in the order in which they are added."""
         shares = Shares(batches.plan, batches.count)
         for batch in range(batches.count):
-            begin(batch)
+            begin(batches.first + batch)
             shares.take("", batch, batches.figures(batch), "")
             self._prepared.parts.whereabouts.go_on()
             if shares.problem:

@@ -168,7 +168,8 @@ class Job(Ranked, Evaluating):
         self._statement: Answer | None = None
         """The answer that is made instead of a job under `elastrain doctor`, else None."""
         self._lines = lines = JobLines(chosen.environment.job, chosen.environment.member)
-        self.loggers, self.log, self.broadcast = lines.loggers, lines.log, Broadcasting(self._evaluator).broadcast
+        alike = Broadcasting(self._evaluator)
+        self.loggers, self.log, self.broadcast, self.predict = lines.loggers, lines.log, alike.broadcast, alike.predict
 
     def open(self) -> None:
         """Connect to the launcher, seed the generators, and report uncaught exceptions from now on.

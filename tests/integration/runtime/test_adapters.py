@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import in_sessions
-from tests.support.training import SCRIPTS, environment, run_job, undisturbed
+from tests.support.training import SCRIPTS, Run, environment, run_job, undisturbed
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'elastrain[integrations]'")
@@ -114,6 +114,37 @@ def test_clipping_that_the_job_does_not_know_of_is_refused(tmp_path: Path) -> No
     alone = undisturbed("--out", str(tmp_path / "one"), "--lose-clip", script=ACCELERATOR)
     assert alone.exit_code == 1
     assert "say Accelerator(max_grad_norm=1.0) as well" in alone.output
+
+
+def shares(run: Run) -> list[int]:
+    """The forwards of evaluations that each member has computed, if it has lived to the end."""
+    return [int(count) for count in re.findall(r"m\d+ evaluated (\d+)", run.output)]
+
+
+@pytest.mark.parametrize(
+    ("script", "more"),
+    [(ACCELERATOR, ()), (TRAINER, ("--more", "metrics=1")), (TRAINER, ("--more", "own=1"))],
+    ids=["accelerate", "predictions", "an own loss"],
+)
+@pytest.mark.parametrize("victim", ["m0", "m1"])
+def test_evaluations_are_shared_and_equal_a_job_of_one_with_a_member_killed_on_the_way(
+    tmp_path: Path, script: Path, more: tuple[str, ...], victim: str
+) -> None:
+    alone = undisturbed("--out", str(tmp_path / "one"), *more, script=script)
+    arguments = ("--out", str(tmp_path / "job"), *more, "--kill-evaluating", victim)
+    done = run_job(tmp_path, workers=3, arguments=arguments, script=script, options=("--max-restarts", "0"))
+    assert alone.exit_code == done.exit_code == 0, alone.output + done.output
+    assert f"{victim} ended by SIGKILL" in done.output
+    assert set(done.digests.values()) == set(alone.digests.values())
+    if script is TRAINER:
+        assert told(done.output) == told(alone.output)
+        assert len(told(done.output)) > 12
+    else:
+        assert rows(tmp_path / "job/log.jsonl") == rows(tmp_path / "one/log.jsonl")
+    (whole,) = shares(alone)
+    assert len(shares(done)) == 2
+    # Behind the loop a trainer evaluates once more, as a whole, and each loop begins with a trial.
+    assert max(shares(done)) < 0.85 * whole
 
 
 REFUSED = {

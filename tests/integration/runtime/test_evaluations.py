@@ -41,6 +41,23 @@ def test_with_a_member_killed_on_the_way_the_sums_are_those_of_a_job_of_one(tmp_
     assert all(29 <= count < 29 + 5 * 29 for count in shared.values())
 
 
+@pytest.mark.parametrize("victim", ["m1", "m0"])
+def test_outputs_of_batches_come_in_order_and_once_with_a_member_killed_on_the_way(tmp_path: Path, victim: str) -> None:
+    told = ("--steps", "3", "--predict")
+    lone = undisturbed(*told, script=SCRIPT)
+    told = (*told, "--kill-predicting", victim, "--batch-s", "0.05")
+    job = run_job(tmp_path, workers=3, script=SCRIPT, arguments=told, options=("--max-restarts", "2"))
+    assert job.exit_code == lone.exit_code == 0, job.output + lone.output
+    assert f"{victim} ended by SIGKILL" in job.output
+    found = [set(re.findall(r"outputs (\[.*\])$", run.output, re.MULTILINE)) for run in (job, lone)]
+    assert found[0] == found[1]
+    assert len(found[0]) == 1
+    assert set(job.digests.values()) == set(lone.digests.values())
+    shares = [int(count) for count in re.findall(r"predicted (\d+)", job.output)]
+    assert len(shares) >= 2
+    assert max(shares) < 0.75 * 3 * 29  # of three loops of 29 batches
+
+
 @pytest.mark.parametrize(
     ("workers", "stages", "victim"),
     [(4, 2, "m1"), (3, 3, "m0"), (3, 3, "m2")],
@@ -107,7 +124,7 @@ def test_what_cannot_be_evaluated_is_refused_by_name_and_training_goes_on() -> N
     assert found.keys() >= {"before the loop", "in a step"}
     for name, words in {
         "before the loop": f"was called before the loop: call it {where}",
-        "no function": "fn of job.evaluate(fn, dataset, …) must be callable; got int",
+        "no function": "fn of job.evaluate(…) must be callable; got int",
         "stream": "takes a dataset with __getitem__ and __len__; got list_iterator",
         "empty": "has no samples",
         "batch size": "must be a whole number from 1 on; got 0",

@@ -102,6 +102,22 @@ def test_rank_0_dies_three_times(tmp_path: Path, phases: tuple[str, ...]) -> Non
     assert seen(tmp_path, "m3") == alone()
 
 
+@pytest.mark.parametrize("victim", ["m0", "m1"])
+def test_a_validation_is_shared_with_a_member_killed_on_the_way(tmp_path: Path, victim: str) -> None:
+    more = ("--batch", "3", "--log")
+    options = ("--max-restarts", "0")
+    told = ("--folder", str(tmp_path), *more, "--kill-evaluating", victim)
+    done = run_job(tmp_path, workers=3, arguments=told, script=SCRIPT, options=options)
+    assert done.exit_code == 0, done.output
+    assert f"{victim} ended by SIGKILL" in done.output
+    assert logged(tmp_path) == logged(folder_alone(*more))
+    for member in {"m0", "m1", "m2"} - {victim}:
+        assert seen(tmp_path, member) == alone(*more)
+    counts = [int(count) for count in re.findall(r"m\d+ evaluated (\d+)", done.output)]
+    assert len(counts) == 2
+    assert max(counts) < 0.75 * (2 + 8 * 16)  # two batches before training, and eight validations of 16
+
+
 def test_files_of_loggers_have_each_step_once_whichever_member_wrote(tmp_path: Path) -> None:
     faults = [f"kill --target member:m{at} --at step={(2, 7)[at]},phase=publish" for at in range(2)]
     done = run(tmp_path, *faults, more=("--log",), workers=4)

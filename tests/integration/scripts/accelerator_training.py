@@ -10,6 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification, get_linear_s
 
 import elastrain
 from elastrain.integrations.accelerate import Accelerator
+from tests.support.evaluated import watch_evaluations
 
 
 class Pairs(torch.utils.data.Dataset[dict[str, Tensor]]):
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--linger", type=int, default=0)
     parser.add_argument("--precision", default="no")
     parser.add_argument("--lose-clip", action="store_true")
+    parser.add_argument("--kill-evaluating", default="")
     args = parser.parse_args()
     torch.set_num_threads(1)
     log = elastrain.Jsonl(f"{args.out}/log.jsonl")
@@ -43,9 +45,10 @@ def main() -> None:
     set_seed(5)
     config = BertConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
     model = BertForSequenceClassification(config)
+    watch_evaluations(model, accelerator.job, args.kill_evaluating)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     train = torch.utils.data.DataLoader(Pairs(96), batch_size=4, shuffle=True)
-    evaluation = torch.utils.data.DataLoader(Pairs(30), batch_size=8)
+    evaluation = torch.utils.data.DataLoader(Pairs(30), batch_size=2)
     scheduler = get_linear_schedule_with_warmup(optimizer, 2, args.epochs * len(train) // 4)
     model, optimizer, train, evaluation, scheduler = accelerator.prepare(model, optimizer, train, evaluation, scheduler)
     starting, resume_step, overall = 0, None, 0

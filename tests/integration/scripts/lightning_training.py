@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from tests.support.evaluated import watch_evaluations
+
 lightning: Any = importlib.import_module("lightning.pytorch")  # of a group that is not always installed
 
 
@@ -29,6 +31,7 @@ class Model(lightning.LightningModule):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
         self.slow, self.sgd, self.unfused = slow, sgd, unfused
+        self.largest = -9.0
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         if self.slow is not None and self.slow.exists():
@@ -37,8 +40,14 @@ class Model(lightning.LightningModule):
         self.log("train", loss, on_step=True, on_epoch=True, sync_dist=True)
         return loss
 
+    def on_validation_epoch_start(self) -> None:
+        self.largest = -9.0
+
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.log("val", nn.functional.mse_loss(self.net(batch[0]), batch[1]), sync_dist=True)
+        found = self.net(batch[0])
+        self.log("val", nn.functional.mse_loss(found, batch[1]), sync_dist=True)
+        self.largest = max(self.largest, float(found.max()))
+        self.log("largest", self.largest)
 
     def configure_optimizers(self) -> Any:
         weights = list(self.parameters())
@@ -91,6 +100,8 @@ def main() -> None:
     parser.add_argument("--clip", type=float)
     parser.add_argument("--accumulate", type=int, default=4)
     parser.add_argument("--log", action="store_true", help="write metrics.csv and event files")
+    parser.add_argument("--kill-evaluating", default="")
+    parser.add_argument("--batch", type=int, default=13, help="samples per batch of the validation")
     parser.add_argument("--go-on", type=Path, help="checkpoint to begin from")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -125,10 +136,12 @@ def main() -> None:
         **options,
     )
     model = Model(args.slow_while, args.sgd, args.unfused)
+    if not args.plain:
+        watch_evaluations(model.net, strategy.job, args.kill_evaluating)
     if args.log:
         model.save_hyperparameters({"slow": False})
     train = DataLoader(Samples(), batch_size=4, shuffle=False, drop_last=True)
-    trainer.fit(model, train, DataLoader(Samples(), batch_size=13), ckpt_path=args.go_on)
+    trainer.fit(model, train, DataLoader(Samples(), batch_size=args.batch), ckpt_path=args.go_on)
     sys.stderr.write(f"digest {digest(model)}\n")
 
 

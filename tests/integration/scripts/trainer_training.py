@@ -1,6 +1,7 @@
 """A `transformers.Trainer` on a small GPT-2: labels with holes, evaluation, checkpoints, a callback with a state."""
 
 import argparse
+import hashlib
 import sys
 import time
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import (
 )
 
 from elastrain.integrations.transformers import Trainer
+from tests.support.evaluated import watch_evaluations
 
 
 class Text(torch.utils.data.Dataset[dict[str, Tensor]]):
@@ -34,6 +36,26 @@ class Text(torch.utils.data.Dataset[dict[str, Tensor]]):
         labels = words.clone()
         labels[: index % 7] = -100
         return {"input_ids": words, "labels": labels}
+
+
+def metrics(found: Any) -> dict[str, float]:
+    """Return an accuracy, and numbers that depend on the order of the samples and on each bit."""
+    logits, labels = found.predictions, found.label_ids
+    raw = int.from_bytes(hashlib.sha256(logits.tobytes() + labels.tobytes()).digest()[:6], "little")
+    return {
+        "accuracy": float((logits.argmax(-1)[:, :-1] == labels[:, 1:]).mean()),
+        "bits": float(raw),
+        "n": len(labels),
+    }
+
+
+def counted_loss(self: Any, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+    """Compute the loss, and count in the trainer, as scripts do."""
+    if not model.training:
+        self.counted = getattr(self, "counted", 0) + 1
+        self.log({"eval_calls": self.counted})
+    outputs = model(**inputs)
+    return (outputs.loss, outputs) if return_outputs else outputs.loss
 
 
 class Linger(TrainerCallback):
@@ -57,6 +79,7 @@ def main() -> None:
     parser.add_argument("--report-to", default="none")
     parser.add_argument("--plain", action="store_true", help="train with the library's own Trainer")
     parser.add_argument("--linger", type=int, default=0)
+    parser.add_argument("--kill-evaluating", default="")
     args = parser.parse_args()
     torch.set_num_threads(1)
     set_seed(3)
@@ -67,6 +90,7 @@ def main() -> None:
     training = TrainingArguments(
         output_dir=args.out,
         max_steps=args.steps,
+        per_device_eval_batch_size=2,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=8,
         learning_rate=1e-2,
@@ -89,14 +113,19 @@ def main() -> None:
     )
     linger = Linger(args.linger)
     kind: Any = transformers.Trainer if args.plain else Trainer
+    if "own" in more:
+        kind = type("OwnTrainer", (kind,), {"compute_loss": counted_loss})
     trainer = kind(
         model=GPT2LMHeadModel(config),
         args=training,
         train_dataset=Text(104),
         eval_dataset=Text(20),
+        compute_metrics=metrics if {"metrics", "own"} & more.keys() else None,
         callbacks=[EarlyStoppingCallback(early_stopping_patience=8), linger],
     )
     linger.trainer = trainer
+    if not args.plain:
+        watch_evaluations(trainer.model, trainer.job, args.kill_evaluating)
     trainer.train(resume_from_checkpoint=args.resume)
     sys.stderr.write(f"best {trainer.state.best_metric} {trainer.evaluate()['eval_loss']}\n")
     for line in trainer.state.log_history:
