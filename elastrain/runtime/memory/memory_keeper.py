@@ -256,11 +256,7 @@ class MemoryKeeper:
         account = self.work.account
         assert account is not None
         self._needs = needs
-        limit = Limit(
-            limit_bytes=self._limit_bytes,
-            has_disk=self._places.is_there,
-            outside=self._places.outside(),
-        )
+        limit = Limit(limit_bytes=self._limit_bytes, has_disk=self._places.is_there, outside=self._places.outside())
         refused, decided, self.work.has_room_for_all = account.decide(needs, limit, measured)
         if isinstance(decided, budget.Shortfall) and refused is needs and self._last is not None and most_bytes:
             kept_to, activations_bytes = self._last, needs.activations_bytes
