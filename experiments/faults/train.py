@@ -25,7 +25,7 @@ if __name__ == "__main__":  # as a script: make `experiments` importable from an
 import os
 
 import elastrain
-from elastrain.memory import memory_budget
+from elastrain.memory import held_shards
 from experiments.storm import models
 from experiments.storm.cases import Case, Model, Training
 
@@ -118,8 +118,8 @@ def main() -> None:
 
 def keep_shards_on_drives() -> None:
     """However small they are, and however much memory there is."""
-    chosen = memory_budget.choose_shards
-    memory_budget.choose_shards = lambda held, wanted_bytes: chosen(held, 1 << 60)
+    chosen = held_shards.choose_shards
+    held_shards.choose_shards = lambda held, wanted_bytes: chosen(held, 1 << 60)
 
 
 def enough_steps(folder: Path, steps: int) -> int:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 import elastrain
-from elastrain.memory import memory_budget as deciding
+from elastrain.memory import held_shards as deciding
 from elastrain.offload.activations import hooks, mover
 from elastrain.offload.drives import device, residency
 from elastrain.offload.drives.posix import Calls, PosixEngine
-from elastrain.runtime.memory import memory_keeper
+from elastrain.runtime.memory import spill_places
 
 ME = os.environ.get("ELASTRAIN_MEMBER", "m0")
 KEPT_BYTES = 3 << 20
@@ -135,11 +135,11 @@ def main() -> None:
     parser.add_argument("--shards", action="store_true", help="all optimizer shards are on the drive")
     args = parser.parse_args()
     arm(hooks, "activations", args.faults)
-    arm(memory_keeper, "shards", args.faults)
+    arm(spill_places, "shards", args.faults)
     die_in(args.die_in)
     if args.idle_cores is not None:
         device.IdleCores.look = lambda _: args.idle_cores  # type: ignore[method-assign]
-    memory_keeper.ActivationOffload = SmallOffload  # type: ignore[misc]
+    spill_places.ActivationOffload = SmallOffload  # type: ignore[misc]
     if args.shards:
         chosen = deciding.choose_shards
         deciding.choose_shards = lambda held, wanted_bytes: chosen(held, 1 << 60)
