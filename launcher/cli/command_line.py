@@ -100,8 +100,7 @@ offload_app.command("plan", short_help="Say how fast other limits and drives wou
 app.add_typer(offload_app, name="offload")
 
 checkpoint_app = typer.Typer(help="Durable checkpoints.", no_args_is_help=True, rich_markup_mode=None)
-checkpoint_app.command("report", short_help="Write the history of a run as one page.")(_exits(report.report))
-app.command("ls", short_help="List the checkpoints, the newest first.")(_exits(checkpoint.list_checkpoints))
+checkpoint_app.command("ls", short_help="List the checkpoints, the newest first.")(_exits(checkpoint.list_checkpoints))
 checkpoint_app.command("verify", short_help="Read every byte back and compare it.")(
     _exits(checkpoint.verify_checkpoints)
 )
