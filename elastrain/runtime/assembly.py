@@ -262,7 +262,7 @@ def _engine_parts(
         )
     keeper = memory
     connections.agent.measure_memory(
-        lambda: held_bytes(mesh.memory.resident_bytes()) if keeper is None else keeper.peak_bytes,
+        lambda: held_bytes(mesh.memory.resident_bytes()) if keeper is None else keeper.held.peak_bytes,
         None if limit is None else limit.limit_bytes,
     )
     return EngineParts(

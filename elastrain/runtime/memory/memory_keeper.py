@@ -80,9 +80,7 @@ class MemoryKeeper:
                 log=journal.write,
             )
         self._needs: budget.Needs | None = None
-        self.peak_bytes: int | None = None
-        """Peak memory of the last step that was measured."""
-        self._held = HeldInStep()
+        self.held = HeldInStep()
         self._share = 1
         """Activations get 1/`_share` of the bytes that are left for them."""
 
@@ -109,7 +107,7 @@ class MemoryKeeper:
             self._taken.computed()
             if self._host is not None:
                 self._host.computed()
-            self._held.note(gradients_bytes=self._executor.gradients_bytes())
+            self.held.note(gradients_bytes=self._executor.gradients_bytes())
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
@@ -181,9 +179,9 @@ class MemoryKeeper:
             last.peak_bytes if last is not None else 0 if self._places.is_there else tasks.activations_bytes
         )
         accounted_bytes = self._executor.memory_bytes() + activations_bytes + tasks.boundaries_bytes
-        self.peak_bytes = peak_bytes = self._taken.add_step(accounted_bytes, captured)
+        peak_bytes = self._taken.add_step(accounted_bytes, captured)
         self.work.leftovers.end()
-        self._held.end(peak_bytes, self._executor.model.nbytes, self._executor.states_bytes()[0])
+        self.held.end(peak_bytes, self._executor.model.nbytes, self._executor.states_bytes()[0])
         told = {"activations_bytes": activations_bytes, "captured_bytes": captured.most_bytes}
         self._journal.write("memory", peak_bytes=peak_bytes, **told)
         gradients_bytes = self._needs.gradients_bytes
@@ -233,7 +231,7 @@ class MemoryKeeper:
         most_bytes = None
         if before is not None and before.pipeline is not None:
             # Gradients that a commit has given back were a part of the peak. The estimate counts them twice.
-            most_bytes = self._held.most_bytes(needs, before.tasks)
+            most_bytes = self.held.most_bytes(needs, before.tasks)
         self._decide(needs, most_bytes=most_bytes)
         if self._host is not None:
             self._host.plan(account)

@@ -195,7 +195,9 @@ class HeldInStep:
     """The peak of the last measured step, and its parts. Together they bound what a new plan takes."""
 
     def __init__(self) -> None:
-        self._peak_bytes = self._parameters_bytes = self._shards_bytes = 0
+        self.peak_bytes: int | None = None
+        """Peak of the last step that was measured, or None before the first."""
+        self._parameters_bytes = self._shards_bytes = 0
         self._gradients_bytes = self._open_bytes = 0
         """Most bytes of gradients in the last step, and in the open one."""
 
@@ -205,7 +207,7 @@ class HeldInStep:
 
     def end(self, peak_bytes: int, parameters_bytes: int, shards_bytes: int) -> None:
         """End the step with its peak, and with what is held at its commit."""
-        self._peak_bytes, self._parameters_bytes, self._shards_bytes = peak_bytes, parameters_bytes, shards_bytes
+        self.peak_bytes, self._parameters_bytes, self._shards_bytes = peak_bytes, parameters_bytes, shards_bytes
         self._gradients_bytes, self._open_bytes = self._open_bytes, 0
 
     def most_bytes(self, needs: budget.Needs, tasks: TaskBytes) -> int | None:
@@ -213,7 +215,7 @@ class HeldInStep:
 
         `tasks`: what the tasks of the last step took.
         """
-        if not self._peak_bytes:
+        if self.peak_bytes is None:
             return None
         more = (
             needs.parameters_bytes - self._parameters_bytes,
@@ -222,7 +224,7 @@ class HeldInStep:
             needs.activations_bytes - tasks.activations_bytes,
             needs.boundaries_bytes - tasks.boundaries_bytes,
         )
-        return self._peak_bytes + sum(max(0, each) for each in more)
+        return self.peak_bytes + sum(max(0, each) for each in more)
 
 
 def _status() -> dict[str, int]:
