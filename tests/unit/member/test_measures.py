@@ -68,14 +68,20 @@ def test_a_forward_without_times_says_nothing() -> None:
     assert measures.news(None).seconds == ()
 
 
+MEMORY = ToldMemory(limit_bytes=1000, base_bytes=200, taken_bytes=500)
+
+
 def test_after_a_change_of_view_everything_is_told_anew() -> None:
     measures = Measures()
     measured(measures, *[(1.0, 3.0, 8.0)] * WINDOW)
     first = measures.news(None)
     measures.hear("b", first)
     assert measures.of({"b": {2, 9}, "c": {3}}) == {"b": {2: dict(first.seconds)[2]}}
-    measures.forget_view()
-    assert measures.of({"b": {2, 3}}) == {}
+    for member in "bc":
+        measures.hear(member, PlanVote(rates=(("a", 5e6),), memory=MEMORY))
+    measures.forget_view(("a", "c"))
+    assert measures.of({"b": {2}}) == {"b": {2: dict(first.seconds)[2]}}, "no other member may have measured its blocks"
+    assert measures.told_rates.keys() == measures.memory.keys() == {"c"}, "of living members, what they have told"
     assert measures.news(None) == first
 
 
@@ -105,7 +111,7 @@ def test_what_an_action_takes_beside_its_blocks_and_how_long_a_step_is_waited_fo
     assert measures.news(None).rates == (), "nothing is told twice"
     beside(measures, (0.5, 9.0, 1.0), (9.0, 9.0, 1.0))
     assert measures.news(None).rates == (), "one noisy step is no news"
-    measures.forget_view()
+    measures.forget_view(())
     assert len(measures.news(None).rates) == 2
 
 
@@ -136,5 +142,5 @@ def test_memory_is_told_once_and_again_when_the_room_for_blocks_has_changed_by_m
     for limit_bytes, is_told in [(1000, False), (1010, False), (1060, True), (1050, False), (900, True)]:
         measures.note_memory(replace(first, limit_bytes=limit_bytes))
         assert (measures.news(None).memory is not None) == is_told
-    measures.forget_view()
+    measures.forget_view(())
     assert measures.news(None).memory is not None, "newcomers have heard nothing"

@@ -208,7 +208,7 @@ class FakeMemory:
         self.plans.append((plan, shape))
         return p.CopyBudgetSet(parameters_bytes=123, has_room_for_all=False)
 
-    def passed(self) -> None:
+    def passed(self, record: Record) -> None:
         raise NoRoomError("12 MiB are missing")
 
 
