@@ -13,7 +13,7 @@ from elastrain.launcher.watch.words import size
 
 _TRIED_BYTES, _CHUNK_BYTES = 64 << 20, 4 << 20
 _ROOM_LEAST_BYTES, _ROOM_GOOD_BYTES = 256 << 20, 10 << 30
-_SLOW_BYTES_PER_S = 50e6
+_SLOW_RATE = 50e6
 
 
 def look(option: str, folder: Path) -> StartCheck:
@@ -38,7 +38,7 @@ def rated(name: str, free_bytes: int, write_per_s: float, read_per_s: float) -> 
     return judged(
         name,
         f"{size(free_bytes)} free, writes {size(write_per_s)}/s, reads {size(read_per_s)}/s",
-        warns=free_bytes < _ROOM_GOOD_BYTES or min(write_per_s, read_per_s) < _SLOW_BYTES_PER_S,
+        warns=free_bytes < _ROOM_GOOD_BYTES or min(write_per_s, read_per_s) < _SLOW_RATE,
         advice="use a drive that is faster or has more room",
     )
 
