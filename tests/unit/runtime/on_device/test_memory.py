@@ -12,6 +12,7 @@ from elastrain.errors import ConfigError
 from elastrain.offload.drives.device import Device
 from elastrain.offload.drives.host import HostEngine
 from elastrain.runtime.memory.process_memory import DeviceMeter, MemoryLimit
+from elastrain.runtime.model.kernels import kernel_digests
 from elastrain.runtime.tensors.spilled_states import StateSpill
 from elastrain.snapshot.shard_state import ShardState
 from elastrain.snapshot.states_on_host import StatesOnHost
@@ -87,6 +88,12 @@ def test_the_meter_of_a_device_counts_its_tensors_and_no_host_memory() -> None:
     peak = meter.take()
     assert peak.least_bytes == peak.most_bytes == before + (4 << 20)
     assert meter.take().most_bytes == before
+
+
+def test_the_fixed_kernels_of_a_start_leave_room_for_small_limits() -> None:
+    meter = DeviceMeter(late_port())
+    kernel_digests(late_port().device)
+    assert meter.take().most_bytes < 20e6
 
 
 def test_a_limit_larger_than_the_device_is_refused() -> None:
