@@ -165,3 +165,17 @@ def test_a_storage_is_resized_in_the_order_of_the_current_stream() -> None:
     with pytest.raises(late.RaceError, match="resize_ on stream 0 writes memory that aten::add_"):
         values.untyped_storage().resize_(0)
     late.races(forget=True)
+
+
+def test_a_graph_computes_again_on_the_same_memory_and_refuses_what_waits() -> None:
+    given = torch.full((4,), 2.0, device="late")
+    graph = torch.late.CUDAGraph()
+    with torch.late.graph(graph):
+        assert torch.late.is_current_stream_capturing()
+        made = given * 3
+        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+            made.cpu()
+    assert not torch.late.is_current_stream_capturing()
+    given.fill_(5.0)
+    graph.replay()
+    assert made.cpu().tolist() == [15.0] * 4
