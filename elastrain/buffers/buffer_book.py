@@ -207,10 +207,10 @@ class BufferBook:
         )
 
     def _fetch(self, command: p.TakeFetched) -> p.Event:
-        if command.payload is None:
-            state, told = self._arithmetic.unpack(self._arithmetic.pack(self._states.states[command.shard]))
-        else:
-            state, told = self._arithmetic.unpack(command.payload)
+        payload = command.payload
+        if payload is None:
+            payload = self._arithmetic.pack(self._states.states[command.shard], command.digest)
+        state, told = self._arithmetic.unpack(payload)
         told = told if command.digest is None else command.digest
         intact = self._arithmetic.digest(state) == told and state.shard == command.shard
         self._fetched[command.shard] = state
@@ -241,8 +241,10 @@ class BufferBook:
                 return list(self.boundaries[message.name].tensors)
             case BatchBoundary():
                 return list(self.boundaries[message.at].tensors)
-            case ShardCopy() | FetchedShard():
+            case ShardCopy():
                 return self._arithmetic.pack(self._states.states[message.shard])
+            case FetchedShard():  # the receiver compares with the digest of the message
+                return self._arithmetic.pack(self._states.states[message.shard], message.digest)
         return []
 
     def _gradient(self, step: int, shard: int) -> tuple[Tensor, int]:

@@ -122,8 +122,8 @@ class Arithmetic(Protocol):
         """Return the bytes of the shard's parameters."""
         ...
 
-    def pack(self, state: State) -> list[Tensor]:
-        """Return the state as tensors to be sent."""
+    def pack(self, state: State, digest: int | None = None) -> list[Tensor]:
+        """Return the state as tensors to be sent, with the digest, which is computed if it is not given."""
         ...
 
     def unpack(self, payload: Sequence[Tensor]) -> tuple[State, int]:

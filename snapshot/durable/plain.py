@@ -84,11 +84,17 @@ class Gathering:
         self._filled: dict[tuple[int, str], int] = {}
         """(parameter, entry) -> number of elements added. The entry of the parameter's own values is ""."""
 
-    def add(self, state: ShardState) -> None:
-        """Add the state of one shard. Raises CheckpointError if a scalar differs between pieces of a parameter."""
+    def add(self, state: ShardState, *, with_values: bool = True) -> None:
+        """Add the state of one shard. Raises CheckpointError if a scalar differs between pieces of a parameter.
+
+        Args:
+            state: The state of the shard.
+            with_values: False if only the optimizer's state is wanted, and not the parameters' own values.
+        """
         for number, piece in enumerate(self._shards[state.shard]):
             values = state.parameters[piece.start : piece.start + piece.numel]
-            self._put(self._values, piece.parameter, piece, "", values)
+            if with_values:
+                self._put(self._values, piece.parameter, piece, "", values)
             kept = state.pieces[number] if number < len(state.pieces) else {}
             for name, value in kept.items():
                 self._keep(piece, name, value)

@@ -303,8 +303,8 @@ class Symbols:
             elif self.model[shard].value == RELEASED:
                 self.awaited.add(shard)
 
-    def pack(self, state: State) -> list[Place]:
-        return [Cell(state.shard), Cell(self.digest(state)), state.cell]
+    def pack(self, state: State, digest: int | None = None) -> list[Place]:
+        return [Cell(state.shard), Cell(self.digest(state) if digest is None else digest), state.cell]
 
     def unpack(self, payload: Sequence[Place]) -> tuple[State, int]:
         shard, digest, cell = payload

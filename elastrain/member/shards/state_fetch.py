@@ -14,9 +14,10 @@ from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
 from elastrain.member.state.member_views import Views
-from elastrain.memory.memory_budget import COPY_BUDGET_BYTES
 from elastrain.protocol.messages import FetchedShard, FetchShard
 
+AHEAD_BYTES = 32 << 20
+"""Bytes of parameters whose states are under way at a time. Their memory is small beside that of the whole state."""
 TRIES = 3
 """Number of tries to fetch a shard that arrives damaged. Then this member ends."""
 
@@ -91,7 +92,7 @@ class StateFetch(MemberPart):
 
     def _ask(self) -> bool:
         for shard in [shard for shard in self._missing if shard not in self._asked]:
-            if self._asked and self._under_way_bytes + self._sizes[shard] > COPY_BUDGET_BYTES:
+            if self._asked and self._under_way_bytes + self._sizes[shard] > AHEAD_BYTES:
                 continue
             if self._start(shard):
                 return True
@@ -107,7 +108,7 @@ class StateFetch(MemberPart):
         primary = self._commit.roles.live[shard].primary
         if self._holdings.has(shard, self._step):
             self._asked.add(shard)
-            self._take(shard, self._views.me, None, None)
+            self._take(shard, self._views.me, self._holdings[shard].digest, None)
         elif primary != self._views.me:
             self._asked.add(shard)
             self._out.send(primary, FetchShard(step=self._step, shard=shard))

@@ -68,11 +68,11 @@ class Described:
         found = {name: kept.get(name, value) for name, value in state.items() if name not in known}
         return {name: value for name, value in found.items() if value is not None}
 
-    def gathered(self, states: Mapping[int, ShardState]) -> Gathering:
-        """Return the whole parameters and optimizer state that the states of all shards make up."""
+    def gathered(self, states: Mapping[int, ShardState], *, with_values: bool) -> Gathering:
+        """Return the optimizer state that the states of all shards make up, and the whole parameters `with_values`."""
         gathering = Gathering(self._parameters, [self._pieces(shard) for shard in self._layout.shards])
         for state in states.values():
-            gathering.add(state)
+            gathering.add(state, with_values=with_values)
         return gathering
 
     def manifest(

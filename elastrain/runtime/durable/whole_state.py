@@ -44,14 +44,14 @@ class WholeState:
 
         Raises ConfigError within a step, because its update is under way, and after the loop.
         """
-        state = self._gathered("optimizer.state_dict()").state()
+        state = self._gathered("optimizer.state_dict()", with_values=False).state()
         return {self._names[name]: dict(its) for name, its in state.items()}
 
     def of_model(self) -> dict[str, Tensor]:
         """Return all parameters and running statistics by name. Raises as `of_optimizer`."""
-        return self._gathered("model.state_dict()").parameters()[0]
+        return self._gathered("model.state_dict()", with_values=True).parameters()[0]
 
-    def _gathered(self, what: str) -> Gathering:
+    def _gathered(self, what: str, *, with_values: bool) -> Gathering:
         step = self.step()
         if self._handover.has_ended:
             raise ConfigError(
@@ -63,7 +63,7 @@ class WholeState:
                 f"{what} was called inside `for batch in step` of step {step.number}, whose update is still to come: "
                 "call it behind that loop"
             )
-        return self._described.gathered(self._handover.fetch_states())
+        return self._described.gathered(self._handover.fetch_states(), with_values=with_values)
 
     def digest(self, loaded: Loaded, *, is_whole: bool) -> str:
         """Return a digest of a loaded state and its names. `is_whole`: the parameters themselves belong to it."""

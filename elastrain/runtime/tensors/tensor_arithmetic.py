@@ -203,10 +203,15 @@ class TensorArithmetic:
                 self._model.gradients.hold(())
             self._model.hold(blocks)
 
-    def pack(self, state: ShardState) -> list[Tensor]:
-        """Return a state as tensors for a message: a head (checksum and description), then its own tensors."""
+    def pack(self, state: ShardState, digest: int | None = None) -> list[Tensor]:
+        """Return a state as tensors for a message: a head (checksum and description), then its own tensors.
+
+        Args:
+            state: The state.
+            digest: Its checksum, if it is known; else it is computed.
+        """
         text, tensors = state.pack()
-        head = self.digest(state).to_bytes(8, "little") + text
+        head = (self.digest(state) if digest is None else digest).to_bytes(8, "little") + text
         return [torch.frombuffer(bytearray(head), dtype=torch.uint8), *tensors]
 
     def unpack(self, payload: Sequence[Tensor]) -> tuple[ShardState, int]:
