@@ -140,6 +140,8 @@ class BufferBook:
                 self._states.create(command)
             case p.Unbind():
                 self._states.unbind(command.shard)
+            case p.TakeOwnUpdate():
+                self._states.update_behind(command.updates, shows=True)
             case p.UpdateAgain():
                 return self._states.update_again(command)
             case p.TryUpdate():

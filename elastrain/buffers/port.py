@@ -89,6 +89,9 @@ class Arithmetic(Protocol):
         If `is_new`, this member was not the shard's primary before.
         """
 
+    def show(self, state: State) -> None:
+        """Copy the state's parameters into the model. They do not share memory."""
+
     def unbind(self, state: State) -> bool:
         """Give the state memory of its own. Returns False if it has that already."""
 

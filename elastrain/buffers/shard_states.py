@@ -123,22 +123,28 @@ class StateBooks:
         if self._arithmetic.unbind(state) or was_outside != (shard in self.states.outside):
             self.states[shard] = state
 
-    def update_behind(self, tasks: Sequence[p.ApplyBehind]) -> list[p.Event]:
-        """Make the updates of one step in scratch."""
+    def update_behind(self, tasks: Sequence[p.ApplyBehind], *, shows: bool = False) -> list[p.Event]:
+        """Make the updates of one step in scratch. `shows`: copy their parameters into the model, and digest later."""
         by_shard = {task.shard: task for task in tasks}
         together = [[by_shard[shard] for shard in shards] for shards in self._together(tuple(by_shard)) if shards]
-        return [event for some in together for event in self._update_behind(some)]
+        return [event for some in together for event in self._update_behind(some, shows=shows)]
 
-    def _update_behind(self, tasks: Sequence[p.ApplyBehind]) -> list[p.Event]:
-        record = tasks[0].record
+    def _update_behind(self, tasks: Sequence[p.ApplyBehind], *, shows: bool) -> list[p.Event]:
+        record, step = tasks[0].record, tasks[0].record.step
+        fresh = [task for task in tasks if (task.shard, step) not in self._scratch]
         # Beside the state, because the update is made again from the old state if the digests differ.
-        scratch = [self.states.copy(task.shard) for task in tasks]
-        items = [(s, self._kept[t.shard, record.step], t.touched) for s, t in zip(scratch, tasks, strict=True)]
-        self._arithmetic.update(items, record)
+        scratch = [self.states.copy(task.shard) for task in fresh]
+        items = [(s, self._kept[t.shard, step], t.touched) for s, t in zip(scratch, fresh, strict=True)]
+        if items:
+            self._arithmetic.update(items, record)
         for state in scratch:
-            self._scratch[state.shard, record.step] = state
-        digests = {state.shard: self._arithmetic.digest(state) for state in scratch}
-        return [p.AppliedBehind(step=record.step, shard=shard, digest=digest) for shard, digest in digests.items()]
+            self._scratch[state.shard, step] = state
+        if shows:
+            for task in tasks:
+                self._arithmetic.show(self._scratch[task.shard, step])
+            return []
+        digests = {task.shard: self._arithmetic.digest(self._scratch[task.shard, step]) for task in tasks}
+        return [p.AppliedBehind(step=step, shard=shard, digest=digest) for shard, digest in digests.items()]
 
     def update_again(self, command: p.UpdateAgain) -> p.Event:
         """Make a backup's update again from its state, into scratch. Returns digests of before and after."""

@@ -11,6 +11,7 @@ from elastrain.decisions.agreed_speeds import agreed_speeds
 from elastrain.integrity.audits import Judgement, judge
 from elastrain.integrity.checks import difference, what_differs
 from elastrain.job.checkpoint_plan import Checkpointed, CheckpointVote, decide
+from elastrain.job.placement import Holders
 from elastrain.job.run_plan import Speeds
 from elastrain.job.scaling import NO_SCALE, Scaler, advance
 from elastrain.job.streams import combine_marks
@@ -78,6 +79,7 @@ def combine_votes(
         return contribution
     square_norm = _square_norm(votes)
     is_finite = math.isfinite(square_norm) and math.isfinite(contribution.loss)
+    planned = _planned(step, dict(zip(view.ids, votes, strict=False)), now.plan)
     return Record(
         step=step,
         generation=view.generation,
@@ -86,10 +88,10 @@ def combine_votes(
         skipped=not is_finite or contribution.weight == 0.0,  # a mean over no weight is no number
         # Only when all have seen a newer view: a member that had not could not compute the next step there.
         switch=min(vote.seen for vote in votes) > view.generation,
-        roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),
+        roles=_roles(votes, has_moved=planned != now.plan and planned == (now.plan and now.plan.goal)),
         scaler=now.scaler,
         next_scaler=advance(shape.loss_scale, now.scaler, overflow=not is_finite),
-        plan=_planned(step, dict(zip(view.ids, votes, strict=False)), now.plan),
+        plan=planned,
         findings=_findings(view, votes, judgement, warning=differing, speeds=_speeds(view, votes, shape, now.speeds)),
         checkpoint=_checkpointed([vote.checkpoint for vote in votes]),
     )
@@ -99,11 +101,22 @@ def _checkpointed(told: Sequence[CheckpointVote]) -> Checkpointed:
     return decide([each.wish for each in told], writing=any(each.is_writing for each in told))
 
 
+def _roles(votes: Sequence[Vote], *, has_moved: bool) -> tuple[tuple[int, Holders], ...]:
+    """Return the changed holders by shard. `has_moved`: the plan that was coming holds, and shards go with blocks."""
+    found = {shard: holders for vote in votes for shard, holders in vote.roles}
+    # A shard that changes its holders anyway goes with its block: the present primary knows both.
+    if has_moved:
+        hands = [pair for vote in votes if vote.plan is not None for pair in vote.plan.hands]
+        found |= {shard: Holders(members[0], members[1:]) for shard, members in hands}
+    return tuple(sorted(found.items(), key=lambda pair: pair[0]))
+
+
 def _planned(step: int, votes: Mapping[str, Vote], present: PipelinePlan | None) -> PipelinePlan | str | None:
     says = {member: vote.plan for member, vote in votes.items() if vote.plan is not None}
     told = next((each.proposed for each in says.values() if each.proposed is not None), None)
     if told is None and present is not None:
-        told = moved_on(present, {member: each.is_ready for member, each in says.items()}, step)
+        are_taken = not any(each.lacks_taker for each in says.values())
+        told = moved_on(present, {m: each.is_ready for m, each in says.items()}, step, are_taken=are_taken)
     # A plan that stays is known to all members, and travels with every publish.
     return told.digest if told is not None and told == present else told
 

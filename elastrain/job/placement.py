@@ -108,6 +108,17 @@ def next_roles(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
     return Holders(now.primary, tuple([*kept, *new][:size]))
 
 
+def handed_over(now: Holders, taker: str, ready: Collection[str], nodes: Mapping[str, str]) -> Holders:
+    """Return the holders once `taker` is the primary: equally many, the former primary among them where it fits.
+
+    ready: members whose copy is verified and that hold this step's gradient, `taker` and the present holders included.
+    """
+    others = [member for member in (*now.backups, now.primary) if member != taker and member in ready]
+    # A node dies as a whole, so backups on other nodes than the new primary's come first.
+    apart = sorted(others, key=lambda member: nodes.get(member) == nodes.get(taker))
+    return Holders(taker, tuple(apart[: len(now.backups)]))
+
+
 def first_copies(have: Sequence[str], goal: Holders, nodes: Mapping[str, str]) -> tuple[str, ...]:
     """Return the members of `goal` whose copies bring a shard back to its full number of holders.
 

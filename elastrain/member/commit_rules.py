@@ -8,13 +8,12 @@ from itertools import chain
 from elastrain import protocol as p
 from elastrain.decisions.voting import Disagreement, Dispute, combine_votes
 from elastrain.job.checkpoint_plan import CheckpointVote
-from elastrain.job.placement import Holders, Placement, next_roles, target
+from elastrain.job.placement import Holders, Placement, next_roles
 from elastrain.job.run_plan import plan
 from elastrain.job.values import Record, Vote
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.parts import Machine
-from elastrain.pipeline.moves import shadows
-from elastrain.pipeline.pipeline_plan import PipelinePlan
+from elastrain.member.pipeline.moving_shards import MovingShards
 from elastrain.protocol.evaluation_messages import BlocksAdopted
 from elastrain.protocol.messages import Ack, Publish
 
@@ -24,6 +23,7 @@ class Committing(MemberPart):
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self.moving = MovingShards(machine)
 
     def progress(self) -> bool:
         """Publish parameters that were held back, compare those of the step, or vote. Returns True if it did."""
@@ -117,7 +117,7 @@ class Committing(MemberPart):
             before=m.step.audits.told_before(),
             checkpoint=CheckpointVote(m.checkpointing.wish(m.step.number), m.checkpointing.open is not None),
             graph=m.step.tracing.traced.graph.digest() if m.step.tracing.traced is not None else "",
-            plan=m.step.proposals.vote(is_ready=m.shadow_feed.is_ready()),
+            plan=self.moving.vote(),
             marks=tuple(m.step.runs.marks.values()),
         )
         m.step.audits.tell(vote.checks)
@@ -195,31 +195,21 @@ class Committing(MemberPart):
         m.custody.primaries.apply(record, touched)
         m.custody.sole_copies.note(mine)
         m.custody.backups.apply_behind(record)
+        roles.take(record.roles)
         self.change_roles(record, before)
         m.replicas.pass_commit(before)
+        # After the blocks have memory: the updates go into the model.
+        m.custody.backups.take_over(record, [shard for shard, taker in roles.taken.items() if taker == m.me])
         if m.commit.plan != plan_before:
-            self._tell_move(record.step, plan_before)
+            self.moving.tell_move(record.step, plan_before)
             # Holders follow the blocks: a member that computes with a shard can hold it without more memory for
             # parameters.
-            m.commit.roles.aim(self.goal(m.commit.roles.live))
+            self.moving.aim()
             m.custody.given.plan()
         m.checkpointing.on_passed(record, before)
         m.out.do(p.EndAttempt(step=record.step))
         m.begin(record.step + 1)
         return mine, before
-
-    def _tell_move(self, step: int, before: PipelinePlan | None) -> None:
-        m = self._machine
-        if before is not None and before.coming:
-            told = tuple((member, tuple(sorted(blocks))) for member, blocks in shadows(before).items())
-            is_dropped, sent_bytes = m.commit.plan != before.goal, m.shadow_feed.sent_bytes
-            m.out.do(p.Moved(step=step, named=before.named, shadows=told, is_dropped=is_dropped, sent_bytes=sent_bytes))
-
-    def goal(self, now: Placement) -> Placement:
-        """Return the target placement of the shards for the members of this view and the pipeline plan."""
-        m = self._machine
-        lanes = [shard.lanes for shard in m.shape.shards]
-        return target(now, m.shape.sizes, m.views.view.nodes, m.shape.backups, m.replicas.homes(), lanes)
 
     def change_roles(self, record: Record, before: Placement) -> None:
         """Change the holders of shards as the commit record says."""
@@ -241,7 +231,9 @@ class Committing(MemberPart):
             m.step.tasks.hand_out(m.commit.plan)
         else:
             self._hand_out_runs()
-        self.publish(dict.fromkeys(m.views.others, tuple(mine)), record)
+        # Over a slow link the publish of a block takes as long as many micro-batches.
+        taken = m.commit.roles.taken
+        self.publish({peer: [s for s in mine if taken.get(s) != peer] for peer in m.views.others}, record)
         m.shadow_feed.feed(mine)
         m.custody.digest_broadcast.announce(mine, mine, before)
 

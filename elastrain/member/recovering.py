@@ -92,7 +92,8 @@ class Recovering:
                 self.arrive(decision)
         # The goal depends on the present members only, and not on the last goal. Members that come and go leave no
         # trace in it.
-        m.commit.roles.settle(decision.base, decision.now, self._committing.goal(decision.now))
+        m.commit.roles.settle(decision.base, decision.now)
+        self._committing.moving.aim()
         m.custody.given.plan()
         # This comes before the open step goes on: adopted blocks are published together with all other missing
         # parameters.

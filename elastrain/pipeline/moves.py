@@ -1,10 +1,12 @@
 """Moves of blocks while training goes on: which plan follows a plan, and which members are shadows meanwhile.
 
 Pure. A move is *named* by the record that carries the coming pipelines. A member that lacks blocks of the coming plan
-is a *shadow* of them: it receives their publishes, and no member waits for it. A shadow is *ready* in a step if it
-holds the parameters of the step before. When all are ready the next record makes them replicas, and the givers stop
-being replicas. After `TRIES` steps the coming plan holds in any case, and all members wait for its publish. If members
-are lost the move is dropped, and nothing has changed.
+is a *shadow* of them: it receives their publishes, and no member waits for it. Of the shards whose primary it will be
+it gets a copy of the state, and each gradient, like a new holder. A shadow is *ready* in a step if it holds the
+parameters of the step before; of its coming shards also the step's gradient, from which it makes the update itself.
+When all are ready the next record makes them replicas and primaries at once, and the givers stop being replicas. So no
+block is published to its new primary. After `TRIES` steps the coming plan holds in any case, and all members wait for
+its publish. If members are lost the move is dropped, and nothing has changed.
 """
 
 from __future__ import annotations
@@ -41,9 +43,13 @@ def begun(present: PipelinePlan, wanted: PipelinePlan, members: Collection[str],
     return wanted
 
 
-def moved_on(plan: PipelinePlan, voters: Mapping[str, bool], step: int) -> PipelinePlan:
-    """Return the plan after the record of `step`, if none is proposed. `voters`: member -> is a ready shadow."""
+def moved_on(plan: PipelinePlan, voters: Mapping[str, bool], step: int, *, are_taken: bool = True) -> PipelinePlan:
+    """Return the plan after the record of `step`, if none is proposed.
+
+    voters: member -> is a ready shadow. are_taken: all shards that change their primary can be made by the next one.
+    """
     lacks = shadows(plan)
     is_whole = set(plan.goal.members) <= voters.keys()
-    is_ready = all(voters[member] for member in lacks if member in voters)
+    # Votes of members that are no shadows say nothing about readiness.
+    is_ready = are_taken and all(voters[member] for member in lacks if member in voters)
     return plan.goal if lacks and is_whole and (is_ready or step - plan.named >= TRIES) else plan

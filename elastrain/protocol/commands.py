@@ -19,7 +19,7 @@ from elastrain.pipeline.planner.plan_choice import PlanQuestion
 from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.protocol.loop_commands import LoopCommand
 from elastrain.protocol.messages import Message
-from elastrain.protocol.work_commands import Apply, Bind, TakeParameters, Work
+from elastrain.protocol.work_commands import Apply, ApplyBehind, Bind, TakeParameters, Work
 
 
 # In place: links between members that stay are kept, so a loss costs the others no connection.
@@ -211,6 +211,13 @@ class EndCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TakeOwnUpdate:
+    """Make a backup's updates in scratch now, and compute with their parameters. `ApplyBehind` then only digests."""
+
+    updates: tuple[ApplyBehind, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class HoldBlocks:
     """Keep the parameters of these blocks of the layout, ascending, and no others in the model's memory.
 
@@ -274,6 +281,7 @@ Command: TypeAlias = (
     | WriteManifest
     | EndCheckpoint
     | HoldBlocks
+    | TakeOwnUpdate
     | Moved
     | TakeFetched
     | Leave
@@ -286,6 +294,8 @@ def overwrites(command: Any) -> tuple[int, ...]:
     match command:
         case Apply():
             return command.shards
+        case TakeOwnUpdate():
+            return tuple(update.shard for update in command.updates)
         case Bind() | TakeParameters():
             return (command.shard,)
         case _:

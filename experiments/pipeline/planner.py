@@ -28,8 +28,9 @@ from elastrain.pipeline.planner.timeline import PlayedStep, StepCosts, Timeline,
 from elastrain.pipeline.planning import PlanWish, first_plan, next_plan
 from experiments.harness import Reach
 from experiments.jobs import Script, elastic, finish
-from experiments.pipeline import train
+from experiments.pipeline import migration, train
 from experiments.pipeline.figures import actions, passed_s, step_lengths_s
+from experiments.pipeline.migration import Move, moves
 from experiments.pipeline.steering import Steering, profile
 from experiments.pipeline.told import Told, told
 
@@ -57,7 +58,7 @@ REACHES = {
     "vs_torch_pipelining": Reach(limit=1.0),
 }
 NOT_MEASURED = {
-    "migration_stall_ratio": "blocks move with a publish that all members wait for: there are no shadows yet",
+    "migration_stall_ratio": "with --moves only: nothing may run beside these jobs",
     "migration_stall": "as migration_stall_ratio",
     "fits_after_losses": "only without --quick: the smallest limit is found by a dozen jobs, one after the other",
 }
@@ -218,6 +219,18 @@ def pairs(*, quick: bool) -> dict[str, list[Case]]:
     whole = Case(name="whole backwards", count=4, plan=ruled(4, 4, 8, is_split=False), steps=2 + more)
     found["split"] = [whole, replace(whole, name="split", plan=planned(whole))]
     return found
+
+
+def migration_pairs(*, quick: bool) -> dict[str, tuple[Move, Move]]:
+    """Moves of one block over the link of two nodes: to the member that backs it up, and to one of several."""
+
+    def one_more(count: int, cuts: tuple[int, ...]) -> tuple[PipelinePlan, PipelinePlan]:
+        before = ruled(count, count, migration.RUNS, is_split=False)
+        (line,) = before.pipelines
+        return before, replace(before, pipelines=(replace(line, cuts=cuts),))
+
+    found = {"of two": moves(*one_more(2, (5,)), "of two")}
+    return found if quick else found | {"of four": moves(*one_more(4, (2, 5, 6)), "of four")}
 
 
 def link_cases() -> list[Case]:

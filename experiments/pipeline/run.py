@@ -23,7 +23,7 @@ from typing import Any
 
 from experiments.harness import ROOT, Reach, add_record_flag, record, report
 from experiments.jobs import Script, alone, elastic, finish, unwind_on_sigterm
-from experiments.pipeline import gpt, hugging_face, planner, train
+from experiments.pipeline import gpt, hugging_face, migration, planner, train
 from experiments.pipeline.against_torch import compared_times
 from experiments.pipeline.figures import (
     actions,
@@ -328,13 +328,26 @@ def plans(*, quick: bool, keep: bool) -> int:
     return 0 if met and figures["digest_equal"] else 1
 
 
+def migrations(*, quick: bool, keep: bool) -> int:
+    """The rows of moves: nothing runs beside these jobs."""
+    with tempfile.TemporaryDirectory(prefix="elastrain-moves-") as name:
+        figures = migration.measure(Path(name), planner.migration_pairs(quick=quick), at_once)
+    if keep:
+        record("pipeline", figures, quick=quick, settings={"moves": True, "window_s": migration.WINDOW_S})
+    reaches = {row: planner.REACHES[row] for row in ("migration_stall_ratio", "migration_stall")}
+    return 0 if report(figures, reaches) and figures["migration_digest_equal"] else 1
+
+
 def main() -> int:
     unwind_on_sigterm()
     parser = argparse.ArgumentParser(prog="python -m experiments.pipeline.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three layouts, no losses but those of the paced jobs")
     parser.add_argument("--planner", action="store_true", help="what the planner's plans gain, and its predictions")
+    parser.add_argument("--moves", action="store_true", help="how much longer steps get while blocks move")
     add_record_flag(parser)
     args = parser.parse_args()
+    if args.moves:
+        return migrations(quick=args.quick, keep=args.record)
     if args.planner:
         return plans(quick=args.quick, keep=args.record)
     with tempfile.TemporaryDirectory(prefix="elastrain-pipeline-") as folder:

@@ -7,6 +7,7 @@ effect through a record, blocks move by publishes, and a recovery computes again
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import msgspec
 from elastrain import protocol as p
 from elastrain.member.pipeline import assignments, proposals
 from elastrain.pipeline.pipeline_plan import PipelinePlan
+from elastrain.pipeline.planner.plan_choice import PlanAnswer
 from elastrain.pipeline.planner.step_profile import JobProfile
 from elastrain.runtime.engine import engine
 
@@ -28,6 +30,10 @@ class Steering:
     after: PipelinePlan | None = None
     asks: bool = False
     """True if the planner of the job answers as ever."""
+    then: PipelinePlan | None = None
+    """The planner's answer, once it is asked. None: it is never answered."""
+    is_at_once: bool = False
+    """True if a plan holds at once, so that no member is a shadow first."""
 
 
 def steer(path: Path) -> None:
@@ -38,13 +44,25 @@ def steer(path: Path) -> None:
             module.first_plan = lambda *_: steering.first  # type: ignore[attr-defined]
     if steering.after is not None:
         proposals.next_plan = lambda *_: steering.after  # type: ignore[attr-defined]
-    if not steering.asks:
+    if steering.is_at_once:
+        proposals.begun = lambda _, wanted, *__: wanted  # type: ignore[attr-defined]
+    if steering.then is not None:
+        engine.answer_later = _answering(steering.then)
+    elif not steering.asks:
         engine.answer_later = _write_profile
 
 
 def _write_profile(command: p.ChoosePlan, *_: Any) -> None:
     folder, me = Path(os.environ["ELASTRAIN_RUN_DIR"]), os.environ["ELASTRAIN_MEMBER"]
     (folder / f"profile-{me}.json").write_bytes(msgspec.json.encode(command.question.profile))
+
+
+def _answering(plan: PipelinePlan) -> Callable[..., None]:
+    def answer(command: p.ChoosePlan, tell: Callable[[p.Event], None], *_: Any) -> None:
+        answer = PlanAnswer(plan=plan, step_s=1.0, reason="the experiment wants it")
+        tell(p.Planned(generation=command.generation, present=command.present, answer=answer))
+
+    return answer
 
 
 def profile(folder: Path) -> JobProfile:

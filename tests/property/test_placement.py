@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.job.placement import Holders, Placement, effective, next_roles, target
+from elastrain.job.placement import Holders, Placement, effective, handed_over, next_roles, target
 
 NAMES = [f"m{i}" for i in range(8)]
 
@@ -131,6 +131,21 @@ def test_next_roles_keep_every_verified_holder_until_the_goal_is_reached(data: s
             assert after.primary == now.primary
             assert set(now.all) <= set(after.all)
             assert len(after.all) <= max(len(now.all), len(goal.all))
+
+
+@given(nodes=clusters(), data=st.data())
+def test_a_handed_over_shard_keeps_its_copies_on_other_nodes(nodes: dict[str, str], data: st.DataObject) -> None:
+    names = data.draw(st.permutations(sorted(nodes)))
+    now = Holders(names[0], tuple(names[1 : data.draw(st.integers(1, len(names)))]))
+    taker = data.draw(st.sampled_from(sorted(nodes)))
+    ready = {*now.all, taker, *data.draw(st.sets(st.sampled_from(sorted(nodes))))}
+    after = handed_over(now, taker, ready, nodes)
+    assert after.primary == taker
+    assert set(after.all) <= ready
+    assert len(set(after.all)) == len(after.all)
+    assert len(after.all) == len(now.all), "as many copies as before"
+    if now.backups and any(nodes[member] != nodes[taker] for member in now.all):
+        assert nodes[after.backups[0]] != nodes[taker]
 
 
 @given(nodes=clusters(), shards=shards_st, data=st.data())

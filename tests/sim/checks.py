@@ -78,6 +78,8 @@ class Checks:
         """Shard with fewer living holders than it should have -> the step that was open when that began."""
         self.moves: dict[tuple[int, int], p.Moved] = {}
         """(step of the record that has named it, step of the one that has ended it) -> the move."""
+        self.handed = 0
+        """Shards whose new primaries have made the update of the handover themselves."""
         self.ids: tuple[str, ...] = ()
         """Members of the newest view that was resumed in."""
 
@@ -92,6 +94,11 @@ class Checks:
             case p.Apply():
                 for shard in command.shards:
                     self._value(member, shard, command.record.step, member.state(shard), "applied state")
+            case p.TakeOwnUpdate():
+                for update in command.updates:
+                    self.handed += 1
+                    parameters = member.parameters()[update.shard]
+                    self._value(member, update.shard, update.record.step, parameters, "its own update")
             case p.Swap():
                 self._value(member, command.shard, command.step, member.state(command.shard), "verified copy")
             case p.Bind() | p.TakeParameters(part=None):
@@ -115,6 +122,8 @@ class Checks:
     def _ready(self, member: SimMember) -> None:
         """A shadow says that it holds the parameters of the step before the one of its vote."""
         for shard in member.machine.replicas.shadow_shards(member.me):
+            if member.roles.coming.get(shard) == member.me:
+                continue  # its primary knows what it has: `_all_holders_can_make`
             self._value(member, shard, member.committed, member.parameters()[shard], "a ready shadow's parameters")
 
     def _value(self, member: SimMember, shard: int, step: int, value: int, what: str) -> None:

@@ -262,6 +262,10 @@ class Symbols:
             home.value = state.cell.value
             state.cell = home
 
+    def show(self, state: State) -> None:
+        self.awaited.discard(state.shard)
+        self.model[state.shard].value = state.cell.value
+
     def unbind(self, state: State) -> bool:
         if state.cell is not self.model[state.shard]:
             return False

@@ -19,7 +19,7 @@ from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
 from elastrain.pipeline.forward_chains import Chain, forward_chains
 from elastrain.pipeline.moves import shadows
-from elastrain.pipeline.pipeline_plan import held
+from elastrain.pipeline.pipeline_plan import PipelinePlan, held
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,8 @@ class Replicas(MemberPart):
         assert traced is not None  # a plan comes from a traced graph, and every report carries that graph
         return frozenset(block for block, place in enumerate(traced.places) if place in places)
 
-    def homes(self) -> list[tuple[str, ...]] | None:
+    def homes(self, plan: PipelinePlan | None) -> list[tuple[str, ...]] | None:
         """Return, per shard, the members that compute with it by the plan. None if all members do."""
-        plan = self._commit.plan
         if plan is None:
             return None
         # Adopted blocks do not count: adoption lasts for one step, a move of holders longer.

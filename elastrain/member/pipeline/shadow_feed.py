@@ -1,7 +1,8 @@
 """Publishes to shadows: sent behind all publishes that members wait for, at the pace of copies to new holders.
 
 The rules of moves are in `pipeline/moves.py`. A primary sends a shard in pieces, until the step's vote. What a shadow
-has not read when it votes is void, because the primary changes its memory after the commit.
+has not read when it votes is void, because the primary changes its memory after the commit. Shards whose primary the
+shadow will be are not sent: it has a copy of their state.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ class ShadowFeed(MemberPart):
 
     def feed(self, mine: Iterable[int]) -> None:
         """Plan the pieces of the shards that this primary has updated, after it has published them."""
+        coming = self._commit.roles.coming
         lacking = {member: self._replicas.shadow_shards(member) for member in self._views.others}
         for shard in mine:
             count = _pieces(self._shape.shards[shard].size_bytes)
-            for member in [m for m in lacking if shard in lacking[m]]:
+            for member in [m for m in lacking if shard in lacking[m] and coming.get(shard) != m]:
                 step = self._commit.step
                 self._due += [(member, ShadowPiece(step=step, shard=shard, part=(i, count))) for i in range(count)]
 
@@ -84,11 +86,15 @@ class ShadowFeed(MemberPart):
         self._read[shard] += 1
 
     def is_ready(self) -> bool:
-        """Return True if this member is a shadow, and holds all parameters of the committed step that it lacked."""
-        plan, me = self._commit.plan, self._views.me
+        """Return True if this member is a shadow, and holds all parameters of the committed step that it lacked.
+
+        What it holds of shards whose primary it will be, their present primaries know.
+        """
+        plan, me, coming = self._commit.plan, self._views.me, self._commit.roles.coming
         if plan is None or me not in shadows(plan):
             return False
-        lacking = self._replicas.shadow_shards(me)
+        # A copy of the state replaces the pieces: its holder makes the parameters of the next step itself.
+        lacking = [shard for shard in self._replicas.shadow_shards(me) if coming.get(shard) != me]
         return all(self._read[shard] == _pieces(self._shape.shards[shard].size_bytes) for shard in lacking)
 
 

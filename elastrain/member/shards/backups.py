@@ -84,6 +84,21 @@ class Backups(MemberPart):
             else:  # a copy that was not followed up is stale from now on
                 self._holdings.drop(shard)
 
+    def take_over(self, record: Record, shards: Iterable[int]) -> None:
+        """Make the updates of shards whose primary this member becomes, and compute with their parameters.
+
+        They are compared as those of any backup are, and parameters as if they had been published.
+        """
+        found = {shard: self._holdings.find(shard) for shard in shards}
+        # At once, and not behind: the training loop waits for these parameters.
+        # A state that was given up after the vote is missing: another view, which was asked for then, brings it.
+        touched = {s: h.kept[record.step].touched for s, h in found.items() if h is not None and record.step in h.kept}
+        updates = tuple(p.ApplyBehind(record=record, shard=shard, touched=its) for shard, its in touched.items())
+        if updates:
+            self._out.do(p.TakeOwnUpdate(updates=updates))
+        for shard in touched:
+            self._commit.parameters.have(shard)
+
     @handles(p.AppliedBehind)
     def on_applied_behind(self, event: p.AppliedBehind) -> None:
         """Note the digest of a backup's update, and compare it with the primary's."""

@@ -10,7 +10,7 @@ from elastrain.integrity.arbitration import Side, judge_copy
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.integrity.repair import Repair
 from elastrain.member.shards.reduction import Reduction
-from elastrain.member.state.ballot import Commands
+from elastrain.member.state.ballot import Ballot, Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
 from elastrain.member.state.member_views import Views
@@ -71,6 +71,10 @@ class CopiesGiven(MemberPart):
     def begin(self, step: int) -> None:
         """Begin a step in which no copy was sent yet."""
         self._has_moved = False
+        if self._under_way:
+            # Copies to shadows, for which the vote did not wait: the states have changed since.
+            self._under_way.clear()
+            self.plan()
 
     def why_not_yet(self) -> str:
         """Return why this member cannot vote yet: copies of this step to be sent or received; "" if it can."""
@@ -83,12 +87,18 @@ class CopiesGiven(MemberPart):
     # ----------------------------------------------------------------------------------------- what a vote waits for
 
     def is_reading(self) -> bool:
-        """Return True while a copy is on its way. The vote waits, because the state changes after it."""
-        return bool(self._under_way)
+        """Return True while a copy is on its way. The vote waits, because the state changes after it.
+
+        Copies to shadows do not count: a shadow reads none after its own vote.
+        """
+        return not all(map(self._is_for_shadow, self._under_way))
 
     def has_moved(self) -> bool:
         """Return True if a copy was sent in this step or none is due. Otherwise backups might never come back."""
-        return not self._due or self._has_moved
+        return self._has_moved or all(map(self._is_for_shadow, self._due))
+
+    def _is_for_shadow(self, copy: Copy) -> bool:
+        return self._commit.roles.is_for_shadow(*copy)
 
     def is_overdue(self) -> bool:
         """Return True if shards of this primary were short of holders in the step before already."""
@@ -142,8 +152,8 @@ class CopiesGiven(MemberPart):
     @handles(Copied)
     def on_copied(self, source: str, message: Copied) -> None:
         """Note that a copy was taken: its receiver follows the shard. A damaged copy is sent again."""
-        # This answers a copy of the last view, and does not count any more.
-        if (message.shard, source) not in self._under_way:
+        # This answers a copy of the last view, or one that came too late for a shadow.
+        if (message.shard, source) not in self._under_way or message.step != self._commit.step:
             return
         if not message.intact:
             self._send(message.shard, source)
@@ -159,9 +169,12 @@ class CopiesGiven(MemberPart):
 class CopiesTaken(MemberPart):
     """Part that receives copies, and owns the list of damaged ones."""
 
-    def __init__(self, me: str, commit: Commit, holdings: Holdings, repair: Repair, out: Commands) -> None:
+    def __init__(
+        self, me: str, commit: Commit, ballot: Ballot, holdings: Holdings, repair: Repair, out: Commands
+    ) -> None:
         self._me = me
         self._commit = commit
+        self._ballot = ballot
         self._holdings = holdings
         self._repair = repair
         self._out = out
@@ -180,8 +193,10 @@ class CopiesTaken(MemberPart):
     def on_copy(self, source: str, message: ShardCopy, payload: object) -> None:
         """Take a copy that a primary has sent, if it is of the committed step."""
         step, shard, digest = message.step, message.shard, message.digest
+        # No member waits until a shadow has read a copy, so after its vote the state may have changed.
+        is_void = self._ballot.has_voted and self._commit.roles.is_for_shadow(shard, self._me)
         # The sender no longer has the state of an older step to verify the copy with.
-        if step == self._commit.step:
+        if step == self._commit.step and not is_void:
             self._out.do(p.TakeCopy(step=step, shard=shard, payload=payload, source=source, digest=digest))
 
     def on_taken(self, event: p.TookCopy) -> None:

@@ -58,6 +58,10 @@ class Roles:
         """Holders that the shards should have in this view."""
         self.mine: list[int] = []
         """Shards whose primary this member is."""
+        self.coming: Mapping[int, str] = {}
+        """Shard -> the shadow that becomes its primary with the coming plan. Until then it is a follower at most."""
+        self.taken: Mapping[int, str] = {}
+        """Shard -> its new primary, which makes the update of the last record itself and needs no publish."""
         self._me = me
         self._live: Placement = ()
         self._followers: dict[int, set[str]] = defaultdict(set)
@@ -67,14 +71,25 @@ class Roles:
         """The committed holders that are in this view."""
         return self._live
 
-    def settle(self, committed: Placement, live: Placement, target: Placement) -> None:
-        """Set the placements that a recovery has decided."""
-        self.committed, self.target = committed, target
+    def settle(self, committed: Placement, live: Placement) -> None:
+        """Set the placements that a recovery has decided. `aim` follows."""
+        self.committed, self.taken = committed, {}
         self.set_live(live)
 
-    def aim(self, target: Placement) -> None:
-        """Change the holders that the shards should have, because the blocks have moved."""
-        self.target = target
+    def aim(self, target: Placement, coming: Mapping[int, str]) -> None:
+        """Change the holders that the shards should have, because the blocks have moved or are about to."""
+        self.target, self.coming = target, coming
+        for shard, followers in self._followers.items():
+            # A follower of a move that was dropped would get gradients for nothing.
+            followers &= {*target[shard].all, coming.get(shard, "")}
+
+    def is_for_shadow(self, shard: int, member: str) -> bool:
+        """Return True if a copy of the shard on this member serves a coming plan only, so that no member waits."""
+        return self.coming.get(shard) == member and member not in self.target[shard].all
+
+    def take(self, roles: Iterable[tuple[int, Holders]]) -> None:
+        """Note the shadows that a record makes primaries."""
+        self.taken = {shard: after.primary for shard, after in roles if self.coming.get(shard) == after.primary}
 
     def change(self, roles: Iterable[tuple[int, Holders]]) -> None:
         """Change the holders as a commit record says."""
@@ -132,7 +147,8 @@ class Roles:
             have = list(dict.fromkeys((*self._live[shard].all, *sorted(self._followers[shard]))))
             soon = first_copies(have, self.target[shard], nodes)
             first += [(shard, member) for member in soon]
-            moving += [(shard, m) for m in self.target[shard].all if m not in have and m not in soon]
+            wanted = (*self.target[shard].all, *([self.coming[shard]] if shard in self.coming else ()))
+            moving += [(shard, m) for m in dict.fromkeys(wanted) if m not in have and m not in soon]
         return first, moving
 
 

@@ -48,3 +48,7 @@ class PlanVote:
     """Without pipelines: True if this member's memory limit has no room for more runs. All shares are equal then."""
     is_ready: bool = False
     """True if this member is a shadow that holds all parameters of the step before the one of the vote."""
+    hands: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """Shards of this primary -> their holders if the coming plan holds from the next step on, the primary first."""
+    lacks_taker: bool = False
+    """True if a shard of this primary has to change its primary with the coming plan, and the next one lacks data."""

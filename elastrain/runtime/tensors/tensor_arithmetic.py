@@ -146,6 +146,10 @@ class TensorArithmetic:
             if view.dtype == state.parameters.dtype:
                 state.parameters = view
 
+    def show(self, state: ShardState) -> None:
+        """Copy a state's parameters into the model, as if they had been published."""
+        self._model.take_parameters(state.shard, state.parameters, copy_plainly)
+
     def unbind(self, state: ShardState) -> bool:
         """Give the state its own memory for parameters. Returns False if it has that already."""
         if not self._model.has(self._layout.shards[state.shard]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastrain.job.placement import Holders, effective, living, next_roles, target
+from elastrain.job.placement import Holders, effective, handed_over, living, next_roles, target
 
 FOUR = {"a": "n0", "b": "n1", "c": "n0", "d": "n1"}
 
@@ -59,3 +59,11 @@ def test_roles_move_when_the_whole_goal_is_verified() -> None:
 def test_a_gap_is_filled_by_whoever_is_ready() -> None:
     assert next_roles(Holders("a"), Holders("c", ("d",)), {"a", "d"}) == Holders("a", ("d",))
     assert next_roles(Holders("a"), Holders("c", ("d",)), {"a", "c"}) == Holders("a", ("c",))
+
+
+def test_the_giver_of_a_block_backs_it_up_where_that_is_another_node() -> None:
+    over_the_link = handed_over(Holders("b", ("a",)), "a", {"a", "b"}, FOUR)
+    assert over_the_link == Holders("a", ("b",))
+    within_a_node = handed_over(Holders("a", ("b",)), "c", {"a", "b", "c"}, FOUR)
+    assert within_a_node == Holders("c", ("b",)), "the giver is on the new primary's node"
+    assert handed_over(Holders("a"), "b", {"a", "b"}, FOUR) == Holders("b"), "no backups, as before"

@@ -16,7 +16,8 @@ ALL = Holders("m0", ("m1", "m2"))
 
 def _proposed(committed: Holders, live: Holders, ready: set[str]) -> list[tuple[int, Holders]]:
     roles = Roles(live.primary)
-    roles.settle((committed,), (live,), (ALL,))
+    roles.settle((committed,), (live,))
+    roles.aim((ALL,), {})
     ballot = SimpleNamespace(acknowledged=lambda _shard: ready)
     machine: Any = SimpleNamespace(
         me=live.primary, commit=SimpleNamespace(roles=roles), step=SimpleNamespace(ballot=ballot)

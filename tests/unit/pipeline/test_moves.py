@@ -61,3 +61,9 @@ def test_shadows_become_replicas_when_all_are_ready_or_after_three_tries(
     voters: dict[str, bool], step: int, follows: PipelinePlan
 ) -> None:
     assert moved_on(MOVING, voters, step) == follows
+
+
+def test_shards_go_with_their_blocks_or_the_plan_waits() -> None:
+    ready = {"a": True, "b": False}
+    assert moved_on(MOVING, ready, 8, are_taken=False) == MOVING
+    assert moved_on(MOVING, ready, 7 + TRIES, are_taken=False) == WANTED
