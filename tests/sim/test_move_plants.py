@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import PropertyMock, patch
 
@@ -19,10 +20,14 @@ from elastrain.member.state.ballot import Ballot
 from elastrain.member.state.committed import Parameters
 from elastrain.pipeline.moves import TRIES
 from elastrain.pipeline.planner import step_profile
+from tests.sim.cluster import Cluster
+from tests.sim.symbols import Violation
 from tests.sim.test_pipelined_members import plans_of
 
 WITHIN = 60
 """Schedules that break a rule at the latest."""
+LATE = 80_000
+"""The first seed of jobs without backups, in which copies to shadows are often read late."""
 PIECE_BYTES = 5
 """The shards have 8 to 13 bytes: two or three pieces each."""
 
@@ -150,3 +155,37 @@ def test_a_broken_rule_is_found(plant: Callable[[], AbstractContextManager[Any]]
         except (AssertionError, KeyError, IndexError, StopIteration, ValueError):
             return
     pytest.fail(f"nothing found in {WITHIN} schedules")
+
+
+def a_copy_counts_that_was_read_after_its_givers_vote() -> AbstractContextManager[Any]:
+    """Its reader is sent the gradient then, which no member waits for."""
+    on_copied = CopiesGiven.on_copied
+
+    def counts(own: CopiesGiven, *of: Any, **more: Any) -> None:
+        step = SimpleNamespace(ballot=Ballot(), reduction=own._step.reduction)
+        with patch.object(own, "_step", step):
+            on_copied(own, *of, **more)
+
+    return patch.object(CopiesGiven, "on_copied", counts)
+
+
+def _without_backups(seed: int) -> Cluster:
+    return plans_of(seed, crashes=0, zombies=0, isolated=0, joins=3, backups=0, slow=0.3, nodes=2)
+
+
+def test_shards_without_backups_move_too() -> None:
+    handed = 0
+    for seed in range(LATE, LATE + 20):
+        cluster = _without_backups(seed)
+        cluster.run()
+        handed += cluster.checks.handed
+    assert handed >= 10
+
+
+def test_a_copy_that_comes_too_late_is_found() -> None:
+    def run_some() -> None:
+        for seed in range(LATE, LATE + WITHIN):
+            _without_backups(seed).run(limit=6_000)
+
+    with a_copy_counts_that_was_read_after_its_givers_vote(), pytest.raises(Violation):
+        run_some()

@@ -9,7 +9,7 @@ from elastrain import protocol as p
 from elastrain.integrity.arbitration import Side, judge_copy
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.integrity.repair import Repair
-from elastrain.member.shards.reduction import Reduction
+from elastrain.member.open_step import OpenStep
 from elastrain.member.state.ballot import Ballot, Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
@@ -30,7 +30,7 @@ class CopiesGiven(MemberPart):
         views: Views,
         commit: Commit,
         holdings: Holdings,
-        reduction: Reduction,
+        step: OpenStep,
         out: Commands,
     ) -> None:
         self.budget_bytes = COPY_BUDGET_BYTES
@@ -41,7 +41,7 @@ class CopiesGiven(MemberPart):
         self._views = views
         self._commit = commit
         self._holdings = holdings
-        self._reduction = reduction
+        self._step = step
         self._out = out
         self._due: list[Copy] = []
         """Copies to send, in this order: shards that are short of holders come first."""
@@ -155,6 +155,9 @@ class CopiesGiven(MemberPart):
         # This answers a copy of the last view, or one that came too late for a shadow.
         if (message.shard, source) not in self._under_way or message.step != self._commit.step:
             return
+        # No member would wait until the shadow has read the gradient. The copy is made again in the next step.
+        if self._step.ballot.has_voted and self._is_for_shadow((message.shard, source)):
+            return
         if not message.intact:
             self._send(message.shard, source)
             return
@@ -162,8 +165,8 @@ class CopiesGiven(MemberPart):
         self._restoring.discard((message.shard, source))
         self._commit.roles.follow(message.shard, source)
         # This step's gradient was sent before the new follower joined. Without it the copy would be a step behind.
-        if message.shard in self._reduction.finished:
-            self._reduction.forward([message.shard], only=source)
+        if message.shard in self._step.reduction.finished:
+            self._step.reduction.forward([message.shard], only=source)
 
 
 class CopiesTaken(MemberPart):

@@ -148,7 +148,8 @@ class TensorArithmetic:
 
     def show(self, state: ShardState) -> None:
         """Copy a state's parameters into the model, as if they had been published."""
-        self._model.take_parameters(state.shard, state.parameters, copy_plainly)
+        # Masters are rounded, as they are where they are published.
+        self.take_parameters(state.shard, state.parameters.to(self.parameters(state.shard).dtype))
 
     def unbind(self, state: ShardState) -> bool:
         """Give the state its own memory for parameters. Returns False if it has that already."""

@@ -284,6 +284,27 @@ def test_a_backups_scratch_is_what_the_primary_computes(executor: Executor) -> N
     assert result.digest == executor.states[0].checksum()
 
 
+def test_a_new_primary_computes_with_its_own_update_and_digests_it_later() -> None:
+    primary, backup = _executor(), _executor()
+    backup.carry_out(p.Unbind(shard=0))
+    _finish(primary, 3.0)
+    touched = _everything(primary)
+    told = Gradient(step=0, shards=(0,), contribution=Contribution(), touched=((1,),), square_norms=(1.0,))
+    gradient = [g.clone() for g in primary.books.payload(told)]
+    primary.carry_out(p.Apply(record=_record(), shards=tuple(touched), touched=touched))
+    backup.carry_out(p.StoreGradients(step=0, shards=(0,), source="m1", payload=gradient))
+    behind = p.ApplyBehind(record=_record(), shard=0, touched=touched[0])
+    backup.carry_out(behind)
+    before = backup.states[0].checksum()
+    backup.carry_out(p.TakeOwnUpdate(updates=(behind,)))
+    shard = backup.layout.shards[0]
+    assert torch.equal(backup.model.parameters_of(shard), primary.model.parameters_of(shard))
+    assert backup.states[0].checksum() == before, "the state stays until its update is verified"
+    (result,) = backup.books.work_behind()
+    assert isinstance(result, p.AppliedBehind)
+    assert result.digest == primary.states[0].checksum(), "the update is made once"
+
+
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_a_bit_of_a_state_that_a_backup_replaces_shows_in_the_next_one_or_goes_with_it(
     executor: Executor, is_copied: bool
