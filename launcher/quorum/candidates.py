@@ -11,6 +11,8 @@ from elastrain.launcher.store.port import ForgedValueError, LeaseLostError, Stor
 from elastrain.launcher.store.registry import LEASE_S
 from elastrain.launcher.store.sealed import SealedStore
 
+_TOLD = msgspec.json.Decoder(dict[str, bool])
+
 
 class Candidates:
     """The key of this agent, and the list of all keys."""
@@ -52,7 +54,7 @@ class Candidates:
         return tuple(
             QuorumCandidate(
                 instance=item.key.removeprefix(self._prefix),
-                is_named=msgspec.json.decode(item.value, type=dict[str, bool]).get("named", False),
+                is_named=_TOLD.decode(item.value).get("named", False),
                 since=item.revision,
             )
             for item in items

@@ -36,6 +36,15 @@ READERS = {
     "elastrain.launcher.agent.worker_monitor": "the heading of written stacks",
     "elastrain.runtime.loop_state.loop_numbers": "numbers of a script that are clock times are left alone",
     "elastrain.integrations.transformers": "the start of training, for the speeds that transformers logs",
+    "elastrain.launcher.agent.run_state": "when the state was told, for readers",
+    "elastrain.launcher.cli.commands.status": "ages of what is shown",
+    "elastrain.launcher.watch.top_screen": "likewise",
+    "elastrain.launcher.watch.metrics.metrics_server": "likewise",
+    "elastrain.launcher.watch.report.page": "the heading of a report",
+    "elastrain.launcher.watch.preflight.peer_link": "doctor compares the clocks of two machines",
+    "elastrain.launcher.quorum.node_standing": "hosts compare their clocks once, and one that is far off is refused",
+    "elastrain.launcher.quorum.founding_round": "likewise",
+    "elastrain.launcher.nodes.served_files": "a file that has just been changed may still be written",
     "elastrain.runtime.loggers.event_files": "the time of each event, for readers, and a file name that sorts last",
 }
 
