@@ -53,8 +53,10 @@ class Executor:
         self.states: SnapshotStore[int] = SnapshotStore(self._home)
         self._stores = (self.states, SnapshotStore[tuple[int, int]](self._home))
         if not memory.port.is_host:
+            # Of both stores, because states move from one to the other.
+            on_host = StatesOnHost(memory.port)
             for store in self._stores:
-                store.keep_backups_in(StatesOnHost(memory.port))
+                store.keep_backups_in(on_host)
         self._tensors = TensorArithmetic(
             layout=layout, model=model, optimizer=optimizer, memory=memory, max_grad_norm=max_grad_norm
         )

@@ -255,9 +255,9 @@ def command(**variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_later_parts_are_answered_by_a_sentence() -> None:
-    ended = command(PART="6 7")
+    ended = command(PART="7")
     assert ended.returncode == 0, ended.stderr
-    assert [text.split(" (")[0] for text in ended.stdout.splitlines()] == ["Test part 6", "Test part 7"]
+    assert [text.split(" (")[0] for text in ended.stdout.splitlines()] == ["Test part 7"]
     assert "later version" in ended.stdout
 
 

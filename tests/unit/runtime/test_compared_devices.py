@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +40,7 @@ CHECKPOINT = Resume(place="/data", name="life-0001-step-0000000040", step=40)
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A machine whose CPU and device tests can change."""
     found = SimpleNamespace(gpu=H100, cpu="EPYC")
 
@@ -48,7 +50,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(under_test, "device_of", device_of)
     monkeypatch.setattr(under_test, "kernel_digests", lambda device: {"softmax": f"on {device.type}"})
     monkeypatch.setattr(under_test, "_cpu_model", lambda: found.cpu)
-    return found
+    # `elastrain.init` sets both, for a compiler that is imported later or was imported before.
+    monkeypatch.setenv("TORCHINDUCTOR_DETERMINISTIC", "1")
+    if compiler := sys.modules.get("torch._inductor.config"):
+        with compiler.patch(deterministic=True):
+            yield found
+    else:
+        yield found
 
 
 def spec(device: torch.device = GPU, *, deterministic: bool = True) -> dict[str, Any]:
