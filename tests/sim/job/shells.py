@@ -226,7 +226,7 @@ def virtual(world: World) -> Iterator[None]:
         stack.enter_context(patch.object(peer_agents, "Inbox", VirtualInbox))
         stack.enter_context(patch.object(peer_agents, "Links", lambda *given: SimLinks(_building[-1], given[-1])))
         listener = SimpleNamespace(getsockname=lambda: ("127.0.0.1", 1))
-        stack.enter_context(patch.object(peer_agents, "_listen", lambda host: listener))
+        stack.enter_context(patch.object(peer_agents, "_listen", lambda *given: listener))
         stack.enter_context(patch.object(store_thread, "threading", threads))
         stack.enter_context(patch.object(presence, "threading", waking))
         stack.enter_context(patch.object(engine, "threading", threads))
