@@ -11,6 +11,8 @@ from elastrain.launcher.store.etcd_config import split_endpoint
 
 DEFAULT_PORT = 29400
 """Port of the agents' own service. etcd's clients use the next port, and its members the one after that."""
+PORTS = 3
+"""Number of these ports, which follow one another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,7 @@ class JoinHosts:
         return _address_towards((others or list(self.hosts))[0].address, self.port)
 
 
-def parse_join(text: str) -> tuple[tuple[str, ...], int]:
+def parse_join(text: str, default_port: int = DEFAULT_PORT) -> tuple[tuple[str, ...], int]:
     """Parse `HOST[:PORT][,HOST[:PORT]…]`. Returns the hosts and the port. Raises ConfigError."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > MEMBERS_MAX:
@@ -50,7 +52,7 @@ def parse_join(text: str) -> tuple[tuple[str, ...], int]:
         is_port = not port or (port.isdecimal() and 0 < int(port) < 65534)
         if not host or "/" in host or not is_port:
             raise ConfigError(f"--join {text}: {part!r} is not HOST or HOST:PORT")
-    ports = {int(port) if port else DEFAULT_PORT for _, port in found}
+    ports = {int(port) if port else default_port for _, port in found}
     if len(ports) > 1:
         raise ConfigError(f"--join {text}: all hosts use one port, and these are {sorted(ports)}")
     hosts = tuple(host for host, _ in found)
@@ -60,12 +62,29 @@ def parse_join(text: str) -> tuple[tuple[str, ...], int]:
     return hosts, ports.pop()
 
 
-def look_up(text: str, own: str | None = None) -> JoinHosts:
+def ports_beside(join: str, ports: tuple[int, int]) -> tuple[int, int]:
+    """Return the part of --port-range that the quorum leaves to agents and members, the longer one of two.
+
+    The quorum's ports are the first ones of the range, unless --join names a port. Raises ConfigError if they do not
+    lie in the range.
+    """
+    first, last = ports
+    _, port = parse_join(join, first)
+    if not first <= port <= last - PORTS + 1:
+        raise ConfigError(
+            f"--join {join}: its ports {port} to {port + PORTS - 1} do not lie in --port-range {first}-{last}: name "
+            "another port, or none, and the first three of the range are taken"
+        )
+    below, above = (first, port - 1), (port + PORTS, last)
+    return below if below[1] - below[0] > above[1] - above[0] else above
+
+
+def look_up(text: str, own: str | None = None, default_port: int = DEFAULT_PORT) -> JoinHosts:
     """Return the hosts of --join with their addresses. `own`: this node's address, if it was given.
 
     Raises ConfigError for names without an address, and for two names of one host.
     """
-    names, port = parse_join(text)
+    names, port = parse_join(text, default_port)
     hosts = tuple(NamedHost(name=name, address=_resolve(name, port)) for name in names)
     for place, host in enumerate(hosts):
         twin = next((other for other in hosts[:place] if other.address == host.address), None)

@@ -17,7 +17,7 @@ from elastrain.launcher.quorum.certificates import Pair, make_pair
 from elastrain.launcher.quorum.etcd_admin import EtcdAdmin
 from elastrain.launcher.quorum.etcd_process import EtcdProcess, Ports
 from elastrain.launcher.quorum.founding_round import FoundingRounds
-from elastrain.launcher.quorum.join_hosts import JoinHosts, look_up
+from elastrain.launcher.quorum.join_hosts import DEFAULT_PORT, JoinHosts, look_up
 from elastrain.launcher.quorum.keeper import Keeper
 from elastrain.launcher.quorum.muster import Muster, listen
 from elastrain.launcher.quorum.node_standing import Identity, NodeStanding
@@ -46,11 +46,13 @@ class JoinWish:
     node: str
     address: str | None
     secret_file: Path
+    port: int = DEFAULT_PORT
+    """Port of hosts that are named without one."""
 
 
 def run_joined(options: RunOptions, wish: JoinWish) -> End:
     """Run one node of a job whose agents form their own quorum. Raises ConfigError, StoreError."""
-    join = look_up(wish.hosts, wish.address)
+    join = look_up(wish.hosts, wish.address, wish.port)
     secret = _secret(wish.secret_file, join)
     options = options.with_own_log_dir()
     with ExitStack() as stack:

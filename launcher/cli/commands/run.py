@@ -127,5 +127,11 @@ def _run_joined(options: RunOptions, flags: RunFlags, hosts: str) -> int:
     except ModuleNotFoundError as error:
         raise missing_extra("--join", "embedded", error) from None
     rendezvous = flags.rendezvous
-    wish = JoinWish(hosts=hosts, node=rendezvous.name(), address=rendezvous.address(), secret_file=rendezvous.secret())
+    wish = JoinWish(
+        hosts=hosts,
+        node=rendezvous.name(),
+        address=rendezvous.address(),
+        secret_file=rendezvous.secret(),
+        port=rendezvous.join_port(),
+    )
     return report(run_joined(options, wish))

@@ -19,6 +19,7 @@ from elastrain.base.environment import AUTO
 from elastrain.errors import ConfigError
 from elastrain.launcher.cli.options.job_options import SECONDS_OF_A_YEAR
 from elastrain.launcher.cli.options.torchrun import BACKEND, local_world_size
+from elastrain.launcher.quorum.join_hosts import DEFAULT_PORT, ports_beside
 from elastrain.launcher.shared import rundir
 from elastrain.launcher.shared.places import QuarantineRule
 from elastrain.launcher.start.run_options import JobSize, NodeOptions
@@ -231,18 +232,28 @@ class RendezvousFlags:
         return (self.secret_file or rundir.home() / "secret").absolute()
 
     def ports(self, size: JobSize, *, nodes_here: int) -> tuple[int, int] | None:
-        """Return the first and the last port of --port-range, or None. Raises ConfigError if too few are free."""
+        """Return the first and the last port for agents and members, or None without --port-range.
+
+        The ports of --join lie in the range, beside these. Raises ConfigError if too few are free.
+        """
         if self.port_range is None:
             return None
-        first, last = port_range(self.port_range)
+        whole = port_range(self.port_range)
+        first, last = ports_beside(self.join, whole) if self.join is not None else whole
+        beside = " beside the three of --join" if self.join is not None else ""
         # The agent, the port for scripts, and each worker beside the one that it replaces.
         needed = nodes_here * (2 + 2 * size.workers) + (nodes_here > 1)
         free = free_ports(first, last, self.address() or "", at_most=needed)
+        here = f"{needed} are needed here{beside}"
         if last - first + 1 < needed:
-            raise ConfigError(f"--port-range {self.port_range}: {last - first + 1} ports, and {needed} are needed here")
+            raise ConfigError(f"--port-range {self.port_range}: {last - first + 1} ports, and {here}")
         if free < needed:
-            raise ConfigError(f"--port-range {self.port_range}: {free} ports are free, and {needed} are needed here")
+            raise ConfigError(f"--port-range {self.port_range}: {free} ports are free, and {here}")
         return first, last
+
+    def join_port(self) -> int:
+        """Return the port of hosts that --join names without one. Raises ConfigError."""
+        return DEFAULT_PORT if self.port_range is None else port_range(self.port_range)[0]
 
     def address(self) -> str | None:
         """Return the address that the user has chosen, or None. Raises ConfigError."""

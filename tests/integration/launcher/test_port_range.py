@@ -10,6 +10,7 @@ import pytest
 
 from elastrain.launcher.namespaces.switch import lacking
 from tests.support.nodes_harness import NodesJob
+from tests.support.quorum_harness import quorum_hosts
 from tests.support.training import SCRIPT
 
 pytestmark = pytest.mark.slow
@@ -38,6 +39,20 @@ def test_agents_members_and_etcd_listen_within_the_range(tmp_path: Path) -> None
             assert all(FIRST <= port <= LAST for port in ports), ports
         etcd = listening(job.etcd())
         assert etcd and all(FIRST <= port <= LAST for port in etcd), etcd
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
+def test_the_quorum_of_a_job_listens_within_the_range_too(tmp_path: Path) -> None:
+    with quorum_hosts(tmp_path, "h0", "h1") as hosts:
+        options = ("--nnodes", "2", "--port-range", f"{FIRST}-{LAST}")
+        jobs = {host: hosts.start(host, *options, arguments=("--steps", "100000")) for host in ("h0", "h1")}
+        for host, job in jobs.items():
+            job.wait_step(1, timeout_s=150)
+            ports = listening(job.agent(host))
+            assert {FIRST, FIRST + 1, FIRST + 2} <= ports, "where hosts meet, etcd's clients, etcd's members"
+            assert len(ports) >= 5, "of the agent and of its member, too"
+            assert all(FIRST <= port <= LAST for port in ports), ports
 
 
 def test_a_range_that_is_too_small_ends_the_command_with_two(tmp_path: Path) -> None:

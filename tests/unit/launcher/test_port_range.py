@@ -14,6 +14,7 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.agent.worker_start import WorkerWish
 from elastrain.launcher.cli.options.node_options import RendezvousFlags, port_range
 from elastrain.launcher.nodes.agent_links import listen
+from elastrain.launcher.quorum.join_hosts import ports_beside
 from elastrain.launcher.start.run_options import JobSize
 
 
@@ -70,3 +71,43 @@ def test_a_range_that_is_too_small_or_taken_is_one_sentence() -> None:
             stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
         with pytest.raises(ConfigError, match=f"--port-range {first}-{last}: 4 ports are free, and 6 are needed here"):
             flags.ports(size, nodes_here=1)
+
+
+@pytest.mark.parametrize(
+    ("join", "left"),
+    [
+        ("a,b,c", (30003, 30009)),
+        ("a:30000", (30003, 30009)),
+        ("a:30007,b:30007", (30000, 30006)),
+        ("a:30001", (30004, 30009)),
+    ],
+)
+def test_quorum_has_three_ports_of_the_range_and_leaves_the_rest(join: str, left: tuple[int, int]) -> None:
+    assert ports_beside(join, (30000, 30009)) == left
+
+
+@pytest.mark.parametrize("port", [29400, 29999, 30008, 30009, 30010])
+def test_ports_of_the_quorum_outside_of_the_range_are_one_sentence(port: int) -> None:
+    sentence = f"--join a:{port}: its ports {port} to {port + 2} do not lie in --port-range 30000-30009"
+    with pytest.raises(ConfigError, match=sentence):
+        RendezvousFlags(port_range="30000-30009", join=f"a:{port}").ports(JobSize(workers=1), nodes_here=1)
+
+
+def test_a_range_without_room_beside_the_quorum_is_one_sentence() -> None:
+    first, _ = free_range(8)
+    size = JobSize(workers=1)
+
+    def flags(count: int) -> RendezvousFlags:
+        return RendezvousFlags(port_range=f"{first}-{first + count - 1}", join="127.0.0.1", local_addr="127.0.0.1")
+
+    assert flags(7).ports(size, nodes_here=1) == (first + 3, first + 6)
+    assert flags(7).join_port() == first
+    assert RendezvousFlags(join="127.0.0.1").join_port() == 29400
+    with pytest.raises(ConfigError, match="3 ports, and 4 are needed here beside the three of --join"):
+        flags(6).ports(size, nodes_here=1)
+    with pytest.raises(ConfigError, match=r"its ports .* do not lie in --port-range"):
+        flags(2).ports(size, nodes_here=1)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first + 4))
+        with pytest.raises(ConfigError, match="3 ports are free, and 4 are needed here beside the three of --join"):
+            flags(7).ports(size, nodes_here=1)
