@@ -171,17 +171,23 @@ def _watched(folder: Path, setting: Setting, *, of_its_rank: bool, meanwhile: Ca
 
 
 @contextlib.contextmanager
-def python_process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python process and all that it starts; its output in `log`. Ended when the block is left."""
+def python_process(
+    arguments: Sequence[str], log: Path, *, inside: Sequence[str] = (), interface: str = "lo"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python process and all that it starts; its output in `log`. Ended when the block is left.
+
+    `inside`: words to write before the command, to run it on another host. `interface`: that of Gloo.
+    """
     python_path = os.pathsep.join([str(torchft.FOLDER), str(ROOT)])
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHFT_")}
-    environment = {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path, "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path}
+    environment["GLOO_SOCKET_IFNAME"] = interface
     # Else workers that torchrun restarts (torch 2.13) find the addresses of the dead in the store that they share with
     # the rendezvous, and half of the restarts fail or hang.
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [*inside, sys.executable, *arguments],
             env=environment,
             cwd=ROOT,
             stdout=output,

@@ -18,6 +18,7 @@ from experiments.train_gpt.schedule import MAX_GRAD_NORM, adamw
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lighthouse", required=True)
+    parser.add_argument("--host", default="127.0.0.1", help="this replica's address")
     parser.add_argument("--timeout-s", type=float, help="of a collective; default: TorchFT's")
     parser.add_argument("--heartbeat-s", type=float, help="between two heartbeats; default: TorchFT's")
     share, args = share_of(parser)
@@ -31,7 +32,7 @@ def main() -> None:
         module.load_state_dict(state["module"])
         inner.load_state_dict(state["optimizer"])
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore(args.host, 0, is_master=True, wait_for_workers=False)
     timeout = {} if args.timeout_s is None else {"timeout": timedelta(seconds=args.timeout_s)}
     heartbeat = {} if args.heartbeat_s is None else {"heartbeat_interval": timedelta(seconds=args.heartbeat_s)}
     manager = torchft.Manager(
@@ -41,11 +42,11 @@ def main() -> None:
         min_replica_size=2,
         rank=0,
         world_size=1,
-        store_addr="127.0.0.1",
+        store_addr=args.host,
         store_port=store.port,
         lighthouse_addr=args.lighthouse,
         replica_id=f"replica_{share.rank}",
-        hostname="127.0.0.1",
+        hostname=args.host,
         **timeout,
         **heartbeat,
     )

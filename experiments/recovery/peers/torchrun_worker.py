@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--checkpoint-every-s", type=float, default=0.0, help="at the ends of steps; 0: of each")
     share, args = share_of(parser)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo")
     module = build(share.work.size, seed=share.work.seed)
     optimizer = adamw(module, lr=share.work.lr)
