@@ -90,7 +90,8 @@ def look_up(text: str, own: str | None = None, default_port: int = DEFAULT_PORT)
         twin = next((other for other in hosts[:place] if other.address == host.address), None)
         if twin is not None:
             raise ConfigError(f"--join names one host twice: {twin.name} and {host.name} are both {host.address}")
-    mine = [place for place, host in enumerate(hosts) if host.address == own or is_local(host.address)]
+    # A given address decides, because nodes of a test may share all addresses of one machine.
+    mine = [place for place, host in enumerate(hosts) if (host.address == own if own else is_local(host.address))]
     if len(mine) > 1:
         first, second = hosts[mine[0]].name, hosts[mine[1]].name
         raise ConfigError(f"--join: {second} is this host under another name, and so is {first}: name it once")

@@ -1,7 +1,8 @@
 """The batch script of a job for Slurm, and a Slurm task's surroundings as plain values. No I/O.
 
-The batch script runs on the first node of the allocation. It starts the job's store there and one task per node by
-`srun`. One minute before the time limit it has the job write a last checkpoint, and then has Slurm requeue it.
+The batch script runs on the first node of the allocation. It writes down the hosts of the job's quorum, and starts one
+task per node by `srun`. One minute before the time limit it has the job write a last checkpoint, and then has Slurm
+requeue it.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def batch_script(wish: SlurmWish, python: str) -> str:
         f"export {JOB}=slurm-{number}",
         f"export {FOLDER}={parent}/elastrain-slurm-{number}",
         f'elastrain() {{ {shlex.quote(python)} -m elastrain.launcher "$@"; }}',
-        *(_joining() if wish.join_job else _store(wish, python)),
+        *(_joining() if wish.join_job else _place(wish, python)),
         "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 \\",
         f"  {shlex.quote(python)} -m elastrain.launcher run --stop-grace {_GRACE_S} {shlex.join(wish.command)} &",
         "task=$!",
@@ -98,14 +99,12 @@ def _joining() -> list[str]:
     return [f'[ -s "${FOLDER}/job.json" ] || {{ echo "elastrain: there is no job in ${FOLDER}" >&2; exit 2; }}']
 
 
-def _store(wish: SlurmWish, python: str) -> list[str]:
-    """Return the lines that start the store, and wait until it has written where it is."""
+def _place(wish: SlurmWish, python: str) -> list[str]:
+    """Return the lines that write the job's place, and have a last checkpoint written on the signal."""
     nodes = f"--nnodes {wish.nodes_min}:{wish.nodes_max} --spares {wish.spares}"
     return [
         f'rm -f "${FOLDER}/job.json"',
-        f'{shlex.quote(python)} -m elastrain.launcher.schedulers.job_store --folder "${FOLDER}" {nodes} &',
-        "store=$!",
-        f'until [ -s "${FOLDER}/job.json" ]; do kill -0 "$store" || exit 1; sleep 0.1; done',
+        f'{shlex.quote(python)} -m elastrain.launcher.schedulers.job_place --folder "${FOLDER}" {nodes} || exit 1',
         "last=",
         f'run="${FOLDER}/run-${{SLURM_RESTART_COUNT:-0}}/$SLURMD_NODENAME"',
         "# Without an agent here nobody can write a last checkpoint: the job goes on from the newest one.",
@@ -117,7 +116,6 @@ def _requeue() -> list[str]:
     return [
         "# The signal ends the first wait. The job ends once its last checkpoint is written.",
         'if [ -n "$last" ]; then wait "$task"; code=$?; fi',
-        'kill "$store"; wait "$store"',
         'if [ -n "$last" ] && [ "$code" -ne 0 ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
     ]
 

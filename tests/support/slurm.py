@@ -76,8 +76,9 @@ class Slurm:
         key.chmod(0o400)
         ports = _free_ports(1 + len(NODES))
         lines = _CONFIGURATION.format(host=host, port=ports[0], folder=folder)
-        for name, port in zip(NODES, ports[1:], strict=True):
-            lines += f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 State=UNKNOWN\n"
+        for number, (name, port) in enumerate(zip(NODES, ports[1:], strict=True), start=2):
+            address = f"NodeAddr=127.0.0.{number} Port={port}"  # an address each, as a quorum's hosts need
+            lines += f"NodeName={name} NodeHostname={host} {address} CPUs=8 State=UNKNOWN\n"
         lines += f"PartitionName=main Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP\n"
         (folder / "slurm.conf").write_text(lines)
         own = [f"--{name}={folder}/munge{end}" for name, end in (("pid-file", ".pid"), ("log-file", ".log"))]

@@ -99,10 +99,10 @@ def run(
     flags.faults.check(has_launcher=flags.size.local_nodes is not None)
     folder = options.output.run_dir or rundir.runs_folder() / options.job
     with metrics(flags.watch.metrics(), folder.absolute()), shared():
-        return _run(options, flags, has_own_store=slurm.has_own_store)
+        return _run(options, flags)
 
 
-def _run(options: RunOptions, flags: RunFlags, *, has_own_store: bool) -> int:
+def _run(options: RunOptions, flags: RunFlags) -> int:
     if flags.size.local_nodes is not None:
         try:
             from elastrain.launcher.simulated.simulated_nodes import run_local_nodes
@@ -116,8 +116,7 @@ def _run(options: RunOptions, flags: RunFlags, *, has_own_store: bool) -> int:
         return report(run_alone(options))
     assert flags.rendezvous.rdzv_endpoint is not None
     etcd = flags.etcd.config(flags.rendezvous.rdzv_endpoint)
-    node = replace(flags.rendezvous.node(etcd), has_own_store=has_own_store)
-    return report(run_node(options, node))
+    return report(run_node(options, flags.rendezvous.node(etcd)))
 
 
 def _run_joined(options: RunOptions, flags: RunFlags, hosts: str) -> int:

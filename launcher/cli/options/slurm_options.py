@@ -7,7 +7,7 @@ from pathlib import Path
 
 from elastrain.errors import ConfigError
 from elastrain.launcher.cli.options.node_options import RendezvousFlags, SizeFlags
-from elastrain.launcher.schedulers.job_store import place_in
+from elastrain.launcher.schedulers.job_place import JobPlace, node_address, place_in
 from elastrain.launcher.schedulers.slurm import SlurmTask
 
 
@@ -18,14 +18,12 @@ class Completed:
     size: SizeFlags
     rendezvous: RendezvousFlags
     run_dir: Path | None = None
-    has_own_store: bool = False
-    """True if the batch script has started the store for this job."""
 
 
 def from_slurm(size: SizeFlags, rendezvous: RendezvousFlags, task: SlurmTask | None) -> Completed:
     """Return the options, completed by those of the task if this is one.
 
-    Raises ConfigError if several nodes are asked for and there is no store for them.
+    Raises ConfigError if several nodes are asked for and the job has no hosts for its quorum.
     """
     if task is None or size.standalone or size.local_nodes is not None:
         return Completed(size=size, rendezvous=rendezvous)
@@ -35,16 +33,25 @@ def from_slurm(size: SizeFlags, rendezvous: RendezvousFlags, task: SlurmTask | N
         if size.nnodes == "1":
             return Completed(size=size, rendezvous=rendezvous)
         raise ConfigError(
-            f"--nnodes {size.nnodes}, and there is no store in {task.folder} for {task.job}: start the job by "
-            "`elastrain launch slurm`, or give --rdzv-endpoint HOST:PORT (an etcd)"
+            f"--nnodes {size.nnodes}, and there is no job {task.job} in {task.folder}: start it by "
+            "`elastrain launch slurm`, or give --join HOST[,HOST,HOST] or --rdzv-endpoint HOST:PORT (an etcd)"
         )
     if place is not None and size.nnodes == "1" and not size.spares:
         size = replace(size, nnodes=place.nnodes, spares=place.spares)
     completed = replace(
         rendezvous,
         rdzv_id=rendezvous.rdzv_id or task.job,
-        rdzv_endpoint=rendezvous.rdzv_endpoint or (place.endpoint if place is not None else None),
         node_name=rendezvous.node_name or task.node,
         secret_file=rendezvous.secret_file or Path(task.folder) / "secret",
     )
-    return Completed(size=size, rendezvous=completed, run_dir=Path(task.run_dir), has_own_store=place is not None)
+    if place is not None:
+        completed = _joining(completed, place, task.node)
+    return Completed(size=size, rendezvous=completed, run_dir=Path(task.run_dir))
+
+
+def _joining(rendezvous: RendezvousFlags, place: JobPlace, node: str) -> RendezvousFlags:
+    """Return the options with the quorum's hosts, and with this node's address as Slurm knows it."""
+    address = rendezvous.local_addr
+    if address is None and rendezvous.interface is None:
+        address = place.hosts.get(node) or node_address(node)
+    return replace(rendezvous, join=place.join(with_port=rendezvous.port_range is None), local_addr=address)

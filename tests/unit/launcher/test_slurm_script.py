@@ -14,7 +14,7 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.cli.command_line import app
 from elastrain.launcher.cli.options.node_options import RendezvousFlags, SizeFlags
 from elastrain.launcher.cli.options.slurm_options import from_slurm
-from elastrain.launcher.schedulers.job_store import place_in
+from elastrain.launcher.schedulers.job_place import place_in, port_of
 from elastrain.launcher.schedulers.slurm import SlurmWish, batch_script, task_of
 
 SRUN = {
@@ -50,7 +50,7 @@ def test_bash_reads_every_script_and_words_stay_whole(settings: dict[str, Any]) 
 def test_nodes_that_join_another_slurm_job_start_no_store_and_are_not_requeued() -> None:
     text = batch_script(wish(join_job="7"), "python")
     assert "slurm-7" in text and "--no-requeue" in text
-    assert "job_store" not in text and "scontrol" not in text and "--signal" not in text
+    assert "job_place" not in text and "scontrol" not in text and "--signal" not in text
 
 
 @pytest.mark.parametrize(
@@ -85,25 +85,54 @@ def test_a_task_is_known_by_its_step_and_a_batch_script_is_none() -> None:
     assert joined is not None and (joined.job, str(joined.folder)) == ("slurm-7", "/shared/elastrain-slurm-7")
 
 
+PLACE = {"hosts": {"n1": "10.0.0.1", "n2": "10.0.0.2"}, "port": 20036, "nnodes": "2:4", "spares": 1}
+
+
 def test_slurm_fills_in_what_the_user_leaves_out(tmp_path: Path) -> None:
     task = task_of(SRUN | {"ELASTRAIN_SLURM_FOLDER": str(tmp_path)})
-    (tmp_path / "job.json").write_text(json.dumps({"endpoint": "10.0.0.1:2379", "nnodes": "2:4", "spares": 1}))
+    (tmp_path / "job.json").write_text(json.dumps(PLACE))
     found = from_slurm(SizeFlags(), RendezvousFlags(), task)
-    assert (found.size.nnodes, found.size.spares, found.has_own_store) == ("2:4", 1, True)
+    assert (found.size.nnodes, found.size.spares) == ("2:4", 1)
     assert found.rendezvous == RendezvousFlags(
-        rdzv_id="slurm-12", rdzv_endpoint="10.0.0.1:2379", node_name="n2", secret_file=tmp_path / "secret"
+        rdzv_id="slurm-12",
+        join="10.0.0.1:20036,10.0.0.2:20036",
+        local_addr="10.0.0.2",
+        node_name="n2",
+        secret_file=tmp_path / "secret",
     )
     given = RendezvousFlags(rdzv_id="mine", rdzv_endpoint="etcd:1", node_name="me", secret_file=Path("/s"))
     kept = from_slurm(SizeFlags(nnodes="3"), given, task)
-    assert (kept.size.nnodes, kept.rendezvous, kept.has_own_store) == ("3", given, False)
+    assert (kept.size.nnodes, kept.rendezvous) == ("3", given)
 
 
-def test_without_a_store_one_node_runs_alone_and_several_are_refused(tmp_path: Path) -> None:
+def test_flags_of_the_user_about_ports_and_addresses_take_precedence(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(PLACE))
+
+    def found(node: str, **given: str) -> tuple[str | None, str | None]:
+        task = task_of(SRUN | {"ELASTRAIN_SLURM_FOLDER": str(tmp_path), "SLURMD_NODENAME": node})
+        rendezvous = from_slurm(SizeFlags(), RendezvousFlags(**given), task).rendezvous
+        return rendezvous.join, rendezvous.local_addr
+
+    assert found("n2", port_range="30000-30999") == ("10.0.0.1,10.0.0.2", "10.0.0.2")
+    assert found("n2", local_addr="10.1.0.2")[1] == "10.1.0.2"
+    assert found("n2", interface="ib0")[1] is None
+    assert found("n9")[1] is None
+
+
+def test_jobs_with_near_numbers_have_ports_of_their_own_below_those_of_the_kernel() -> None:
+    ports = [port_of(number) for number in range(7, 3007)]
+    assert len(set(ports)) == 3000
+    assert min(ports) >= 20000 and max(ports) + 2 < 32768
+    assert all(port % 3 == ports[0] % 3 for port in ports)
+
+
+def test_without_a_job_one_node_runs_alone_and_several_are_refused(tmp_path: Path) -> None:
     task = task_of(SRUN | {"ELASTRAIN_SLURM_FOLDER": str(tmp_path)})
     assert from_slurm(SizeFlags(), RendezvousFlags(), task).rendezvous == RendezvousFlags()
     assert from_slurm(SizeFlags(local_nodes=2), RendezvousFlags(), task).run_dir is None
-    with pytest.raises(ConfigError, match=r"--nnodes 2, and there is no store in .* for slurm-12: start the job by"):
+    with pytest.raises(ConfigError, match=r"--nnodes 2, and there is no job slurm-12 in .*: start it by"):
         from_slurm(SizeFlags(nnodes="2"), RendezvousFlags(), task)
-    (tmp_path / "job.json").write_text('{"endpoint": ')
-    with pytest.raises(ConfigError, match="does not say where the job's store is"):
-        place_in(tmp_path)
+    for text in ('{"hosts": ', '{"hosts": [], "port": 1}', "{}"):
+        (tmp_path / "job.json").write_text(text)
+        with pytest.raises(ConfigError, match="does not say where the job's hosts are"):
+            place_in(tmp_path)
