@@ -27,6 +27,10 @@ class Process(Protocol):
     pidfd: int
     session: int | None
 
+    @property
+    def is_standby(self) -> bool:
+        """True if the process waited for its place (`--standby`)."""
+
     def signal_group(self, number: int) -> None:
         """Send a signal to the worker and the processes that belong to it."""
 
@@ -42,6 +46,9 @@ class WorkerSource(Protocol):
 
     def start(self, worker: Start, common: WorkerEnvironment, logs: Logs) -> Process:
         """Start a worker. Raises OSError if it cannot."""
+
+    def close(self) -> None:
+        """End processes that wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +78,14 @@ class AdoptedRanks:
         rank.sock.close()
         return AdoptedProcess(rank)
 
+    def close(self) -> None:
+        """Do nothing: another launcher has started the ranks."""
+
 
 class AdoptedProcess:
     """One worker that another launcher has started, and reaps."""
 
+    is_standby = False
     session: int | None = None
     """The agent's end is seen by the worker itself: other processes may belong to its session."""
 

@@ -86,7 +86,8 @@ class WorkerProcesses:
         if process.session is not None:
             self._guardian.watch(process.session)
         self._handles[command.member] = _WorkerHandle(process=process)
-        self._log.write("worker_start", member=command.member, pid=process.pid, slot=command.slot)
+        waited = {"standby": True} if process.is_standby else {}
+        self._log.write("worker_start", member=command.member, pid=process.pid, slot=command.slot, **waited)
         self._happen(ev.WorkerStarted(member=command.member, pid=process.pid))
         self._loop.register(process.pidfd, lambda _events: self._on_process_end(command.member))
 
@@ -174,6 +175,7 @@ class WorkerProcesses:
 
     def close(self) -> None:
         """Kill remaining workers and close all resources, whatever has happened before."""
+        self._spec.source.close()
         for handle in self._handles.values():
             if handle.running:  # only if the loop failed, or if the kernel does not end the process
                 handle.process.signal_group(signal.SIGKILL)

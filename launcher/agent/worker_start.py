@@ -42,17 +42,24 @@ class Script:
 
     command: str
     args: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    """Kind (`file` or `module`), script and arguments for a waiting worker. Empty for a program of its own."""
 
     @staticmethod
     def of(target: str, args: Sequence[str], *, module: bool = False, python: bool = True) -> Script:
         """Return torchrun's form: `python -u script args…`, `python -u -m module args…`, or the program itself."""
         if not python:
             return Script(command=target, args=tuple(args))
-        return Script(command=sys.executable, args=("-u", *(("-m",) if module else ()), target, *args))
+        waiting = ("module" if module else "file", target, *args)
+        command = ("-u", *(("-m",) if module else ()), target, *args)
+        return Script(command=sys.executable, args=command, waiting=waiting)
 
     def start(self, worker: Start, common: WorkerEnvironment, logs: Logs) -> WorkerProcess:
         """Start one worker. Raises OSError if it cannot."""
         return start(worker, self, common, logs)
+
+    def close(self) -> None:
+        """Do nothing: no process waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +86,8 @@ def import_torch() -> None:
 
 class WorkerProcess:
     """One started worker. `pidfd` is readable once it has ended."""
+
+    is_standby = False
 
     def __init__(self, context: PContext, logs: Sequence[ScreenPipe] = ()) -> None:
         self._context, self._logs = context, logs
@@ -138,6 +147,13 @@ def start(worker: Start, script: Script, common: WorkerEnvironment, logs: Logs) 
     if worker.warm_up:
         worker_limits.lower(process.pid)
     return process
+
+
+def error_file(logs: Logs, worker: Start) -> str:
+    """Return the path of a worker's error.json, in a new folder of its own."""
+    variables: dict[int, dict[str, str]] = {0: {}}
+    _MemberLogs(logs, worker.member, worker.slot).reify(variables)
+    return variables[0]["TORCHELASTIC_ERROR_FILE"]
 
 
 class _MemberLogs:

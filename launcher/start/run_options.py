@@ -34,6 +34,8 @@ class JobSize:
     """Number of nodes beyond `nodes_max` that wait for a place."""
     max_restarts: int | None = None
     quarantine: QuarantineRule | None = None
+    standby: bool = False
+    """True if each node keeps a waiting worker."""
 
     @property
     def terms(self) -> str:

@@ -205,13 +205,14 @@ def etcd_store(config: EtcdConfig) -> EtcdStore:
 def agent_config(options: RunOptions, settings: JobConfig, run: RunDir, node: NodeOptions | None = None) -> AgentConfig:
     """Return the agent's configuration. `node` is given for one node of several."""
     from elastrain.launcher.agent.agent import AgentConfig
+    from elastrain.launcher.agent.standby import StandbySource
 
     host = node.host if node is not None else None
     return AgentConfig(
         job=options.job,
         settings=settings,
         run=run,
-        source=options.script,
+        source=StandbySource(options.script) if options.size.standby else options.script,
         wish=options.wish,
         checkpoints=options.checkpoints,
         logs=options.output.logs(run),

@@ -57,6 +57,9 @@ class RunFlags:
         refuse_backend(self.rendezvous.rdzv_backend)
         script, job = self.script.script(target, args), self.rendezvous.job()
         size, checkpoints = self.size.size(self.rendezvous), self.checkpoints.checkpoints()
+        output = self.output.output(size.workers, self.script)
+        if size.standby:
+            self.script.check_standby(output)
         here = size.all_nodes if self.size.local_nodes is not None else 1
         ports = self.rendezvous.ports(size, nodes_here=here)
         return RunOptions(
@@ -64,7 +67,7 @@ class RunFlags:
             script=script,
             target=target,
             size=size,
-            output=self.output.output(size.workers, self.script),
+            output=output,
             wish=replace(
                 self.memory.limit(),
                 stages=self.size.stages_of(size),

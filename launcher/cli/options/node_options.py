@@ -82,6 +82,9 @@ class SizeFlags:
         str | None,
         typer.Option("--quarantine", help="N/TIME, such as 3/1h: a node that lost N workers in TIME gets no more."),
     ] = None
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Keep a waiting worker, with its libraries imported, for a lost one.")
+    ] = False
     stages: Annotated[
         str | None,
         typer.Option(
@@ -104,6 +107,7 @@ class SizeFlags:
             spares=self.spares,
             max_restarts=self.max_restarts,
             quarantine=quarantine_rule(self.quarantine) if self.quarantine is not None else None,
+            standby=self.standby,
         )
 
     def stages_of(self, size: JobSize) -> int | str | None:

@@ -89,6 +89,16 @@ class ScriptFlags:
         """Return the command that workers run. Raises ConfigError."""
         return Script.of(self._found(target), args, module=self.module, python=not self.no_python)
 
+    def check_standby(self, output: OutputPlan) -> None:
+        """Raise ConfigError if a waiting worker cannot take the place of another one."""
+        if self.no_python:
+            raise ConfigError("--standby imports the libraries of a Python script: leave it or --no-python out")
+        if any(output.redirects.values()) or any(output.tee.values()):
+            raise ConfigError(
+                "--standby leaves the output of workers on the screen: leave it out, or --redirects, --tee and "
+                "--local-ranks-filter"
+            )
+
     def _found(self, target: str) -> str:
         if self.module and self.no_python:
             raise ConfigError("-m and --no-python exclude one another")

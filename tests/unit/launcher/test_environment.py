@@ -21,6 +21,7 @@ READERS = {
     "elastrain.base.environment": "a worker",
     "elastrain.base.foreign_world": "a rank of another launcher",
     "elastrain.launcher.shared.process_environment": "the launcher and its agents",
+    "elastrain.launcher.agent.standby_worker": "a waiting worker, which takes the variables of the one that it becomes",
     "elastrain.integrations.process_state": "an adapter, which hides the job's ranks from accelerate",
     "elastrain.integrations.transformers": "an adapter, for the library's own variables",
     "elastrain.offload.drives.gds": "KvikIO's own variables, for the library and its probe",
