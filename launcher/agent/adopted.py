@@ -47,6 +47,9 @@ class WorkerSource(Protocol):
     def start(self, worker: Start, common: WorkerEnvironment, logs: Logs) -> Process:
         """Start a worker. Raises OSError if it cannot."""
 
+    def refill(self) -> None:
+        """Start what is to wait for the next loss, because no worker warms up now."""
+
     def close(self) -> None:
         """End processes that wait."""
 
@@ -77,6 +80,9 @@ class AdoptedRanks:
         tell(rank.sock, {"worker": {k: v for k, v in told if k.startswith("ELASTRAIN_") or k in _TOLD}})
         rank.sock.close()
         return AdoptedProcess(rank)
+
+    def refill(self) -> None:
+        """Do nothing: another launcher starts the ranks."""
 
     def close(self) -> None:
         """Do nothing: another launcher has started the ranks."""

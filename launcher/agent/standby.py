@@ -78,6 +78,8 @@ class StandbySource:
     def __init__(self, script: Script) -> None:
         self._script = script
         self._waiting: StandbyProcess | None = None
+        self._variables: dict[str, str] | None = None
+        """Variables of the newest worker, for the next waiting process. None before the first worker."""
 
     def start(self, worker: Start, common: WorkerEnvironment, logs: Logs) -> Process:
         """Start a worker, or let the waiting process be it if others train. Raises OSError if it cannot."""
@@ -93,10 +95,16 @@ class StandbySource:
             else:
                 waiting.reap()
         process = process or self._script.start(worker, common, logs)
-        if self._waiting is None:
-            with suppress(OSError):  # without one, the next worker is started as ever
-                self._waiting = StandbyProcess(self._script, variables)
+        is_first, self._variables = self._variables is None, variables
+        if is_first:
+            self.refill()
         return process
+
+    def refill(self) -> None:
+        """Start the next waiting process, unless there is one. Call this when no worker warms up beside it."""
+        if self._waiting is None and self._variables is not None:
+            with suppress(OSError):  # without one, the next worker is started as ever
+                self._waiting = StandbyProcess(self._script, self._variables)
 
     def close(self) -> None:
         """End the waiting process."""

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 
 _LINE_BYTES = 1 << 16
+_LATER = ("elastrain.runtime.job", "torch._dynamo")
+"""Modules that elastrain's first call and torch's optimizers import. They take as long as torch itself."""
 
 
 def imported(source: str) -> list[str]:
@@ -96,7 +98,7 @@ def main() -> None:
     """Import, wait, and run the script."""
     descriptor, kind, target, *args = sys.argv[1:]
     sys.path[0] = "" if kind == "module" else str(Path(target).resolve().parent)
-    import_libraries([*imported(source_of(kind, target)), "elastrain"])
+    import_libraries([*imported(source_of(kind, target)), *_LATER])
     with socket.socket(fileno=int(descriptor)) as sock:
         environment = told(sock)
     if environment is None:

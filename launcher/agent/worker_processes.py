@@ -110,6 +110,8 @@ class WorkerProcesses:
         change = worker_limits.ahead if ahead else worker_limits.restore
         if handle.running and not change(handle.process.pid):
             self._restore_due_s[member] = time.monotonic() + _RESTORE_AGAIN_S
+        if not ahead:
+            self._spec.source.refill()
 
     def pid(self, member: str) -> int:
         """Return the process id. Raises ProcessLookupError, an OSError, if the worker has ended."""

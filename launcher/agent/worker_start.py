@@ -58,6 +58,9 @@ class Script:
         """Start one worker. Raises OSError if it cannot."""
         return start(worker, self, common, logs)
 
+    def refill(self) -> None:
+        """Do nothing: no process waits."""
+
     def close(self) -> None:
         """Do nothing: no process waits."""
 
