@@ -46,6 +46,7 @@ def _public_page() -> str:
         "elastrain.init",
         "elastrain.Job",
         "elastrain.DataLoader",
+        "elastrain.from_torch",
         "elastrain.LossScale",
         "elastrain.runtime.loop.step.Step",
         "elastrain.offload.save_on_disk",

@@ -28,16 +28,20 @@ if TYPE_CHECKING:
     from elastrain.job.scaling import LossScale
     from elastrain.runtime.job import Job, init
     from elastrain.runtime.loader.loader import DataLoader
+    from elastrain.runtime.loader.torch_loader import from_torch
     from elastrain.runtime.loggers.event_files import TensorBoard
     from elastrain.runtime.loggers.jsonl import Jsonl
+    from elastrain.runtime.loggers.summary_writer import SummaryWriter
     from elastrain.runtime.loggers.wandb_run import Wandb
 
 _HOMES = {
     "init": "elastrain.runtime.job",
     "Job": "elastrain.runtime.job",
     "DataLoader": "elastrain.runtime.loader.loader",
+    "from_torch": "elastrain.runtime.loader.torch_loader",
     "LossScale": "elastrain.job.scaling",
     "Jsonl": "elastrain.runtime.loggers.jsonl",
+    "SummaryWriter": "elastrain.runtime.loggers.summary_writer",
     "TensorBoard": "elastrain.runtime.loggers.event_files",
     "Wandb": "elastrain.runtime.loggers.wandb_run",
 }
@@ -59,10 +63,12 @@ __all__ = [
     "RefusedError",
     "StateLostError",
     "StoppedError",
+    "SummaryWriter",
     "TensorBoard",
     "Wandb",
     "__version__",
     "comm",
+    "from_torch",
     "init",
     "offload",
 ]

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader
 
 import elastrain
 from elastrain.errors import ConfigError
 from elastrain.integrations.script_loop import ScriptLoop
 from elastrain.integrations.shared_evaluation import ReadAhead
+from elastrain.runtime.loader.torch_loader import check_indexed, same_samples
 
 
 class TrainingLoader:
@@ -77,36 +78,13 @@ def job_loader(given: DataLoader[Any], per_step: int) -> elastrain.DataLoader:
 
     Raises ConfigError if the order of its samples cannot be shared out.
     """
-    sampler, size = given.sampler, given.batch_size
-    if isinstance(given.dataset, IterableDataset):
-        raise ConfigError(
-            "the training loader reads its data in order (an IterableDataset), and the job has to know its length: "
-            "give it a dataset with a length, or write a loop with elastrain.DataLoader(streams=…)"
-        )
+    check_indexed(given)
+    size = given.batch_size
     if size is None or type(given.batch_sampler) is not BatchSampler:
         raise ConfigError(
             "the training loader has a batch_sampler, and all batches must have one size: give batch_size"
         )
-    is_own = not isinstance(sampler, RandomSampler | SequentialSampler)
-    is_random = isinstance(sampler, RandomSampler)
-    if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != len(given.dataset)):  # type: ignore[arg-type]
-        is_own, is_random = True, False
-    return elastrain.DataLoader(
-        given.dataset,
-        global_batch_size=size * per_step,
-        micro_batch_size=size,
-        shuffle=None if is_own else is_random,
-        sampler=sampler if is_own else None,
-        collate_fn=given.collate_fn,
-        num_workers=given.num_workers,
-        prefetch_factor=given.prefetch_factor,
-        pin_memory=given.pin_memory,
-        persistent_workers=given.persistent_workers,
-        drop_last=given.drop_last,
-        timeout=given.timeout,
-        worker_init_fn=given.worker_init_fn,
-        generator=given.generator if is_random else None,
-    )
+    return same_samples(given, given.sampler, global_batch_size=size * per_step, micro_batch_size=size)
 
 
 class Parts:

@@ -192,7 +192,7 @@ class Job(Ranked, Evaluating):
         self,
         model: Model,
         optimizer: Optimizer,
-        loader: DataLoader,
+        loader: DataLoader | torch.utils.data.DataLoader[Any],
         *,
         max_grad_norm: float | None = None,
         blocks: Sequence[str] | None = None,
@@ -206,7 +206,7 @@ class Job(Ranked, Evaluating):
         Args:
             model: Model to train.
             optimizer: Optimizer of its parameters.
-            loader: Loader of the global batches.
+            loader: Loader of the global batches. For one of torch, the job's own is returned, as by `from_torch`.
             max_grad_norm: Limit of the global gradient norm, for clipping.
             blocks: Names of the submodules that are the units of the model's partition; `*` stands for one part of a
                 name. Default: the model's children; a child that contains a stack of layers is replaced by the layers.
@@ -218,7 +218,7 @@ class Job(Ranked, Evaluating):
         if self._prepared is not None:
             raise ConfigError("prepare() was called before: a job has one model")
         check_group(self._chosen.environment)
-        check_given(model, optimizer, loader, blocks)
+        loader = check_given(model, optimizer, loader, blocks)
         if max_grad_norm is not None and not (isinstance(max_grad_norm, int | float) and max_grad_norm > 0):
             raise ConfigError(f"max_grad_norm must be a number above 0; got {max_grad_norm!r}")
         loader.bind(self._chosen.settings.seed)

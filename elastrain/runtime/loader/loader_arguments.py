@@ -150,15 +150,22 @@ class OrderChoice:
             return array("q", _indices("sampler", _finite("sampler", self.sampler, size), size)), 0
         if self.batch_sampler is None:
             return None, 0
-        found = _finite("batch_sampler", self.batch_sampler, size)
-        batches = [_indices("batch_sampler", batch, size) for batch in found]
-        sizes = sorted({len(batch) for batch in batches})
-        if len(sizes) > 1 or 0 in sizes:
-            raise ConfigError(
-                f"batch_sampler gives batches of {sizes[0]} and {sizes[-1]} samples, but all micro-batches have one "
-                "size: give it drop_last=True"
-            )
-        return array("q", (sample for batch in batches for sample in batch)), sizes[0]
+        return listed_batches(self.batch_sampler, size)
+
+
+def listed_batches(batch_sampler: Any, size: int) -> tuple[Sequence[int], int]:
+    """Return the samples that a batch sampler lists for a dataset of this size, in order, and the size of its batches.
+
+    Raises ConfigError if the batches have two sizes, or the sampler has no end or lists no samples of the dataset.
+    """
+    batches = [_indices("batch_sampler", batch, size) for batch in _finite("batch_sampler", batch_sampler, size)]
+    sizes = sorted({len(batch) for batch in batches})
+    if len(sizes) > 1 or 0 in sizes:
+        raise ConfigError(
+            f"batch_sampler gives batches of {sizes[0]} and {sizes[-1]} samples, but all micro-batches have one "
+            "size: give it drop_last=True"
+        )
+    return array("q", (sample for batch in batches for sample in batch)), sizes[0]
 
 
 def _finite(name: str, sampler: Any, size: int) -> Iterable[Any]:

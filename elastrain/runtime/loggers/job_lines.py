@@ -69,6 +69,7 @@ class JobLines:
         self._me = me
         self._clock = clock
         self._logs: list[_Log] | None = None
+        self._behind = 0
         self._bar = StepBar()
         self._is_writer: Callable[[], bool] = lambda: False
         self._stretch: Callable[[str, float], AbstractContextManager[None]] = lambda name, timeout_s: nullcontext()
@@ -96,29 +97,38 @@ class JobLines:
                     f"job.loggers(…) takes objects such as elastrain.Jsonl('log.jsonl'); got {logger!r:.80}, which has "
                     f"no methods begin, cut and write"
                 )
+        self._behind = behind
         self._logs = [_Log(_Shifted(logger, behind) if behind else logger, self._me, self._clock) for logger in loggers]
 
-    def log(self, values: Mapping[str, Any]) -> None:
+    def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
         """Write one line: values of the step that was just committed. Call it alike on all members.
 
         The values may differ between members, as times do; those of rank 0 are written.
 
         Args:
             values: Numbers, words, booleans or None by name; tensors and arrays of one element become numbers.
+            step: Number that the step has in the files. It may be left out, and is compared only.
 
         Raises:
-            ConfigError: A value is something else, there is no logger, or no step was committed just before.
+            ConfigError: A value is something else, there is no logger, `step` is the number of another step, or no
+                step was committed just before.
         """
         if self._logs is None:
             raise ConfigError(
                 "job.log(…) needs to know where: job.loggers(elastrain.Jsonl('log.jsonl')) before the loop"
             )
-        step = self.step
-        if step is None or not (step.is_committed or step.is_overruled):
+        newest = self.step
+        if newest is None or not (newest.is_committed or newest.is_overruled):
             raise ConfigError("job.log(…) comes behind `for batch in step`, where the figures of the step are known")
+        number = self._behind + newest.number
+        if step is not None and step != number:
+            raise ConfigError(
+                f"job.log(…, step={step!r}) comes behind the step that has number {number} in the files: leave step "
+                "out, or say by job.loggers(…, behind=) or SummaryWriter(…, purge_step=) how many lie before this job"
+            )
         line = _plain(values)
-        if not step.is_overruled:
-            self.book.add(step.number, line)
+        if not newest.is_overruled:
+            self.book.add(newest.number, line)
             self.write()
 
     def join(

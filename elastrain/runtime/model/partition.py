@@ -18,6 +18,7 @@ from elastrain.job.layout import FROZEN, STATISTICS, Layout, ParameterSpec, cut
 from elastrain.offload.overlaps import WAY_OUT, shared_memory
 from elastrain.pipeline.stubs.naming import blocks_of, plain_name
 from elastrain.runtime.loader.loader import DataLoader
+from elastrain.runtime.loader.torch_loader import from_torch
 from elastrain.runtime.model.statistics import buffers_of, tracking
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -34,8 +35,10 @@ class Registration:
     block: str
 
 
-def check_given(model: object, optimizer: object, loader: object, blocks: Sequence[object] | None) -> None:
-    """Raise ConfigError if an argument of `prepare` has the wrong type."""
+def check_given(model: object, optimizer: object, loader: object, blocks: Sequence[object] | None) -> DataLoader:
+    """Return the loader of the job. Raises ConfigError if an argument of `prepare` has the wrong type."""
+    if isinstance(loader, torch.utils.data.DataLoader):
+        loader = from_torch(loader)
     data = "elastrain.DataLoader(dataset, global_batch_size=…, micro_batch_size=…)"
     for name, given, kind, wanted in (
         ("model", model, nn.Module, "a torch.nn.Module"),
@@ -48,6 +51,8 @@ def check_given(model: object, optimizer: object, loader: object, blocks: Sequen
             raise ConfigError(f"job.prepare(model, optimizer, loader): the {name} must be {wanted}; got {got}")
     if isinstance(blocks, str) or not all(isinstance(each, str) for each in blocks or ()):
         raise ConfigError(f"blocks must be a list of names of submodules; got {blocks!r}")
+    assert isinstance(loader, DataLoader)
+    return loader
 
 
 def named_blocks(model: nn.Module, patterns: Sequence[str] | None = None) -> tuple[str, ...]:

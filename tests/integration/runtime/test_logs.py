@@ -94,6 +94,32 @@ def test_event_files_have_each_step_once_after_two_writers_were_killed(tmp_path:
     assert [event.value for event in read.Scalars("loss")] == pytest.approx([loss for _, loss in of_file])
 
 
+def test_a_loader_and_a_summary_writer_of_torch_keep_bits_and_values_through_kills(tmp_path: Path) -> None:
+    """The digest and the figures are those of the job's own loader and of `job.log` in a job of one."""
+    accumulators = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+    path, events = tmp_path / "one.jsonl", tmp_path / "events"
+    steps = ("--steps", str(STEPS))
+    own = undisturbed(*steps, "--log", str(path), "--micro-batch-size", "3", script=SCRIPT)
+    assert own.exit_code == 0, own.output
+    faults = [
+        "kill --target member:m0 --at step=3,phase=publish",
+        "kill --target member:m1 --at step=7,phase=backward",
+        "kill --target member:m2 --at step=9,phase=commit",
+    ]
+    arguments = (*steps, "--of-torch", str(events), "--backups", "2")
+    done = run_job(tmp_path, workers=4, arguments=arguments, faults=faults, script=SCRIPT)
+    assert done.exit_code == 0, done.output
+    assert len(done.phases_struck()) == 3
+    assert set(done.digests.values()) == set(own.digests.values()) and len(set(own.digests.values())) == 1
+    read = accumulators.EventAccumulator(str(events)).Reload()
+    for name in ("loss", "accuracy"):
+        wanted = [(100 + line["step"], line[name]) for line in lines(path) if name in line]
+        assert [event.step for event in read.Scalars(name)] == [step for step, _ in wanted]
+        assert [event.value for event in read.Scalars(name)] == pytest.approx([value for _, value in wanted])
+
+
 def test_offline_runs_of_wandb_have_one_id_and_each_step_once_after_two_writers_were_killed(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     faults = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from elastrain.errors import ConfigError
 from elastrain.job.log_book import Line, LogBook
 from elastrain.job.values import Contribution, Record
 from elastrain.runtime.loggers.job_lines import JobLines
+from elastrain.runtime.loggers.summary_writer import SummaryWriter
 
 
 def record(step: int, generation: int = 1) -> Record:
@@ -191,3 +193,45 @@ def test_lines_of_a_script_that_goes_on_from_its_own_checkpoint_follow_those_of_
 def test_a_place_behind_which_no_lines_can_be_is_refused(behind: Any) -> None:
     with pytest.raises(ConfigError, match=r"behind of job.loggers\(…\) is a whole number of steps from 0 on; got"):
         JobLines("run", "m0").loggers(Memory(), behind=behind)
+
+
+def test_a_summary_writer_writes_the_step_that_was_just_committed(tmp_path: Path) -> None:
+    accumulators = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+    lines = JobLines("run", "m0")
+    with SummaryWriter(lines, tmp_path / "events", purge_step=40) as writer:
+        lines.join(10, lambda: True, lambda name, timeout_s: nullcontext())
+        for number in range(3):
+            lines.step = Step(number)
+            writer.add_scalar("loss", torch.tensor([0.5 + number]), 40 + number)
+            writer.add_scalar("rate", 0.25)
+            writer.add_text("words", "some", global_step=40 + number)
+            writer.flush()
+            lines.committed(record(number))
+    lines.end()
+    read = accumulators.EventAccumulator(str(tmp_path / "events")).Reload()
+    assert [(each.step, each.value) for each in read.Scalars("loss")] == [(40, 0.5), (41, 1.5), (42, 2.5)]
+    assert [each.step for each in read.Scalars("rate")] == [40, 41, 42]
+    assert len(lines.book.behind(-1)) == 9
+
+
+def test_a_summary_writer_refuses_other_steps_and_things_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    lines = JobLines("run", "m0")
+    for wrong in (-1, 1.5, True, "1"):
+        with pytest.raises(ConfigError, match="purge_step of "):
+            SummaryWriter(lines, tmp_path, purge_step=wrong)  # type: ignore[arg-type]
+    writer = SummaryWriter(lines, tmp_path)
+    with pytest.raises(ConfigError, match="was called before"):
+        SummaryWriter(lines, tmp_path)
+    with pytest.raises(ConfigError, match="comes behind `for batch in step`"):
+        writer.add_scalar("loss", 1.0, 0)
+    lines.step = Step(3)
+    with pytest.raises(ConfigError, match=r"step=4\) comes behind the step that has number 3"):
+        writer.add_scalar("loss", 1.0, 4)
+    with pytest.raises(ConfigError, match="'loss'"):
+        writer.add_scalar("loss", object(), 3)
+    with pytest.raises(AttributeError, match="has no add_histogram: it keeps scalars and texts"):
+        writer.add_histogram("weights", torch.ones(3))
+    assert not hasattr(writer, "add_image")
