@@ -11,6 +11,7 @@ import difflib
 import functools
 import json
 import math
+import operator
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,19 +40,18 @@ Row = tuple[str, str, int]
 """A file, a name in it, and the step of a value."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Program:
     """A program, how it is told to go on, and where it leaves what."""
 
     name: str
     lines: int
     """New lines that a port may have."""
-    first: tuple[str, ...]
-    second: tuple[str, ...]
+    resume: tuple[str, ...]
     """Arguments of the run that goes on from the checkpoint of the first one."""
     checkpoint: str
-    state: Callable[[Any], Any]
-    """The optimizer's state in the checkpoint."""
+    state: tuple[str | int, ...]
+    """Keys of the optimizer's state in the checkpoint."""
     logs: Mapping[str, str]
     """Folder or file -> its kind, one of READERS."""
     accuracy: str = ""
@@ -59,59 +59,22 @@ class Program:
     rounding: float = 0.0
     """Relative difference of logged values that the program itself adds up in another order on each member."""
 
+    def until(self, steps: int) -> tuple[str, ...]:
+        """Return the arguments of a run of so many steps."""
+        return (f"--max_iters={steps}",) if self.name == "nanogpt" else ("--epochs", str(steps // 8))
 
-EPOCHS = ("--epochs", str(STEPS // 8)), ("--epochs", str(MORE_STEPS // 8))
+
+RESUME, OUT, LIT = "--resume_from_checkpoint", "out/checkpoint-48", "logs/lightning_logs"
+BOARD, WANDB, TABLE = "tensorboard", "wandb", "csv"
+_NLP, _TRAINER = {"logs/nlp": BOARD, "logs/wandb": WANDB}, {"out/runs": BOARD, "out/wandb": WANDB}
+_LIT = {f"{LIT}/tb": BOARD, f"{LIT}/csv/metrics.csv": TABLE}
+_LAST = "kept/last.ckpt"
 FIVE = (
-    Program(
-        name="nanogpt",
-        lines=15,
-        first=(f"--max_iters={STEPS}",),
-        second=(f"--max_iters={MORE_STEPS}", "--init_from=resume"),
-        checkpoint="out/ckpt.pt",
-        state=lambda file: file["optimizer"],
-        logs={"wandb": "wandb"},
-    ),
-    Program(
-        name="classifier",
-        lines=12,
-        first=EPOCHS[0],
-        second=(*EPOCHS[1], "--resume", "checkpoint.pt"),
-        checkpoint="checkpoint.pt",
-        state=lambda file: file["optimizer"],
-        logs={"runs": "tensorboard"},
-        accuracy="acc1",
-    ),
-    Program(
-        name="nlp",
-        lines=3,
-        first=EPOCHS[0],
-        second=(*EPOCHS[1], "--resume_from_checkpoint", "epoch_5"),
-        checkpoint="epoch_5/optimizer.bin",
-        state=lambda file: file,
-        logs={"logs/nlp": "tensorboard", "logs/wandb": "wandb"},
-        accuracy="accuracy",
-        rounding=1e-6,
-    ),
-    Program(
-        name="trainer",
-        lines=3,
-        first=EPOCHS[0],
-        second=(*EPOCHS[1], "--resume_from_checkpoint", "out/checkpoint-48"),
-        checkpoint="out/checkpoint-48/optimizer.pt",
-        state=lambda file: file,
-        logs={"out/runs": "tensorboard", "out/wandb": "wandb"},
-        accuracy="eval/accuracy",
-    ),
-    Program(
-        name="lit",
-        lines=3,
-        first=EPOCHS[0],
-        second=(*EPOCHS[1], "--ckpt_path", "kept/last.ckpt"),
-        checkpoint="kept/last.ckpt",
-        state=lambda file: file["optimizer_states"][0],
-        logs={"logs/lightning_logs/tb": "tensorboard", "logs/lightning_logs/csv/metrics.csv": "csv"},
-        accuracy="train_acc_step",
-    ),
+    Program("nanogpt", 15, ("--init_from=resume",), "out/ckpt.pt", ("optimizer",), {"wandb": WANDB}),
+    Program("classifier", 12, ("--resume", "checkpoint.pt"), "checkpoint.pt", ("optimizer",), {"runs": BOARD}, "acc1"),
+    Program("nlp", 3, (RESUME, "epoch_5"), "epoch_5/optimizer.bin", (), _NLP, "accuracy", 1e-6),
+    Program("trainer", 3, (RESUME, OUT), f"{OUT}/optimizer.pt", (), _TRAINER, "eval/accuracy"),
+    Program("lit", 3, ("--ckpt_path", _LAST), _LAST, ("optimizer_states", 0), _LIT, "train_acc_step"),
 )
 
 
@@ -163,7 +126,7 @@ def table(path: Path) -> Iterator[tuple[str, int, Any]]:
             yield from ((name, int(row["step"]), value) for name, value in row.items() if name != "step" and value)
 
 
-READERS = {"tensorboard": tensorboard, "wandb": wandb, "csv": table}
+READERS = {BOARD: tensorboard, WANDB: wandb, TABLE: table}
 
 
 def logged(program: Program, folder: Path) -> list[tuple[Row, Any]]:
@@ -268,7 +231,9 @@ def run(program: Program, folder: Path, arguments: tuple[str, ...], victims: Seq
 
 
 def state_of(program: Program, folder: Path) -> Any:
-    return program.state(torch.load(folder / program.checkpoint, weights_only=False))
+    return functools.reduce(
+        operator.getitem, program.state, torch.load(folder / program.checkpoint, weights_only=False)
+    )
 
 
 def program_figures(program: Program, folder: Path) -> dict[str, Any]:
@@ -276,7 +241,7 @@ def program_figures(program: Program, folder: Path) -> dict[str, Any]:
     places = [folder / program.name / kind for kind in ("alone", "killed")]
     changed, _ = (port(program, place) for place in places)
     kills: Sequence[Sequence[str]] = ((), ("first", "newest", "first"))
-    firsts = [run(program, place, program.first, who) for place, who in zip(places, kills, strict=True)]
+    firsts = [run(program, place, program.until(STEPS), who) for place, who in zip(places, kills, strict=True)]
     states = [state_of(program, place) for place in places]
     kept: dict[str, bool] = {
         "optimizer in checkpoints": bool(states[0]["state"]) and is_equal(*states),
@@ -289,7 +254,8 @@ def program_figures(program: Program, folder: Path) -> dict[str, Any]:
     gaps, repeats = missing(program, *rows), repeated(firsts[1].logs)
     try:
         later: Sequence[Sequence[str]] = ((), ("first",))
-        seconds = [run(program, place, program.second, who, 20) for place, who in zip(places, later, strict=True)]
+        again = (*program.until(MORE_STEPS), *program.resume)
+        seconds = [run(program, place, again, who, 20) for place, who in zip(places, later, strict=True)]
     except RuntimeError as error:
         print(error)
         kept["resume"] = False
@@ -299,7 +265,7 @@ def program_figures(program: Program, folder: Path) -> dict[str, Any]:
         gaps += missing(program, *(dict(ran.logs) for ran in seconds))
         repeats += repeated(seconds[1].logs)
         for place, kind in program.logs.items():
-            if kind == "tensorboard":  # one folder of both runs
+            if kind == BOARD:  # one folder of both runs
                 steps = {step for (at, name, step), _ in seconds[1].logs if at == place and "loss" in name}
                 gaps += MORE_STEPS - len(steps)
     kept["one logger without gaps"] = not gaps and not repeats

@@ -31,7 +31,7 @@ def test_a_port_can_be_made_and_compiled(program: Program, tmp_path: Path) -> No
     changed = port(program, tmp_path / "port")
     text = (tmp_path / "port" / f"{program.name}.py").read_text()
     compile(text, program.name, "exec")
-    assert "elastrain" in text and 0 < changed < 20
+    assert "elastrain" in text and 0 < changed <= program.lines
 
 
 def test_values_that_are_missing_other_or_there_twice_are_counted() -> None:
