@@ -11,7 +11,7 @@ from elastrain import protocol as p
 from elastrain.buffers.background import BackgroundWork
 from elastrain.buffers.captures import Boundaries, Captures
 from elastrain.buffers.folds import Folds
-from elastrain.buffers.port import Arithmetic, CaptureSink, NoSink, State, StateStore, Tensor
+from elastrain.buffers.port import Arithmetic, CaptureSink, FetchSink, NoSink, StateStore, Tensor
 from elastrain.buffers.shard_states import EVER, StateBooks
 from elastrain.buffers.slots import Buffers, GradientSlots
 from elastrain.protocol.evaluation_messages import BatchBoundary
@@ -51,17 +51,15 @@ class BufferBook:
         self._states = StateBooks(arithmetic, self._buffers, states, scratch)
         self._behind = BackgroundWork(arithmetic, self._states)
         self._captures = Captures(states, NoSink())
-        self._fetched: dict[int, State] = {}
-        """Copies of states by shard, for the training loop."""
+        self._fetched: FetchSink | None = None
 
     def capture_into(self, sink: CaptureSink) -> None:
         """Send states that are captured for a checkpoint to this sink."""
         self._captures = Captures(self._states.states, sink)
 
-    def take_fetched(self) -> dict[int, State]:
-        """Return the copies of states for the training loop, by shard, and forget them."""
-        fetched, self._fetched = self._fetched, {}
-        return fetched
+    def fetch_into(self, sink: FetchSink) -> None:
+        """Give states that the training loop asks for to this sink."""
+        self._fetched = sink
 
     @property
     def has_work_behind(self) -> bool:
@@ -209,13 +207,14 @@ class BufferBook:
         )
 
     def _fetch(self, command: p.TakeFetched) -> p.Event:
-        payload = command.payload
-        if payload is None:
-            payload = self._arithmetic.pack(self._states.states[command.shard], command.digest)
-        state, told = self._arithmetic.unpack(payload)
-        told = told if command.digest is None else command.digest
-        intact = self._arithmetic.digest(state) == told and state.shard == command.shard
-        self._fetched[command.shard] = state
+        if command.payload is None:
+            state, told = self._states.states[command.shard], command.digest
+        else:
+            state, told = self._arithmetic.unpack(command.payload)
+            told = told if command.digest is None else command.digest
+        intact = told in (None, self._arithmetic.digest(state)) and state.shard == command.shard
+        if intact and self._fetched is not None:
+            self._fetched.gather(state)
         return p.TookFetched(step=command.step, shard=command.shard, intact=intact, source=command.source)
 
     def payload(self, message: Message) -> list[Tensor]:

@@ -176,6 +176,13 @@ class StateStore(Protocol[Key]):
         ...
 
 
+class FetchSink(Protocol):
+    """A receiver of the states that the training loop has asked for."""
+
+    def gather(self, state: State) -> None:
+        """Take a verified state. It copies what it keeps, because the state changes later."""
+
+
 class CaptureSink(Protocol):
     """A receiver of captured states for a checkpoint. It writes them in the background."""
 

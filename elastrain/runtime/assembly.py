@@ -130,6 +130,7 @@ def assemble(
     executor = Executor(
         layout=layout, runs=shape.runs, model=state, optimizer=pieces, memory=memory, max_grad_norm=norm
     )
+    executor.books.fetch_into(handover)
     described = Described(layout, request.model, request.optimizer)
     if (checkpoints := _checkpoints(described, chosen, connections, handover)) is not None:
         executor.write_checkpoints(checkpoints)

@@ -85,7 +85,7 @@ class Gathering:
         """(parameter, entry) -> number of elements added. The entry of the parameter's own values is ""."""
 
     def add(self, state: ShardState, *, with_values: bool = True) -> None:
-        """Add the state of one shard. Raises CheckpointError if a scalar differs between pieces of a parameter.
+        """Copy the state of one shard. Raises CheckpointError if a scalar differs between pieces of a parameter.
 
         Args:
             state: The state of the shard.
@@ -96,14 +96,16 @@ class Gathering:
             if with_values:
                 self._put(self._values, piece.parameter, piece, "", values)
             kept = state.pieces[number] if number < len(state.pieces) else {}
-            for name, value in kept.items():
+            for name, value in sorted(kept.items()):
                 self._keep(piece, name, value)
 
     def _keep(self, piece: PieceEntry, name: str, value: Value) -> None:
         whole = self._state.setdefault(piece.parameter, {})
         if isinstance(value, Tensor) and value.dim() == 1 and value.numel() == piece.numel:
             self._put(whole, name, piece, name, value)
-        elif not _same(whole.setdefault(name, value), value):
+            return
+        kept = value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+        if not _same(whole.setdefault(name, kept), kept):
             raise CheckpointError(
                 f"{name!r} of {self._name(piece.parameter)} differs between its pieces: plain PyTorch has one for all"
             )

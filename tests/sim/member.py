@@ -26,7 +26,7 @@ from elastrain.pipeline.actions import TaskAction
 from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.protocol.messages import Message
 from tests.sim.pipelined import Chain, PipelinedLoop, TaskRun
-from tests.sim.symbols import NOTHING, RELEASED, Cell, Lane, Ref, Shelf, Slot, State, Symbols, Violation, symbol
+from tests.sim.symbols import NOTHING, RELEASED, Cell, Lane, Ref, Script, Shelf, Slot, State, Symbols, Violation, symbol
 
 MEMORY = ToldMemory(limit_bytes=1 << 40, base_bytes=7, taken_bytes=9)
 """Memory that every member tells. Whether plans fit is tested without the protocol."""
@@ -148,6 +148,8 @@ class SimMember:
             scratch=Shelf[tuple[int, int]](self.symbols.model),
         )
         self.ledger.capture_into(self.disk)
+        self.script = Script()
+        self.ledger.fetch_into(self.script)
         self.seconds: random.Random | None = None
         """Draws of the seconds that micro-batches take, where members tell them."""
         self.pipelined: PipelinedLoop | None = None
@@ -428,7 +430,8 @@ class SimMember:
             case p.Enter():
                 out.entered.append(command)
             case p.StateFetched():
-                out.fetched.append((command.step, self.ledger.take_fetched()))
+                out.fetched.append((command.step, self.script.states))
+                self.script.states = {}
             case p.EvaluateBatch() | p.EvaluationEnded():
                 out.evaluating.append(command)
             case p.Fail():

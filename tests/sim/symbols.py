@@ -107,6 +107,16 @@ class Ref:
         return self.sent
 
 
+class Script:
+    """What a script has of the states that it asked for."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, State] = {}
+
+    def gather(self, state: State) -> None:
+        self.states.setdefault(state.shard, State(state.shard, Cell(state.cell.value)))  # as the product does
+
+
 @dataclass(eq=False)
 class State:
     shard: int

@@ -18,7 +18,6 @@ from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import GroupEntry, Manifest, ParameterEntry, Part, PieceEntry, ShardEntry
 from elastrain.snapshot.durable.plain import Gathering
 from elastrain.snapshot.durable.writing import Written
-from elastrain.snapshot.shard_state import ShardState
 
 _WRITTEN = msgspec.json.Decoder(Written)
 
@@ -68,12 +67,9 @@ class Described:
         found = {name: kept.get(name, value) for name, value in state.items() if name not in known}
         return {name: value for name, value in found.items() if value is not None}
 
-    def gathered(self, states: Mapping[int, ShardState], *, with_values: bool) -> Gathering:
-        """Return the optimizer state that the states of all shards make up, and the whole parameters `with_values`."""
-        gathering = Gathering(self._parameters, [self._pieces(shard) for shard in self._layout.shards])
-        for state in states.values():
-            gathering.add(state, with_values=with_values)
-        return gathering
+    def gathering(self) -> Gathering:
+        """Return an empty collection of whole parameters, which takes the states of all shards."""
+        return Gathering(self._parameters, [self._pieces(shard) for shard in self._layout.shards])
 
     def manifest(
         self, begin: Begin, record: Record, told: Sequence[str], attachments: Mapping[str, tuple[Part, ...]]

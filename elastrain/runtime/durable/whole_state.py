@@ -18,7 +18,7 @@ from elastrain.runtime.io.loop_channel import LoopChannel
 from elastrain.runtime.loop.step import Step
 from elastrain.snapshot.digest import combine, digest
 from elastrain.snapshot.durable.plain import Gathering
-from elastrain.snapshot.shard_state import Value
+from elastrain.snapshot.shard_state import ShardState, Value
 
 Loaded = Mapping[Tensor, Mapping[str, Value]]
 """State of the optimizer by parameter, as torch.optim keeps it."""
@@ -63,7 +63,15 @@ class WholeState:
                 f"{what} was called inside `for batch in step` of step {step.number}, whose update is still to come: "
                 "call it behind that loop"
             )
-        return self._described.gathered(self._handover.fetch_states(), with_values=with_values)
+        gathering, taken = self._described.gathering(), set[int]()
+
+        def gather(state: ShardState) -> None:
+            if state.shard not in taken:  # a holder may answer twice around a loss
+                taken.add(state.shard)
+                gathering.add(state, with_values=with_values)
+
+        self._handover.fetch_states(gather)
+        return gathering
 
     def digest(self, loaded: Loaded, *, is_whole: bool) -> str:
         """Return a digest of a loaded state and its names. `is_whole`: the parameters themselves belong to it."""

@@ -250,7 +250,7 @@ class Engine:
             case p.HoldBlocks():
                 self._hold_blocks(command)
             case p.StateFetched():
-                self._parts.handover.give(lc.StatesGiven(self._parts.executor.books.take_fetched()))
+                self._parts.handover.give(lc.StatesGiven())
             case p.ChoosePlan():
                 answer_later(command, self._parts.handover.tell, self._notes.decided, self._parts.memory)
             case p.EvaluateBatch() | p.EvaluationEnded():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -103,9 +103,7 @@ class BoundaryMade:
 
 @dataclass(frozen=True)
 class StatesGiven:
-    """Copies of the states of all shards, which the script has asked for between two steps."""
-
-    states: Mapping[int, ShardState]
+    """The end of a fetch: `LoopChannel.gather` has got the states of all shards."""
 
 
 Evaluated: TypeAlias = BatchAssignment | p.EvaluationEnded
@@ -142,6 +140,8 @@ class LoopChannel:
         """None means that nothing more will come (see `_failure`)."""
         self._has_computed = False
         """True if the loop was given a run or an action when it last asked for work."""
+        self._gather: Callable[[ShardState], None] = lambda state: None
+        """Takes the states that the loop waits for. The engine's thread calls it."""
         self._failure: Exception | None = None
         self._ended = False
 
@@ -218,16 +218,21 @@ class LoopChannel:
         self._has_computed = isinstance(outcome, Assignment | TaskAssignment)
         return outcome
 
-    def fetch_states(self) -> Mapping[int, ShardState]:
-        """Return copies of the states of all shards, by shard. Call it between two steps.
+    def gather(self, state: ShardState) -> None:
+        """Give the loop, which waits, a state that it has asked for."""
+        self._gather(state)
 
-        Raises StoppedError if the job has ended meanwhile.
+    def fetch_states(self, gather: Callable[[ShardState], None]) -> None:
+        """Wait until the states of all shards were given to a function. Call it between two steps.
+
+        The engine's thread calls the function, with states that change later: it copies what it keeps. Raises
+        StoppedError if the job has ended meanwhile.
         """
+        self._gather = gather
         self.tell(p.StateWanted())
         outcome = self.wait()
         if not isinstance(outcome, StatesGiven):
             raise StoppedError("the job has ended")
-        return outcome.states
 
     def evaluate(
         self, told: p.EvaluationBegun | p.BatchEvaluated | BoundaryMade, after: Sequence[DeviceEvent] = ()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import elastrain
 from tests.support.training import SCRIPTS, Run, run_job, undisturbed
 
 pytestmark = pytest.mark.slow
@@ -181,3 +183,22 @@ def test_in_a_later_life_the_jobs_own_checkpoint_counts_although_the_scripts_fil
     assert job.exit_code == 0, job.output
     assert "not from the optimizer state that the script loaded" in job.output
     assert set(job.digests.values()) == {alone(*whole)}
+
+
+def test_a_state_that_a_script_has_does_not_change_with_the_training() -> None:
+    """The holder's own state goes straight into the script's tensors, and none of it is shared: scalars, too."""
+    job = elastrain.init(seed=3)
+    model = nn.Linear(4, 3)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    samples: Any = list(torch.randn(16, 4))
+    loader = elastrain.DataLoader(samples, global_batch_size=4, micro_batch_size=2, num_workers=0)
+    model, optimizer, loader = job.prepare(model, optimizer, loader)
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for step in job.steps(loader, until=4):
+        for batch in step:
+            step.backward(model(batch).square().mean())
+        state = optimizer.state_dict()
+        kept.append((state, deepcopy(state)))
+    for number, (state, before) in enumerate(kept, 1):
+        assert all(entry["step"] == number for entry in state["state"].values())
+        assert_equal(state, before)

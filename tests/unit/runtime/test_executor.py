@@ -24,6 +24,7 @@ from elastrain.runtime.model.partition import describe
 from elastrain.runtime.tensors.executor import Executor
 from elastrain.runtime.tensors.tensor_arithmetic import grad_norm, scale_and_clip
 from elastrain.snapshot.digest import checksum
+from elastrain.snapshot.shard_state import ShardState
 from tests.support.gradients import flats_of
 from tests.support.memory_engine import MemoryEngine
 from tests.support.payloads import sent
@@ -562,3 +563,30 @@ def test_only_whole_copies_of_the_gradients_are_warmed_up() -> None:
         each.warm_up()
     assert whole.gradients_bytes() == whole.slot_bytes > 0
     assert apart.gradients_bytes() == 0
+
+
+class _Script:
+    """A script that has asked for the whole state."""
+
+    def __init__(self) -> None:
+        self.shards: list[int] = []
+
+    def gather(self, state: ShardState) -> None:
+        self.shards.append(state.shard)
+
+
+def test_a_script_gets_verified_states_only_of_its_own_member_and_of_others(executor: Executor) -> None:
+    script = _Script()
+    executor.books.fetch_into(script)
+    state = executor.states[0]
+    digest = executor._tensors.digest(state)
+    packed = [tensor.clone() for tensor in executor._tensors.pack(state)]
+    for payload in (None, packed):
+        for told, is_right in ((digest ^ 1, False), (digest, True)):
+            script.shards.clear()
+            took = executor.carry_out(p.TakeFetched(step=-1, shard=0, payload=payload, source="m1", digest=told))
+            assert isinstance(took, p.TookFetched) and took.intact is is_right
+            assert script.shards == [0] * is_right
+    assert not flip(packed[1], 3)
+    took = executor.carry_out(p.TakeFetched(step=-1, shard=0, payload=packed, source="m1", digest=None))
+    assert isinstance(took, p.TookFetched) and not took.intact and script.shards == [0]
