@@ -24,7 +24,7 @@ PORT = 29500
 STARTS_S = 180.0
 SETTLES_S = 15.0
 """Commits within so many seconds of the loss do not count: they may have been under way."""
-LIVES_S = 90.0
+LIVES_S = 60.0
 """Survivors that commit nothing for so long after that are given up."""
 COMMITS = 3
 
@@ -64,7 +64,9 @@ def training(hosts: QuorumHosts, folder: Path, system: str) -> Iterator[Peer]:
     with ExitStack() as stack:
 
         def start(host: str, words: Sequence[str], name: str) -> None:
-            inside = hosts.switch.inside(host)
+            # Both systems look up the host's name: here it is the address, in a UTS namespace of each process.
+            named = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', hosts.switch.address(host))
+            inside = (*hosts.switch.inside(host), *named)
             stack.enter_context(python_process(words, folder / f"log-{name}", inside=inside, interface="eth0"))
 
         if system == "torchft":
