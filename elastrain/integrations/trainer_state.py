@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from elastrain.base.environment import run_folder
 from elastrain.errors import ConfigError
@@ -97,3 +100,14 @@ def agreed_checkpoint(folder: str) -> str:
             found = noted.read_text()
         mine.unlink()
     return found
+
+
+@contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Give all layers their modes back at the end. A newcomer enters the next step without this evaluation."""
+    kept = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, is_training in kept:
+            module.training = is_training

@@ -26,7 +26,7 @@ from elastrain.integrations.process_state import (
     settle_config,
 )
 from elastrain.integrations.shared_evaluation import shared_forwards, shared_predictions
-from elastrain.integrations.trainer_state import CarriedState, agreed_checkpoint
+from elastrain.integrations.trainer_state import CarriedState, agreed_checkpoint, modes_kept
 from elastrain.runtime.job import Job
 from elastrain.runtime.loop.step import Step
 
@@ -263,8 +263,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
         )
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate as the library does. Members share the forwards."""
-        with self._shared(dataloader) as loader:
+        """Evaluate as the library does. Members share the forwards. The modes of all layers are as before then."""
+        with modes_kept(self.model), self._shared(dataloader) as loader:
             return super().evaluation_loop(loader, *args, **kwargs)
 
     def _shared(self, loader: Any) -> AbstractContextManager[Any]:

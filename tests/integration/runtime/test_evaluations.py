@@ -49,7 +49,8 @@ def test_outputs_of_batches_come_in_order_and_once_with_a_member_killed_on_the_w
     job = run_job(tmp_path, workers=3, script=SCRIPT, arguments=told, options=("--max-restarts", "2"))
     assert job.exit_code == lone.exit_code == 0, job.output + lone.output
     assert f"{victim} ended by SIGKILL" in job.output
-    found = [set(re.findall(r"outputs (\[.*\])$", run.output, re.MULTILINE)) for run in (job, lone)]
+    # A newcomer may have come behind the last step, and has fewer outputs then.
+    found = [set(re.findall(r"outputs (\[.*,.*\])$", run.output, re.MULTILINE)) for run in (job, lone)]
     assert found[0] == found[1]
     assert len(found[0]) == 1
     assert set(job.digests.values()) == set(lone.digests.values())
