@@ -176,9 +176,9 @@ def descendants(pids: list[int]) -> list[int]:
         with suppress(OSError, ValueError):
             pid, rest = path.read_text().split(" (", 1)
             children.setdefault(int(rest.rpartition(") ")[2].split()[1]), []).append(int(pid))
-    found, to_look = [], list(pids)
+    found, to_look = list[int](), list(pids)
     while to_look:
-        pid = to_look.pop()
-        found.append(pid)
-        to_look += children.get(pid, [])
+        one = to_look.pop()
+        found.append(one)
+        to_look += children.get(one, [])
     return found

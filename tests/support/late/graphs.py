@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +82,7 @@ def make_graphed_callables(module: nn.Module, sample_args: Sequence[Tensor], **_
             for mine, its in zip(inputs, given, strict=False):
                 mine.data.copy_(its)
             ahead.replay()
-            return made.detach()
+            return cast(Tensor, made.detach())
 
         @staticmethod
         def backward(ctx: Any, *of: Tensor) -> tuple[Tensor | None, ...]:
@@ -95,7 +95,8 @@ def make_graphed_callables(module: nn.Module, sample_args: Sequence[Tensor], **_
 
     def make_graphed_forward(plain: Any, training: bool) -> Any:
         def new_fwd(*given: Tensor) -> Any:
-            return Graphed.apply(*given, *parameters) if module.training == training else plain(*given)
+            replayed: Any = Graphed
+            return replayed.apply(*given, *parameters) if module.training == training else plain(*given)
 
         return new_fwd
 
