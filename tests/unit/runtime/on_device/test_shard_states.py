@@ -150,7 +150,7 @@ def test_a_backup_keeps_nothing_on_the_device_and_needs_room_there_for_one_shard
     digests_bytes = 512 << 10
     assert on_device_bytes() == before
     assert device.max_memory_allocated() - before < 2 * one_shard + digests_bytes
-    assert 2 * one_shard + digests_bytes < 0.2 * executor.states.disk_bytes()
+    assert 2 * one_shard + digests_bytes < 0.2 * executor.states.host_bytes()
 
 
 def test_the_text_and_the_digest_of_a_state_do_not_tell_where_it_lies_and_packing_waits_once() -> None:
