@@ -47,6 +47,7 @@ PICKLING_PARTS = {
 ONLY_FALSE = {"shell", "allow_pickle"}
 LAST_NAMES = {call.rpartition(".")[2] for call in CALLS} | OBJECT_COLLECTIVES | PICKLING_PARTS | ONLY_FALSE
 
+SCRIPT = "a waiting worker runs the user's own script, as python does"
 EXCEPTIONS = {
     (
         "elastrain.runtime.loader.batch_codec",
@@ -57,6 +58,9 @@ EXCEPTIONS = {
         "elastrain.launcher.simulated.simulated_nodes",
         "Process",
     ): "the launcher tells its own fork server which node to start, over a socket in a folder of mode 0700",
+    ("elastrain.launcher.agent.standby_worker", "exec"): SCRIPT,
+    ("elastrain.launcher.agent.standby_worker", "compile"): SCRIPT,
+    ("elastrain.launcher.agent.standby_worker", "runpy.run_module"): SCRIPT,
 }
 
 
