@@ -143,8 +143,9 @@ def test_evaluations_are_shared_and_equal_a_job_of_one_with_a_member_killed_on_t
         assert rows(tmp_path / "job/log.jsonl") == rows(tmp_path / "one/log.jsonl")
     (whole,) = shares(alone)
     assert len(shares(done)) == 2
-    # Behind the loop a trainer evaluates once more, as a whole, and each loop begins with a trial.
-    assert max(shares(done)) < 0.85 * whole
+    # Not half each: a fast member computes more of them, a trainer evaluates once more behind the loop, as a whole, and
+    # each loop begins with a trial.
+    assert max(shares(done)) < whole
 
 
 REFUSED = {
