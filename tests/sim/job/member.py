@@ -201,6 +201,7 @@ class ComputeTimes(NoTools):
 
     def __init__(self) -> None:
         self._computed_s: deque[float] = deque()
+        self.micro_batches = 0
 
     computed, take_computed_s = LoopHeartbeat.computed, LoopHeartbeat.take_computed_s
 
