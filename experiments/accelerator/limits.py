@@ -16,7 +16,7 @@ DEEP = Training(model="deep", members=3, steps=5, micro_batches=3, backups="all"
 SHARE_OF_NEED = 0.6
 DEADLINE_S = 240.0
 PLACES = {"host memory", "drive"}
-"""Where something has to be for the row to count."""
+"""Places that have to hold something for the row to count."""
 TIER = "8M"
 """Host memory above the drive: less than what has to leave, so that the drive gets the rest."""
 KILLED = ("kill --target member:m1 --at step=2,phase=backward",)

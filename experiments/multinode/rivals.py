@@ -83,7 +83,7 @@ def commits(job: Peer, after_s: float) -> int:
 
 
 def waited(reached: Callable[[], bool], timeout_s: float) -> bool:
-    """Whether it is reached in time."""
+    """Return True if it is reached in time."""
     until_s = time.monotonic() + timeout_s
     while not reached():
         if time.monotonic() > until_s:
@@ -93,7 +93,7 @@ def waited(reached: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def lives(folder: Path, system: str) -> dict[str, Any]:
-    """Whether the job lives, with the last words of its processes if it does not."""
+    """Return True if the job lives, and the last words of its processes if it does not."""
     with quorum_hosts(folder, *HOSTS) as hosts, training(hosts, folder / "job", system) as job:
         if not waited(lambda: commits(job, 0.0) >= COMMITS * len(HOSTS), STARTS_S):
             return {f"{system}_lives": None, f"{system}_reason": f"it has not begun: {logs(folder / 'job')[-1500:]}"}

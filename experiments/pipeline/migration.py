@@ -1,4 +1,4 @@
-"""How much longer steps get while blocks move: with shadows, and with the plan in force at once. For `run.py --moves`.
+"""The time by which steps get longer while blocks move: with shadows, and at once. For `run.py --moves`.
 
 Two nodes with networks of their own, a link of 1 Gbit/s between them, and blocks of 32 MiB. A job computes by one plan
 until its planner answers with another one, which moves a block over the link. All else is the product's own.
@@ -29,7 +29,7 @@ RATE_MBIT = 1000
 SETTLED = 3
 """Steps after the handover that count as part of the move: holders follow the blocks meanwhile."""
 LEAST_S = 0.3
-"""Where today's way takes less than this, there is nothing to gain, and no ratio."""
+"""The shortest stall of today's way for which there is a ratio."""
 WAIT_S = 600.0
 
 

@@ -42,7 +42,7 @@ class Infrastructure:
     """Device of the members; the job of one computes on the CPU."""
 
     def options(self, folder: Path, limit_bytes: int | None) -> tuple[str, ...]:
-        """Of `elastrain run`; folders and files are made."""
+        """Return the options of `elastrain run`, and make their folders and files."""
         found = ("--stages", str(self.stages)) if self.stages > 1 else ()
         if self.slows:
             faults = folder / "faults.txt"

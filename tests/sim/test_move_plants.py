@@ -158,7 +158,7 @@ def test_a_broken_rule_is_found(plant: Callable[[], AbstractContextManager[Any]]
 
 
 def a_copy_counts_that_was_read_after_its_givers_vote() -> AbstractContextManager[Any]:
-    """Its reader is sent the gradient then, which no member waits for."""
+    """Void copies count: their reader is sent the gradient then, which no member waits for."""
     on_copied = CopiesGiven.on_copied
 
     def counts(own: CopiesGiven, *of: Any, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""What `elastrain run --join` says to hosts, ports, secrets, clocks and disks with which no quorum can be founded."""
+"""Sentences of `elastrain run --join` about hosts, ports, secrets, clocks and disks that do not do."""
 
 from __future__ import annotations
 

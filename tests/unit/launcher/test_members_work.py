@@ -1,4 +1,4 @@
-"""What an agent knows of its members' work, and of the job's pace, for people."""
+"""The work of an agent's members and the pace of the job, as people are shown them."""
 
 from __future__ import annotations
 

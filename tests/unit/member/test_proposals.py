@@ -177,7 +177,7 @@ WISH = PlanWish(stages=2, runs=RUNS)
 
 
 def two_pipelines() -> Made:
-    """Of four members that have told everything, and one of which is lost."""
+    """Proposals of four members that have told everything; one of them is lost."""
     made = Made()
     made.see(replace(test_rerouting.view(*"abcd"), generation=3))
     made.pass_with(TWO)
