@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from elastrain.launcher.cli.commands.status import window_words
 from elastrain.launcher.core.progress import OpenWindow
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.shared.job_values import Log
+from elastrain.launcher.watch.now import window_words
 from elastrain.protocol.agent_messages import Window
 
 
