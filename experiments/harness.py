@@ -105,9 +105,18 @@ def add_record_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def record(
-    experiment: str, figures: Mapping[str, Any], *, quick: bool, settings: Mapping[str, Any], folder: Path | None = None
+    experiment: str,
+    figures: Mapping[str, Any],
+    *,
+    quick: bool,
+    settings: Mapping[str, Any],
+    folder: Path | None = None,
+    name: str = "",
 ) -> dict[str, Any]:
-    """Append one run to `experiments/<experiment>/results/<full|quick>.jsonl` and return the line's object."""
+    """Append one run to a file in `experiments/<experiment>/results/` and return the line's object.
+
+    The file is `full.jsonl` or `quick.jsonl`, or `<name>.jsonl` if a name is given.
+    """
     entry = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -118,7 +127,7 @@ def record(
     }
     folder = folder or ROOT / "experiments" / experiment / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ("quick.jsonl" if quick else "full.jsonl")).open("a") as file:
+    with (folder / f"{name or ('quick' if quick else 'full')}.jsonl").open("a") as file:
         file.write(json.dumps(entry) + "\n")
     return entry
 

@@ -28,6 +28,7 @@ REACHES = {
     "evaluation_equal": Reach(limit=1, at_least=True),
     "state_dict_ratio": Reach(limit=1.5),
     "step_slowed": Reach(limit=1.02),
+    "micro_batch_slowed": Reach(limit=1.02),
 }
 SAVING, SAVERS = Path(__file__).with_name("saving.py"), 2
 PARTS = ("evaluation", "checkpoint", *(program.name for program in FIVE))
@@ -75,9 +76,11 @@ def evaluation(folder: Path, *, rounds: int) -> dict[str, Any]:
 def checkpoint(folder: Path, *, rounds: int) -> dict[str, Any]:
     """Return the figures of checkpoints that the script writes, against those of plain training.
 
-    The time of a step is that on a member that does not save, while the main member saves, against all other steps.
+    The time of a step, and that of a micro-batch, is that on a member that does not save, while the main member saves,
+    against all other steps. The step waits for the micro-batches of the main member, the micro-batch for nobody.
     """
-    plain_s, saved_s, gathered_s, slowed = [], [], [], []
+    plain_s, saved_s, gathered_s = [], [], []
+    slowed = dict[str, list[float]](step=[], micro_batch=[])
     for number in range(rounds):
         place = folder / f"plain-{number}"
         with alone(place, Script(path=SAVING, args=("--plain", "--path", str(place / "file")))) as process:
@@ -89,10 +92,15 @@ def checkpoint(folder: Path, *, rounds: int) -> dict[str, Any]:
         saves = re.findall(r"saved ([\d.]+) ([\d.]+)", output)
         saved_s.append(min(float(whole) for whole, _ in saves))
         gathered_s.append(min(float(gathered) for _, gathered in saves))
-        steps = {kind: [float(s) for s in re.findall(rf"step ([\d.]+) {kind}", output)] for kind in ("saved", "plain")}
-        slowed.append(median(steps["saved"]) / median(steps["plain"]))
+        for what, ratios in slowed.items():
+            word = what.replace("_", "-")
+            taken_s = [
+                median(float(s) for s in re.findall(rf"{word} ([\d.]+) {kind}", output)) for kind in ("saved", "plain")
+            ]
+            ratios.append(taken_s[0] / taken_s[1])
     figures = {"plain_save_s": median(plain_s), "job_save_s": median(saved_s), "job_state_dict_s": median(gathered_s)}
-    return figures | {"state_dict_ratio": median(saved_s) / median(plain_s), "step_slowed": median(slowed)}
+    figures |= {f"{what}_slowed": median(ratios) for what, ratios in slowed.items()}
+    return figures | {"state_dict_ratio": median(saved_s) / median(plain_s)}
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -53,11 +54,15 @@ def main() -> None:
     model, optimizer, loader = job.prepare(model, optimizer, loader)
     ended_s = time.monotonic()
     for step in job.steps(loader, until=STEPS):
+        computed_s = []
         for batch in step:
+            began_s = time.monotonic()
             step.backward(model(batch).square().mean())
+            computed_s.append(time.monotonic() - began_s)
         now_s, is_behind = time.monotonic(), step.number - 1 in SAVED_BEHIND
         if not job.is_main and step.number > 1:
-            sys.stdout.write(f"step {now_s - ended_s:.4f} {'saved' if is_behind else 'plain'}\n")
+            kind = "saved" if is_behind else "plain"
+            sys.stdout.write(f"step {now_s - ended_s:.4f} {kind}\nmicro-batch {median(computed_s):.5f} {kind}\n")
         ended_s = now_s
         if job.is_main and step.number in SAVED_BEHIND:
             save(model, optimizer, args.path)

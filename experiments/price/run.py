@@ -213,12 +213,12 @@ def main() -> int:
     if args.scripts:
         values = scripts_figures(interleave(scripts_cases(work), rounds=rounds))
         if args.record:
-            record("price-scripts", values, quick=quick, settings={"rounds": rounds, **asdict(work)})
+            record("price", values, quick=quick, name="scripts", settings={"rounds": rounds, **asdict(work)})
         return 0 if report(values, SCRIPTS_REACHES) or quick else 1
     if args.watched:
         values = watched_figures(interleave(watched_cases(work), rounds=rounds)) | {**starts(), **storm_figures()}
         if args.record:
-            record("price-watched", values, quick=quick, settings={"rounds": rounds, **asdict(work)})
+            record("price", values, quick=quick, name="watched", settings={"rounds": rounds, **asdict(work)})
         return 0 if report(values, WATCHED_REACHES) or quick else 1
     found = interleave(cases(work), rounds=rounds)
     values = figures(found)
