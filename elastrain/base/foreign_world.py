@@ -1,55 +1,55 @@
-"""The world of processes that another launcher (torchrun, mpirun, srun) has started, as its variables tell it.
+"""The place of this process in a world that another launcher has started, and the file of the job's secret.
 
-Also holds the lines by which its ranks on one host meet the process that runs their job.
+Also holds the lines by which the ranks on one host meet the process that runs their job.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from elastrain.base.doctor_wishes import BITS
+from elastrain.base.world_variables import ForeignWorld, WorldHosts, world_in
 
-_WORLDS = (
-    ("torchrun, or a launcher like it,", "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),
-    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE"),
-    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
-)
-"""Launchers, and their variables for the size of the world, for the rank, and for the processes on this host."""
-_NAMES = (
-    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-    *("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"),
-)
-"""Variables that are equal in all ranks of a world, and differ between the worlds of a host."""
 _LINE_BYTES_MAX = 1 << 16
 MEET_TIMEOUT_S = 120.0
 """Seconds from the first rank of a world that enters the job to the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForeignWorld:
-    """The processes that another launcher has started beside this one."""
+class RanksHere:
+    """The ranks of a world on this host, which form one node of its job."""
 
-    launcher: str
-    variable: str
-    """The variable that tells the size."""
-    rank: int
+    address: str
+    """Abstract UNIX address at which they meet."""
+    first: int
+    count: int
     size: int
-    per_node: int
+    """Number of all ranks."""
+    hosts: WorldHosts | None = None
+    """The hosts of the world, or None if all ranks are on this one."""
 
     @property
-    def address(self) -> str:
-        """Abstract UNIX address, without the leading NUL, at which the ranks of this user meet on this host."""
-        told = [f"{name}={os.environ[name]}" for name in _NAMES if name in os.environ]
-        if not told:  # such as Hydra, which starts all ranks of a host itself
-            told = [f"parent={os.getppid()}"]
-        named = "\n".join([str(os.geteuid()), str(self.size), *told])
-        return f"elastrain/ranks/{hashlib.sha256(named.encode()).hexdigest()[:32]}"
+    def numbers(self) -> range:
+        """The ranks."""
+        return range(self.first, self.first + self.count)
+
+    def as_text(self) -> str:
+        """Return the text from which `ranks_here` reads this value."""
+        return json.dumps(asdict(self))
+
+
+def ranks_here(text: str) -> RanksHere:
+    """Return the value of this text."""
+    told = json.loads(text)
+    hosts = told.pop("hosts")
+    if hosts is not None:
+        hosts = WorldHosts(**{**hosts, "hosts": tuple(hosts["hosts"])})
+    return RanksHere(**told, hosts=hosts)
 
 
 def foreign_world() -> ForeignWorld | None:
@@ -59,21 +59,19 @@ def foreign_world() -> ForeignWorld | None:
     """
     if os.environ.get("ELASTRAIN_AGENT") or os.environ.get(BITS):
         return None
-    worlds = [row for row in _WORLDS if _count(row[1]) > 1 and os.environ.get(row[2], "").isdecimal()]
-    if not worlds:
-        return None
-    launcher, size, rank, _ = worlds[0]
-    count = _count(size)
-    # A script of a launcher may export RANK and WORLD_SIZE, and leave the rest to that launcher's variables.
-    told = [_count(local) for _, other, _, local in worlds if _count(other) == count and _count(local)]
-    each = min([*told[:1], count])
-    return ForeignWorld(launcher=launcher, variable=size, rank=int(os.environ[rank]), size=count, per_node=each)
+    return world_in(os.environ)
 
 
-def _count(name: str) -> int:
-    """Return the leading number of a variable, such as 4 of Slurm's "4(x2)", or 0."""
-    digits = os.environ.get(name, "").partition("(")[0].partition(",")[0]
-    return int(digits) if digits.isdecimal() else 0
+def place_in(world: ForeignWorld, hosts: WorldHosts | None) -> RanksHere:
+    """Return the ranks on this host, this process among them."""
+    address = world.address(os.geteuid(), os.getppid())
+    return RanksHere(address=address, first=world.first_rank, count=world.per_node, size=world.size, hosts=hosts)
+
+
+def secret_file() -> Path:
+    """Return the file with the secret of a job on several hosts, which every host must have."""
+    home = os.environ.get("ELASTRAIN_HOME") or Path.home() / ".local/state/elastrain"
+    return Path(os.environ.get("ELASTRAIN_SECRET_FILE") or Path(home) / "secret").absolute()
 
 
 def tell(sock: socket.socket, message: dict[str, Any]) -> None:

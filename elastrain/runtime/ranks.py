@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager
 import torch.distributed
 
 from elastrain.base.environment import Environment, read_environment
-from elastrain.base.foreign_world import foreign_world
+from elastrain.base.foreign_world import foreign_world, place_in, secret_file
+from elastrain.base.world_variables import ForeignWorld, WorldHosts, hosts_of
 from elastrain.errors import ConfigError
 from elastrain.job.world import View
 from elastrain.runtime.io.rank_meeting import join
@@ -19,24 +20,39 @@ from elastrain.runtime.io.turns import MAIN_FIRST_TIMEOUT_S, Turns
 def joined() -> Environment:
     """Return this process's environment. If another launcher has started it with others, they become one job first.
 
-    Raises ConfigError if they are on several hosts, have no common PYTHONHASHSEED, or do not all come.
+    Raises ConfigError if they have no common PYTHONHASHSEED, if their hosts have no secret or are not known, or if not
+    all ranks come.
     """
     if (world := foreign_world()) is None:
         return read_environment()
-    if (nodes := -(-world.size // world.per_node)) > 1:
-        raise ConfigError(
-            f"{world.launcher} has started this process as rank {world.rank} of {world.size} on {nodes} hosts, which "
-            f"cannot form a job: start the script by `elastrain run --nproc-per-node {world.per_node} --nnodes {nodes} "
-            f"--rdzv-endpoint HOST:PORT` on each host instead, with the same arguments, or with {world.variable}=1 if "
-            "each is meant to be a job of its own"
-        )
+    hosts = _hosts(world) if world.nodes > 1 else None
     if sys.flags.hash_randomization:  # which the job would find out, but only once all ranks have started
         raise ConfigError(
             f"{world.launcher} has started this process without PYTHONHASHSEED, so a set of words has another order in "
             "each rank: set PYTHONHASHSEED=0 in the environment of all ranks"
         )
-    join(world)
+    join(place_in(world, hosts), world.rank)
     return read_environment()
+
+
+def _hosts(world: ForeignWorld) -> WorldHosts:
+    """Return the hosts of a world on several hosts. Raises ConfigError."""
+    found, file = hosts_of(world), secret_file()
+    if isinstance(found, WorldHosts) and file.exists():
+        return found
+    reason = (
+        found
+        if isinstance(found, str)
+        else f"this host has no secret file {file}, which all hosts need alike: make it on one host by `umask 077; "
+        f"mkdir -p {file.parent}; head -c 32 /dev/urandom > {file}`, and copy it to the others, or let "
+        "ELASTRAIN_SECRET_FILE name a file of mode 0600 that all hosts share"
+    )
+    raise ConfigError(
+        f"{world.launcher} has started this process as rank {world.rank} of {world.size} on {world.nodes} hosts, and "
+        f"{reason}; or start the script by `elastrain run --nproc-per-node {world.per_node} --nnodes {world.nodes} "
+        f"--join {world.hosts[0] if world.hosts else 'HOST'}` on each host instead, with the same arguments, or with "
+        f"{world.variable}=1 if each rank is meant to be a job of its own"
+    )
 
 
 def check_group(environment: Environment) -> None:

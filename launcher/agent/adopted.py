@@ -65,16 +65,22 @@ class Rank:
 
 
 class AdoptedRanks:
-    """The ranks of one world in their order, each of which becomes the worker of one slot, once."""
+    """The ranks of one world on this host in their order, each of which becomes the worker of one slot, once."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
-        self._ranks = {rank.number: rank for rank in ranks}
+        self._ranks = dict(enumerate(ranks))
+        self.count = len(ranks)
+
+    @property
+    def wait(self) -> bool:
+        """True as long as no rank has become a worker."""
+        return len(self._ranks) == self.count
 
     def start(self, worker: Start, common: WorkerEnvironment, logs: Logs) -> AdoptedProcess:
         """Tell a rank that it is this worker. Raises OSError if it is gone, or has become one before."""
         if (rank := self._ranks.pop(worker.slot, None)) is None:
             raise ProcessLookupError(
-                f"rank {worker.slot} was started by another launcher, and only that can replace it"
+                f"the rank in slot {worker.slot} was started by another launcher, and only that can replace it"
             )
         told = environment(common, worker).items()
         tell(rank.sock, {"worker": {k: v for k, v in told if k.startswith("ELASTRAIN_") or k in _TOLD}})

@@ -85,7 +85,8 @@ class Parking(AgentPart):
         """End this node, because a change of the view has waited for too long."""
         assert self.parked is not None
         limit_s = self._config.times.park_timeout_s
-        sentence = f"parked for {limit_s:g} s: {self.parked.reason}. Raise --park-timeout to wait longer"
+        advice = "" if self._config.places.are_fixed else ". Raise --park-timeout to wait longer"
+        sentence = f"parked for {limit_s:g} s: {self.parked.reason}{advice}"
         # Only this node ends: others may reach a majority, or the store, that this node does not reach.
         return self._shutdown.finish(1, sentence, everywhere=False)
 
@@ -212,12 +213,11 @@ class Rendezvous(AgentPart):
         if self._lacking:
             return self._shutdown.finish(1, self._lacking)
         there, limit_s = [record.name for record in self._cluster.peers.present()], self._config.times.join_timeout_s
-        sentence = (
-            f"{len(there)} of at least {self._config.least.nodes} nodes came within {limit_s:g} s "
-            f"({', '.join(there)}): start the others with the same --rdzv-id and --rdzv-endpoint, or lower MIN in "
-            "--nnodes"
-        )
-        return self._shutdown.finish(1, sentence)
+        advice = "start the others with the same --rdzv-id and --rdzv-endpoint, or lower MIN in --nnodes"
+        if self._config.places.are_fixed:
+            advice = "the ranks on the other hosts say why they did not come"
+        came = f"{len(there)} of at least {self._config.least.nodes} nodes came within {limit_s:g} s"
+        return self._shutdown.finish(1, f"{came} ({', '.join(there)}): {advice}")
 
     def first_view(self, now: float) -> tuple[list[Command], View | None]:
         """Return commands, and the first view once all nodes that begin the job are ready and linked, else None."""

@@ -15,16 +15,18 @@ _TOLD = msgspec.json.Decoder(dict[str, bool])
 
 
 class Candidates:
-    """The key of this agent, and the list of all keys."""
+    """The key of this agent, and the list of all keys. `may_come`: False for an agent that gets no key."""
 
-    def __init__(self, store: SealedStore, job: str, *, is_named: bool) -> None:
-        self._store, self._is_named = store, is_named
+    def __init__(self, store: SealedStore, job: str, *, is_named: bool, may_come: bool = True) -> None:
+        self._store, self._is_named, self._may_come = store, is_named, may_come
         self._prefix = f"/elastrain/.quorum/{job}/"
         self._lease: int | None = None
         self._instance = ""
 
     def keep(self, instance: str) -> None:
         """Keep the key of this instance alive. Raises StoreError."""
+        if not self._may_come:
+            return
         if instance != self._instance:
             self.withdraw()
         if self._lease is not None:

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from elastrain.launcher.quorum.join_hosts import DEFAULT_PORT, JoinHosts, look_u
 from elastrain.launcher.quorum.keeper import Keeper
 from elastrain.launcher.quorum.muster import Muster, listen
 from elastrain.launcher.quorum.node_standing import Identity, NodeStanding
+from elastrain.launcher.quorum.staying import stay_for_others
 from elastrain.launcher.shared import process_environment, rundir
 from elastrain.launcher.shared.console import say
 from elastrain.launcher.shared.job_values import End
@@ -29,6 +30,7 @@ from elastrain.launcher.start.registration import read_secret
 from elastrain.launcher.start.run_options import NodeOptions, RunOptions
 from elastrain.launcher.start.starting import count, etcd_store, run_node
 from elastrain.launcher.store.etcd_config import EtcdConfig
+from elastrain.launcher.store.job_keys import JobKeys
 from elastrain.launcher.store.sealed import SealedStore
 
 SECRET_S = 5.0
@@ -48,6 +50,8 @@ class JoinWish:
     secret_file: Path
     port: int = DEFAULT_PORT
     """Port of hosts that are named without one."""
+    is_candidate: bool = True
+    """True if this node may become an etcd member after the founding."""
 
 
 def run_joined(options: RunOptions, wish: JoinWish) -> End:
@@ -87,7 +91,10 @@ def own_quorum(
             endpoints=(ports.client,), ca=pair.ca, cert=pair.cert, key=pair.key, current=standing.endpoints
         )
         candidates = Candidates(
-            SealedStore(etcd_store(config), secret), options.job, is_named=standing.identity.is_named
+            SealedStore(etcd_store(config), secret),
+            options.job,
+            is_named=standing.identity.is_named,
+            may_come=wish.is_candidate,
         )
         needs_all = options.size.nodes_min >= len(join.hosts)
         founding = FoundingRounds(standing, join, etcd, pair, needs_all=needs_all)
@@ -99,6 +106,9 @@ def own_quorum(
         if not keeper.wait_ready(options.waits.join_timeout_s):
             raise ConfigError(f"no quorum within {options.waits.join_timeout_s:g} s: {founding.trouble()}")
         yield config
+        if options.are_ranks_adopted:
+            with closing(SealedStore(etcd_store(config), secret)) as store:
+                stay_for_others(store, JobKeys(store, options.job), wish.node, lambda: etcd.is_started)
 
 
 class _Teller:

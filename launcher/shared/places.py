@@ -42,3 +42,5 @@ class NodePlaces:
     spares: int = 0
     """Number of nodes beyond these that wait, and take the places of lost ones."""
     quarantine: QuarantineRule | None = None
+    are_fixed: bool = False
+    """True if another launcher has started all nodes with their workers, so that no option could be another one."""

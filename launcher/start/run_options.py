@@ -9,6 +9,7 @@ from pathlib import Path
 
 from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.errors import ConfigError
+from elastrain.launcher.agent.adopted import AdoptedRanks
 from elastrain.launcher.agent.worker_start import Logs, Script, WorkerWish
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.shared.job_values import JobConfig, Life
@@ -120,7 +121,8 @@ class RunOptions:
     """Options of one `elastrain run`, which is the whole job or one node of it."""
 
     job: str
-    script: Script
+    script: Script | AdoptedRanks
+    """The source of the workers: a script, or ranks that another launcher has started."""
     target: str
     """The script as the user named it, which all nodes of a job have in common."""
     size: JobSize = JobSize()
@@ -135,6 +137,11 @@ class RunOptions:
     checkpoints: CheckpointOptions | None = None
     """Place and schedule of durable checkpoints, or None if the job writes none."""
     resume: StartWish = StartWish()
+
+    @property
+    def are_ranks_adopted(self) -> bool:
+        """True if another launcher has started the workers. No other life can follow then."""
+        return isinstance(self.script, AdoptedRanks)
 
     @property
     def checkpoint_dir(self) -> str | None:
@@ -165,7 +172,9 @@ class RunOptions:
             return alone
         # A running job continues with any number of nodes, and so does a later life of it.
         least = Least(nodes=size.nodes_min, members=self.wish.least_members) if life.is_first else Least()
-        places = NodePlaces(nodes=size.nodes_max, spares=size.spares, quarantine=size.quarantine)
+        places = NodePlaces(
+            nodes=size.nodes_max, spares=size.spares, quarantine=size.quarantine, are_fixed=self.are_ranks_adopted
+        )
         return replace(alone, node=node, incarnation=incarnation, least=least, places=places)
 
     def faults_from(self, now: float) -> tuple[Fault, ...]:

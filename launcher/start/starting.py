@@ -17,7 +17,7 @@ from elastrain.base.checkpoint_settings import SHARED
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent import node_cache
 from elastrain.launcher.agent.guardian import Guardian
-from elastrain.launcher.agent.worker_start import import_torch
+from elastrain.launcher.agent.worker_start import Script, import_torch
 from elastrain.launcher.core.places.quarantine import quarantined
 from elastrain.launcher.shared import process_environment, rundir
 from elastrain.launcher.shared.console import say
@@ -32,6 +32,7 @@ from elastrain.launcher.start.start_checkpoint import find_start, held_place, ne
 from elastrain.launcher.store.etcd_config import EtcdConfig
 
 if TYPE_CHECKING:
+    from elastrain.launcher.agent.adopted import WorkerSource
     from elastrain.launcher.agent.agent import AgentConfig
     from elastrain.launcher.store.etcd import EtcdStore
 
@@ -91,7 +92,7 @@ def _run_lives(options: RunOptions, node: NodeOptions, run: RunDir | None) -> En
         while True:
             ended, run, history = _run_life(options, node, run, history)
             stack.callback(node_cache.remove, run)
-            if ended.end.code == 0 or ended.end.code > _SIGNALLED:
+            if ended.end.code == 0 or ended.end.code > _SIGNALLED or options.are_ranks_adopted:
                 return ended.end
             following = shared_lives(options, node.etcd, run).after(ended, _newest_step(options, ended.end))
             end = _tell(options, run, following, ended)
@@ -205,14 +206,13 @@ def etcd_store(config: EtcdConfig) -> EtcdStore:
 def agent_config(options: RunOptions, settings: JobConfig, run: RunDir, node: NodeOptions | None = None) -> AgentConfig:
     """Return the agent's configuration. `node` is given for one node of several."""
     from elastrain.launcher.agent.agent import AgentConfig
-    from elastrain.launcher.agent.standby import StandbySource
 
     host = node.host if node is not None else None
     return AgentConfig(
         job=options.job,
         settings=settings,
         run=run,
-        source=StandbySource(options.script) if options.size.standby else options.script,
+        source=_source(options),
         wish=options.wish,
         checkpoints=options.checkpoints,
         logs=options.output.logs(run),
@@ -221,6 +221,14 @@ def agent_config(options: RunOptions, settings: JobConfig, run: RunDir, node: No
         stop_grace_s=options.waits.stop_grace_s,
         key_ttl_s=options.waits.key_ttl_s,
     )
+
+
+def _source(options: RunOptions) -> WorkerSource:
+    if not (options.size.standby and isinstance(options.script, Script)):
+        return options.script
+    from elastrain.launcher.agent.standby import StandbySource
+
+    return StandbySource(options.script)
 
 
 def address_towards(endpoint: str) -> str:

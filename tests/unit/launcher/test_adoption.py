@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.base.foreign_world import hear, tell
+from elastrain.base.foreign_world import RanksHere, hear, tell
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent.adopted import AdoptedProcess, AdoptedRanks, Rank
 from elastrain.launcher.core.failures import UNKNOWN_EXIT, describe_exit
@@ -31,7 +31,7 @@ def address(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def meeting(address: str) -> Iterator[Meeting]:
     with listen_abstract(address) as listener:
-        yield Meeting(listener, 2)
+        yield Meeting(listener, RanksHere(address=address, first=0, count=2, size=2))
 
 
 def _come(address: str, rank: object, size: object = 2) -> socket.socket:
@@ -97,7 +97,7 @@ def test_another_users_process_is_not_heard(address: str, meeting: Meeting, monk
 
 def test_no_rank_is_replaced() -> None:
     start = Start(member="m1", slot=0, rank=0, restarts=0, warm_up=False, world_size=1)
-    with pytest.raises(ProcessLookupError, match="rank 0 was started by another launcher"):
+    with pytest.raises(ProcessLookupError, match="in slot 0 was started by another launcher"):
         AdoptedRanks([]).start(start, None, None)  # type: ignore[arg-type]
 
 
