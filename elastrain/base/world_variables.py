@@ -17,6 +17,10 @@ FIRST_PORT, PLACES, PORTS = 20000, 3000, 3
 each. They follow one another."""
 
 
+_HOSTS = r"[^,\[\]]+(?:\[[^\[\]]*\][^,\[\]]*)*"
+"""Pattern of an entry in Slurm's list of hosts."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Names:
     """Names of the variables of one launcher. `node` and `nodes` are "" if it does not tell the hosts."""
@@ -200,7 +204,9 @@ def hosts_of(world: ForeignWorld) -> WorldHosts | str:
 def expand_hosts(listed: str, at_most: int = HOSTS_MAX) -> tuple[str, ...]:
     """Return the first hosts of Slurm's list of hosts, such as "a[01-03,7],b"."""
     found: list[str] = []
-    for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\][^,\[\]]*)*", listed):
+    if not re.fullmatch(rf"{_HOSTS}(,{_HOSTS})*", listed):
+        return ()
+    for part in re.findall(_HOSTS, listed):
         for name in _expanded(part):
             found.append(name)
             if len(found) == at_most:

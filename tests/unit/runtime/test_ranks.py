@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
 
 import elastrain
-from elastrain.base.foreign_world import ForeignWorld, foreign_world
+from elastrain.base.foreign_world import foreign_world
+from elastrain.base.world_variables import hosts_of
 from elastrain.errors import ConfigError
 
 TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none"}
@@ -36,17 +37,26 @@ def group() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("variables", "launcher", "says"),
     [
-        (TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}, "torchrun, or a launcher like it,", "per-node 2 --nnodes 2 --rdzv-end"),
-        (SLURM, "srun", r"rank 5 of 8.*--nproc-per-node 4 --nnodes 2 .* with SLURM_STEP_NUM_TASKS=1 if"),
+        (
+            TORCHRUN | {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h0"},
+            "torchrun, or a launcher like it,",
+            "no secret file /nowhere/secret.*per-node 2 --nnodes 2 --join h0",
+        ),
+        (
+            SLURM | {"SLURM_STEP_NODELIST": "n[1-2]"},
+            "srun",
+            "rank 5 of 8.*secret.*-node 4 --nnodes 2 --join n1.* with SLURM_STEP_NUM_TASKS=1 if",
+        ),
         (MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "mpirun", "rank 0 of 2 on 2 hosts.*--nproc-per-node 1 --nnodes 2 "),
+        (MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "mpirun", "set MASTER_ADDR to it"),
         (SLURM | {"RANK": "5", "WORLD_SIZE": "8"}, "torchrun, or a launcher like it,", "rank 5 of 8 on 2 hosts"),
     ],
-    ids=["torchrun", "Slurm", "MPI", "a script of Slurm that exports torchrun's names"],
+    ids=["torchrun", "Slurm", "MPI", "MPI without a host", "a script of Slurm that exports torchrun's names"],
 )
 def test_init_in_a_world_on_several_hosts_says_what_to_start(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], launcher: str, says: str
 ) -> None:
-    for name, value in variables.items():
+    for name, value in (variables | {"ELASTRAIN_HOME": "/nowhere"}).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=says) as caught:
         elastrain.init()
@@ -80,7 +90,7 @@ def _address(monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
         for name, value in variables.items():
             told.setenv(name, value)
         assert world is not None
-        return world.address
+        return world.address(0, 1)
 
 
 def test_ranks_of_one_world_meet_at_one_address_and_other_worlds_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +110,9 @@ def test_torchrun_under_slurm_counts_as_torchrun(monkeypatch: pytest.MonkeyPatch
 def test_numbers_of_slurm_may_tell_of_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "3,2(x2)"}).items():
         monkeypatch.setenv(name, value)
-    expected = ForeignWorld(launcher="srun", variable="SLURM_STEP_NUM_TASKS", rank=5, size=8, per_node=3)
-    assert foreign_world() == expected
+    found = foreign_world()
+    assert found is not None and (found.launcher, found.rank, found.size, found.per_node) == ("srun", 5, 8, 3)
+    assert isinstance(reason := hosts_of(found), str) and "8 ranks are not 3 on each" in reason
 
 
 def test_a_rank_of_a_process_group_is_no_job_of_its_own(group: None) -> None:
