@@ -59,7 +59,7 @@ def run_adopted_node(ranks: AdoptedRanks, in_order: Sequence[Rank], here: RanksH
         began_s=time.monotonic(),
     )
     wish = JoinWish(
-        hosts=",".join(f"{host}:{port}" for host in named),
+        hosts=_joined(named, port),
         node=f"node{hosts.node}",
         address=address,
         secret_file=secret_file(),
@@ -87,8 +87,7 @@ def _addresses(hosts: WorldHosts, port: int) -> tuple[list[str], str]:
 
     own = node_address(hosts.own_name) if hosts.own_name else None
     named = [(node_address(host) or host) if hosts.own_name else host for host in hosts.hosts]
-    told = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in named)
-    join = look_up(told, own)
+    join = look_up(_joined(named, port), own)
     first = hosts.hosts[0]
     if join.place == 0 and hosts.node != 0:
         raise ConfigError(
@@ -102,6 +101,11 @@ def _addresses(hosts: WorldHosts, port: int) -> tuple[list[str], str]:
     if hosts.node == 0 and own is None and found[0].startswith("127."):
         found[0] = own = _address_in_network(first)
     return found, own or join.address()
+
+
+def _joined(hosts: Sequence[str], port: int) -> str:
+    """Return the value of --join for these hosts."""
+    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts)
 
 
 def _address_in_network(name: str) -> str:
