@@ -158,8 +158,8 @@ def _ended_with(in_order: Sequence[Rank], ranks: AdoptedRanks) -> Iterator[None]
 
     former = signal.signal(signal.SIGUSR1, on_signal)
     thread = threading.Thread(target=watch, name="elastrain-early-ends", daemon=True)
-    thread.start()
     try:
+        thread.start()  # inside, because a rank may have ended already
         yield
     finally:
         is_over.set()

@@ -93,7 +93,7 @@ class Meeting:
 
     def _misfit(self, number: int, size: int, there: Rank | None) -> str:
         here = self._here
-        if there is None and size == here.size:
+        if here.hosts is not None and there is None and size == here.size:
             return (
                 f"rank {number} is on the host of rank {here.first}, and the {here.count} ranks of a host must follow "
                 "one another: deal them out host by host (srun --distribution=block, mpirun --map-by slot)"
