@@ -188,6 +188,25 @@ def test_survivors_of_killed_ranks_and_of_a_lost_host_go_on(tmp_path: Path) -> N
 
 
 @in_namespaces
+def test_first_host_without_ranks_keeps_the_etcd_member_for_the_next_loss(tmp_path: Path) -> None:
+    with quorum_hosts(tmp_path, *HOSTS) as hosts:
+        hosts.slow.touch()
+        arguments = ("--steps", "18")
+        first, other = start_ranks(hosts, torchrun, *arguments, "--slow-while", str(hosts.slow))
+        until(lambda: other.reached(3), WAIT_S, "step 3")
+        for rank in first.started:
+            rank.kill()
+        until(lambda: other.reached(12), WAIT_S, "step 12")
+        assert "this process stays" in first.text()
+        other.started[1].kill()
+        until(lambda: other.reached(14), WAIT_S, "step 14")
+        hosts.slow.unlink()
+        assert other.end() == [0, -9], other.text()
+        assert set(other.run.digests.values()) == {digest(*arguments)}
+        first.wait_gone()
+
+
+@in_namespaces
 def test_loss_of_the_host_of_the_only_etcd_member_parks_with_a_reason(tmp_path: Path) -> None:
     with quorum_hosts(tmp_path, *HOSTS) as hosts:
         _, other = start_ranks(hosts, torchrun, "--steps", "1000", here=1)
