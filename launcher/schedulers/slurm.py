@@ -24,6 +24,8 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WARNING_S = 60
 _GRACE_S = 20
 """Seconds for a hand-over after `scancel`, unless the user says otherwise. Slurm's KillWait is 30 by default."""
+_LOOK_S = 15
+"""Seconds between two looks at the nodes of the allocation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +82,13 @@ def batch_script(wish: SlurmWish, python: str) -> str:
         f"export {FOLDER}={parent}/elastrain-slurm-{number}",
         f'elastrain() {{ {shlex.quote(python)} -m elastrain.launcher "$@"; }}',
         *(_joining() if wish.join_job else _place(wish, python)),
-        "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 \\",
-        f"  {shlex.quote(python)} -m elastrain.launcher run --stop-grace {_GRACE_S} {shlex.join(wish.command)} &",
+        "start() {",
+        '  exec srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 "$@" \\',
+        f"    {shlex.quote(python)} -m elastrain.launcher run --stop-grace {_GRACE_S} {shlex.join(wish.command)}",
+        "}",
+        "start &",
         "task=$!",
+        *([] if wish.join_job else _follow()),
         'wait "$task"; code=$?',
     ]
     return "\n".join(lines + ([] if wish.join_job else _requeue()) + ['exit "$code"']) + "\n"
@@ -109,6 +115,30 @@ def _place(wish: SlurmWish, python: str) -> list[str]:
         f'run="${FOLDER}/run-${{SLURM_RESTART_COUNT:-0}}/$SLURMD_NODENAME"',
         "# Without an agent here nobody can write a last checkpoint: the job goes on from the newest one.",
         """trap 'last=1; elastrain stop "$run" || kill "$task"' USR1""",
+    ]
+
+
+def _follow() -> list[str]:
+    """Return the lines that start a task on every node that is added to the allocation while the job runs."""
+    return [
+        "nodes() {",
+        '  squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N | xargs --no-run-if-empty scontrol show hostnames',
+        "}",
+        "# A node that Slurm adds to this job gets a task, and joins.",
+        "follow() {",
+        "  local before now node",
+        "  before=$(nodes)",
+        f"  while sleep {_LOOK_S}; do",
+        "    now=$(nodes)",
+        "    for node in $now; do",
+        """      grep --quiet --line-regexp --fixed-strings "$node" <<<"$before" && continue""",
+        '      start --overlap --nodes=1 --ntasks=1 --nodelist="$node" &',
+        "    done",
+        "    before=${now:-$before}",
+        "  done",
+        "}",
+        "follow &",
+        "trap 'kill \"$!\"' EXIT",
     ]
 
 

@@ -35,7 +35,7 @@ MpiDefault=none
 SwitchType=switch/none
 SelectType=select/linear
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=1,bf_interval=1
+SchedulerParameters=sched_interval=1,bf_interval=1{more}
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
@@ -60,10 +60,10 @@ def lacking() -> str:
 
 
 class Slurm:
-    """The daemons. Commands need `environment`."""
+    """The daemons. Commands need `environment`. `expands`: Slurm lets nodes be added to a running job."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, expands: bool = False) -> None:
+        self.folder, self._more = folder, ",permit_job_expansion" if expands else ""
         self.environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -75,7 +75,7 @@ class Slurm:
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
         ports = _free_ports(1 + len(NODES))
-        lines = _CONFIGURATION.format(host=host, port=ports[0], folder=folder)
+        lines = _CONFIGURATION.format(host=host, port=ports[0], folder=folder, more=self._more)
         for number, (name, port) in enumerate(zip(NODES, ports[1:], strict=True), start=2):
             address = f"NodeAddr=127.0.0.{number} Port={port}"  # an address each, as a quorum's hosts need
             lines += f"NodeName={name} NodeHostname={host} {address} CPUs=8 State=UNKNOWN\n"
@@ -119,6 +119,18 @@ class Slurm:
         for pid in descendants(_steps_of(self.folder, name)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def node_state(self, name: str) -> str:
+        return self.told("sinfo", "-h", "-n", name, "-o", "%T")
+
+    def expand(self, job: str, node: str) -> str:
+        """Add an idle node to a running job. Returns why Slurm refuses that, or ""."""
+        words = ("salloc", "--no-shell", "--nodes=1", f"--nodelist={node}", f"--dependency=expand:{job}")
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode:
+            return done.stderr.strip()
+        number = done.stderr.split("Granted job allocation ")[1].split()[0]
+        return self.told("scontrol", "update", f"JobId={number}", "NumNodes=0")
 
     def told(self, *command: str, text: str | None = None, cwd: Path | None = None) -> str:
         done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,7 +47,13 @@ def from_slurm(size: SizeFlags, rendezvous: RendezvousFlags, task: SlurmTask | N
     )
     if place is not None:
         completed = _joining(completed, place, task.node)
-    return Completed(size=size, rendezvous=completed, run_dir=Path(task.run_dir))
+    return Completed(size=size, rendezvous=completed, run_dir=_unused(Path(task.run_dir)))
+
+
+def _unused(folder: Path) -> Path:
+    """Return the folder, or one beside it if a task that Slurm lost on this node has left its run there."""
+    others = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain((folder,), others) if not each.exists())
 
 
 def _joining(rendezvous: RendezvousFlags, place: JobPlace, node: str) -> RendezvousFlags:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.slurm import Slurm, lacking
+from tests.support.slurm import NODES, Slurm, lacking
 from tests.support.slurm_job import SlurmJob, submit
+from tests.support.sources import ROOT
 from tests.support.training import SCRIPT
 from tests.support.waiting import until
 
@@ -64,6 +65,37 @@ def test_nodes_of_a_second_slurm_job_join_and_its_scancel_is_a_hand_over(slurm: 
     assert job.state() == "RUNNING"
     slurm.told("scancel", job.number)
     assert job.wait_end() == "CANCELLED"
+
+
+@pytest.mark.timeout(900)
+def test_a_node_that_slurm_gives_back_is_added_to_the_running_job_and_joins(tmp_path: Path) -> None:
+    with Slurm(tmp_path / "c", expands=True) as slurm:
+        job = SlurmJob(slurm, tmp_path / "j", "--nodes", "1:3", "--time", "0:30:00", "--sbatch=--nodes=2", steps=100000)
+        job.wait_step(2, job.wait("view")["node_name"])
+        lost = next(node for node in job.computing() if node != "n1")
+        slurm.kill_node(lost)
+        job.wait("view", node="n1", reason=f"{job.wait('worker_start', node=lost)['member']} lost")
+        until(lambda: slurm.node_state(lost).startswith("down"), 180, f"{lost} down")
+        slurm.start_node(lost)
+        until(lambda: slurm.node_state(lost) == "idle", 60, f"{lost} idle")
+        assert slurm.expand(job.number, lost) == ""
+        # The folder of its former run stays.
+        joined = job.wait("worker_start", node=f"{lost}.2")["member"]
+        job.wait("view", node="n1", reason=f"{joined} joined")
+        assert job.state() == "RUNNING"
+        slurm.told("scancel", job.number)
+        assert job.wait_end() == "CANCELLED"
+
+
+def test_a_slurm_that_does_not_permit_expansion_says_so(slurm: Slurm, tmp_path: Path) -> None:
+    """`docs/slurm.md` quotes these answers of Slurm 22.05, and names the setting that changes them."""
+    number = slurm.told("sbatch", "--parsable", "--nodes=1", "--output=/dev/null", text="#!/bin/sh\nsleep 60\n")
+    until(lambda: slurm.told("squeue", "-h", "-j", number, "-o", "%T") == "RUNNING", 60, "the job runs")
+    free = next(node for node in NODES if slurm.node_state(node) == "idle")
+    refusal = slurm.expand(number, free)
+    assert "Requested operation not supported on this system" in refusal
+    assert refusal.removeprefix("salloc: error: ") in (ROOT / "docs/slurm.md").read_text()
+    slurm.told("scancel", number)
 
 
 def test_a_partition_that_does_not_exist_and_a_slurm_that_cannot_be_reached_are_one_sentence(

@@ -53,6 +53,45 @@ def test_nodes_that_join_another_slurm_job_start_no_store_and_are_not_requeued()
     assert "job_place" not in text and "scontrol" not in text and "--signal" not in text
 
 
+def test_a_node_that_was_lost_and_comes_back_keeps_its_former_run_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    task = task_of(SRUN | {"ELASTRAIN_SLURM_FOLDER": str(tmp_path)})
+    (tmp_path / "job.json").write_text(json.dumps(PLACE))
+    for expected in ("n2", "n2.2", "n2.3"):
+        found = from_slurm(SizeFlags(), RendezvousFlags(), task).run_dir
+        assert found == tmp_path / "run-3" / expected
+        found.mkdir(parents=True)
+
+
+NODES_OF_THE_JOB = """#!/bin/bash
+echo look >>looks
+[ "$(wc -l <looks)" -eq 1 ] && printf 'n1\\nn2\\n' || printf 'n1\\nn3\\nn2\\n'
+"""
+
+
+def test_a_node_that_is_added_to_the_allocation_gets_one_task(tmp_path: Path) -> None:
+    """The script runs with programs of Slurm that only say what they are asked for."""
+    programs = {
+        "squeue": "echo nodes",
+        "scontrol": NODES_OF_THE_JOB,
+        "srun": 'echo "$*" >>starts; case "$*" in *nodelist*) ;; *) sleep 5 ;; esac',
+        "sleep": '[ "$1" = 5 ] && exec /bin/sleep 5 || exec /bin/sleep 0.5',
+        "python": "exit 0",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text if text.startswith("#!") else f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "12", "SLURMD_NODENAME": "n1"}
+    done = subprocess.run(
+        ["bash", "-c", batch_script(wish(), str(tmp_path / "python"))],
+        cwd=tmp_path, env=variables | {"SLURM_SUBMIT_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    starts = (tmp_path / "starts").read_text().splitlines()
+    assert len(starts) == 2 and "--nodelist" not in starts[0]
+    assert "--overlap --nodes=1 --ntasks=1 --nodelist=n3" in starts[1]
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
