@@ -14,13 +14,11 @@ from elastrain.launcher.core.quorum.founding import GRACE_S, Charter, HeardState
 from elastrain.launcher.quorum.certificates import Pair
 from elastrain.launcher.quorum.etcd_admin import EtcdAdmin
 from elastrain.launcher.quorum.etcd_process import EtcdProcess, Membership
-from elastrain.launcher.quorum.join_hosts import JoinHosts
+from elastrain.launcher.quorum.join_hosts import HostAddresses, JoinHosts
 from elastrain.launcher.quorum.muster import Greeting, UnreachableError, ask
 from elastrain.launcher.quorum.node_standing import NodeStanding
+from elastrain.launcher.shared import clocks
 from elastrain.launcher.store.port import StoreError
-
-CLOCK_S = 600.0
-"""Greatest difference between the clocks of two hosts."""
 
 
 class FoundingRounds:
@@ -35,7 +33,9 @@ class FoundingRounds:
         self._began_s = time.monotonic()
         self._heard: dict[int, tuple[Greeting, float]] = {}
         self._trouble: dict[int, str] = {}
-        self._pool = ThreadPoolExecutor(len(join.hosts), thread_name_prefix="elastrain-ask")
+        # A thread for each question, and one for each name that is looked up meanwhile.
+        self._pool = ThreadPoolExecutor(2 * len(join.hosts), thread_name_prefix="elastrain-ask")
+        self._addresses = HostAddresses(join, self._pool)
 
     def close(self) -> None:
         """End the threads that ask."""
@@ -97,9 +97,13 @@ class FoundingRounds:
         _check_twins(self._join, self._heard)
 
     def _ask(self, place: int) -> Greeting | UnreachableError:
+        address = self._addresses.of(place)
         try:
-            return ask(self._join.hosts[place].address, self._join.port, self._pair, self._standing.greet())
+            if not address:
+                raise UnreachableError("its name has no address yet")
+            return ask(address, self._join.port, self._pair, self._standing.greet())
         except UnreachableError as error:
+            self._addresses.renew(place)
             return error
 
     def _check(self, place: int, answer: Greeting) -> None:
@@ -108,13 +112,8 @@ class FoundingRounds:
             raise ConfigError(f"--join: {name} is this host under another name: name it once")
         if answer.node == identity.node:
             raise ConfigError(f"node {answer.node} of {name} has the name of this node: choose another --node-name")
-        late_s = time.time() - answer.wall_s
-        if abs(late_s) > CLOCK_S:
-            ahead = "ahead of" if late_s > 0 else "behind"
-            raise ConfigError(
-                f"the clock of this host is {abs(late_s):.0f} s {ahead} that of {name}: set both by NTP, and start "
-                "again"
-            )
+        if sentence := clocks.wrong_clock(clocks.wall_s() - answer.wall_s, name):
+            raise ConfigError(sentence)
 
     def _serves(self, charter: Charter) -> bool:
         """Return True if etcd here works with a majority of the charter."""

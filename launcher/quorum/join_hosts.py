@@ -1,8 +1,13 @@
-"""The hosts of --join: parsing, name look-ups, and which of them is this host."""
+"""The hosts of --join: parsing, name look-ups, and which of them is this host.
+
+In a pod of Kubernetes names get their addresses late, and other ones when their pods come back.
+"""
 
 from __future__ import annotations
 
 import socket
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from elastrain.errors import ConfigError
@@ -17,7 +22,7 @@ PORTS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class NamedHost:
-    """A host of --join. `address` is its first IP address, as this host sees it."""
+    """A host of --join. `address` is its first IP address, as this host sees it; "" while its name has none."""
 
     name: str
     address: str
@@ -34,8 +39,9 @@ class JoinHosts:
 
     def address(self) -> str:
         """Return this host's address for the others: the one that --join names, else the one on the way to them."""
-        if self.place is not None and not _is_loopback(self.hosts[self.place].address):
-            return self.hosts[self.place].address
+        mine = self.hosts[self.place].address if self.place is not None else ""
+        if mine and not _is_loopback(mine):
+            return mine
         others = [host for place, host in enumerate(self.hosts) if place != self.place]
         return _address_towards((others or list(self.hosts))[0].address, self.port)
 
@@ -79,13 +85,24 @@ def ports_beside(join: str, ports: tuple[int, int]) -> tuple[int, int]:
     return below if below[1] - below[0] > above[1] - above[0] else above
 
 
-def look_up(text: str, own: str | None = None, default_port: int = DEFAULT_PORT) -> JoinHosts:
+def look_up(
+    text: str, own: str | None = None, default_port: int = DEFAULT_PORT, *, in_a_pod: bool = False
+) -> JoinHosts:
     """Return the hosts of --join with their addresses. `own`: this node's address, if it was given.
 
-    Raises ConfigError for names without an address, and for two names of one host.
+    Raises ConfigError for names without an address, unless `in_a_pod`, and for two names of one host.
     """
     names, port = parse_join(text, default_port)
-    hosts = tuple(NamedHost(name=name, address=_resolve(name, port)) for name in names)
+    if in_a_pod and own is not None:
+        me = socket.gethostname().partition(".")[0]
+        place = next((at for at, name in enumerate(names) if name.partition(".")[0] == me), None)
+        # The name of this pod may still lead to the one before it.
+        hosts = tuple(
+            NamedHost(name=name, address=own if at == place else _address_if_any(name, port))
+            for at, name in enumerate(names)
+        )
+        return JoinHosts(hosts=hosts, port=port, place=place)
+    hosts = tuple(NamedHost(name=name, address=resolve(name, port)) for name in names)
     for place, host in enumerate(hosts):
         twin = next((other for other in hosts[:place] if other.address == host.address), None)
         if twin is not None:
@@ -96,6 +113,29 @@ def look_up(text: str, own: str | None = None, default_port: int = DEFAULT_PORT)
         first, second = hosts[mine[0]].name, hosts[mine[1]].name
         raise ConfigError(f"--join: {second} is this host under another name, and so is {first}: name it once")
     return JoinHosts(hosts=hosts, port=port, place=mine[0] if mine else None)
+
+
+class HostAddresses:
+    """The present addresses of the named hosts. A name is looked up anew, in the pool, if its host does not answer."""
+
+    def __init__(self, join: JoinHosts, pool: ThreadPoolExecutor) -> None:
+        self._join, self._pool = join, pool
+        self._found = [host.address for host in join.hosts]
+        self._under_way: dict[int, Future[None]] = {}
+
+    def of(self, place: int) -> str:
+        """Return the last known address of a host, or "" if its name has had none so far."""
+        return self._found[place]
+
+    def renew(self, place: int) -> None:
+        """Begin to look the host's name up, unless that is under way."""
+        before = self._under_way.get(place)
+        if before is None or before.done():
+            self._under_way[place] = self._pool.submit(self._look_up, place)
+
+    def _look_up(self, place: int) -> None:
+        host = self._join.hosts[place]
+        self._found[place] = _address_if_any(host.name, self._join.port) or self._found[place]
 
 
 def is_local(address: str) -> bool:
@@ -109,11 +149,18 @@ def is_local(address: str) -> bool:
     return True
 
 
-def _resolve(name: str, port: int) -> str:
+def resolve(name: str, port: int) -> str:
+    """Return the first address of a name. Raises ConfigError if it has none."""
     try:
         return str(socket.getaddrinfo(name.strip("[]"), port, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         raise ConfigError(f"--join: {name} cannot be reached: it has no address here ({error.strerror})") from None
+
+
+def _address_if_any(name: str, port: int) -> str:
+    with suppress(ConfigError):
+        return resolve(name, port)
+    return ""
 
 
 def _address_towards(address: str, port: int) -> str:

@@ -56,7 +56,7 @@ class JoinWish:
 
 def run_joined(options: RunOptions, wish: JoinWish) -> End:
     """Run one node of a job whose agents form their own quorum. Raises ConfigError, StoreError."""
-    join = look_up(wish.hosts, wish.address, wish.port)
+    join = look_up(wish.hosts, wish.address, wish.port, in_a_pod=process_environment.in_a_pod())
     secret = _secret(wish.secret_file, join)
     options = options.with_own_log_dir()
     with ExitStack() as stack:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
-import time
 from dataclasses import dataclass, replace
 
 from elastrain.launcher.core.quorum.founding import FoundingState, Named
 from elastrain.launcher.quorum.etcd_process import Ports
 from elastrain.launcher.quorum.muster import Greeting
+from elastrain.launcher.shared import clocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class NodeStanding:
                 job=identity.job,
                 node=identity.node,
                 instance=self._state.me.instance,
-                wall_s=time.time(),
+                wall_s=clocks.wall_s(),
                 state=self._state if identity.is_named or self._state.serves else None,
                 endpoints=self._endpoints,
             )

@@ -1,8 +1,9 @@
 """Manifests of a job for Kubernetes, as plain values, and as YAML. No I/O.
 
-Every port on which an agent or a member listens is chosen by the pod's kernel, so a sysctl of the pod keeps all of
-them in the range that the NetworkPolicy opens. A pod's own name is the name of its node: a pod that comes back counts
-as a new node.
+The first pods run the job's own etcd, and are named by the headless Service. Its three ports are the first ones of the
+range that the NetworkPolicy opens. The pod's kernel chooses every other port on which an agent or a member listens, and
+a sysctl of the pod keeps all of them in that range. A pod's own name is the name of its node: a pod that comes back
+counts as a new node.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastrain.errors import ConfigError
+from elastrain.launcher.core.quorum.founding import MEMBERS_MAX
+from elastrain.launcher.quorum.join_hosts import PORTS
 
 Manifest = dict[str, Any]
 _SECRET_MODE = 0o600
@@ -23,6 +26,11 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTP]i?|)")
 _SECRET_DIR = "/etc/elastrain"
 _CHECKPOINTS = "/checkpoints"
 _PORTS_MIN = 128
+_REPLICATED = "node"
+_WAIT_S = 1800
+"""Seconds that a pod waits for the others, whose images may have to be pulled."""
+_PROBE_S = 5
+"""Seconds between two looks of the startup probe."""
 _LAST_CHECKPOINT_S = 30
 _MARGIN_S = 15
 _SET_HERE = (
@@ -30,6 +38,8 @@ _SET_HERE = (
     "--nproc-per-node",
     "--rdzv-id",
     "--rdzv-endpoint",
+    "--join",
+    "--port-range",
     "--secret-file",
     "--node-name",
     "--local-addr",
@@ -65,7 +75,8 @@ class JobWish:
     nodes_max: int
     command: tuple[str, ...]
     """Options of `run`, the script and its arguments."""
-    endpoint: str
+    endpoint: str = ""
+    """An etcd of the user's own, or "": the pods run the job's etcd."""
     workers: str = "1"
     ports: tuple[int, int] = (30000, 30999)
     size: PodSize = PodSize()
@@ -104,7 +115,7 @@ def manifests(wish: JobWish, secret: bytes, *, as_job_set: bool = False) -> list
         _object("v1", "Secret", wish, type="Opaque", data={"secret": base64.b64encode(secret).decode()}),
         _object("v1", "Service", wish, spec=_service(wish)),
         _object("networking.k8s.io/v1", "NetworkPolicy", wish, spec=_policy(wish)),
-        _job_set(wish) if as_job_set else _object("batch/v1", "Job", wish, spec=_job(wish)),
+        _job_set(wish) if as_job_set else _object("batch/v1", "Job", wish, spec=_job(wish, wish.name)),
     ]
 
 
@@ -124,45 +135,48 @@ def _policy(wish: JobWish) -> Manifest:
     return {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": ingress}
 
 
-def _job(wish: JobWish) -> Manifest:
+def _job(wish: JobWish, stem: str) -> Manifest:
+    """Return the Job. `stem` is what the host names of its pods begin with, before their index."""
     return {
         "completionMode": "Indexed",
         "completions": wish.nodes_max,
         "parallelism": wish.nodes_max,
         "podReplacementPolicy": "Failed",
         "backoffLimitPerIndex": wish.retries,
-        "template": {"metadata": {"labels": wish.labels}, "spec": _pod(wish)},
+        "template": {"metadata": {"labels": wish.labels}, "spec": _pod(wish, stem)},
     }
 
 
 def _job_set(wish: JobWish) -> Manifest:
-    replicated = {"name": "node", "replicas": 1, "template": {"metadata": {"labels": wish.labels}, "spec": _job(wish)}}
+    job = _job(wish, f"{wish.name}-{_REPLICATED}-0")
+    replicated = {"name": _REPLICATED, "replicas": 1, "template": {"metadata": {"labels": wish.labels}, "spec": job}}
     network = {"enableDNSHostnames": True, "subdomain": wish.name}
     return _object(
         "jobset.x-k8s.io/v1alpha2", "JobSet", wish, spec={"network": network, "replicatedJobs": [replicated]}
     )
 
 
-def _pod(wish: JobWish) -> Manifest:
+def _pod(wish: JobWish, stem: str) -> Manifest:
     volumes: list[Manifest] = [
         {"name": "secret", "secret": {"secretName": wish.name, "defaultMode": _SECRET_MODE}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": wish.size.shm}},
     ]
     if wish.claim:
         volumes.append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": wish.claim}})
-    sysctl = {"name": "net.ipv4.ip_local_port_range", "value": f"{wish.ports[0]} {wish.ports[1]}"}
+    first = wish.ports[0] if wish.endpoint else wish.ports[0] + PORTS
+    sysctl = {"name": "net.ipv4.ip_local_port_range", "value": f"{first} {wish.ports[1]}"}
     return {
         "restartPolicy": "Never",
         "subdomain": wish.name,
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": max(wish.hand_over_s, _LAST_CHECKPOINT_S) + _MARGIN_S,
         "securityContext": {"sysctls": [sysctl]},
-        "containers": [_container(wish)],
+        "containers": [_container(wish, stem)],
         "volumes": volumes,
     }
 
 
-def _container(wish: JobWish) -> Manifest:
+def _container(wish: JobWish, stem: str) -> Manifest:
     size = wish.size
     resources = {"cpu": size.cpu, "memory": size.memory} | ({"nvidia.com/gpu": size.gpus} if size.gpus else {})
     mounts: list[Manifest] = [
@@ -171,14 +185,14 @@ def _container(wish: JobWish) -> Manifest:
     ]
     mounts += [{"name": "checkpoints", "mountPath": _CHECKPOINTS}] if wish.claim else []
     # It ends with 0 once the agent has made the run's folder.
-    probe = {"exec": {"command": ["elastrain", "status", "--json"]}, "timeoutSeconds": 10, "periodSeconds": 5}
+    probe = {"exec": {"command": ["elastrain", "status", "--json"]}, "timeoutSeconds": 10, "periodSeconds": _PROBE_S}
     return {
         "name": "node",
         "image": wish.image,
-        "command": ["elastrain", "run", *_options(wish), *wish.command],
+        "command": ["elastrain", "run", *_options(wish, stem), *wish.command],
         "env": [_told("POD_NAME", "metadata.name"), _told("POD_IP", "status.podIP")],
         "resources": {"requests": resources, "limits": resources},
-        "startupProbe": {**probe, "failureThreshold": 60},
+        "startupProbe": {**probe, "failureThreshold": 60 + (0 if wish.endpoint else _WAIT_S // _PROBE_S)},
         "volumeMounts": mounts,
     }
 
@@ -187,12 +201,12 @@ def _told(name: str, path: str) -> Manifest:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _options(wish: JobWish) -> list[str]:
+def _options(wish: JobWish, stem: str) -> list[str]:
     told = {
         "--nnodes": f"{wish.nodes_min}:{max(wish.nodes_max, 2)}",
         "--nproc-per-node": wish.workers,
         "--rdzv-id": wish.name,
-        "--rdzv-endpoint": wish.endpoint,
+        **({"--rdzv-endpoint": wish.endpoint} if wish.endpoint else _own_etcd(wish, stem)),
         "--secret-file": f"{_SECRET_DIR}/secret",
         "--node-name": "$(POD_NAME)",
         "--local-addr": "$(POD_IP)",
@@ -200,6 +214,12 @@ def _options(wish: JobWish) -> list[str]:
     }
     told |= {"--checkpoint-dir": _CHECKPOINTS} if wish.claim else {}
     return [word for pair in told.items() for word in pair]
+
+
+def _own_etcd(wish: JobWish, stem: str) -> dict[str, str]:
+    """Return the options with which the first pods run the job's etcd. Their names outlive the pods."""
+    names = [f"{stem}-{index}.{wish.name}:{wish.ports[0]}" for index in range(min(wish.nodes_max, MEMBERS_MAX))]
+    return {"--join": ",".join(names), "--join-timeout": str(_WAIT_S)}
 
 
 def as_yaml(documents: Sequence[Manifest]) -> str:

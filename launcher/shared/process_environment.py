@@ -36,6 +36,11 @@ def slurm() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(("SLURM", "ELASTRAIN_SLURM"))}
 
 
+def in_a_pod() -> bool:
+    """Return True in a container of Kubernetes, which tells each one where its API is."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ
+
+
 @contextmanager
 def set_for_a_moment(name: str, value: str) -> Iterator[str | None]:
     """Set a variable inside a `with` block, and yield its former value.

@@ -45,7 +45,9 @@ class ClusterFlags:
     heading: ClassVar = "Job"
 
     name: Annotated[str, typer.Option("--name", help="The job's name, and that of all its objects.")]
-    rdzv_endpoint: Annotated[str, typer.Option("--rdzv-endpoint", help="The etcd of the nodes: HOST:PORT[,…].")]
+    rdzv_endpoint: Annotated[
+        str, typer.Option("--rdzv-endpoint", help="An etcd of your own: HOST:PORT[,…]; default: the pods run one.")
+    ] = ""
     port_range: Annotated[str, typer.Option("--port-range", help="Ports between pods: A-B.")] = "30000-30999"
     grace: Annotated[int, typer.Option("--grace", min=1, max=3600, help="Seconds for a hand-over.")] = (
         JobWish.hand_over_s
@@ -91,7 +93,7 @@ def _wish(pods: PodFlags, cluster: ClusterFlags, command: tuple[str, ...]) -> Jo
         nodes_min=least,
         nodes_max=most,
         command=command,
-        endpoint=",".join(parse_endpoints(cluster.rdzv_endpoint)),
+        endpoint=",".join(parse_endpoints(cluster.rdzv_endpoint)) if cluster.rdzv_endpoint else "",
         workers=pods.nproc_per_node,
         ports=(int(found[1]), int(found[2])),
         size=PodSize(cpu=pods.cpu, memory=pods.memory, shm=pods.shm, gpus=pods.gpus),

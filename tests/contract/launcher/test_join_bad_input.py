@@ -21,6 +21,7 @@ from elastrain.launcher.quorum.founding_round import FoundingRounds
 from elastrain.launcher.quorum.join_hosts import JoinHosts, NamedHost, look_up, parse_join
 from elastrain.launcher.quorum.muster import Greeting, Muster
 from elastrain.launcher.quorum.node_standing import Identity, NodeStanding
+from tests.support.waiting import until
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 SECRET = bytes(range(32))
@@ -125,12 +126,30 @@ def test_ports_follow_the_name_and_the_default_is_the_same_everywhere() -> None:
         parse_join("a,a")
 
 
+def test_names_of_pods_that_are_not_there_yet_are_no_error_in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pod knows itself by its host name, also while that name still leads to the pod before it."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpt-1")
+    known = {"gpt-1.gpt": "10.0.0.8"}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda name, port, **_: addresses(known, name))
+    found = look_up("gpt-0.gpt,gpt-1.gpt", "10.0.0.9", in_a_pod=True)
+    assert (found.place, [host.address for host in found.hosts]) == (1, ["", "10.0.0.9"])
+    with pytest.raises(ConfigError, match=r"gpt-0\.gpt cannot be reached: it has no address here"):
+        look_up("gpt-0.gpt,gpt-1.gpt", "10.0.0.9")
+
+
+def addresses(known: dict[str, str], name: str) -> list[tuple[object, ...]]:
+    """Answer as `getaddrinfo`."""
+    if name not in known:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (known[name], 0))]
+
+
 class Pairing:
     """A host with a service of its own, and the rounds of another host that asks it."""
 
-    def __init__(self, folder: Path) -> None:
-        for name in ("there", "here"):
-            (folder / name).mkdir()
+    def __init__(self, folder: Path, name: str = "b", address: str = THERE) -> None:
+        for part in ("there", "here"):
+            (folder / part).mkdir()
         self.pair: Pair = make_pair(folder / "here", SECRET, HERE)
         port = _port()
         self.answer = Greeting(
@@ -143,8 +162,9 @@ class Pairing:
         self.service = Muster(THERE, port, make_pair(folder / "there", SECRET, THERE), lambda: self.answer)
         ports = Ports(client=f"{HERE}:{port + 1}", peer=f"{HERE}:{port + 2}")
         self.standing = NodeStanding(Identity(job="j", node="here", place=0, ports=ports))
-        hosts = (NamedHost(name="a", address=HERE), NamedHost(name="b", address=THERE))
-        join = JoinHosts(hosts=hosts, port=port, place=0)
+        join = JoinHosts(
+            hosts=(NamedHost(name="a", address=HERE), NamedHost(name=name, address=address)), port=port, place=0
+        )
         etcd = EtcdProcess(folder / "here", self.pair, ports)
         self.rounds = FoundingRounds(self.standing, join, etcd, self.pair, needs_all=True)
 
@@ -174,6 +194,28 @@ def test_host_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, obj
         pairing.answer = replace(pairing.answer, **changed)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=sentence):
             pairing.rounds.play()
+
+
+@pytest.mark.parametrize("before", ["", "127.0.0.9"], ids=["no address yet", "another address before"])
+def test_a_host_that_does_not_answer_is_asked_at_the_address_that_its_name_has_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    known: dict[str, str] = {}
+    asked = socket.getaddrinfo
+
+    def answer(name: str, *rest: object, **more: object) -> list[tuple[object, ...]]:
+        return addresses(known, name) if name == "gpt-1.gpt" else asked(name, *rest, **more)  # type: ignore[arg-type,return-value]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    with Pairing(tmp_path, "gpt-1.gpt", before) as pairing:
+        assert not pairing.rounds.play()
+        assert "host gpt-1.gpt of --join cannot be reached" in pairing.rounds.trouble()
+        known["gpt-1.gpt"] = THERE
+
+        def heard() -> bool:
+            return not pairing.rounds.play() and "cannot be reached" not in pairing.rounds.trouble()
+
+        until(heard, 30, "the answer of the host at its new address")
 
 
 def test_quorum_that_has_lost_its_majority_is_not_joined_and_no_other_is_founded(tmp_path: Path) -> None:

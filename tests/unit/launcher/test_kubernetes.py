@@ -43,7 +43,7 @@ def wishes(draw: st.DrawFn) -> JobWish:
         nodes_min=least,
         nodes_max=least + draw(st.integers(0, 8)),
         command=("train.py", *draw(st.lists(WORDS, max_size=4))),
-        endpoint="etcd:2379",
+        endpoint=draw(st.sampled_from(["", "etcd:2379"])),
         workers=draw(st.sampled_from(["1", "8", "gpu", "auto"])),
         ports=(first, first + draw(st.integers(127, 5000))),
         size=size,
@@ -86,7 +86,7 @@ def test_every_manifest_passes_strict_validation_for_all_options(wish: JobWish) 
         validate.validate(document, "1.34", strict=True)
     # A JobSet is no kind of Kubernetes itself: the Job in it is validated.
     inner = read(wish, as_job_set=True)[3]["spec"]["replicatedJobs"][0]["template"]
-    assert inner["spec"] == documents[3]["spec"]
+    validate.validate({**documents[3], "spec": inner["spec"]}, "1.34", strict=True)
 
 
 @pytest.mark.usefixtures("schemas")
@@ -118,6 +118,44 @@ def test_the_job_is_what_the_launcher_needs() -> None:
     assert command[command.index("--nnodes") + 1] == "2:3" and command[-1] == "train.py"
 
 
+def run_options(wish: JobWish, *, as_job_set: bool = False) -> dict[str, str]:
+    job = read(wish, as_job_set=as_job_set)[3]
+    job = job["spec"]["replicatedJobs"][0]["template"] if as_job_set else job
+    words = job["spec"]["template"]["spec"]["containers"][0]["command"][2:]
+    return dict(zip(words[::2], words[1::2], strict=False))
+
+
+@pytest.mark.parametrize(("pods", "hosts"), [(1, 1), (2, 2), (3, 3), (9, 3)])
+def test_the_first_pods_run_the_etcd_and_are_named_by_the_service(pods: int, hosts: int) -> None:
+    """The host name of an indexed Job's pod is the Job's name and its index, and the service is its domain."""
+    wish = example(name="gpt", nodes_min=1, nodes_max=pods, endpoint="", ports=(31000, 31999))
+    names = [f"gpt-{index}.gpt:31000" for index in range(hosts)]
+    assert run_options(wish)["--join"] == ",".join(names)
+    inside = [name.replace("gpt-", "gpt-node-0-", 1) for name in names]
+    assert run_options(wish, as_job_set=True)["--join"] == ",".join(inside)
+    pod = read(wish)[3]["spec"]["template"]["spec"]
+    assert pod["subdomain"] == read(wish)[1]["metadata"]["name"] == "gpt"
+    # The kernel leaves the three ports of the etcd alone, and the policy opens them.
+    assert pod["securityContext"]["sysctls"][0]["value"] == "31003 31999"
+    assert read(wish)[2]["spec"]["ingress"][0]["ports"][0] == {"protocol": "TCP", "port": 31000, "endPort": 31999}
+
+
+def test_a_pod_waits_for_the_others_as_long_as_its_probe_lets_it() -> None:
+    wish = example(endpoint="")
+    probe = read(wish)[3]["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+    assert probe["failureThreshold"] * probe["periodSeconds"] > int(run_options(wish)["--join-timeout"])
+
+
+def test_the_command_of_the_pods_is_read_by_run() -> None:
+    """Options of `run` that the manifest writes exist, and have values that it accepts."""
+    for endpoint in ("", "etcd:2379"):
+        told = run_options(example(endpoint=endpoint, claim="c"))
+        assert ("--join" in told) != ("--rdzv-endpoint" in told)
+        words = [word for pair in told.items() for word in pair if pair[0].startswith("--")]
+        result = CliRunner().invoke(app, ["run", *words, "--rdzv-backend", "c10d", "train.py"])
+        assert result.exit_code == 2 and "--rdzv-backend" in result.output, result.output
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -128,6 +166,7 @@ def test_the_job_is_what_the_launcher_needs() -> None:
         ({"ports": (80, 30050)}, "from 1024"),
         ({"command": ()}, "no script"),
         ({"command": ("--rdzv_id=x", "train.py")}, "--rdzv_id=x is set by the manifest"),
+        ({"command": ("--join", "h", "train.py")}, "--join is set by the manifest"),
     ],
 )
 def test_bad_values_are_refused_with_a_sentence(wrong: dict[str, Any], words: str) -> None:
