@@ -74,6 +74,11 @@ class View:
         """Member ids, in rank order."""
         return tuple(member.id for member in self.members)
 
+    @cached_property
+    def by_id(self) -> dict[str, Member]:
+        """Members by their ids."""
+        return {member.id: member for member in self.members}
+
     @property
     def nodes(self) -> dict[str, str]:
         """Member id -> node name."""
@@ -84,4 +89,4 @@ class View:
         return self.ids.index(member_id)
 
     def __contains__(self, member_id: str) -> bool:
-        return member_id in self.ids
+        return member_id in self.by_id

@@ -134,6 +134,13 @@ class NoticeCame(Struct, frozen=True, kw_only=True):
     notice: Notice
 
 
+class ClockHeard(Struct, frozen=True, kw_only=True):
+    """Another agent has said what its clock shows. `late_s`: this host's clock minus the other one's, in seconds."""
+
+    node: str
+    late_s: float
+
+
 class NodeLeft(Struct, frozen=True, kw_only=True):
     """A node has left in good order, by its notice or, if it left before the two agents met, by the store."""
 
@@ -243,7 +250,7 @@ WorkerEvent: TypeAlias = (
     | WorkerExited
     | Looked
 )
-NodeEvent: TypeAlias = NodeCame | LeaseEnded | LinkChanged | NoticeCame | NodeLeft
+NodeEvent: TypeAlias = NodeCame | LeaseEnded | LinkChanged | NoticeCame | ClockHeard | NodeLeft
 StoreEvent: TypeAlias = (
     NodeRegistered
     | RosterStands

@@ -18,6 +18,7 @@ from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.suspicions import IndirectProbes, ProbeResult
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
+from elastrain.launcher.shared.clocks import wrong_clock
 from elastrain.launcher.shared.job_values import Command, Log, PutRecord, TellNodes, signature_of
 from elastrain.launcher.shared.notices import Digested, Ended, Exited, Left, Notice, Stands
 from elastrain.protocol.agent_messages import Suspect
@@ -117,7 +118,8 @@ class PeerChanges(ev.AgentPart):
         return self._doubt(name, signature_of(name, max(starts)), "no key, no answer", now) if starts else []
 
     def _doubt_peer(self, peer: PeerNode, why: str, now: float) -> list[Command]:
-        if self._cluster.view is None:  # the job begins without it
+        # The job begins without it, or goes on: nothing is lost with a node without members.
+        if self._cluster.view is None or not self._members_of(peer.record.name):
             return self._lose_node(peer, why, now)
         return self._doubt(peer.record.name, peer.record.signature, why, now)
 
@@ -197,6 +199,17 @@ class PeerChanges(ev.AgentPart):
             commands += self._doubt_peer(peer, f"its lease is gone, and {event.reason}", now)
         return commands + self._weigh(now) + self._view_changes.settle(now)
 
+    @handles(ev.ClockHeard)
+    def on_clock(self, event: ev.ClockHeard) -> list[Command]:
+        """Compare this host's clock with a peer's. If they differ, the node that came later does not begin."""
+        peer, sentence = self._peers.nodes.get(event.node), wrong_clock(event.late_s, f"node {event.node}")
+        if self._shutdown.end is not None or peer is None or not sentence:
+            return []
+        is_in = any(member.node == self._config.node for member in self._cluster.members)
+        if is_in or self._config.incarnation < peer.record.incarnation:
+            return [Log(event="clock", fields={"node": event.node, "late_s": event.late_s})]
+        return self._shutdown.finish(1, sentence, everywhere=False)
+
     def _regroup(self, now: float) -> None:
         """Clear all suspicions for a while.
 
@@ -220,11 +233,15 @@ class PeerChanges(ev.AgentPart):
         return commands + ([TellNodes(message=Ended(), node=name)] if self._shutdown.finishing else [])
 
     def on_view(self, view: View, before: View | None, now: float) -> list[Command]:
-        """Wait a limited time for the nodes of the view that this agent does not know."""
+        """Wait a limited time for the nodes of the view that this agent does not know. Lose doubted ones outside it."""
+        inside = {member.node for member in view.members}
         # A node that died before this one came has no key that could disappear. Only a deadline detects that.
-        for name in {member.node for member in view.members} - {self._config.node, *self._peers.nodes}:
+        for name in inside - {self._config.node, *self._peers.nodes}:
             self._deadlines.set_first(MeetDue(name), now + self._config.times.absent_s)
-        return []
+        outside = sorted(self._vouching.nodes - inside)
+        self._deadlines.drop(*(MeetDue(name) for name in outside))
+        lost = self._lose_missed({name: self._vouching.take(name) for name in outside}, now)
+        return lost + (self._weigh(now) if outside else [])
 
     def on_look(self, event: ev.Looked, now: float) -> list[Command]:
         """Detect that this agent itself stood still for a while: the other nodes may have considered it dead."""

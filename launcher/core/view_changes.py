@@ -21,6 +21,8 @@ from elastrain.launcher.shared.notices import Stands
 from elastrain.protocol.agent_messages import NewView, StepAnew
 from elastrain.protocol.handlers import handles
 
+OTHERS_FIRST_S = 0.25
+"""Time for which the first nodes of a large job propose a change that all of them see. Then every node proposes it."""
 _LAST_WAIT_S = 2.0
 """Time to wait for the last missing members. The network may be back, and they may be returning."""
 
@@ -46,6 +48,8 @@ class ViewChanges(ev.AgentPart):
         """The view that this agent proposed last."""
         self._removed: ev.ViewRemoved | None = None
         """The removal of the keys that the store reported while a proposal was under way."""
+        self._others_since: tuple[int, float] | None = None
+        """Generation whose change this agent leaves to others, and the time since which it does."""
         self._anew: StepAnew | None = None
         """The newest report of this node's members that something in the open step is wrong."""
 
@@ -101,7 +105,7 @@ class ViewChanges(ev.AgentPart):
         commands += self._tell_workers(view, now)
         fields = {"generation": view.generation, "members": list(view.ids), "reason": view.reason}
         commands.append(Log(event="view", fields=fields, say=f"{said}; members {' '.join(view.ids)}"))
-        commands += [] if self._config.alone else [TellNodes(message=Stands(view=view))]
+        commands += [TellNodes(message=Stands(view=view), node=node) for node in self._cluster.nodes_to_tell()]
         # More may have happened while this view was proposed. The next proposal contains it.
         return commands + follows + self.settle(now)
 
@@ -215,13 +219,24 @@ class ViewChanges(ev.AgentPart):
         if proposal.outcome in (Outcome.KEEP, Outcome.CHANGE) and (reason := self._why_anew(view)):
             return self.propose(with_step_anew(view, proposal.view, reason))
         if proposal.view is not None:
-            return self.propose(proposal.view)
+            return [] if self._leaves_to_others(view, proposal.view, now) else self.propose(proposal.view)
         if proposal.outcome is Outcome.WAIT:
             reason = f"{proposal.reason}; it waits for an answer of theirs, or for the end of their leases"
             return self._parking.park(reason, now)
         if cluster.progress.to_commit and self._parking.store_away_since_s is not None:
             return self._parking.park("the first commit of the job waits for the store, which does not answer", now)
         return self._parking.unpark(now)
+
+    def _leaves_to_others(self, view: View, proposed: View, now: float) -> bool:
+        """Return True for a short time if other nodes of a large job propose this change too."""
+        if self._cluster.goes_first(view, proposed):
+            return False
+        if self._others_since is None or self._others_since[0] != view.generation:
+            self._others_since = view.generation, now
+        ends_s = self._others_since[1] + OTHERS_FIRST_S
+        if now < ends_s:
+            self._deadlines.set_first(AskStoreDue(), ends_s)
+        return now < ends_s
 
     @handles(StepAnew)
     def wish_anew(self, message: StepAnew, now: float) -> list[Command]:

@@ -20,6 +20,7 @@ from elastrain.comm.wire.handshake import Handshake, Role
 from elastrain.comm.wire.ports import bind_within
 from elastrain.comm.wire.secure import Connection, dial
 from elastrain.launcher.nodes.door import open_door
+from elastrain.launcher.shared import clocks
 from elastrain.launcher.shared.job_values import NodeRecord
 from elastrain.launcher.shared.line_socket import LineSocket
 from elastrain.launcher.shared.notices import NOTICE, Beat, Notice
@@ -293,9 +294,10 @@ class Links:
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):
+            beat = Beat(wall_s=clocks.wall_s())
             for link in list(self._links.values()):
-                self._send(link, Beat())
-            self._tell_early(Beat())
+                self._send(link, beat)
+            self._tell_early(beat)
 
     def _tell_early(self, notice: Notice) -> None:
         with self._early_lock:

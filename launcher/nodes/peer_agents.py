@@ -16,8 +16,9 @@ from elastrain.comm.wire.secure import Connection
 from elastrain.errors import ConfigError
 from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.nodes.agent_links import AgentPassport, LinkEvents, Links, listen
+from elastrain.launcher.shared import clocks
 from elastrain.launcher.shared.job_values import Life, NodeRecord
-from elastrain.launcher.shared.notices import Exited, Notice
+from elastrain.launcher.shared.notices import Beat, Exited, Notice
 from elastrain.launcher.shared.rundir import EventLog
 from elastrain.launcher.store.first_commit import FirstCommit
 from elastrain.launcher.store.port import Store, StoreError
@@ -62,6 +63,8 @@ class PeerAgents:
     ) -> None:
         self._log, self._port = log, port
         self._seen: dict[str, NodeRecord] = {}
+        self._clocks: set[str] = set()
+        """Nodes whose clocks were compared with this host's."""
         self._open = ExitStack()
         inbox = Inbox()
         self._open.callback(inbox.close)
@@ -116,6 +119,9 @@ class PeerAgents:
     def _on_notice(self, node: str, notice: Notice) -> None:
         if isinstance(notice, Exited):
             self._port.hear_workers()
+        if isinstance(notice, Beat) and notice.wall_s and node not in self._clocks:
+            self._clocks.add(node)
+            self._port.happen(ev.ClockHeard(node=node, late_s=clocks.wall_s() - notice.wall_s))
         self._port.happen(ev.NoticeCame(node=node, notice=notice))
 
     def _on_store_away(self, error: StoreError | None) -> None:

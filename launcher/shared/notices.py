@@ -15,7 +15,9 @@ from elastrain.protocol.codec import LineCodec, Tagged
 
 
 class Beat(Tagged, frozen=True, kw_only=True):
-    """A heartbeat: the sender's agent lives."""
+    """A heartbeat: the sender's agent lives. `wall_s`: seconds since 1970 by its host's clock; 0 if it does not say."""
+
+    wall_s: float = 0.0
 
 
 class Exited(Tagged, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from pathlib import Path
 from elastrain.base.environment import job_of, scope
 from elastrain.errors import ConfigError
 from elastrain.launcher.nodes.isolation_probe import who_answers
+from elastrain.launcher.shared import clocks
 from elastrain.launcher.shared.job_values import Life, NodeRecord
 from elastrain.launcher.shared.rundir import SECRET_BYTES, make_secret
 from elastrain.launcher.store.job_keys import JobKeys, decode_roster, decode_view
@@ -170,7 +171,7 @@ def enrol(keys: JobKeys, store: SealedStore, job: str, node: str, terms: Terms) 
                 f"a job {job} runs already, with {what} {agreed.get(what)} (here: {ours}): choose another --rdzv-id, "
                 "or start all its nodes alike"
             )
-    return keys.take_number("incarnations", at_least=least_start(keys.records(nodes).values(), time.time()))
+    return keys.take_number("incarnations", at_least=least_start(keys.records(nodes).values(), clocks.wall_s()))
 
 
 def least_start(nodes: Iterable[NodeRecord], now_s: float) -> int:

@@ -320,7 +320,7 @@ def _line_codecs() -> list[Decoder]:
         am.Stop(reason="x"),
     ]
     told = [
-        notices.Beat(),
+        notices.Beat(wall_s=1.5e9),
         notices.Raised(member="m0", step=1, micro_batch=-1, signature="E", traceback="TB"),
         notices.Over(code=1, sentence="over"),
         notices.WorkShared(members={"m0": notices.MemberWork(micro_batches=2.5, memory_bytes=7)}),

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -289,6 +290,35 @@ def node_options(etcd: str, tmp_path: Path, name: str, nodes: str = "2:3", job: 
     job = f"{job}-{os.getpid()}"  # names are the machine's: these tests may run several times at once
     secret = ("--secret-file", str(tmp_path / "secret"))
     return ("--nnodes", nodes, "--rdzv-endpoint", etcd, "--rdzv-id", job, "--node-name", name, *secret)
+
+
+AN_HOUR_AHEAD = """
+import sys, time
+from elastrain.launcher.cli.main import main
+from elastrain.launcher.shared import clocks
+clocks.wall_s = lambda: time.time() + 3600
+sys.argv[:] = sys.argv[3:]  # without the words that start this Python
+main()
+"""
+
+
+def test_a_node_whose_clock_is_an_hour_ahead_is_refused_in_one_sentence(tmp_path: Path, etcd: str) -> None:
+    """The clock of one process is another one: its reader is replaced there."""
+    with NodesJob(tmp_path, *node_options(etcd, tmp_path, "a", job="clock"), arguments=ARGUMENTS, name="a") as first:
+        until(lambda: "run folder" in first.text(), 120, "the first node's start")
+        late = NodesJob(
+            tmp_path,
+            *node_options(etcd, tmp_path, "b", job="clock"),
+            arguments=ARGUMENTS,
+            name="b",
+            inside=(sys.executable, "-c", AN_HOUR_AHEAD),
+        )
+        with late:
+            end = late.end(180)
+            assert end.exit_code == 1, end.output
+            told = [line for line in end.output.splitlines() if "clock" in line]
+            assert len(told) == 1 and "s ahead of that of node a: set both by NTP" in told[0], end.output
+        assert first.process.poll() is None, first.text()
 
 
 def test_nodes_of_separate_commands_one_of_them_late_one_killed_leave_no_key(tmp_path: Path, etcd: str) -> None:
