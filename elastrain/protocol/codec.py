@@ -5,6 +5,7 @@ msgspec checks every field against its annotation while it parses, so a new kind
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -73,6 +74,11 @@ def decoder_of(kind: type[Value]) -> Callable[[bytes], Value]:
             raise ValueError(f"no {kind.__name__} is nested so deeply") from None
 
     return decode
+
+
+def remembering(kind: type[Value], remembered: int) -> Callable[[bytes], Value]:
+    """Return a decoder that remembers the values of the last texts. The values are shared, and must be frozen."""
+    return functools.lru_cache(maxsize=remembered)(decoder_of(kind))
 
 
 class NumberedCodec(Generic[Value]):

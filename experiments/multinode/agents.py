@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.base.event_loop import EventLoop
+from elastrain.job.world import View
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.shared.job_values import (
@@ -27,6 +28,7 @@ from elastrain.launcher.shared.job_values import (
     PutRecord,
     PutRoster,
     PutSpec,
+    Roster,
     Start,
     TakeNumber,
     TellNodes,
@@ -34,17 +36,20 @@ from elastrain.launcher.shared.job_values import (
 from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd
 from elastrain.launcher.store.etcd import EtcdStore
 from elastrain.launcher.store.etcd_config import EtcdConfig
-from elastrain.launcher.store.job_keys import JobKeys, decode_record, decode_roster, decode_view, encode_record
+from elastrain.launcher.store.job_keys import JobKeys, encode_record
 from elastrain.launcher.store.port import Change, StoreError
 from elastrain.launcher.store.registry import LEASE_S
 from elastrain.launcher.store.store_thread import Inbox, StoreThread
 from elastrain.protocol.agent_messages import Hello, Progress
+from elastrain.protocol.codec import decoder_of
 from experiments.harness import Reach, add_record_flag, record, report
 from tests.support.agents import job_config
 
 REACHES = {"view_change_256_s": Reach(limit=1)}
 WAIT_S = 400.0
 TICK_S = 0.05
+decode_view, decode_record, decode_roster = decoder_of(View), decoder_of(NodeRecord), decoder_of(Roster)
+"""The agents of other machines remember nothing for each other."""
 HOLDERS = {"0": ("m0", "m1", "m2")}
 
 

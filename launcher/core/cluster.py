@@ -15,11 +15,6 @@ from elastrain.launcher.core.watching.members_work import MembersWork
 from elastrain.launcher.core.worker_table import Worker, Workers
 from elastrain.launcher.shared.job_values import JobConfig, NodeRecord, Roster
 
-SMALL_NODES = 8
-"""Largest number of nodes that all propose a change of the view, and tell each other of it."""
-FIRST_NODES = 3
-"""Number of nodes of a larger job that propose a change at once."""
-
 
 @dataclass(kw_only=True)
 class PeerNode:
@@ -43,6 +38,8 @@ class PeerNode:
 
     The view is then in the store, or the node puts it there again.
     """
+    closed: bool = False
+    """True if the link is down because the node's machine refuses its agent's port."""
     leased: bool = True
     """True while its lease is alive, according to the store."""
 
@@ -57,7 +54,8 @@ class PeerNode:
     def link(self, *, up: bool, closed: bool) -> None:
         """Record that the link went up, or down. `closed`: the machine itself reports that the agent is gone."""
         # A closed port counts like a long silence.
-        self.linked, self.suspected = up, closed and not up
+        self.linked, self.closed = up, closed and not up
+        self.suspected = self.closed
         self.met, self.tells_view = self.met or up, False
         self.times_up += up
         # A node that stayed linked until its port closed has always heard this one, so this agent knows all that it
@@ -301,34 +299,6 @@ class Cluster:
         names = {member.node for member in self.members} - {self.config.node}
         nodes = self.peers.nodes
         return {name for name in names if name not in nodes or not nodes[name].linked}
-
-    def goes_first(self, view: View, proposed: View) -> bool:
-        """Return True unless other nodes, earlier in the view, see the same change and answer.
-
-        In a large job a few proposals suffice. A node always proposes changes of its own members.
-        """
-        if len(view.members) <= SMALL_NODES:
-            return True
-        here, nodes = self.config.node, self.peers.nodes
-        order = list(dict.fromkeys(member.node for member in view.members))
-        changed = {member.node for member in {*view.members} ^ {*proposed.members}}
-        if len(order) <= SMALL_NODES or here in changed or here not in order:
-            return True
-        before = order[: order.index(here)]
-        return sum(name in nodes and nodes[name].linked for name in before) < FIRST_NODES
-
-    def nodes_to_tell(self) -> list[str | None]:
-        """Return the nodes that this one tells of a view; [None] stands for all of them.
-
-        In a large job each node tells those whose distance in the order of nodes is a power of two. They tell others
-        in turn, so that a node outside the store's reach hears of a view from several nodes.
-        """
-        names = sorted({self.config.node, *self.peers.nodes})
-        if len(names) <= SMALL_NODES:
-            return [] if self.config.alone else [None]
-        mine = names.index(self.config.node)
-        distances = [1 << power for power in range((len(names) - 1).bit_length())]
-        return [names[(mine + distance) % len(names)] for distance in distances]
 
     def others_go_on(self) -> bool:
         """Return True if a living member is on another node that answers and is not leaving."""

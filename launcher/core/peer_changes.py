@@ -18,9 +18,9 @@ from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.suspicions import IndirectProbes, ProbeResult
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
-from elastrain.launcher.shared.clocks import wrong_clock
 from elastrain.launcher.shared.job_values import Command, Log, PutRecord, TellNodes, signature_of
 from elastrain.launcher.shared.notices import Digested, Ended, Exited, Left, Notice, Stands
+from elastrain.launcher.shared.times import wrong_clock
 from elastrain.protocol.agent_messages import Suspect
 from elastrain.protocol.handlers import handles
 
@@ -118,8 +118,8 @@ class PeerChanges(ev.AgentPart):
         return self._doubt(name, signature_of(name, max(starts)), "no key, no answer", now) if starts else []
 
     def _doubt_peer(self, peer: PeerNode, why: str, now: float) -> list[Command]:
-        # The job begins without it, or goes on: nothing is lost with a node without members.
-        if self._cluster.view is None or not self._members_of(peer.record.name):
+        # The job begins without it. Nothing is lost with a node whose port is closed and that has no members.
+        if self._cluster.view is None or (peer.closed and not self._members_of(peer.record.name)):
             return self._lose_node(peer, why, now)
         return self._doubt(peer.record.name, peer.record.signature, why, now)
 
@@ -233,12 +233,13 @@ class PeerChanges(ev.AgentPart):
         return commands + ([TellNodes(message=Ended(), node=name)] if self._shutdown.finishing else [])
 
     def on_view(self, view: View, before: View | None, now: float) -> list[Command]:
-        """Wait a limited time for the nodes of the view that this agent does not know. Lose doubted ones outside it."""
+        """Wait a limited time for the nodes of the view that this agent does not know. Lose closed ones outside it."""
         inside = {member.node for member in view.members}
         # A node that died before this one came has no key that could disappear. Only a deadline detects that.
         for name in inside - {self._config.node, *self._peers.nodes}:
             self._deadlines.set_first(MeetDue(name), now + self._config.times.absent_s)
-        outside = sorted(self._vouching.nodes - inside)
+        closed = {name for name, peer in self._peers.nodes.items() if peer.closed}
+        outside = sorted((self._vouching.nodes & closed) - inside)
         self._deadlines.drop(*(MeetDue(name) for name in outside))
         lost = self._lose_missed({name: self._vouching.take(name) for name in outside}, now)
         return lost + (self._weigh(now) if outside else [])

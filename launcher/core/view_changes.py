@@ -13,6 +13,7 @@ from elastrain.job.world import Member, View
 from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import AskStoreDue, Deadlines, LeaveDue, SettleDue, WarmUpDue
+from elastrain.launcher.core.places.large_jobs import goes_first, nodes_to_tell
 from elastrain.launcher.core.rendezvous import Parking, Rendezvous
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.worker_table import IN_A_VIEW, Course, Stage
@@ -105,7 +106,7 @@ class ViewChanges(ev.AgentPart):
         commands += self._tell_workers(view, now)
         fields = {"generation": view.generation, "members": list(view.ids), "reason": view.reason}
         commands.append(Log(event="view", fields=fields, say=f"{said}; members {' '.join(view.ids)}"))
-        commands += [TellNodes(message=Stands(view=view), node=node) for node in self._cluster.nodes_to_tell()]
+        commands += [TellNodes(message=Stands(view=view), node=node) for node in nodes_to_tell(self._cluster)]
         # More may have happened while this view was proposed. The next proposal contains it.
         return commands + follows + self.settle(now)
 
@@ -229,7 +230,7 @@ class ViewChanges(ev.AgentPart):
 
     def _leaves_to_others(self, view: View, proposed: View, now: float) -> bool:
         """Return True for a short time if other nodes of a large job propose this change too."""
-        if self._cluster.goes_first(view, proposed):
+        if goes_first(self._cluster, view, proposed):
             return False
         if self._others_since is None or self._others_since[0] != view.generation:
             self._others_since = view.generation, now

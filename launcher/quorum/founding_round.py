@@ -18,6 +18,7 @@ from elastrain.launcher.quorum.join_hosts import HostAddresses, JoinHosts
 from elastrain.launcher.quorum.muster import Greeting, UnreachableError, ask
 from elastrain.launcher.quorum.node_standing import NodeStanding
 from elastrain.launcher.shared import clocks
+from elastrain.launcher.shared.times import wrong_clock
 from elastrain.launcher.store.port import StoreError
 
 
@@ -112,7 +113,7 @@ class FoundingRounds:
             raise ConfigError(f"--join: {name} is this host under another name: name it once")
         if answer.node == identity.node:
             raise ConfigError(f"node {answer.node} of {name} has the name of this node: choose another --node-name")
-        if sentence := clocks.wrong_clock(clocks.wall_s() - answer.wall_s, name):
+        if sentence := wrong_clock(clocks.wall_s() - answer.wall_s, name):
             raise ConfigError(sentence)
 
     def _serves(self, charter: Charter) -> bool:

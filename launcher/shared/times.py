@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CLOCK_S = 600.0
+"""Greatest difference between the clocks of two hosts of a job when they meet. Later jumps change nothing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobTimes:
@@ -68,3 +71,14 @@ class LeaveTimes:
     """Wait for one last checkpoint, if no other node continues. 0: no last checkpoint is written."""
     together_s: float = 0.5
     """Wait for other nodes to report that they were told to leave, too."""
+
+
+def wrong_clock(late_s: float, other: str) -> str:
+    """Return a sentence about the clocks of this host and `other`, or "" if they agree.
+
+    late_s: this host's clock minus the other one's.
+    """
+    if abs(late_s) <= CLOCK_S:
+        return ""
+    ahead = "ahead of" if late_s > 0 else "behind"
+    return f"the clock of this host is {abs(late_s):.0f} s {ahead} that of {other}: set both by NTP, and start again"

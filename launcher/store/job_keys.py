@@ -38,7 +38,7 @@ from elastrain.launcher.store.life_keys import OutlivedError, as_stored, life_ke
 from elastrain.launcher.store.port import Item, LeaseLostError, Store, StoreUnavailableError
 from elastrain.launcher.store.sealed import hint_key
 from elastrain.launcher.store.tombstones import ENDED_TTL_S, epitaph, incarnations, may_come_back
-from elastrain.protocol.codec import decoder_of
+from elastrain.protocol.codec import remembering
 
 _LOOK_AGAIN_S = 0.1
 
@@ -347,4 +347,4 @@ def is_older(checkpoint: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 encode_view = encode_record = encode_roster = msgspec.json.encode
-decode_view, decode_record, decode_roster = decoder_of(View), decoder_of(NodeRecord), decoder_of(Roster)
+decode_view, decode_record, decode_roster = remembering(View, 4), remembering(NodeRecord, 1024), remembering(Roster, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastrain.launcher.core import agent_events as ev
-from elastrain.launcher.shared.clocks import CLOCK_S, wrong_clock
+from elastrain.launcher.shared.times import CLOCK_S, wrong_clock
 from tests.unit.launcher.test_nodes import Cluster, running
 
 HOUR_S = 3600.0

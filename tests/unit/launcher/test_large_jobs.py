@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.launcher.core import cluster as limits
+from elastrain.launcher.core.places import large_jobs as limits
 from elastrain.launcher.core.view_changes import OTHERS_FIRST_S
 from elastrain.launcher.shared.job_values import Propose, PutRecord, TellNodes
 from elastrain.launcher.shared.notices import Stands
