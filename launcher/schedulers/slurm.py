@@ -130,6 +130,7 @@ def _follow() -> list[str]:
         "  before=$(nodes)",
         f"  while sleep {_LOOK_S}; do",
         "    now=$(nodes)",
+        '    [ -z "$now" ] || [ "$now" = "$before" ] || echo "elastrain: the nodes of job $SLURM_JOB_ID are now" $now',
         "    for node in $now; do",
         """      grep --quiet --line-regexp --fixed-strings "$node" <<<"$before" && continue""",
         '      start --overlap --nodes=1 --ntasks=1 --nodelist="$node" &',

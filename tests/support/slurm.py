@@ -100,7 +100,7 @@ class Slurm:
             for number in self.told("squeue", "-h", "-o", "%i").split():
                 self.told("scancel", "--signal=KILL", "--full", number)
                 self.told("scancel", number)
-            until(lambda: not self.told("squeue", "-h"), 20, "the end of all jobs")
+            until(lambda: not self.told("squeue", "-h"), 60, f"the end of all jobs: {self.told('squeue')}")
         for process in reversed(self._processes.values()):
             process.terminate()
         for process in self._processes.values():

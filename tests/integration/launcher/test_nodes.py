@@ -302,13 +302,15 @@ main()
 """
 
 
-def test_a_node_whose_clock_is_an_hour_ahead_is_refused_in_one_sentence(tmp_path: Path, etcd: str) -> None:
+def test_a_node_whose_clock_is_an_hour_ahead_is_refused_in_one_sentence(tmp_path: Path, own_etcd: EmbeddedEtcd) -> None:
     """The clock of one process is another one: its reader is replaced there."""
-    with NodesJob(tmp_path, *node_options(etcd, tmp_path, "a", job="clock"), arguments=ARGUMENTS, name="a") as first:
+    with NodesJob(
+        tmp_path, *node_options(own_etcd.endpoint, tmp_path, "a", job="clock"), arguments=ARGUMENTS, name="a"
+    ) as first:
         until(lambda: "run folder" in first.text(), 120, "the first node's start")
         late = NodesJob(
             tmp_path,
-            *node_options(etcd, tmp_path, "b", job="clock"),
+            *node_options(own_etcd.endpoint, tmp_path, "b", job="clock"),
             arguments=ARGUMENTS,
             name="b",
             inside=(sys.executable, "-c", AN_HOUR_AHEAD),
@@ -316,7 +318,7 @@ def test_a_node_whose_clock_is_an_hour_ahead_is_refused_in_one_sentence(tmp_path
         with late:
             end = late.end(180)
             assert end.exit_code == 1, end.output
-            told = [line for line in end.output.splitlines() if "clock" in line]
+            told = [line for line in end.output.splitlines() if "the clock of" in line]
             assert len(told) == 1 and "s ahead of that of node a: set both by NTP" in told[0], end.output
         assert first.process.poll() is None, first.text()
 

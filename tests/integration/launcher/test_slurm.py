@@ -70,12 +70,16 @@ def test_nodes_of_a_second_slurm_job_join_and_its_scancel_is_a_hand_over(slurm: 
 @pytest.mark.timeout(900)
 def test_a_node_that_slurm_gives_back_is_added_to_the_running_job_and_joins(tmp_path: Path) -> None:
     with Slurm(tmp_path / "c", expands=True) as slurm:
-        job = SlurmJob(slurm, tmp_path / "j", "--nodes", "1:3", "--time", "0:30:00", "--sbatch=--nodes=2", steps=100000)
+        job = SlurmJob(slurm, tmp_path / "j", "--nodes", "1:3", "--time", "0:30:00", "--sbatch=--nodes=3", steps=100000)
         job.wait_step(2, job.wait("view")["node_name"])
+        job.wait("quorum", reason="3 etcd members: the loss of any one of them is survived")
         lost = next(node for node in job.computing() if node != "n1")
         slurm.kill_node(lost)
         job.wait("view", node="n1", reason=f"{job.wait('worker_start', node=lost)['member']} lost")
         until(lambda: slurm.node_state(lost).startswith("down"), 180, f"{lost} down")
+        # A node that leaves the allocation and returns between two looks of the batch script stays unnoticed.
+        rest = " ".join(node for node in NODES if node != lost)
+        until(lambda: f"the nodes of job {job.number} are now {rest}" in job.text(), 60, "a look of the batch script")
         slurm.start_node(lost)
         until(lambda: slurm.node_state(lost) == "idle", 60, f"{lost} idle")
         assert slurm.expand(job.number, lost) == ""
