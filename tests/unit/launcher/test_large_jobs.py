@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elastrain.launcher.core import agent_events as ev
 from elastrain.launcher.core.places import large_jobs as limits
 from elastrain.launcher.core.view_changes import OTHERS_FIRST_S
 from elastrain.launcher.shared.job_values import Propose, PutRecord, TellNodes
@@ -100,3 +101,13 @@ def test_a_lease_that_ends_before_the_change_of_the_view_leaves_no_question_behi
     assert views_of(cluster) == {tuple(member for member in MEMBERS if member != "m3")}
     for agent in cluster.living:
         assert agent.core.cluster.peers.record.asks == agent.core.cluster.peers.record.misses == ()
+
+
+def test_a_silent_node_is_asked_about_also_when_it_has_no_member_in_the_view_any_more() -> None:
+    """Its port is not known to be closed: other nodes may reach it."""
+    cluster = many(4)
+    cluster.cut_off("node0")
+    assert "m0" not in cluster.agents["node1"].members
+    cluster.happen(cluster.agents["node1"], ev.LeaseEnded(node="node0"))
+    asked = [c.record.asks for c in cluster.agents["node1"].done if isinstance(c, PutRecord)]
+    assert any("node0" in name for asks in asked for name in asks)
