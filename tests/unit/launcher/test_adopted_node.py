@@ -40,7 +40,7 @@ def sleeper() -> Iterator[Rank]:
 
 
 def test_second_host_on_the_machine_of_the_first_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hosts 0 and 1 of this world are one, 127.0.0.1"):
+    with pytest.raises(ConfigError, match=r"hosts 0 and 1 of this world are one, 127\.0\.0\.1"):
         adopted_node._addresses(hosts(1, "127.0.0.1"), 20000)
 
 
@@ -56,8 +56,8 @@ def test_a_loopback_name_of_the_first_host_gives_its_address_in_the_network(monk
 
 def test_a_rank_that_ends_while_hosts_are_awaited_ends_the_wait(sleeper: Rank) -> None:
     ranks = AdoptedRanks([sleeper])
+    os.kill(sleeper.pid, signal.SIGKILL)
     with pytest.raises(ConfigError, match="rank 3 has ended before"), adopted_node._ended_with([sleeper], ranks):
-        os.kill(sleeper.pid, signal.SIGKILL)
         time.sleep(30)
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
