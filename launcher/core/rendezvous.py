@@ -85,8 +85,9 @@ class Parking(AgentPart):
         """End this node, because a change of the view has waited for too long."""
         assert self.parked is not None
         limit_s = self._config.times.park_timeout_s
-        advice = "" if self._config.places.are_fixed else ". Raise --park-timeout to wait longer"
-        sentence = f"parked for {limit_s:g} s: {self.parked.reason}{advice}"
+        sentence = f"parked for {limit_s:g} s: {self.parked.reason}. Raise --park-timeout to wait longer"
+        if self._config.places.are_fixed:  # another launcher has no such flag
+            sentence = f"parked for {limit_s:g} s, as long as it may: {self.parked.reason}"
         # Only this node ends: others may reach a majority, or the store, that this node does not reach.
         return self._shutdown.finish(1, sentence, everywhere=False)
 

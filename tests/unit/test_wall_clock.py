@@ -42,8 +42,7 @@ READERS = {
     "elastrain.launcher.watch.metrics.metrics_server": "likewise",
     "elastrain.launcher.watch.report.page": "the heading of a report",
     "elastrain.launcher.watch.preflight.peer_link": "doctor compares the clocks of two machines",
-    "elastrain.launcher.quorum.node_standing": "hosts compare their clocks once, and one that is far off is refused",
-    "elastrain.launcher.quorum.founding_round": "likewise",
+    "elastrain.launcher.shared.clocks": "nodes compare their clocks once, and one that is far off is refused",
     "elastrain.launcher.nodes.served_files": "a file that has just been changed may still be written",
     "elastrain.runtime.loggers.event_files": "the time of each event, for readers, and a file name that sorts last",
 }
