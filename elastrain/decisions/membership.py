@@ -112,10 +112,11 @@ def missing_state(holders: HoldersByShard, members: Collection[str]) -> str:
     )
 
 
-def redundancy(holders: HoldersByShard, alive: Collection[str], backups: int) -> str:
+def redundancy(holders: HoldersByShard, alive: Collection[str], backups: int, no_room: Collection[str] = ()) -> str:
     """Return, in words for the operator, how many more losses each shard survives; empty if no holders are known.
 
-    Adds "copying" if there are fewer copies than the living members could hold: these copies are being made.
+    Adds "copying" if there are fewer copies than the living members could hold: these copies are being made. Names the
+    members with `no_room` for them instead, if there are any.
     """
     if not holders or not alive:
         return ""
@@ -124,7 +125,9 @@ def redundancy(holders: HoldersByShard, alive: Collection[str], backups: int) ->
     if spare < 0:
         return "some shards have no living holder"
     words = f"every shard survives the loss of {spare} more" if spare else "some shards are held by one member only"
-    return words + (", copying" if spare < min(backups, len(alive) - 1) else "")
+    if spare >= min(backups, len(alive) - 1):
+        return words
+    return words + (f", and {', '.join(sorted(no_room))} have no room for more copies" if no_room else ", copying")
 
 
 def may_restart(*, exit_code: int, finishing: bool, refused: bool, used: int, allowed: int, barred: str = "") -> Ruling:

@@ -108,6 +108,16 @@ def next_roles(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
     return Holders(now.primary, tuple([*kept, *new][:size]))
 
 
+def with_refusals(now: Holders, goal: Holders, refused: Collection[str]) -> Holders:
+    """Return the goal without the backups that have no room for a copy. Present holders keep theirs in their place."""
+    if not refused:
+        return goal
+    taking = [member for member in goal.backups if member not in refused]
+    # A member that gives its role up for one that cannot take it would leave the shard with fewer copies.
+    staying = [member for member in now.all if member not in (goal.primary, *taking)]
+    return Holders(goal.primary, tuple([*taking, *staying][: len(goal.backups)]))
+
+
 def handed_over(now: Holders, taker: str, ready: Collection[str], nodes: Mapping[str, str]) -> Holders:
     """Return the holders once `taker` is the primary: equally many, the former primary among them where it fits.
 

@@ -132,7 +132,7 @@ class Committing(MemberPart):
         # A member that has acknowledged has the gradient and the verified state before it, so it can make the update.
         for shard in mine:
             ready = {self._machine.me, *ballot.acknowledged(shard)}
-            after = next_roles(roles.live[shard], roles.target[shard], ready)
+            after = next_roles(roles.live[shard], roles.goal(shard), ready)
             # A member whose wrong state was dropped is alive, but no holder in this view. To make it a holder again is
             # a change, too.
             if not after == roles.live[shard] == roles.committed[shard]:

@@ -21,6 +21,11 @@ class Copying(MemberPart):
         return self._machine.commit.under_replication.since
 
     @property
+    def without_room(self) -> tuple[str, ...]:
+        """Members that have no room for copies of this member's shards."""
+        return self._machine.commit.roles.without_room
+
+    @property
     def sent_bytes(self) -> int:
         """Bytes of parameters sent to new holders and to shadows so far."""
         return self._machine.custody.given.sent_bytes + self._machine.shadow_feed.sent_bytes
@@ -38,8 +43,9 @@ class Copying(MemberPart):
 
     @handles(p.CopyBudgetSet)
     def on_budget_set(self, event: p.CopyBudgetSet) -> None:
-        """Note the memory limit for copies, and note if this member has memory for all blocks at the end."""
+        """Note what this member has memory for: copies on their way, copies to keep, and all blocks at the end."""
         self._machine.custody.given.limit(event.parameters_bytes)
+        self._machine.custody.taken.refuse(event.refused)
         self._machine.end.note_room(has_room_for_all=event.has_room_for_all)
 
     @handles(p.CopiesAllowed)

@@ -60,6 +60,20 @@ class Decision(NamedTuple):
     has_room_for_all: bool
     """True if there is room for all blocks, which a member of a pipeline gets at the end of the loop."""
 
+    def settled(self, limit_bytes: int, last: budget.Fit, most_bytes: int | None) -> Decision:
+        """Return the decision about a new plan, by what the last step has held and what the plan takes more.
+
+        Args:
+            limit_bytes: The memory limit.
+            last: The limits that the last step has kept to.
+            most_bytes: Most bytes of the plan by that step's peak, or None if none was measured.
+        """
+        if isinstance(self.fit, budget.Fit) or not most_bytes:
+            return self
+        activations_bytes = self.needs.activations_bytes
+        past = budget.Measured(kept_to=last, peak_bytes=most_bytes, activations_bytes=activations_bytes)
+        return self._replace(fit=budget.settle(limit_bytes, self.fit, past))
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemberAccount:

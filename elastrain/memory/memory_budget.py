@@ -23,6 +23,8 @@ WRITING_BYTES = 16 << 20
 """Bytes for writing a checkpoint, besides the states: frames being packed, and frames being read back."""
 COMPUTING_BYTES = 8 << 20
 """Bytes that computing keeps from its first step on, besides what is counted. A minimum: up to 20 MB were seen."""
+WORTH_TELLING = 0.05
+"""Smallest share of the limit that is given back to activations when memory becomes free."""
 AT_THE_END = "; at the end of the loop rank 0, which this member is, takes the parameters of all blocks"
 """Reason why the first member of pipelines may need more than its own blocks do."""
 
@@ -98,6 +100,16 @@ class Fit:
     activations_bytes: int
     shards_on_disk_bytes: int
     reason: str
+
+    def is_news(self, last: Fit | None, limit_bytes: int) -> bool:
+        """Return True if this is to be carried out within a view, in which `last` holds.
+
+        Activations get memory back only if it is worth it, and shards never do.
+        """
+        if last is None or self.shards_on_disk_bytes > last.shards_on_disk_bytes:
+            return True
+        more_bytes = self.activations_bytes - last.activations_bytes
+        return more_bytes < 0 or more_bytes > WORTH_TELLING * limit_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

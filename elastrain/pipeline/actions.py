@@ -7,8 +7,8 @@ need no special cases.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from elastrain.pipeline.pipeline_plan import Task
 
@@ -23,8 +23,7 @@ class ActionKind(StrEnum):
     """The gradients of the parameters, where the backward is split."""
 
 
-@dataclass(frozen=True, order=True)
-class TaskAction:
+class TaskAction(NamedTuple):
     """One computation of a micro-batch through one task."""
 
     kind: ActionKind
@@ -43,18 +42,34 @@ def choose(ready: Collection[TaskAction], in_flight: Collection[Task], limit: in
         limit: The number of micro-batches that may be in flight, at least 1.
     """
     # The rule uses no schedule, so it also holds after a loss has changed the member's tasks.
-    backwards = [each for each in ready if each.kind is ActionKind.BACKWARD]
-    if backwards:
-        # A backward frees memory and lets the members above go on. The deeper of two tasks has more members above it.
-        return min(backwards, key=lambda each: (each.micro_batch, -each.task.begin, each.task))
-    forwards = [each for each in ready if each.kind is ActionKind.FORWARD]
-    allowed = [each for each in forwards if _held_back_by(each.task, in_flight) < limit]
-    if allowed:
-        # The deepest forward is nearest to the loss, and so to the backward that frees its memory.
-        return min(allowed, key=lambda each: (-each.task.begin, each.micro_batch, each.task))
+    backward = forward = weight = None
+    for each in ready:
+        if each.kind is ActionKind.FORWARD:
+            # The deepest forward is nearest to the loss, and so to the backward that frees its memory. Fewer tasks hold
+            # it back than any other forward.
+            if forward is None or _depth(each) < _depth(forward):
+                forward = each
+        elif each.kind is ActionKind.BACKWARD:
+            if backward is None or _age(each) < _age(backward):
+                backward = each
+        elif weight is None or _age(each) < _age(weight):
+            weight = each
+    # A backward frees memory and lets the members above go on.
+    if backward is not None:
+        return backward
+    if forward is not None and (len(in_flight) < limit or _held_back_by(forward.task, in_flight) < limit):
+        return forward
     # A weight gradient fills a bubble. It runs at the latest when a forward needs the memory of its micro-batch.
-    weights = [each for each in ready if each.kind is ActionKind.WEIGHT]
-    return min(weights, key=lambda each: (each.micro_batch, -each.task.begin, each.task), default=None)
+    return weight
+
+
+def _depth(action: TaskAction) -> tuple[int, int, Task]:
+    return -action.task.begin, action.micro_batch, action.task
+
+
+def _age(action: TaskAction) -> tuple[int, int, Task]:
+    # The deeper of two tasks has more members above it.
+    return action.micro_batch, -action.task.begin, action.task
 
 
 def _held_back_by(task: Task, in_flight: Collection[Task]) -> int:

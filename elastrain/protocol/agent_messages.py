@@ -107,6 +107,8 @@ class Window(Tagged, frozen=True, kw_only=True):
     """Shard -> number of its living holders. Empty if all have as many as they should."""
     since_step: int | None = None
     """The step that was open when the first of these shards lost a holder."""
+    no_room: tuple[str, ...] = ()
+    """Members that have no room for copies of the worker's shards."""
 
 
 class SharesChanged(Tagged, frozen=True, kw_only=True):

@@ -242,6 +242,8 @@ class CopyBudgetSet:
     parameters_bytes: int
     has_room_for_all: bool = True
     """True if there is room for all blocks at the end of the loop, on a member that has only some of them."""
+    refused: frozenset[int] = frozenset()
+    """Shards of which this member takes no copy as a backup, because its memory limit leaves no room for one."""
 
 
 # An event, because the machine has no clock: the driver measures how much a copy slows the training loop.

@@ -46,10 +46,7 @@ class Partial:
 # Identified by name and not by maker: any member that makes it again makes the same bits, and a second copy is dropped.
 @dataclass(frozen=True, kw_only=True)
 class Boundary:
-    """The boundary tensors of one cut, micro-batch and direction.
-
-    The tensors are sent with it, without the None ones.
-    """
+    """Boundary tensors of one cut, micro-batch and direction. The tensors are sent with it, without the None ones."""
 
     name: BoundaryName
     tensors: tuple[CrossingTensor | None, ...]
@@ -117,11 +114,14 @@ class ShardCopy:
 # The sender does not change its state until this comes, because a copy refers to its memory.
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """A confirmation that the copy was taken. `intact`: its digest is the one that came with it."""
+    """A confirmation that the copy was taken, or an answer that it was not."""
 
     step: int
     shard: int
     intact: bool
+    """True if its digest is the one that came with it."""
+    refused: tuple[int, ...] = ()
+    """Shards of which the receiver takes no copy, this one among them: it has no room for them as a backup."""
 
 
 # Sent to all members, also to those that hold nothing, so that the number of answers to wait for is known.

@@ -23,8 +23,9 @@ from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.pipeline_plan import PipelinePlan, routes
 from elastrain.pipeline.planner.line_ups import re_routed
 from elastrain.pipeline.planner.plan_choice import PlanQuestion, choose_plan
+from elastrain.pipeline.planner.step_costs import StepCosts
 from elastrain.pipeline.planner.step_profile import BlockSeconds, JobProfile, StepRates
-from elastrain.pipeline.planner.timeline import PlayedStep, StepCosts, Timeline, play
+from elastrain.pipeline.planner.timeline import PlayedStep, Timeline, play
 from elastrain.pipeline.planning import PlanWish, first_plan, next_plan
 from experiments.harness import Reach
 from experiments.jobs import Script, elastic, finish
@@ -79,6 +80,8 @@ class Costs:
     """Seconds of a block's window beyond what is stated."""
     action_s: float = 0.0
     step_s: float = 0.0
+    message_s: float = 0.0
+    """Seconds from the end of an action to the moment when another member has its result."""
 
     def profile(self, case: Case) -> JobProfile:
         seconds = case.window_s + self.beside_s
@@ -87,7 +90,7 @@ class Costs:
         hold_s = 2 * case.window_s
         inner, last = (0, *[1] * (BLOCKS - 1), 0), members(case.count)[-2:]
         links = ((*last, 1 / hold_s),) if case.has_slow_link else ()
-        rates = StepRates(action_s=self.action_s, step_s=self.step_s, links=links)
+        rates = StepRates(action_s=self.action_s, step_s=self.step_s, message_s=self.message_s, links=links)
         return JobProfile(
             blocks=(block,) * BLOCKS,
             activation_bytes=inner,
@@ -293,17 +296,34 @@ class Jobs:
         return found
 
     def calibrated(self, cases: Sequence[Measured]) -> Costs:
-        """Medians of what the jobs of four layouts have measured of themselves."""
+        """Medians of what the jobs of four layouts have measured of themselves, and how long their messages took."""
         profiles = [profile(self.folder / each.case.name.replace(" ", "-").replace(",", "")) for each in cases]
         beside = [
             statistics.median(block.forward_s - each.case.window_s for block in its.blocks)
             for each, its in zip(cases, profiles, strict=True)
         ]
-        return Costs(
+        costs = Costs(
             beside_s=statistics.median(beside),
             action_s=statistics.median(each.rates.action_s for each in profiles),
             step_s=statistics.median(each.rates.step_s for each in profiles),
         )
+        return with_messages(costs, [(each.case, each.step_s()) for each in cases])
+
+
+MOST_MESSAGE_S, MESSAGE_TRIES = 0.01, 50
+
+
+def with_messages(costs: Costs, measured: Sequence[tuple[Case, float]]) -> Costs:
+    """Return the costs with the seconds of a message with which predictions come nearest to these measured steps.
+
+    No member can measure it: it is the time between two processes.
+    """
+
+    def missed(tried: Costs) -> float:
+        return sum((modelled_s(case, tried) / step_s - 1) ** 2 for case, step_s in measured)
+
+    tries = (replace(costs, message_s=MOST_MESSAGE_S * each / MESSAGE_TRIES) for each in range(MESSAGE_TRIES + 1))
+    return min(tries, key=missed)
 
 
 def measure(jobs: Jobs, draw: Callable[[Measured, PlayedStep], None] | None, *, quick: bool) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from elastrain.pipeline.planner.bounds import Divisible, whole_cuts
 from elastrain.pipeline.planner.line_ups import re_routed, survivors
 from elastrain.pipeline.planner.plan_choice import PlanQuestion, choose_plan
 from elastrain.pipeline.planner.plan_room import PlanMemory
+from elastrain.pipeline.planner.step_costs import StepCosts
 from elastrain.pipeline.planner.step_profile import BlockSeconds, JobProfile, StepRates
-from elastrain.pipeline.planner.timeline import StepCosts, Timeline
+from elastrain.pipeline.planner.timeline import Timeline
 from elastrain.pipeline.planning import one_f_one_b
 from experiments import plots
 from experiments.harness import Reach, add_record_flag, record, report

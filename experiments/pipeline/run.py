@@ -21,6 +21,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from elastrain.pipeline.pipeline_plan import PipelinePlan
 from experiments.harness import ROOT, Reach, add_record_flag, record, report
 from experiments.jobs import Script, alone, elastic, finish, unwind_on_sigterm
 from experiments.pipeline import gpt, hugging_face, migration, planner, train
@@ -36,6 +39,7 @@ from experiments.pipeline.figures import (
     step_s,
 )
 from experiments.pipeline.plot import draw_beside, draw_step
+from experiments.pipeline.steering import Steering
 from experiments.pipeline.told import Told, journal, told
 from tests.support import warm
 
@@ -44,6 +48,7 @@ WINDOW_MS, RUNS, STEPS = 40.0, 16, 3
 MEMBERS = 4
 WIDE, WIDE_STEPS, SETTLED = 1024, 20, 18
 """Where bytes are counted: blocks of 8 MiB, and from which step on, as states move to their members one by one."""
+BYTES_RUNS = 4
 WAIT_S = 240.0
 LEAST = 10
 """The niceness of jobs whose bits alone matter, beside those whose times are taken."""
@@ -73,6 +78,8 @@ class Layout:
     args: tuple[str, ...] = ()
     window_ms: float = 0.0
     faults: tuple[str, ...] = ()
+    plan: PipelinePlan | None = None
+    """The plan that the job is told. None: it plans by itself."""
 
     @property
     def script(self) -> Script:
@@ -114,9 +121,13 @@ def job(folder: Path, layout: Layout, *, kill: tuple[str, int] | None = None) ->
         folder.mkdir(parents=True)
         (folder / "faults.txt").write_text("\n".join(layout.faults) + "\n")
         options += ["--faults", str(folder / "faults.txt")]
-    killed_s = None
+    script, killed_s = layout.paced, None
+    if layout.plan is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "plan.json").write_bytes(msgspec.json.encode(Steering(first=layout.plan)))
+        script = replace(script, args=(*script.args, "--plan", str(folder / "plan.json")))
     start = at_once if layout.window_ms else beside
-    with elastic(folder, layout.paced, members=layout.members, options=options, start=start) as process:
+    with elastic(folder, script, members=layout.members, options=options, start=start) as process:
         if kill is not None:
             killed_s = _kill(folder, *kill)
         finish(process, folder, timeout_s=WAIT_S)
@@ -261,10 +272,13 @@ def paced_times(experiment: Experiment, picture: Path | None) -> dict[str, Any]:
 
 def bytes_held(experiment: Experiment) -> dict[str, float]:
     """Live tensors, between steps, of the member that holds most over a quarter of one worker's."""
-    found = {}
+    # The job is told an even plan. By what an unpaced job shows its planner would move blocks, and bytes with them.
+    found, plan = {}, planner.ruled(MEMBERS, MEMBERS, BYTES_RUNS, is_split=False)
     for backups, key in enumerate(("bytes_ratio", "bytes_ratio_1")):
         args = ("--count-bytes", "--width", str(WIDE), "--backups", str(backups))
-        layout = Layout(members=MEMBERS, stages=MEMBERS, steps=WIDE_STEPS, micro_batches=4, args=args)
+        layout = Layout(
+            members=MEMBERS, stages=MEMBERS, steps=WIDE_STEPS, micro_batches=BYTES_RUNS, args=args, plan=plan
+        )
         heaviest = experiment.compared(f"bytes, {backups} backups", layout).live_bytes
         one = experiment.reference(layout).live_bytes
         found[key] = max(heaviest[SETTLED:]) / (max(one[SETTLED:]) / MEMBERS)

@@ -175,7 +175,7 @@ def main() -> None:
                 live_bytes.append(account.live_bytes())
             else:
                 parameters.writelines(lines_of(model, step.number))
-            if step.number == 0 and args.plan is not None:
+            if step.number == 0 and args.plan is not None and args.window_ms:
                 go_first()
             if step.number == 0:  # the tracing pass and whole runs lie behind: from here on is measured
                 pace.overshoots_s.clear()

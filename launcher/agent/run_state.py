@@ -77,7 +77,8 @@ def _redundancy(core: Core) -> str:
     backups = (core.joins.spec or {}).get("backups", 0)
     alive = core.cluster.alive_in_view()
     # A word in place of the number means a backup on every member.
-    return redundancy(core.cluster.holders or {}, alive, backups if isinstance(backups, int) else len(alive))
+    most = backups if isinstance(backups, int) else len(alive)
+    return redundancy(core.cluster.holders or {}, alive, most, core.cluster.window.no_room)
 
 
 def _state(core: Core) -> str:

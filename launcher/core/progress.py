@@ -181,6 +181,8 @@ class OpenWindow(AgentPart):
         self.since_step: int | None = None
         self.since_s: float | None = None
         """Monotonic time when this agent heard of the window. None while the window is closed."""
+        self._no_room: dict[str, tuple[str, ...]] = {}
+        """Worker -> the members that have no room for copies of its shards."""
         self._step = -1
 
     @handles(am.Window)
@@ -191,20 +193,28 @@ class OpenWindow(AgentPart):
             return []
         was_open = self.since_s is not None
         self._step, self.short = message.step, message.short
+        self._no_room[worker.id] = message.no_room if message.short else ()
         if message.short:
             self.since_step = message.since_step
             self.since_s = now if self.since_s is None else self.since_s
             return [] if was_open else [self._log(worker.id, "opened", shards=len(message.short), step=message.step)]
         since_s, self.since_s = self.since_s, None
+        self._no_room.clear()
         # The count of steps starts at the loss and includes the step that was open then.
         steps = message.step - (self.since_step if self.since_step is not None else message.step)
         return [] if since_s is None else [self._log(worker.id, "closed", after_s=now - since_s, after_steps=steps)]
+
+    @property
+    def no_room(self) -> tuple[str, ...]:
+        """The members that have no room for copies: while they stay, the window stays open."""
+        return tuple(sorted({member for members in self._no_room.values() for member in members}))
 
     def described(self, now: float) -> dict[str, object] | None:
         """Return the open window for `status`, or None if every shard has all its holders."""
         if self.since_s is None:
             return None
-        return {"shards": dict(self.short), "since_step": self.since_step, "since_s": now - self.since_s}
+        no_room = {"no_room": self.no_room} if self.no_room else {}
+        return {"shards": dict(self.short), "since_step": self.since_step, "since_s": now - self.since_s, **no_room}
 
     def _log(self, member: str, what: str, **fields: object) -> Log:
         return Log(event="window", fields={"window": what, "member": member, **fields})

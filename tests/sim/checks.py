@@ -64,6 +64,8 @@ class Checks:
         self.reports: dict[tuple[int, str], Report] = {}
         self.flipped: Collection[str] = ()
         """Members in whose memory a bit has changed: wrong values are then there until they are noticed."""
+        self.may_refuse = False
+        """Members may have no room for copies: shards are then short of holders for good."""
         self.only_joins = False
         """Nobody leaves: then a new view interrupts nobody who computes."""
         self.decisions: dict[int, Recovery] = {}
@@ -303,8 +305,9 @@ class Checks:
             fresh, self.fresh = self.fresh, None
             if max(self.committed.values()) == fresh.step:  # else a member that was removed hears it long afterwards
                 self._all_holders_can_make(member.me, fresh)
-                self._window_is_closed(member, fresh)
-                self._redundant_again(member, fresh)
+                if not self.may_refuse:
+                    self._window_is_closed(member, fresh)
+                    self._redundant_again(member, fresh)
         if (
             member.view is None
             or member.machine.views.is_recovering

@@ -102,6 +102,8 @@ class Scenario:
     """Members per pipeline; 0: none are made."""
     narrow: float = 0.0
     """Share of members whose memory limits leave no room for all blocks at the end."""
+    refuses: float = 0.0
+    """Share of the copies for which new backups have no room."""
     small: bool = False
     """Two shards in one block."""
     plans: bool = False
@@ -232,6 +234,7 @@ class Cluster:
         self.joining: list[Member] = []
         self.slowness: dict[Any, bool] = {}
         self.checks = Checks(self.shape, truth, self.members, self.dead)
+        self.checks.may_refuse = scenario.refuses > 0
         self.checks.flipped = self.flipped
         self.checks.only_joins = not (
             scenario.crashes
@@ -271,6 +274,9 @@ class Cluster:
         if random.Random(f"{name} {self.seed}").random() < self.scenario.narrow:
             budget_bytes = self.scenario.budget_bytes
             self.members[name].core.handle(p.CopyBudgetSet(parameters_bytes=budget_bytes, has_room_for_all=False))
+        if self.scenario.refuses:
+            self.members[name].room = random.Random(f"room of {name} {self.seed}")
+            self.members[name].refuses = self.scenario.refuses
         self.members[name].watch = self.checks.command
         self.evaluations[name] = EvaluatingScript(self, name)
         self.members[name].noise = name if self.scenario.noisy else ""

@@ -133,6 +133,10 @@ class SimMember:
         self.shape = shape
         self.core = MemberMachine(me=me, shape=shape, checkpoints=checkpoints)
         self.disk = SimDisk()
+        self.room = random.Random(me)
+        self.refuses = 0.0
+        """Share of the copies for which it has no room."""
+        self.refused_copies = 0
         self.reads: deque[tuple[int, ...]] = deque()
         """Shards whose initial state is being read."""
         self.elsewhere: set[int] = set()
@@ -383,6 +387,14 @@ class SimMember:
         elif isinstance(event, p.BatchEvaluated) and self.pipelined is not None:
             self.pipelined.keep(event)
 
+    def _refused(self, command: p.Resumed) -> frozenset[int]:
+        """Shards of which it takes no copy in this view: never what it holds, nor what it is to be the primary of."""
+        shards = enumerate(zip(command.recovery.now, command.target, strict=True))
+        new = [shard for shard, (now, goal) in shards if self.me in goal.backups and self.me not in now.all]
+        refused = frozenset(shard for shard in new if self.room.random() < self.refuses)
+        self.refused_copies += len(refused)
+        return refused
+
     def _release(self) -> None:
         """What is free may get any other content at once. A free slot is not touched before the next run zeroes it."""
         for buffers in self.ledger._buffers._free.values():
@@ -421,6 +433,9 @@ class SimMember:
                 assert result is None
                 took_s = self.seconds.choice((0.5, 1.0, 1.0, 1.0, 2.0, 5.0, None))
                 return p.StepTimed(micro_batch_s=took_s)
+            case p.Resumed() if self.refuses and not self.core.machine.commit.is_initial:
+                self.work(command)
+                return p.CopyBudgetSet(parameters_bytes=1 << 20, refused=self._refused(command))
             case p.ReadInitial():
                 self.reads.append(command.shards)
             case p.Advance():

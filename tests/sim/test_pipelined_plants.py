@@ -124,7 +124,7 @@ def the_newest_weight_gradients_come_first() -> AbstractContextManager[Any]:
         action = following(desk, progress, kind)
         if action is None or kind is not ActionKind.WEIGHT:
             return action
-        return replace(action, micro_batch=desk.shape.micro_batches_of(action.task.run)[progress.passed_back - 1])
+        return action._replace(micro_batch=desk.shape.micro_batches_of(action.task.run)[progress.passed_back - 1])
 
     def in_any_order(loop: PipelinedLoop, run: TaskRun) -> list[p.Event]:
         key = run.command.task, run.command.micro_batch

@@ -9,7 +9,7 @@ hands tasks out: they follow from the plan and, after a change of view, from the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from elastrain import protocol as p
@@ -26,7 +26,7 @@ from elastrain.memory.pipeline_memory import Load
 from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.graph import check_stages
 from elastrain.pipeline.open_tasks import StepShape, TaskDesk, TaskProgress, readers
-from elastrain.pipeline.pipeline_plan import BoundaryName, PipelinePlan, routes
+from elastrain.pipeline.pipeline_plan import BoundaryName, PipelinePlan, Task, routes
 from elastrain.pipeline.planning import PlanWish, first_plan
 from elastrain.protocol.messages import Boundary, HasTraced
 
@@ -177,6 +177,13 @@ class Tasks(MemberPart):
         return Load(tasks=tuple(self._desk.progress), shape=self._desk.shape, in_flight=self._desk.limit)
 
     # --------------------------------------------------------------------------------------------------- the hand-out
+
+    def by_member(self) -> Mapping[str, Sequence[Task]]:
+        """Return the tasks of all members that were open when they were handed out."""
+        found: dict[str, list[Task]] = defaultdict(list)
+        for progress in self._known:
+            found[progress.task.member].append(progress.task)
+        return found
 
     def hand_out(self, plan: PipelinePlan) -> None:
         """Hand out a whole step by the plan."""

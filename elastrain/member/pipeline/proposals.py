@@ -148,7 +148,10 @@ class Proposals(MemberPart):
         self._profile = with_rates(profile, self.measures.told_rates, moved_bytes)
         gradient_bytes, saved_bytes = self._tracing.sizes
         # Primaries and backups of a block share its states.
-        states = (ASSUMED_MOMENTS + 2 * self._shape.backups * (1 + ASSUMED_MOMENTS)) / len(plan.pipelines)
+        live = self._commit.roles.live
+        # The backups that there are: after losses, members may have no room for more.
+        backups = sum(len(holders.backups) for holders in live) / max(1, len(live))
+        states = (ASSUMED_MOMENTS + 2 * backups * (1 + ASSUMED_MOMENTS)) / len(plan.pipelines)
         memory = PlanMemory(gradient_bytes=gradient_bytes, saved_bytes=saved_bytes, state_per_parameter=states)
         room = PlanRoom(profile=self._profile, memory=memory, run_length=pipelining.run_length)
         # Without memory limits the wished stages are all that is said about what a member can compute. What is free

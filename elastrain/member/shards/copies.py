@@ -158,6 +158,9 @@ class CopiesGiven(MemberPart):
         # No member would wait until the shadow has read the gradient. The copy is made again in the next step.
         if self._step.ballot.has_voted and self._is_for_shadow((message.shard, source)):
             return
+        if message.refused:
+            self._refuse(source, message.refused)
+            return
         if not message.intact:
             self._send(message.shard, source)
             return
@@ -168,9 +171,17 @@ class CopiesGiven(MemberPart):
         if message.shard in self._step.reduction.finished:
             self._step.reduction.forward([message.shard], only=source)
 
+    def _refuse(self, member: str, shards: Sequence[int]) -> None:
+        """Send no copies of these shards to a member that has no room for them. No vote waits for them."""
+        self._commit.roles.refuse(member, shards)
+        refused = {(shard, member) for shard in shards}
+        self._due = [copy for copy in self._due if copy not in refused]
+        self._under_way -= refused
+        self._restoring -= refused
+
 
 class CopiesTaken(MemberPart):
-    """Part that receives copies, and owns the list of damaged ones."""
+    """Part that receives copies, and owns the list of damaged ones, and of those that have no room in memory."""
 
     def __init__(
         self, me: str, commit: Commit, ballot: Ballot, holdings: Holdings, repair: Repair, out: Commands
@@ -183,6 +194,17 @@ class CopiesTaken(MemberPart):
         self._out = out
         self._broken: dict[int, tuple[str, int, int]] = {}
         """Shard whose copy was damaged -> sender, digest that it sent, number of attempts."""
+        self._refused: frozenset[int] = frozenset()
+
+    def refuse(self, shards: frozenset[int]) -> None:
+        """Take no copies of these shards as a backup, because the memory limit leaves no room for them."""
+        if shards - self._refused:
+            reason = (
+                f"{self._me} has no room for copies of {len(shards)} shards: they survive fewer losses until members "
+                "join; a larger --memory-limit leaves room for them"
+            )
+            self._out.do(p.Noticed(reason=reason))
+        self._refused = shards
 
     def begin(self, step: int) -> None:
         """Forget damaged copies of the last step."""
@@ -199,7 +221,12 @@ class CopiesTaken(MemberPart):
         # No member waits until a shadow has read a copy, so after its vote the state may have changed.
         is_void = self._ballot.has_voted and self._commit.roles.is_for_shadow(shard, self._me)
         # The sender no longer has the state of an older step to verify the copy with.
-        if step == self._commit.step and not is_void:
+        if step != self._commit.step or is_void:
+            return
+        if shard in self._refused and shard not in self._holdings:
+            refused = tuple(sorted(self._refused))
+            self._out.send(source, Copied(step=step, shard=shard, intact=True, refused=refused))
+        else:
             self._out.do(p.TakeCopy(step=step, shard=shard, payload=payload, source=source, digest=digest))
 
     def on_taken(self, event: p.TookCopy) -> None:

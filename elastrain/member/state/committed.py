@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from elastrain.decisions.agreed_speeds import speeds_of
 from elastrain.decisions.voting import InForce
-from elastrain.job.placement import Holders, Placement, first_copies
+from elastrain.job.placement import Holders, Placement, first_copies, with_refusals
 from elastrain.job.scaling import Scaler
 from elastrain.job.values import Record, Shape, Vote
 from elastrain.member.contract import MemberPart
@@ -65,6 +65,8 @@ class Roles:
         self._me = me
         self._live: Placement = ()
         self._followers: dict[int, set[str]] = defaultdict(set)
+        self._refusing: dict[int, set[str]] = {}
+        """Shard of this primary -> members that have no room for a copy under the plan in force."""
 
     @property
     def live(self) -> Placement:
@@ -79,9 +81,24 @@ class Roles:
     def aim(self, target: Placement, coming: Mapping[int, str]) -> None:
         """Change the holders that the shards should have, because the blocks have moved or are about to."""
         self.target, self.coming = target, coming
+        self._refusing.clear()  # under another plan they may have room
         for shard, followers in self._followers.items():
             # A follower of a move that was dropped would get gradients for nothing.
             followers &= {*target[shard].all, coming.get(shard, "")}
+
+    def refuse(self, member: str, shards: Iterable[int]) -> None:
+        """Note that a member has no room for copies of these shards as a backup."""
+        for shard in shards:
+            self._refusing.setdefault(shard, set()).add(member)
+
+    @property
+    def without_room(self) -> tuple[str, ...]:
+        """Members that have no room for copies of this primary's shards."""
+        return tuple(sorted({member for refusing in self._refusing.values() for member in refusing}))
+
+    def goal(self, shard: int) -> Holders:
+        """Return the holders that a shard of this primary should have, by what members have room for."""
+        return with_refusals(self._live[shard], self.target[shard], self._refusing.get(shard, ()))
 
     def is_for_shadow(self, shard: int, member: str) -> bool:
         """Return True if a copy of the shard on this member serves a coming plan only, so that no member waits."""
@@ -145,9 +162,10 @@ class Roles:
         # Only its primary plans copies of a shard: no other member knows that a copy is verified.
         for shard in self.mine:
             have = list(dict.fromkeys((*self._live[shard].all, *sorted(self._followers[shard]))))
-            soon = first_copies(have, self.target[shard], nodes)
+            goal = self.goal(shard)
+            soon = first_copies(have, goal, nodes)
             first += [(shard, member) for member in soon]
-            wanted = (*self.target[shard].all, *([self.coming[shard]] if shard in self.coming else ()))
+            wanted = (*goal.all, *([self.coming[shard]] if shard in self.coming else ()))
             moving += [(shard, m) for m in dict.fromkeys(wanted) if m not in have and m not in soon]
         return first, moving
 

@@ -11,7 +11,8 @@ from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.pipeline_plan import Cuts, Pipeline
 from elastrain.pipeline.planner.bounds import Divisible, fractional_cuts, whole_cuts
 from elastrain.pipeline.planner.plan_room import PlanRoom, Shortage, plan_name
-from elastrain.pipeline.planner.timeline import StepCosts, Timeline
+from elastrain.pipeline.planner.step_costs import StepCosts
+from elastrain.pipeline.planner.timeline import Timeline
 from elastrain.pipeline.planning import one_f_one_b
 
 MORE_IN_FLIGHT = (8, 4, 2, 1, 0)

@@ -6,21 +6,24 @@ better than what was played. Equal questions get equal answers.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from elastrain.job.run_plan import dealt
 from elastrain.pipeline.graph import BlockGraph
-from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, held
+from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, held, routes
 from elastrain.pipeline.planner.chain_choice import ACTIONS, MORE_IN_FLIGHT, Chains
 from elastrain.pipeline.planner.line_ups import LineUpOf, line_ups, re_routed, survivors
 from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, Shortage, plan_name, shortage_text
+from elastrain.pipeline.planner.step_costs import StepCosts
 from elastrain.pipeline.planner.step_profile import JobProfile
-from elastrain.pipeline.planner.timeline import StepCosts
 
 TRIES = 8
 """Plans for which the exact account of memory is made, at the most."""
+ROUNDING = 1e-9
+"""Relative difference of equal seconds that were added in another order."""
 FEW_CHAINS = 8
 """With at most so many pipelines, runs are moved from one to another until the slowest can give none away."""
 
@@ -63,8 +66,15 @@ class NoPlanFitsError(ValueError):
 def choose_plan(question: PlanQuestion) -> PlanAnswer:
     """Choose the next plan. Raises NoPlanFitsError if no candidate fits into memory."""
     search = _Choice(question)
+    best = search.best(None) if search.is_re_routed else None
+    if best is not None and search.beats_re_routed(best):
+        return best
     stay = search.stay()
-    best = search.best(stay)
+    if best is None:
+        best = search.best(stay)
+    # Seconds that differ by rounding only are no reason to change the plan.
+    elif stay is not None and stay.step_s <= search.score(best) * (1 + ROUNDING):
+        best = stay
     if best is None:
         raise NoPlanFitsError(search.lack())
     if stay is None or best is stay:
@@ -122,15 +132,51 @@ class _Choice:
     def before(self) -> Mapping[str, frozenset[int]]:
         return {} if self.question.present is None else held(self.question.present)
 
-    def stay(self) -> PlanAnswer | None:
-        """Return the plan that moves no block, if there is one."""
-        asked, plan, reason = self.question, self.question.present, "no block moves"
+    @cached_property
+    def staying(self) -> PipelinePlan | None:
+        """The plan that moves no block, if there is one."""
+        asked, plan = self.question, self.question.present
         if plan is None or plan.runs != asked.runs or set(asked.members) - set(plan.members):
             return None
         if set(plan.members) != set(asked.members):
-            plan, reason = re_routed(plan, asked.members), "no block moves: peers take the runs of lost members"
+            plan = re_routed(plan, asked.members)
         if plan is None or any(isinstance(self.chains.room.limits(each), Shortage) for each in plan.pipelines):
             return None
+        return plan
+
+    @property
+    def is_re_routed(self) -> bool:
+        """True if no block moves only where peers take the runs of lost members."""
+        return self.staying is not None and self.staying != self.question.present
+
+    def beats_re_routed(self, best: PlanAnswer) -> bool:
+        """Return True if a plan beats the one in which peers take runs, whatever the timeline would say of that.
+
+        Playing that one takes the longest, because its pipelines wait for each other.
+        """
+        assert self.staying is not None
+        least_s = self._busiest_s(self.staying) + self.question.profile.rates.step_s
+        return self.score(best) < least_s * (1 - self.question.profile.noise)
+
+    def _busiest_s(self, plan: PipelinePlan) -> float:
+        """Return the seconds for which the busiest member of a plan computes."""
+        # By the tasks themselves: where cuts differ from run to run, a part of the runs need not have the mean cut.
+        busy_s: dict[str, float] = defaultdict(float)
+        known_s: dict[tuple[int, int, str], float] = {}
+        for task in (task for route in routes(plan) for task in route):
+            key = (task.begin, task.end, task.member)
+            if key not in known_s:
+                known_s[key] = self.chains.costs.whole_s(task)
+            busy_s[task.member] += known_s[key]
+        return self.question.run_length * max(busy_s.values())
+
+    def stay(self) -> PlanAnswer | None:
+        """Return the plan that moves no block, if there is one and it is not too large to be played."""
+        plan, reason = self.staying, "no block moves"
+        if plan is None:
+            return None
+        if plan != self.question.present:
+            reason = "no block moves: peers take the runs of lost members"
         # Re-routed pipelines wait for each other, so all of them are played. With many members that takes too long, and
         # a new cut costs no more than one publish.
         is_apart = len(plan.members) == sum(len(each.members) for each in plan.pipelines)

@@ -114,6 +114,18 @@ class PlanRoom:
         limit_bytes = self.memory.limits_bytes.get(member)
         if limit_bytes is None:
             return share * self.run_length + 1
+        # Candidates that differ in their limits only ask the same again.
+        key = (member, stretch, share, is_split)
+        if key not in self._known:
+            self._known[key] = self._most_in_flight(member, stretch, share, is_split=is_split)
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[object, int | Shortage]:
+        return {}
+
+    def _most_in_flight(self, member: str, stretch: Stretch, share: int, *, is_split: bool) -> int | Shortage:
+        limit_bytes = self.memory.limits_bytes[member]
         parts = self._parts(member, stretch, share)
         each_bytes = self._each_bytes(stretch, is_split)
         # At least one micro-batch must be in flight, or the member could never begin.

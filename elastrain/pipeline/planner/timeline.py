@@ -8,92 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from elastrain.pipeline.actions import ActionKind, TaskAction, choose
-from elastrain.pipeline.pipeline_plan import Bound, Pipeline, PipelinePlan, Route, Task
-from elastrain.pipeline.planner.step_profile import JobProfile
+from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, Route, Task
+from elastrain.pipeline.planner.step_costs import StepCosts
 
 FORWARD, BACKWARD, WEIGHT = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHT
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepCosts:
-    """Seconds of actions, links and publishes that follow from a profile, with sums over stretches made once."""
-
-    profile: JobProfile
-
-    @cached_property
-    def _sums(self) -> dict[ActionKind, tuple[float, ...]]:
-        blocks = self.profile.blocks
-        seconds = {
-            FORWARD: [each.forward_s for each in blocks],
-            BACKWARD: [each.input_gradient_s for each in blocks],
-            WEIGHT: [each.weight_gradient_s for each in blocks],
-        }
-        return {kind: tuple(accumulate(each, initial=0.0)) for kind, each in seconds.items()}
-
-    @cached_property
-    def cumulated(self) -> tuple[float, ...]:
-        """Per cut: seconds of all actions of the blocks before it."""
-        return tuple(map(sum, zip(*self._sums.values(), strict=True)))
-
-    def action_s(self, kind: ActionKind, task: Task, *, is_split: bool) -> float:
-        """Return the seconds of an action on its member. `is_split`: the task's backward is split."""
-        sums = self._sums[kind]
-        seconds = sums[task.end] - sums[task.begin]
-        if kind is BACKWARD and not is_split:
-            seconds += self._sums[WEIGHT][task.end] - self._sums[WEIGHT][task.begin]
-        elif kind is not FORWARD:
-            seconds *= 1 + self.profile.rates.split_price
-        return seconds / self.profile.speeds.get(task.member, 1.0) + self.profile.rates.action_s
-
-    def loads(self, pipeline: Pipeline) -> list[tuple[float, float, float]]:
-        """Return, per member, its mean seconds of forward, backward and weight gradient for one micro-batch."""
-        sums, rates = tuple(self._sums.values()), self.profile.rates
-        begins = [tuple(_mean(each, cut) for each in sums) for cut in (0, *pipeline.cuts, len(self.profile.blocks))]
-        found = list[tuple[float, float, float]]()
-        for member, begin, end in zip(pipeline.members, begins, begins[1:], strict=False):
-            speed = self.profile.speeds.get(member, 1.0)
-            forward_s, back_s, weight_s = ((b - a) / speed for a, b in zip(begin, end, strict=True))
-            price = 1 + rates.split_price
-            halves = (back_s * price + rates.action_s, weight_s * price + rates.action_s)
-            # A task that begins with the batch has no input gradient, so its backward stays whole.
-            is_split = pipeline.is_split and bool(found)
-            found.append(
-                (forward_s + rates.action_s, *(halves if is_split else (back_s + weight_s + rates.action_s, 0.0)))
-            )
-        return found
-
-    def hops(self, pipeline: Pipeline) -> list[tuple[float, float]]:
-        """Return, per link of the pipeline, the seconds of an activation and of a gradient."""
-        found, message_s = list[tuple[float, float]](), self.profile.rates.message_s
-        for cut, (one, other) in zip(pipeline.cuts, pairwise(pipeline.members), strict=True):
-            rate, at = self.link_bytes_per_s(one, other), cut if isinstance(cut, int) else cut.cut
-            there, back = self.profile.activation_bytes[at], self.profile.gradient_bytes[at]
-            found.append((there / rate + message_s, back / rate + message_s))
-        return found
-
-    def link_bytes_per_s(self, one: str, other: str) -> float:
-        """Return the rate of the link between two members."""
-        for a, b, rate in self.profile.rates.links:
-            if {a, b} == {one, other}:
-                return rate
-        nodes, rates = self.profile.nodes, self.profile.rates
-        return rates.inside_bytes_per_s if nodes.get(one) == nodes.get(other) else rates.between_bytes_per_s
-
-    def bytes_of(self, begin: int, end: int) -> int:
-        """Return the bytes of the parameters of a stretch."""
-        return sum(self.profile.parameter_bytes[begin:end])
-
-
-def _mean(sums: Sequence[float], cut: int | Bound) -> float:
-    if isinstance(cut, int):
-        return sums[cut]
-    return sums[cut.cut] + (sums[cut.deeper] - sums[cut.cut]) * cut.deep / cut.groups
 
 
 class PlayedAction(NamedTuple):
@@ -116,16 +39,16 @@ class PlayedStep:
 class _Seat:
     """A member that computes one action at a time."""
 
-    __slots__ = ("backwards", "forwards", "in_flight", "is_busy", "is_split", "limit", "weights")
+    __slots__ = ("in_flight", "is_busy", "is_split", "limit", "queues", "seconds")
 
     def __init__(self, limit: int, is_split: bool) -> None:
         self.limit, self.is_split = limit, is_split
         self.is_busy = False
         self.in_flight: list[Task] = []
-        self.forwards: dict[int, list[tuple[int, Task, TaskAction]]] = {}
-        """By cut: the queue of forwards that begin there. `choose` needs only the first of each."""
-        self.backwards: list[tuple[int, int, Task, TaskAction]] = []
-        self.weights: list[tuple[int, int, Task, TaskAction]] = []
+        self.queues: dict[ActionKind | int, list[tuple[int, int, Task, TaskAction]]] = {BACKWARD: [], WEIGHT: []}
+        """By kind, and forwards by the cut at which they begin. `choose` needs only the first of each queue."""
+        self.seconds: dict[tuple[ActionKind, int, int], float] = {}
+        """(kind, begin, end) -> seconds of such an action: tasks that differ only in their run take equally long."""
 
     def splits(self, task: Task) -> bool:
         """Return True if the task's backward is split. First tasks have no input gradient, so theirs stays whole."""
@@ -133,24 +56,22 @@ class _Seat:
 
     def queue(self, action: TaskAction) -> None:
         """Let an action be ready."""
-        if action.kind is FORWARD:
-            heappush(self.forwards.setdefault(action.task.begin, []), (action.micro_batch, action.task, action))
-        else:
-            queue = self.backwards if action.kind is BACKWARD else self.weights
-            heappush(queue, (action.micro_batch, -action.task.begin, action.task, action))
+        kind, micro_batch, task = action
+        queue = self.queues.setdefault(task.begin, []) if kind is FORWARD else self.queues[kind]
+        heappush(queue, (micro_batch, -task.begin, task, action))
 
     def take(self) -> TaskAction | None:
         """Take the action that `choose` wants next."""
         # The rule looks at the first of each queue only, so the others need not be handed to it.
-        heads = [each[0][-1] for each in (self.backwards, self.weights) if each]
-        heads += [each[0][-1] for each in self.forwards.values() if each]
+        heads = [queue[0][3] for queue in self.queues.values() if queue]
         action = choose(heads, self.in_flight, self.limit) if heads else None
         if action is not None:
-            if action.kind is FORWARD:
-                heappop(self.forwards[action.task.begin])
-                self.in_flight.append(action.task)
+            kind, _, task = action
+            if kind is FORWARD:
+                heappop(self.queues[task.begin])
+                self.in_flight.append(task)
             else:
-                heappop(self.backwards if action.kind is BACKWARD else self.weights)
+                heappop(self.queues[kind])
         return action
 
 
@@ -164,10 +85,16 @@ class _Player:
     now_s: float = 0.0
     events: list[tuple[float, int, TaskAction, bool]] = field(default_factory=list)
     """(time, order, action, True if it has ended, False if its input has come)"""
-    played: list[PlayedAction] = field(default_factory=list)
+    played: list[PlayedAction] | None = None
+    """Actions in the order in which they begin. None: they are not kept."""
+    finished_s: dict[str, float] = field(default_factory=dict)
+    """Member -> when its last action ends."""
+    begun: int = 0
+    """Number of actions so far."""
+    touched: dict[str, _Seat] = field(default_factory=dict)
+    """Seats for which something has happened at the present time."""
     free_s: dict[tuple[str, str], float] = field(default_factory=dict)
     """(from, to) -> when the link is free. Each direction is one queue."""
-    known_s: dict[object, float] = field(default_factory=dict)
     beginning: dict[tuple[int, int], Task] = field(default_factory=dict)
     """(run, cut) -> the task that begins there."""
     ending: dict[tuple[int, int], Task] = field(default_factory=dict)
@@ -182,55 +109,61 @@ class _Player:
                 self.seats[route[0].member].queue(TaskAction(FORWARD, micro_batch, route[0]))
         for seat in self.seats.values():
             self._start(seat)
-        while self.events:
-            self.now_s = self.events[0][0]
+        events = self.events
+        while events:
+            now_s = self.now_s = events[0][0]
             # A member that ends an action at the moment when a gradient comes has to see that gradient.
-            touched: dict[str, _Seat] = {}
+            self.touched = {}
             # All that happens at one time comes before the next choices.
-            while self.events and self.events[0][0] == self.now_s:
-                _, _, action, has_ended = heappop(self.events)
-                seat = touched[action.task.member] = self.seats[action.task.member]
+            while events and events[0][0] == now_s:
+                _, _, action, has_ended = heappop(events)
                 if has_ended:
+                    seat = self.touched[action.task.member] = self.seats[action.task.member]
                     seat.is_busy = False
                     self._pass_on(action, seat)
                 else:
-                    seat.queue(action)
-            for seat in touched.values():
+                    self._arrive(action)
+            for seat in self.touched.values():
                 if not seat.is_busy:
                     self._start(seat)
+
+    def _arrive(self, action: TaskAction) -> None:
+        seat = self.touched[action.task.member] = self.seats[action.task.member]
+        seat.queue(action)
 
     def _start(self, seat: _Seat) -> None:
         action = seat.take()
         if action is None:
             return
         seat.is_busy = True
-        # Tasks that differ only in their run take equally long.
-        task = action.task
-        key = (action.kind, task.begin, task.end, task.member)
-        seconds = self.known_s.get(key)
+        kind, _, task = action
+        key = (kind, task.begin, task.end)
+        seconds = seat.seconds.get(key)
         if seconds is None:
-            seconds = self.known_s[key] = self.costs.action_s(action.kind, task, is_split=seat.splits(task))
-        end_s = self.now_s + seconds
-        self.played.append(PlayedAction(self.now_s, end_s, action))
-        heappush(self.events, (end_s, len(self.played), action, True))
+            seconds = seat.seconds[key] = self.costs.action_s(kind, task, is_split=seat.splits(task))
+        end_s = self.finished_s[task.member] = self.now_s + seconds
+        if self.played is not None:
+            self.played.append(PlayedAction(self.now_s, end_s, action))
+        self.begun += 1
+        heappush(self.events, (end_s, self.begun, action, True))
 
     def _pass_on(self, action: TaskAction, seat: _Seat) -> None:
         """Let follow what an action makes possible."""
-        kind, task = action.kind, action.task
+        kind, micro_batch, task = action
         if kind is FORWARD:
             deeper = self.beginning.get((task.run, task.end))
             if deeper is None:
-                seat.queue(TaskAction(BACKWARD, action.micro_batch, task))
+                seat.queue(TaskAction(BACKWARD, micro_batch, task))
             else:
-                self._send(TaskAction(FORWARD, action.micro_batch, deeper), task, self.costs.profile.activation_bytes)
+                self._send(TaskAction(FORWARD, micro_batch, deeper), task, self.costs.profile.activation_bytes)
             return
         if kind is BACKWARD:
             above = self.ending.get((task.run, task.begin))
             if above is not None:
-                self._send(TaskAction(BACKWARD, action.micro_batch, above), task, self.costs.profile.gradient_bytes)
+                self._send(TaskAction(BACKWARD, micro_batch, above), task, self.costs.profile.gradient_bytes)
             # The previous member can go on. The gradients of the parameters wait for a bubble.
             if seat.splits(task):
-                seat.queue(TaskAction(WEIGHT, action.micro_batch, task))
+                seat.queue(TaskAction(WEIGHT, micro_batch, task))
                 return
         # The saved activations of a micro-batch stay until its last gradient.
         seat.in_flight.remove(task)
@@ -246,19 +179,31 @@ class _Player:
             hold_s = sizes[cut] and sizes[cut] / self.costs.link_bytes_per_s(*link)
             self.free_s[link] = max(self.now_s, self.free_s.get(link, 0.0)) + hold_s
             arrival_s = self.free_s[link] + self.costs.profile.rates.message_s
-        heappush(self.events, (arrival_s, action.micro_batch, action, False))
+        if arrival_s > self.now_s:
+            heappush(self.events, (arrival_s, action.micro_batch, action, False))
+        else:
+            self._arrive(action)
 
 
 def play(plan: PipelinePlan, routes: Collection[Route], costs: StepCosts, run_length: int = 1) -> PlayedStep:
     """Play the routes of one step, by the plan's in-flight limits and split backwards."""
+    actions: list[PlayedAction] = []
+    finished_s = _finished_s(plan, routes, costs, run_length, actions)
+    return PlayedStep(actions=tuple(actions), finished_s=finished_s)
+
+
+def _finished_s(
+    plan: PipelinePlan,
+    routes: Collection[Route],
+    costs: StepCosts,
+    run_length: int,
+    actions: list[PlayedAction] | None = None,
+) -> Mapping[str, float]:
+    """Play a step. Returns when each member has ended its last action. `actions`: takes all actions."""
     seats = {member: _Seat(limit, member in plan.split) for member, limit in plan.limits.items()}
-    player = _Player(costs, run_length, seats)
+    player = _Player(costs, run_length, seats, played=actions, finished_s=dict.fromkeys(seats, 0.0))
     player.play(routes)
-    finished_s = dict.fromkeys(seats, 0.0)
-    for each in player.played:
-        member = each.action.task.member
-        finished_s[member] = max(finished_s[member], each.end_s)
-    return PlayedStep(actions=tuple(player.played), finished_s=finished_s)
+    return player.finished_s
 
 
 @dataclass
@@ -299,12 +244,12 @@ class Timeline:
         if key not in self.known_s:
             routes = [p.route(run, first, blocks) for p, first in group for run in range(first, first + p.share)]
             plan = PipelinePlan(blocks=blocks, pipelines=tuple(pipeline for pipeline, _ in group))
-            played = play(plan, routes, self.costs, self.run_length)
+            finished_s = _finished_s(plan, routes, self.costs, self.run_length)
             rate = self.costs.profile.rates.reduce_bytes_per_s if has_peers else float("inf")
             stretches = {m: stretch for p, _ in group for m, stretch in p.stretches(blocks).items()}
             # A member sends its sums when it has computed, and does not wait for its peers.
             reduced_s = {m: self.costs.bytes_of(*stretch) / rate for m, stretch in stretches.items()}
-            self.known_s[key] = max(played.finished_s[m] + reduced_s[m] for m in stretches)
+            self.known_s[key] = max(finished_s[m] + reduced_s[m] for m in stretches)
         return self.known_s[key]
 
     def key(self, group: Sequence[tuple[Pipeline, int]]) -> object:

@@ -37,6 +37,7 @@ from elastrain.runtime.io import loop_channel as lc
 from elastrain.runtime.io.agent_link import AgentLink, journalled
 from elastrain.runtime.io.journal import Journal, Notes
 from elastrain.runtime.memory.memory_keeper import MemoryKeeper
+from elastrain.runtime.memory.room_for_plans import room_for_step, room_for_view
 from elastrain.runtime.memory.stages_choice import with_stages
 from elastrain.runtime.tensors.executor import Executor
 
@@ -318,12 +319,10 @@ class Engine:
         self._notes.resumed(command)
         self._notes.tell_window(self._core)
         self._parts.executor.resumed()
-        m, memory = self._core.machine, self._parts.memory
-        return None if memory is None else memory.resumed(command, m.shape, m.step.tasks.load())
+        return room_for_view(self._parts.memory, self._core.machine, command)
 
     def _make_room(self) -> None:
-        m, memory, roles = self._core.machine, self._parts.memory, self._core.machine.commit.roles
-        if memory is not None and (told := memory.begin(m.step.tasks.load(), (roles.live, roles.target))) is not None:
+        if (told := room_for_step(self._parts.memory, self._core.machine)) is not None:
             self._events.append(told)
 
     def _passed(self, record: Record) -> None:

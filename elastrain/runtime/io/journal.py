@@ -64,7 +64,7 @@ class Notes:
         self._told_misfit_in = -1
         """Generation of the last view for which the screen has shown that no plan fits."""
         self._skipped_in_row = 0
-        self._told_short: dict[str, int] = {}
+        self._told_short: tuple[dict[str, int], tuple[str, ...]] = {}, ()
         self._planned: frozenset[str] = frozenset()
         """Members of the plan in force."""
         self._speeds: Speeds = {}
@@ -180,13 +180,14 @@ class Notes:
     def tell_window(self, core: MemberMachine) -> None:
         """Report a change of the shards that have too few holders, or of their number of holders."""
         short = {str(shard): len(core.holders[shard].all) for shard in core.copying.short}
-        if short == self._told_short:
+        no_room = core.copying.without_room
+        if (short, no_room) == self._told_short:
             return
-        self._told_short = short
+        self._told_short = short, no_room
         step = 1 + (core.shape.initial.step if core.record is None else core.record.step)
         since = min(core.copying.short.values(), default=None)
-        self._journal.write("window", step=step, short=short, since_step=since)
-        self._agent.say(am.Window(step=step, short=short, since_step=since))
+        self._journal.write("window", step=step, short=short, since_step=since, no_room=no_room)
+        self._agent.say(am.Window(step=step, short=short, since_step=since, no_room=no_room))
 
     def hear(self, command: p.Noticed | p.BeginAnew | p.AskToCommit | p.Moved, view: View | None) -> p.Event | None:
         """Report what the protocol core has noticed. Returns the event that follows, or None."""

@@ -13,7 +13,7 @@ from elastrain.memory import memory_budget as budget
 from elastrain.memory.held_shards import MemoryKind
 from elastrain.memory.member_account import MemberAccount
 from elastrain.offload.drives.device import Device
-from elastrain.runtime.memory.process_memory import PeakMeter, StepsTaken
+from elastrain.runtime.memory.process_memory import PeakMeter, StepsTaken, limit_captures
 from elastrain.runtime.tensors.executor import Executor
 
 
@@ -88,10 +88,8 @@ class HostKeeper:
             raise NoRoomError(f"member {self._me}: {decided.reason}")
         last, self._last = self._last, decided
         self._accounted_bytes = needs.gradients_bytes + needs.boundaries_bytes
-        room = self._executor.captures
-        if room is not None:
-            free_bytes = self._limit_bytes - needs.total_bytes - self._taken.doubtful_bytes
-            room.limit_bytes = max(0, free_bytes - budget.WRITING_BYTES)
+        free_bytes = self._limit_bytes - needs.total_bytes - self._taken.doubtful_bytes
+        limit_captures(self._executor.captures, free_bytes)
         if measured is None or last is None or decided.shards_on_disk_bytes > last.shards_on_disk_bytes:
             held = account.on_host().held
             chosen, which = held_shards.choose_shards(held, decided.shards_on_disk_bytes)

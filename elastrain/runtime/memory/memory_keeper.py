@@ -22,24 +22,26 @@ from elastrain.job.values import Record, Shape
 from elastrain.memory import held_shards
 from elastrain.memory import memory_budget as budget
 from elastrain.memory.held_shards import MemoryKind
-from elastrain.memory.member_account import Limit, MemberAccount
+from elastrain.memory.member_account import Decision, Limit, MemberAccount
 from elastrain.memory.pipeline_memory import Load
+from elastrain.memory.plan_check import told_of
+from elastrain.memory.refused_copies import fitted
 from elastrain.offload.activations.spill_policy import IN_FLIGHT_STORAGES
 from elastrain.offload.errors import LimitTooSmallError
-from elastrain.offload.planning.profile import PassProfile, Profile
+from elastrain.offload.planning.profile import Profile
 from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.runtime.durable.checkpoint_parts import Room
 from elastrain.runtime.memory.host_keeper import HostKeeper
 from elastrain.runtime.memory.planned_work import PlannedWork, bytes_of
 from elastrain.runtime.memory.process_memory import (
-    NOTHING_CAPTURED,
-    CapturedBytes,
     DeviceMeter,
     HeldInStep,
     MemoryLimit,
     PeakMeter,
     StepsTaken,
+    captured_bytes,
     give_freed_memory_back,
+    limit_captures,
 )
 from elastrain.runtime.memory.spill_places import open_places, with_other_parts
 from elastrain.runtime.tensors.executor import Executor
@@ -47,9 +49,6 @@ from elastrain.runtime.tensors.executor import Executor
 if TYPE_CHECKING:
     from elastrain.comm.wire.mesh import Mesh
     from elastrain.runtime.io.journal import Journal
-
-WORTH_TELLING = 0.05
-"""Smallest share of the limit that is given back to activations when memory becomes free."""
 
 
 class MemoryKeeper:
@@ -129,16 +128,18 @@ class MemoryKeeper:
     def resumed(self, plan: p.Resumed, shape: Shape, load: Load | None) -> p.CopyBudgetSet:
         """Make room for the plan of a new view. Raises NoRoomError if the plan does not fit.
 
-        Returns the bytes of parameters that may be copied at once, and if there is room for all blocks.
+        Returns the bytes of parameters that may be copied at once, the shards of which no copy has room here, and if
+        there is room for all blocks.
         """
         self._taken.begin_view()
         before, account = self.work.account, self.work.resume(plan, shape, load)
-        gradients_bytes = account.gradients_bytes
+        more_bytes = 0
         if self._taken.had_settled_before and before is not None and shape.pipelining is None:
             # What the last plan took, as measured, and what this one is expected to take more.
-            more_bytes = gradients_bytes - before.gradients_bytes
-            gradients_bytes = self._executor.gradients_bytes() + max(0, more_bytes)
-        return self._plan(account, gradients_bytes, before)
+            expected_bytes = max(account.gradients_bytes, before.gradients_bytes)
+            more_bytes = self._executor.gradients_bytes() + expected_bytes - before.gradients_bytes
+            more_bytes -= account.gradients_bytes
+        return self._plan(account, before, more_bytes)
 
     def begin(self, load: Load | None, placements: tuple[Placement, Placement]) -> p.CopyBudgetSet | None:
         """Make room for the tasks of a pipeline's step if they or the placements changed.
@@ -151,7 +152,8 @@ class MemoryKeeper:
         account = self.work.take(load, placements)
         if (account.held, account.tasks) == (before.held, before.tasks):
             return None
-        return self._plan(account, account.gradients_bytes, before)
+        # What was refused may have room now.
+        return self._plan(replace(account, placements=placements), before)
 
     def hold(self, blocks: Sequence[int], *, for_good: bool = False) -> None:
         """Make room for blocks that this member is about to get. Nothing is computed meanwhile.
@@ -174,7 +176,7 @@ class MemoryKeeper:
         if account is None or self._needs is None or self._last is None:
             self._taken.pass_over()
             return None
-        last, tasks, captured = self._last_pass(), account.tasks, self._captured()
+        last, tasks, captured = self._places.last_pass(), account.tasks, captured_bytes(self._captures)
         activations_bytes = (
             last.peak_bytes if last is not None else 0 if self._places.is_there else tasks.activations_bytes
         )
@@ -208,87 +210,86 @@ class MemoryKeeper:
 
     def seen(self) -> ToldMemory | None:
         """Return the memory that this member needs under the plan in force, or None before the first decision."""
-        needs, leaves = self._needs, self._places.is_there
-        if needs is None:
-            return None
-        return ToldMemory(
-            limit_bytes=self._limit_bytes,
-            base_bytes=needs.base_bytes,
-            taken_bytes=needs.least_bytes if leaves else needs.total_bytes,
-            has_limit=True,
-            activations_leave=leaves,
-        )
+        return None if self._needs is None else told_of(self._needs, self._limit_bytes, leaves=self._places.is_there)
 
     def close(self) -> None:
         """Free the space on disk. States that lie there are lost."""
         self._places.close()
 
-    def _plan(self, account: MemberAccount, gradients_bytes: int, before: MemberAccount | None) -> p.CopyBudgetSet:
-        """Decide under a new plan. Returns the budget of copies to new holders, and if all blocks have room."""
-        needs = replace(self._needs_of(account), gradients_bytes=gradients_bytes)
-        self.work.account = account = account.with_copies(self._limit_bytes, needs)
-        needs = replace(needs, gradients_bytes=gradients_bytes + account.copying_bytes)
-        most_bytes = None
-        if before is not None and before.pipeline is not None:
-            # Gradients that a commit has given back were a part of the peak. The estimate counts them twice.
-            most_bytes = self.held.most_bytes(needs, before.tasks)
-        self._decide(needs, most_bytes=most_bytes)
+    def _plan(self, account: MemberAccount, before: MemberAccount | None, more_bytes: int = 0) -> p.CopyBudgetSet:
+        """Decide under a new plan, and refuse copies that have no room. Returns the budget of copies to new holders.
+
+        `more_bytes`: gradients besides those of the account.
+        """
+
+        def judge(own: MemberAccount) -> Decision:
+            return self._judge(*self._copying(own, more_bytes), before=before)
+
+        account, decision, self.work.refused = fitted(account, judge)
+        self.work.account, needs = self._copying(account, more_bytes)
+        self._keep_to(decision, needs)
         if self._host is not None:
             self._host.plan(account)
-        return self._budget(account)
+        return self._budget(self.work.account)
+
+    def _copying(self, account: MemberAccount, more_bytes: int) -> tuple[MemberAccount, budget.Needs]:
+        """Return the account with as many copies on their way as have room, and its needs."""
+        needs = replace(self._needs_of(account), gradients_bytes=account.gradients_bytes + more_bytes)
+        account = account.with_copies(self._limit_bytes, needs)
+        return account, replace(needs, gradients_bytes=needs.gradients_bytes + account.copying_bytes)
 
     def _budget(self, account: MemberAccount) -> p.CopyBudgetSet:
         has_room = self.work.has_room_for_all
-        return p.CopyBudgetSet(parameters_bytes=account.copied_bytes, has_room_for_all=has_room)
+        return p.CopyBudgetSet(
+            parameters_bytes=account.copied_bytes, has_room_for_all=has_room, refused=self.work.refused
+        )
 
-    def _decide(
-        self, needs: budget.Needs, measured: budget.Measured | None = None, *, most_bytes: int | None = None
-    ) -> None:
+    def _decide(self, needs: budget.Needs, measured: budget.Measured | None = None) -> None:
         """Decide what stays in memory, and carry it out. Raises NoRoomError if the plan does not fit.
 
-        Args:
-            needs: The needs of the plan.
-            measured: A step under the current plan; None for a new plan.
-            most_bytes: Most bytes of a new plan, by the last step's peak and what the plan takes more.
+        `measured`: a step under the current plan; None for a new plan.
         """
-        account = self.work.account
-        assert account is not None
-        self._needs = needs
+        assert self.work.account is not None
+        self._keep_to(self._judge(self.work.account, needs, measured), needs, measured)
+
+    def _judge(
+        self,
+        account: MemberAccount,
+        needs: budget.Needs,
+        measured: budget.Measured | None = None,
+        before: MemberAccount | None = None,
+    ) -> Decision:
+        """Return the decision about the needs of a plan. `before`: the account of the last plan, if this one is new."""
         limit = Limit(limit_bytes=self._limit_bytes, has_disk=self._places.is_there, outside=self._places.outside())
-        refused, decided, self.work.has_room_for_all = account.decide(needs, limit, measured)
-        if isinstance(decided, budget.Shortfall) and refused is needs and self._last is not None and most_bytes:
-            kept_to, activations_bytes = self._last, needs.activations_bytes
-            past = budget.Measured(kept_to=kept_to, peak_bytes=most_bytes, activations_bytes=activations_bytes)
-            decided = budget.settle(limit.limit_bytes, decided, past)
+        decision = account.decide(needs, limit, measured)
+        if self._last is None or before is None or before.pipeline is None or decision.needs is not needs:
+            return decision
+        # Gradients that a commit has given back were a part of the peak. The estimate counts them twice.
+        return decision.settled(self._limit_bytes, self._last, self.held.most_bytes(needs, before.tasks))
+
+    def _keep_to(self, decision: Decision, needs: budget.Needs, measured: budget.Measured | None = None) -> None:
+        """Carry a decision out. Raises NoRoomError if the plan does not fit."""
+        account, self._needs = self.work.account, needs
+        assert account is not None
+        refused, decided, self.work.has_room_for_all = decision
         if isinstance(decided, budget.Shortfall):
+            self.work.lack = decided
             self._journal.write("no_room", memory=str(self._memory), reason=decided.reason, **asdict(refused))
             raise NoRoomError(f"member {self._me}: {decided.reason}")
-        self._limit_captures(limit.limit_bytes - needs.total_bytes)
-        if measured is None or self._is_news(decided) or self._share != self._share_of_activations():
-            self._carry_out(account, decided, needs)
-
-    def _captured(self) -> CapturedBytes:
-        """Return the bytes of states captured for a checkpoint in the step that is over."""
-        room = self._captures
-        if room is None:
-            return NOTHING_CAPTURED
-        return CapturedBytes(most_bytes=room.take_most_bytes(), now_bytes=room.used_bytes)
-
-    def _limit_captures(self, free_bytes: int) -> None:
         # Captured states get the memory that is certainly free, because activations have their own share. A plan is
         # never refused for bytes that may have been captured states.
-        room = self._captures
-        if room is not None:
-            room.limit_bytes = max(0, free_bytes - self._taken.doubtful_bytes - budget.WRITING_BYTES)
+        limit_captures(self._captures, self._limit_bytes - needs.total_bytes - self._taken.doubtful_bytes)
+        if (
+            measured is None
+            or decided.is_news(self._last, self._limit_bytes)
+            or self._share != self._share_of_activations()
+        ):
+            self._carry_out(account, decided, needs)
 
     @property
     def _captures(self) -> Room | None:
         """The memory for captured states, or None if they lie in another memory than the one that is limited."""
         return self._executor.captures if self._memory == MemoryKind.ONE else None
-
-    def _last_pass(self) -> PassProfile | None:
-        """Return the profile of the last forward and backward, or None before the first, and without a directory."""
-        return self._places.offload.stats().last if self._places.offload is not None else None
 
     def _needs_of(self, account: MemberAccount) -> budget.Needs:
         """Return the needs of the plan, with what was measured in place of what was expected."""
@@ -298,7 +299,7 @@ class MemoryKeeper:
         )
         # In pipelines the tasks may differ from those of the last pass, and several micro-batches are in flight.
         saved_bytes, largest_bytes = needs.activations_bytes, 0
-        if (last := self._last_pass()) is not None:
+        if (last := self._places.last_pass()) is not None:
             saved_bytes = saved_bytes or last.saved_bytes
             largest_bytes = max((each.size_bytes for each in last.lifetimes), default=0)
         return replace(
@@ -307,17 +308,6 @@ class MemoryKeeper:
             activations_least_bytes=min(saved_bytes, (IN_FLIGHT_STORAGES + 1) * largest_bytes),
             is_measured=self._taken.steps > 0,
         )
-
-    def _is_news(self, decided: budget.Fit) -> bool:
-        """Return True if a decision is to be carried out within a view.
-
-        Activations get memory back only if it is worth it, and shards never do.
-        """
-        last = self._last
-        if last is None or decided.shards_on_disk_bytes > last.shards_on_disk_bytes:
-            return True
-        more_bytes = decided.activations_bytes - last.activations_bytes
-        return more_bytes < 0 or more_bytes > WORTH_TELLING * self._limit_bytes
 
     def _share_of_activations(self) -> int:
         """Return 2 until it is measured what computing takes besides saved activations, then 1.
@@ -340,6 +330,7 @@ class MemoryKeeper:
             reason=reason,
             activations_bytes=decided.activations_bytes,
             shards_on_disk=len(outside),
+            copies_refused=len(self.work.refused),
             **{f"need_{name}": value for name, value in asdict(needs).items()},
         )
 

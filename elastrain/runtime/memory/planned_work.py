@@ -19,6 +19,7 @@ from elastrain.memory import memory_budget as budget
 from elastrain.memory.held_shards import MemoryKind
 from elastrain.memory.member_account import MemberAccount, ModelSizes
 from elastrain.memory.pipeline_memory import Load, ModelBytes
+from elastrain.memory.refused_copies import refusing
 from elastrain.pipeline.planner.plan_room import copies_of
 from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.runtime.model.flat_model import ModelState
@@ -94,6 +95,10 @@ class PlannedWork:
         """None before the first view."""
         self.has_room_for_all = True
         """True if there is room for all blocks, which a member of a pipeline gets at the end of the loop."""
+        self.refused: frozenset[int] = frozenset()
+        """Shards of which this member takes no copy under the current plan, for lack of memory."""
+        self.lack: budget.Shortfall | None = None
+        """The lack of memory that ends this member. None while its plan has room."""
         self.leftovers = Leftovers(trim)
         self._me, self._executor = me, executor
         self._model: ModelBytes | None = None
@@ -114,7 +119,7 @@ class PlannedWork:
             pipeline=None if before is None else before.pipeline,
             is_over=before is not None and before.is_over,
         )
-        self.account = account
+        self.account, self.refused = account, frozenset()
         return self.take(load, account.placements)
 
     def _slots(self, plan: p.Resumed, shape: Shape) -> int:
@@ -154,7 +159,7 @@ class PlannedWork:
         before = self.account
         assert before is not None
         moments = self._executor.states.moments() or budget.ASSUMED_MOMENTS
-        account = replace(before, placements=placements, moments=moments)
+        account = replace(before, placements=refusing(placements, self._me, self.refused), moments=moments)
         if load is not None and self._model is not None and not before.is_over:
             account = replace(account, pipeline=(self._model, load))
         if account == before:

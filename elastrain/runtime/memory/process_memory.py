@@ -18,6 +18,7 @@ from elastrain.errors import ConfigError
 from elastrain.memory import memory_budget as budget
 from elastrain.memory.pipeline_memory import TaskBytes
 from elastrain.offload.drives.posix import Calls
+from elastrain.runtime.durable.checkpoint_parts import Room
 
 MEASURED_STEPS = 8
 """Number of last steps whose maximum counts as the memory that is taken besides the accounted bytes."""
@@ -122,6 +123,19 @@ class CapturedBytes:
 
 
 NOTHING_CAPTURED = CapturedBytes(most_bytes=0, now_bytes=0)
+
+
+def captured_bytes(room: Room | None) -> CapturedBytes:
+    """Return the bytes of states captured in the step that is over. `room`: their memory, if it is the limited one."""
+    if room is None:
+        return NOTHING_CAPTURED
+    return CapturedBytes(most_bytes=room.take_most_bytes(), now_bytes=room.used_bytes)
+
+
+def limit_captures(room: Room | None, free_bytes: int) -> None:
+    """Give captured states the free memory but for what writing them takes."""
+    if room is not None:
+        room.limit_bytes = max(0, free_bytes - budget.WRITING_BYTES)
 
 
 class StepsTaken:

@@ -17,7 +17,7 @@ from elastrain.offload.drives.posix import PosixEngine
 from elastrain.offload.drives.sharing import shared
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.pieces.cuda import host_tier
-from elastrain.offload.planning.profile import Occupancy, Profile
+from elastrain.offload.planning.profile import Occupancy, PassProfile, Profile
 from elastrain.runtime.memory.process_memory import MemoryLimit
 from elastrain.runtime.tensors.executor import Executor
 
@@ -48,6 +48,10 @@ class SpillPlaces:
         """Return the places as decisions need them. The rate is the drives', or the tier's where there are none."""
         slow = self.drives or (() if self.tier is None else (self.tier,))
         return replace(self.told, bytes_per_s=sum(each.rate_bytes_per_s() for each in slow) or 1.0)
+
+    def last_pass(self) -> PassProfile | None:
+        """Return the profile of the last forward and backward, or None before the first, and without any place."""
+        return self.offload.stats().last if self.offload is not None else None
 
     def close(self) -> None:
         """Give the space back. What lies there is lost."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -88,7 +87,7 @@ def ends_on_devices(seed: int) -> bool:
             assert action.micro_batch == members.shape.micro_batches_of(action.task.run)[len(done)], "in order"
             done.append(action.micro_batch)
             if action.task.end == members.shape.blocks:  # the loss goes backward at once
-                members.compute(member, replace(action, kind=ActionKind.BACKWARD))()
+                members.compute(member, action._replace(kind=ActionKind.BACKWARD))()
 
 
 def drawn(rng: random.Random) -> Members:

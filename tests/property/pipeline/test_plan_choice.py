@@ -22,7 +22,8 @@ from elastrain.pipeline.planner.line_ups import re_routed
 from elastrain.pipeline.planner.plan_choice import NoPlanFitsError, PlanQuestion, choose_fitting, choose_plan
 from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, copies_of, memory_of
 from elastrain.pipeline.planner.plan_vote import ToldMemory
-from elastrain.pipeline.planner.timeline import StepCosts, Timeline
+from elastrain.pipeline.planner.step_costs import StepCosts
+from elastrain.pipeline.planner.timeline import Timeline
 from elastrain.pipeline.planning import PlanWish, first_plan, one_f_one_b
 from tests.support.block_graphs import graph_of
 from tests.support.step_profiles import FREE, profile_with

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from elastrain.pipeline.actions import ActionKind
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, Task, routes
 from elastrain.pipeline.planner.chain_choice import estimated_s
+from elastrain.pipeline.planner.step_costs import StepCosts
 from elastrain.pipeline.planner.step_profile import StepRates
-from elastrain.pipeline.planner.timeline import PlayedAction, PlayedStep, StepCosts, Timeline, play
+from elastrain.pipeline.planner.timeline import PlayedAction, PlayedStep, Timeline, play
 from elastrain.pipeline.planning import one_f_one_b
 from tests.property.pipeline.test_actions import orders_of_torch
 from tests.property.pipeline.test_bounds import plans

@@ -577,6 +577,27 @@ def test_a_copy_that_is_damaged_twice_tells_who_is_wrong(now: int, who: str) -> 
     assert who in wishes(commands)[0]
 
 
+def test_a_copy_without_room_is_refused_and_the_sender_waits_no_longer() -> None:
+    pair = Pair()
+    pair.start()
+    noticed = pair.b.handle(p.CopyBudgetSet(parameters_bytes=8, refused=frozenset([0])))
+    assert ["no room for copies of 1 shards" in c.reason for c in noticed if isinstance(c, p.Noticed)] == [True]
+    pair.b.machine.custody.holdings.drop(0)
+    commands = pair.b.handle(p.Arrived(source="a", generation=1, message=ShardCopy(step=-1, shard=0, digest=None)))
+    assert not any(isinstance(c, p.TakeCopy) for c in commands)
+    (answer,) = [c.message for c in sent(commands, Copied)]
+    assert answer == Copied(step=-1, shard=0, intact=True, refused=(0,))
+    given = pair.a.machine.custody.given
+    given._under_way.add((0, "b"))
+    pair.a.handle(p.Arrived(source="b", generation=1, message=answer))
+    assert not given.is_reading()
+    # Once it has room, it takes the copy.
+    pair.b.handle(p.CopyBudgetSet(parameters_bytes=8))
+    pair.b.machine.custody.holdings.drop(0)
+    commands = pair.b.handle(p.Arrived(source="a", generation=1, message=ShardCopy(step=-1, shard=0, digest=None)))
+    assert any(isinstance(c, p.TakeCopy) for c in commands)
+
+
 def test_a_copy_of_the_committed_step_is_taken_and_answered() -> None:
     pair = Pair()
     pair.start()

@@ -27,6 +27,21 @@ def _proposed(committed: Holders, live: Holders, ready: set[str]) -> list[tuple[
     return list(committing.proposed_roles([0]))
 
 
+def test_a_present_holder_stays_in_the_place_of_a_member_without_room() -> None:
+    roles = Roles("m0")
+    now = Holders("m0", ("m3",))
+    roles.settle((now,), (now,))
+    roles.aim((ALL,), {})
+    assert roles.goal(0) == ALL
+    roles.refuse("m1", [0])
+    assert roles.goal(0) == Holders("m0", ("m2", "m3"))
+    roles.refuse("m2", [0])
+    assert roles.goal(0) == now
+    assert roles.copies_to_make({"m0": "n0", "m1": "n1", "m2": "n2", "m3": "n3"}) == ([], [])
+    roles.aim((ALL,), {})
+    assert roles.goal(0) == ALL, "under another plan it is asked again"
+
+
 @pytest.mark.parametrize(
     ("committed", "live", "ready", "after"),
     [
