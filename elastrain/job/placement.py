@@ -110,6 +110,7 @@ def next_roles(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
 
 def with_refusals(now: Holders, goal: Holders, refused: Collection[str]) -> Holders:
     """Return the goal without the backups that have no room for a copy. Present holders keep theirs in their place."""
+    # Most goals have no refusals, and stay the same object.
     if not refused:
         return goal
     taking = [member for member in goal.backups if member not in refused]

@@ -150,6 +150,7 @@ def largest_lack(
             own = replace(own, pipeline=(model, replace(load, tasks=tuple(tasks.get(member, ())))))
             blocks = frozenset(block for task in own.pipeline[1].tasks for block in task.blocks) if own.pipeline else ()
             parameters_bytes = _parameters_bytes(own, model, blocks)
+        # It has refused what it could, as each member does before it ends.
         lack = _lack(own, told[member], parameters_bytes, may_refuse=True)
         if lack is not None:
             found.append((member, lack))

@@ -48,6 +48,7 @@ def refusing(placements: tuple[Placement, Placement], me: str, shards: Collectio
 
 def are_short(account: MemberAccount) -> bool:
     """Return True if some shard has fewer holders than the members of the view could hold."""
+    # Fewer members than holders cannot hold more, so that is no lack.
     wanted = 1 + min(account.shape.backups, len(account.view.members) - 1)
     return any(len(holders.all) < wanted for holders in account.placements[0])
 
@@ -58,6 +59,7 @@ def fitted(account: MemberAccount, judge: Judge) -> tuple[MemberAccount, Decisio
     Returns the account, the decision about it, and the shards whose copies are refused. If it has no room at all, the
     decision names what is missing without any of these copies.
     """
+    # Few rounds are enough, because each refuses as many copies as the decision before has found missing.
     left, refused, own = list(refusable(account)), frozenset[int](), account
     while True:
         decision = judge(own)

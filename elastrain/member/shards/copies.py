@@ -173,6 +173,7 @@ class CopiesGiven(MemberPart):
 
     def _refuse(self, member: str, shards: Sequence[int]) -> None:
         """Send no copies of these shards to a member that has no room for them. No vote waits for them."""
+        # Copies that are not sent yet would be refused as well.
         self._commit.roles.refuse(member, shards)
         refused = {(shard, member) for shard in shards}
         self._due = [copy for copy in self._due if copy not in refused]

@@ -47,6 +47,7 @@ class StepCosts:
 
     def whole_s(self, task: Task) -> float:
         """Return the seconds of a micro-batch's forward and whole backward on its member: no split takes less."""
+        # A split one takes an action more.
         kinds = (FORWARD, BACKWARD)
         return sum(self.action_s(kind, task, is_split=False) for kind in kinds)
 

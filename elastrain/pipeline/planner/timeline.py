@@ -179,6 +179,7 @@ class _Player:
             hold_s = sizes[cut] and sizes[cut] / self.costs.link_bytes_per_s(*link)
             self.free_s[link] = max(self.now_s, self.free_s.get(link, 0.0)) + hold_s
             arrival_s = self.free_s[link] + self.costs.profile.rates.message_s
+        # What takes no time comes now, before the next choices, and needs no event.
         if arrival_s > self.now_s:
             heappush(self.events, (arrival_s, action.micro_batch, action, False))
         else:
