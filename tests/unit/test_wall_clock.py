@@ -29,7 +29,6 @@ READERS = {
     "elastrain.snapshot.durable.retention": "the age of checkpoints (--keep-for)",
     "elastrain.runtime.durable.member_checkpoints": "when a checkpoint was made, in its manifest",
     "elastrain.snapshot.durable.conversion": "when a checkpoint was made, in its manifest",
-    "elastrain.launcher.start.registration": "the number of a start, where the store has lost its count",
     "elastrain.launcher.shared.rundir": "`wall` in the event log; `t` beside it is monotonic",
     "elastrain.launcher.cli.commands.checkpoint": "`checkpoint ls` shows the age",
     "elastrain.launcher.cli.options.node_options": "the job's name, where none is given",
