@@ -55,6 +55,10 @@ class LinkTable:
         waiting = [link for link in self if link.lost is None and (link.opening.used or link.stream is not None)]
         return sum(link.outbox.size_bytes for link in waiting)
 
+    def busy(self) -> frozenset[str]:
+        """Return the members to which so much still waits to be sent that what is queued now has to wait behind it."""
+        return frozenset(member for member, link in self.by_member.items() if link.lost is None and _has_backlog(link))
+
     def take_rates(self) -> dict[str, float]:
         """Return member -> bytes per second with which its large frames came in since the last call."""
         timed = {link.peer.id: link.stream.take_timed() for link in self if link.stream is not None}
@@ -81,6 +85,14 @@ class LinkTable:
     def imports(self) -> dict[str, Imports]:
         """Return the memory of each other member on this host. It outlives the link."""
         return {member: link.imports for member, link in self.by_member.items() if link.same_host}
+
+
+_BACKLOG_BYTES = 512 << 10
+"""Bytes in the kernel from which on a link is busy. A link of 1 Gbit/s needs 4 ms for them."""
+
+
+def _has_backlog(link: Link) -> bool:
+    return bool(link.outbox) or (link.stream is not None and link.stream.unsent_bytes > _BACKLOG_BYTES)
 
 
 REPORTS_MAX = 4096

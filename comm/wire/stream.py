@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
+import fcntl
 import os
 import socket
 import time
@@ -21,6 +23,8 @@ _BUFFERS_PER_CALL = 64
 _CALLS_PER_TURN = 32  # so that one busy link leaves the others their turn
 _FDS_PER_CALL = 16
 _FDS_WAITING_MAX = 64
+_UNSENT = 0x894B
+"""The kernel's SIOCOUTQNSD."""
 _BULK_BYTES = 128 << 10
 """Frames of at least so many bytes are timed. Smaller ones arrive in one piece, whatever the rate is."""
 
@@ -124,6 +128,16 @@ class Stream:
         """Return the bytes of large frames, and the seconds in which they came in, since the last call."""
         timed, self._timed = self._timed, (0, 0.0)
         return timed
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the kernel has taken and not sent yet. 0 for a socket on this host."""
+        if self.sock.family == socket.AF_UNIX:
+            return 0
+        found = array.array("i", [0])
+        with contextlib.suppress(OSError):  # the connection has ended
+            fcntl.ioctl(self.sock.fileno(), _UNSENT, found)
+        return found[0]
 
     def _time(self, size_bytes: int, *, is_whole: bool) -> None:
         """Note that bytes were read. `is_whole`: a frame has ended with them."""

@@ -221,6 +221,11 @@ def stages() -> int | str | None:
     return told if told == AUTO else int(told) if told else None
 
 
+def standing_shadows() -> bool:
+    """Return True if the launcher was asked for standing shadows."""
+    return _told("ELASTRAIN_STANDING_SHADOWS") == "1"
+
+
 def host_memory() -> tuple[int | None, int]:
     """Return the limit of host memory in a job on a device, or None, and the bytes of the tier in host memory.
 

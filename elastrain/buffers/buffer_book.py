@@ -99,7 +99,7 @@ class BufferBook:
                 self._behind.add(command)
             case p.DigestAgain():
                 return self._digest_again(command)
-            case p.TakeParameters() | p.HoldBlocks():
+            case p.TakeParameters() | p.ShowParameters() | p.HoldBlocks():
                 self._change_model(command)
             case p.CheckGradient():
                 is_intact = self._states.is_kept_intact(command.shard, command.step)
@@ -116,19 +116,25 @@ class BufferBook:
                 self._folds.end_step()
                 self.slots.void_step()
                 self._states.void_step(command.step)
+                self._states.forget_pieces()
             case p.EndAttempt():
                 self.boundaries.end_step(command.step)
                 self._folds.end_step()
                 self.slots.end_step(command.step)
+                self._states.forget_pieces()
             case _:
                 return self._change_states(command)
         return None
 
-    def _change_model(self, command: p.TakeParameters | p.HoldBlocks) -> None:
-        if isinstance(command, p.HoldBlocks):
-            self._arithmetic.hold(command.blocks, self._buffers.take_free() if command.for_good else None)
-        else:
-            self._arithmetic.take_parameters(command.shard, command.payload[command.index], command.part)
+    def _change_model(self, command: p.TakeParameters | p.ShowParameters | p.HoldBlocks) -> None:
+        match command:
+            case p.HoldBlocks():
+                self._arithmetic.hold(command.blocks, self._buffers.take_free() if command.for_good else None)
+            case p.ShowParameters():
+                for shard in command.shards:
+                    self._arithmetic.reveal(shard)
+            case p.TakeParameters():
+                self._arithmetic.take_parameters(command.shard, command.payload[command.index], command.part)
 
     def _change_states(self, command: p.Command) -> p.Event | None:
         """Carry out a command that changes states. Queued background updates that it makes obsolete are removed."""
@@ -158,7 +164,7 @@ class BufferBook:
                 self._behind.forget(command.shard, command.step)
             case p.TakeFetched():
                 return self._fetch(command)
-            case p.TakeCopy():
+            case p.TakeCopy() if self._states.take_piece(command):
                 self._behind.forget(command.shard, EVER)
                 return self._states.take_copy(command)
             # A digest of the freed state would be taken for that of the shard's next state.
@@ -243,7 +249,7 @@ class BufferBook:
             case BatchBoundary():
                 return list(self.boundaries[message.at].tensors)
             case ShardCopy():
-                return self._arithmetic.pack(self._states.states[message.shard])
+                return self._states.piece_of(message.shard, message.part)
             case FetchedShard():  # the receiver compares with the digest of the message
                 return self._arithmetic.pack(self._states.states[message.shard], message.digest)
         return []

@@ -112,6 +112,9 @@ class Arithmetic(Protocol):
     def take_parameters(self, shard: int, published: Tensor, part: tuple[int, int] | None = None) -> None:
         """Copy these published parameters into the model. `part`: this piece, which the script does not see yet."""
 
+    def reveal(self, shard: int) -> None:
+        """Let the script see the shard's parameters, of which all pieces were taken."""
+
     def hold(self, blocks: Collection[int] | None, unused: list[Tensor] | None = None) -> None:
         """Keep the parameters that these blocks read in the model's memory, and no others. None: the present blocks.
 
@@ -125,12 +128,19 @@ class Arithmetic(Protocol):
         """Return the bytes of the shard's parameters."""
         ...
 
-    def pack(self, state: State, digest: int | None = None) -> list[Tensor]:
-        """Return the state as tensors to be sent, with the digest, which is computed if it is not given."""
+    def pack(self, state: State, digest: int | None = None, part: tuple[int, int] | None = None) -> list[Tensor]:
+        """Return the state as tensors to be sent, with the digest, which is computed if it is not given.
+
+        part: piece `part[0]` of `part[1]` only. The first piece has the digest.
+        """
         ...
 
-    def unpack(self, payload: Sequence[Tensor]) -> tuple[State, int]:
-        """Return a state with memory of its own, and the digest of what was packed."""
+    def taken_piece(self, piece: Sequence[Tensor]) -> list[Tensor]:
+        """Return a copy of a piece of a packed state, because its sender may change the state before the last piece."""
+        ...
+
+    def unpack(self, *pieces: Sequence[Tensor]) -> tuple[State, int]:
+        """Return a state with memory of its own, and the digest of what was packed. `pieces`: all, in order."""
 
 
 class StateStore(Protocol[Key]):

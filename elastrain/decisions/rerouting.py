@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from elastrain.job.fold import leaves
 from elastrain.job.values import Recovery, Report, Shape, TracedGraph
+from elastrain.pipeline.moves import fed
 from elastrain.pipeline.open_tasks import StepShape, TaskProgress
 from elastrain.pipeline.pipeline_plan import PipelinePlan, Task, replicas, routes
 from elastrain.pipeline.redo import BlockRun, LossSituation, Resend, TaskReport, computed_before, redo
@@ -52,7 +53,9 @@ def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, pla
             tasks=_anew(whole), new=whole, resends=(), reason="the step begins by its plan", adopted=before
         )
     situation = replace(
-        _situation(shape, traced, decision, _replicas(plan, before), told, folded), newcomers=decision.newcomers
+        _situation(shape, traced, decision, _replicas(plan, before), told, folded),
+        shadows=fed(plan),
+        newcomers=decision.newcomers,
     )
     decided = redo(situation)
     # A task continues on its member, which keeps what it has read and made.

@@ -62,6 +62,8 @@ class Pipelining:
     """Micro-batches of one step."""
     run_length: int
     """Micro-batches of a run; the last run may have fewer."""
+    has_standing: bool = False
+    """True if plans keep standing shadows where members have room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +79,7 @@ class TracedGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The logical job as the protocol sees it; fixed for its whole life."""
-
-    # No tensors, and names only for people, so that the simulator can play the job of any model.
+    """The logical job as the protocol sees it, without tensors; fixed for its whole life."""
 
     runs: int
     blocks: int

@@ -31,15 +31,15 @@ class Copying(MemberPart):
         return self._machine.custody.given.sent_bytes + self._machine.shadow_feed.sent_bytes
 
     @property
-    def is_time(self) -> bool:
-        """True if a copy could be sent now.
+    def takers(self) -> frozenset[str]:
+        """Members to which a copy, or a piece of one, could be sent now.
 
         Copies are sent while runs are computed, because a vote waits for open copies.
         """
         m = self._machine
         # The driver asks twice in every turn. The cheap test is first, because mostly no copy waits.
-        is_waiting = m.custody.given.is_waiting() or m.shadow_feed.is_waiting()
-        return is_waiting and m.step.is_computing() and self._may_copy()
+        takers = m.custody.given.takers() | m.shadow_feed.takers()
+        return frozenset(takers) if takers and m.step.is_computing() and self._may_copy() else frozenset()
 
     @handles(p.CopyBudgetSet)
     def on_budget_set(self, event: p.CopyBudgetSet) -> None:
@@ -52,11 +52,13 @@ class Copying(MemberPart):
     def copy(self, event: p.CopiesAllowed) -> None:
         """Send copies up to the number of bytes that the driver allows. The rest waits for its next permission."""
         # The vote, or a change of view, may have come in between.
-        if self.is_time:
+        if self.takers - event.busy:
+            # Of a pipeline one piece: the driver looks at the links before the next one.
+            allowed_bytes = event.parameters_bytes if self._machine.shape.pipelining is None else 1
             before_bytes = self.sent_bytes
-            self._machine.custody.given.send(event.parameters_bytes)
+            self._machine.custody.given.send(allowed_bytes, event.busy)
             # Copies come first: a move of blocks can wait.
-            self._machine.shadow_feed.send(event.parameters_bytes - (self.sent_bytes - before_bytes))
+            self._machine.shadow_feed.send(allowed_bytes - (self.sent_bytes - before_bytes), event.busy)
 
     def progress(self) -> bool:
         """Send the copies that the vote waits for, once this member has computed its runs.
@@ -71,6 +73,7 @@ class Copying(MemberPart):
         if not given.has_moved():
             given.send(1)
         given.send_overdue()
+        given.finish()
         return given.sent_bytes > sent_bytes
 
     def _may_copy(self) -> bool:

@@ -46,6 +46,7 @@ TABLE: dict[tuple[LoopStage, type], LoopStage] = {
     (LoopStage.WAITING, p.Forward): LoopStage.COMPUTING,
     (LoopStage.WAITING, p.Backward): LoopStage.COMPUTING,
     (LoopStage.WAITING, p.WeightGradients): LoopStage.COMPUTING,
+    (LoopStage.WAITING, p.WarmUp): LoopStage.COMPUTING,
     (LoopStage.COMPUTING, p.Ready): LoopStage.WAITING,
     (LoopStage.COMPUTING, p.Submitted): LoopStage.WAITING,
     (LoopStage.WAITING, p.Advance): LoopStage.LEAVING,
@@ -75,6 +76,8 @@ class LoopStages(MemberPart):
         """
         self._state: tuple[int, str, Any] | None = None
         """(step, state of the loop at its start, tensors that came with it). It is this member's own, or a donor's."""
+        self._is_warming_up = False
+        """True while the loop computes blocks on zeros. It has nothing else to do meanwhile."""
         self._newcomers: tuple[str, ...] = ()
         """Newcomers to which this member has to send the loop's state."""
 
@@ -101,6 +104,7 @@ class LoopStages(MemberPart):
 
     def on_ready(self, event: p.Ready) -> None:
         """Note that the oldest run has ended, and that the loop asks for work unless it has asked before."""
+        self._is_warming_up = False
         if not self._open.runs.end_running().is_submitted:
             self._move(event)
 
@@ -143,6 +147,9 @@ class LoopStages(MemberPart):
 
     def why_not_yet(self) -> str:
         """Wait until the loop asks for work in the open step. A script may read the old parameters until then."""
+        # A commit may free the memory of blocks that do not come after all.
+        if self._is_warming_up:
+            return "the training loop warms up blocks that are coming to this member"
         step = self._open.number
         return "" if self.has_asked_in(step) else f"the training loop has not asked for work in step {step} yet"
 
@@ -209,13 +216,18 @@ class LoopStages(MemberPart):
             self._give(self._open.check.recompute(run))
         elif not is_recovering and (run := self._open.audits.next_run()) is not None:
             self._give(self._open.audits.recompute(run))
+        elif not is_recovering and not self._open.runs.outstanding and (places := self._replicas.take_cold()):
+            self._give(p.WarmUp(step=self.step, places=places))
 
     def _give(
         self,
-        command: p.Enter | p.Advance | p.Compute | p.Recompute | p.Forward | p.Backward | p.WeightGradients,
+        command: p.Enter | p.Advance | p.Compute | p.Recompute | p.Forward | p.Backward | p.WeightGradients | p.WarmUp,
     ) -> None:
         self._move(command)
         match command:
+            case p.WarmUp():
+                self._is_warming_up = True
+                self._open.runs.start_running(None)
             case p.Compute():
                 self._open.runs.start_running(command.run)
             case p.Forward() | p.Backward() | p.WeightGradients():

@@ -44,7 +44,7 @@ class Custody:
         self.mismatches = Mismatches(views, commit, self.holdings, self.comparison, self.repair, out)
         self.primaries = Primaries(commit, self.holdings, self.comparison, out)
         self.backups = Backups(commit, step.runs, self.holdings, self.primaries, self.mismatches, out)
-        self.given = CopiesGiven(shape.sizes, views, commit, self.holdings, step, out)
+        self.given = CopiesGiven(shape, views, commit, self.holdings, step, out)
         self.taken = CopiesTaken(me, commit, step.ballot, self.holdings, self.repair, out)
         self.sole_copies = SoleCopies(me, views, commit, self.holdings, self.comparison, shape)
         self.digest_broadcast = DigestBroadcast(views, commit, self.holdings, self.comparison, self.repair, out)

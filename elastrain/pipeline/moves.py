@@ -11,9 +11,10 @@ its publish. If members are lost the move is dropped, and nothing has changed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from elastrain.job.pieces import STATE_PER_PARAMETER
 from elastrain.pipeline.pipeline_plan import PipelinePlan, held
 
 TRIES = 3
@@ -23,6 +24,27 @@ TRIES = 3
 def shadows(plan: PipelinePlan) -> dict[str, frozenset[int]]:
     """Return the blocks of the graph that each shadow receives. Empty if no block moves."""
     return _lacking(plan, plan.goal)
+
+
+def fed(plan: PipelinePlan) -> dict[str, frozenset[int]]:
+    """Return the blocks whose publishes each member gets as a shadow: those that come to it, and those it keeps."""
+    found, has = shadows(plan), held(plan)
+    for member, blocks in plan.standing:
+        found[member] = found.get(member, frozenset()) | frozenset(blocks) - has.get(member, frozenset())
+    return {member: blocks for member, blocks in found.items() if blocks}
+
+
+def has_room(plan: PipelinePlan, sizes: Sequence[int], room: Mapping[str, int]) -> bool:
+    """Return True if every shadow of the plan has room for its blocks beside those that it computes with.
+
+    Args:
+        plan: Plan that names shadows.
+        sizes: Bytes of the parameters of each block.
+        room: Bytes that each member has left.
+    """
+    # A shadow may also get the states of the blocks before the record that ends the move.
+    needed = {member: STATE_PER_PARAMETER * sum(sizes[b] for b in blocks) for member, blocks in shadows(plan).items()}
+    return all(room.get(member, 0) >= size_bytes for member, size_bytes in needed.items())
 
 
 def _lacking(plan: PipelinePlan, following: PipelinePlan) -> dict[str, frozenset[int]]:

@@ -120,6 +120,8 @@ class PipelinePlan:
     """Pipelines that follow these once their members have the blocks. Until then they are shadows of these blocks."""
     named: int = -1
     """The step whose record has named the shadows. -1 without shadows."""
+    standing: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Members that keep the parameters of blocks which only one other member computes, and these blocks."""
 
     def __post_init__(self) -> None:
         found: dict[str, tuple[int, int]] = {}

@@ -41,6 +41,8 @@ class LossSituation:
     folded: frozenset[BlockRun]
     reports: Mapping[str, TaskReport]
     """Reports of all members of the view that may compute, in rank order. A newcomer is in it once it has traced."""
+    shadows: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Member -> blocks whose publishes it gets as a shadow. It adopts them first, as it may have their parameters."""
     newcomers: tuple[str, ...] = ()
     """Members whose loops are in no step yet. They adopt nothing: an evaluation between two steps goes on without them.
     """
@@ -188,11 +190,17 @@ def _adopted(situation: LossSituation, missing: Collection[int]) -> dict[str, tu
     # A block that needs no computation in this step is left out: its parameters are needed only for the next plan.
     orphaned = [b for b in missing if not any(m in situation.reports for m in situation.replicas[b])]
     found: dict[str, tuple[int, ...]] = {}
-    for begin, end in _stretches(orphaned):
-        member = min(holds, key=lambda m: holds[m])
-        holds[member] += situation.graph.cost(begin, end)
-        found[member] = (*found.get(member, ()), *range(begin, end))
+    able = {block: _shadows_of(block, situation, holds) for block in orphaned}
+    for members in dict.fromkeys(able.values()):
+        for begin, end in _stretches(block for block in orphaned if able[block] == members):
+            member = min(members or holds, key=lambda m: holds[m])
+            holds[member] += situation.graph.cost(begin, end)
+            found[member] = (*found.get(member, ()), *range(begin, end))
     return found
+
+
+def _shadows_of(block: int, situation: LossSituation, members: Iterable[str]) -> tuple[str, ...]:
+    return tuple(member for member in members if block in situation.shadows.get(member, ()))
 
 
 @dataclass

@@ -229,6 +229,14 @@ class HoldBlocks:
     """True after the end of the loop: the memory of gradients makes room for new blocks."""
 
 
+# The recovery that makes a shadow a replica publishes only what the shadow has not read.
+@dataclass(frozen=True, kw_only=True)
+class ShowParameters:
+    """Let the script see the parameters of these shards, which this member has read whole as a shadow."""
+
+    shards: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Moved:
     """Log that a move of blocks has ended with the record of `step`. Carries no work."""
@@ -281,6 +289,7 @@ Command: TypeAlias = (
     | WriteManifest
     | EndCheckpoint
     | HoldBlocks
+    | ShowParameters
     | TakeOwnUpdate
     | Moved
     | TakeFetched

@@ -249,9 +249,14 @@ class CopyBudgetSet:
 # An event, because the machine has no clock: the driver measures how much a copy slows the training loop.
 @dataclass(frozen=True, kw_only=True)
 class CopiesAllowed:
-    """Permission to send copies of this many bytes of parameters now, while runs are computed."""
+    """Permission to send copies of this many bytes of parameters now, while runs are computed.
+
+    In pipelines it allows one piece.
+    """
 
     parameters_bytes: int
+    busy: frozenset[str] = frozenset()
+    """Members that get none now: more bytes wait to be sent to them than one piece has."""
 
 
 # An event, because the machine has no clock.

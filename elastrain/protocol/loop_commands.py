@@ -82,6 +82,19 @@ class WeightGradients:
     micro_batch: int
 
 
+# Only while the loop has nothing else to do, because no member waits for a shadow.
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """Let the training loop compute blocks that are coming to this member once on zeros, without a trace.
+
+    Answer: `Ready`.
+    """
+
+    step: int
+    places: tuple[int, ...]
+    """Places of the blocks in the graph."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StateFetched:
     """Give the training loop the states of all shards after `step`, as `TakeFetched` has copied them."""
@@ -121,5 +134,5 @@ class EvaluationEnded:
 
 
 LoopCommand: TypeAlias = (
-    Compute | Recompute | Forward | Backward | WeightGradients | StateFetched | EvaluateBatch | EvaluationEnded
+    Compute | Recompute | Forward | Backward | WeightGradients | WarmUp | StateFetched | EvaluateBatch | EvaluationEnded
 )

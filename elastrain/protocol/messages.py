@@ -109,6 +109,8 @@ class ShardCopy:
     shard: int
     digest: int | None
     """Digest of that state when it was last compared. None: the digest sent with the tensors counts."""
+    part: tuple[int, int] = (0, 1)
+    """The piece's number, and the number of pieces, which are sent in order. In pipelines there are several."""
 
 
 # The sender does not change its state until this comes, because a copy refers to its memory.
@@ -127,10 +129,7 @@ class Copied:
 # Sent to all members, also to those that hold nothing, so that the number of answers to wait for is known.
 @dataclass(frozen=True, kw_only=True)
 class Doubt:
-    """A request for the receiver's present digest of the shard after `step`.
-
-    The sender's own digest differs from the primary's.
-    """
+    """A request for the receiver's digest of the shard after `step`: the sender's differs from the primary's."""
 
     step: int
     shard: int

@@ -237,11 +237,9 @@ class TakeParameters:
 
 
 # Checked on arrival: a copy damaged on its way would make a holder of wrong bits.
-
-
 @dataclass(frozen=True, kw_only=True)
 class TakeCopy:
-    """Copy a shard's state from the payload. Answer: `TookCopy`."""
+    """Copy a shard's state, or a piece of it, from the payload. Answer, after the last piece: `TookCopy`."""
 
     step: int
     shard: int
@@ -249,6 +247,8 @@ class TakeCopy:
     source: str
     digest: int | None
     """Expected digest; None: the one in the payload."""
+    part: tuple[int, int] = (0, 1)
+    """Number of the piece and number of pieces. The pieces come in order."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elastrain.base.environment import AUTO, told_to_libraries
+from elastrain.base.environment import AUTO, standing_shadows, told_to_libraries
 from elastrain.device import VARIABLES, DevicePort, device_of, switches
 from elastrain.errors import ConfigError
 from elastrain.job.layout import Layout
@@ -135,6 +135,7 @@ class Settings:
             stages=0 if self.stages == AUTO else self.least_stages,
             micro_batches=micro_batches,
             run_length=self.run_length,
+            has_standing=standing_shadows(),
         )
 
     @property

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _TORCH_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 MEMORY_LIMIT, OFFLOAD_DIRS, STAGES = "ELASTRAIN_MEMORY_LIMIT", "ELASTRAIN_OFFLOAD_DIRS", "ELASTRAIN_STAGES"
+STANDING_SHADOWS = "ELASTRAIN_STANDING_SHADOWS"
 HOST_MEMORY_LIMIT, HOST_TIER = "ELASTRAIN_HOST_MEMORY_LIMIT", "ELASTRAIN_HOST_TIER"
 PORTS = "ELASTRAIN_PORT_RANGE"
 _TORCH_SIGNALS_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
@@ -200,6 +201,8 @@ class WorkerWish:
     """Directories for data that exceeds the memory limit."""
     stages: int | str | None = None
     """Number of members of a pipeline, or AUTO."""
+    has_standing_shadows: bool = False
+    """True if members of pipelines keep blocks of others where they have room."""
     ports: tuple[int, int] | None = None
     """First and last port at which members and agents may listen, or None for any."""
     shares_compile_cache: bool = False
@@ -223,6 +226,7 @@ class WorkerWish:
             HOST_TIER: self.host_tier_bytes,
             OFFLOAD_DIRS: directories or None,
             STAGES: self.stages,
+            STANDING_SHADOWS: 1 if self.has_standing_shadows else None,
             PORTS: f"{self.ports[0]}-{self.ports[1]}" if self.ports is not None else None,
         }
         return {name: str(value) for name, value in wished.items() if value is not None}

@@ -208,7 +208,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     ),
     Publish: st.builds(Publish, step=ints, record=st.none() | records, shards=tuples(ints)),
     Digests: st.builds(Digests, step=ints, digests=tuples(nodes), parameters=tuples(nodes)),
-    ShardCopy: st.builds(ShardCopy, step=ints, shard=ints, digest=st.none() | ints),
+    ShardCopy: st.builds(ShardCopy, step=ints, shard=ints, digest=st.none() | ints, part=st.tuples(ints, ints)),
     Copied: st.builds(Copied, step=ints, shard=ints, intact=st.booleans(), refused=tuples(ints)),
     Doubt: st.builds(Doubt, step=ints, shard=ints, parameters=st.booleans()),
     DigestReply: st.builds(

@@ -187,7 +187,7 @@ class Alone(Cluster):
     def _wishes(self) -> tuple[str, ...]:
         if self.name in self.finished:
             return ()
-        can = {COPY: self.me.core.copying.is_time}
+        can = {COPY: bool(self.me.core.copying.takers)}
         if not self._at_once:
             can |= {LOOP: bool(self.loops[self.name]), BEHIND: self.me.has_work_behind}
         return tuple(event for event, is_so in can.items() if is_so)

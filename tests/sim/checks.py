@@ -17,6 +17,7 @@ from elastrain.job.placement import Placement
 from elastrain.job.scaling import Scaler
 from elastrain.job.values import Record, Recovery, Report, Shape, Vote
 from elastrain.job.world import View
+from elastrain.pipeline.moves import shadows
 from elastrain.pipeline.pipeline_plan import PipelinePlan
 from elastrain.pipeline.planner.plan_vote import PlanVote
 from tests.sim.member import SimMember, Violation, symbol
@@ -82,6 +83,8 @@ class Checks:
         """(step of the record that has named it, step of the one that has ended it) -> the move."""
         self.handed = 0
         """Shards whose new primaries have made the update of the handover themselves."""
+        self.shown = 0
+        """Shards that an adopter had read whole as a shadow, so that nobody had to publish them."""
         self.ids: tuple[str, ...] = ()
         """Members of the newest view that was resumed in."""
 
@@ -101,6 +104,10 @@ class Checks:
                     self.handed += 1
                     parameters = member.parameters()[update.shard]
                     self._value(member, update.shard, update.record.step, parameters, "its own update")
+            case p.ShowParameters():
+                self.shown += len(command.shards)
+                for shard in command.shards:
+                    self._value(member, shard, member.committed, member.parameters()[shard], "an adopter's parameters")
             case p.Swap():
                 self._value(member, command.shard, command.step, member.state(command.shard), "verified copy")
             case p.Bind() | p.TakeParameters(part=None):
@@ -123,7 +130,9 @@ class Checks:
 
     def _ready(self, member: SimMember) -> None:
         """A shadow says that it holds the parameters of the step before the one of its vote."""
-        for shard in member.machine.replicas.shadow_shards(member.me):
+        plan = member.machine.commit.plan
+        assert plan is not None
+        for shard in member.machine.replicas.shadow_shards(member.me, among=shadows(plan)[member.me]):
             if member.roles.coming.get(shard) == member.me:
                 continue  # its primary knows what it has: `_all_holders_can_make`
             self._value(member, shard, member.committed, member.parameters()[shard], "a ready shadow's parameters")

@@ -108,6 +108,8 @@ class Scenario:
     """Two shards in one block."""
     plans: bool = False
     """Members tell how long their blocks take, and are answered with any plan: late, twice or never."""
+    standing: bool = False
+    """Members keep blocks that only one other member computes."""
     speeds: bool = False
     """Members tell how long their micro-batches take, in each step as long as it comes."""
     checkpoint_every: int = 0
@@ -155,7 +157,7 @@ def shape_of(scenario: Scenario) -> Shape:
         deterministic=not scenario.noisy,
         cross_check_every=scenario.check_every,
         audit=scenario.audit,
-        pipelining=pipelining_of(scenario.stages, scenario.runs, scenario.run_length),
+        pipelining=pipelining_of(scenario.stages, scenario.runs, scenario.run_length, has_standing=scenario.standing),
     )
 
 
@@ -343,7 +345,7 @@ class Cluster:
                 found.append((("landing", name), self._land, name))
             if self.loops[name] and name not in self.stalled and self._is_submitted(name):
                 found.append((("loop", name, getattr(self.loops[name][0], "name", "")), self._loop, name))
-            if member.core.copying.is_time:
+            if member.core.copying.takers:
                 found.append((("copies", name), self._copy, name))
             if member.has_work_behind:
                 found.append((("behind", name), self._behind, name))
@@ -547,7 +549,11 @@ class Cluster:
             if self.members[other].committed < end - 1:
                 raise Violation(f"{name} leaves while {other} is still in step {self.members[other].committed + 1}")
 
-    def _compute(self, name: str, run: Run | TaskRun | p.Recompute) -> None:
+    def _compute(self, name: str, run: Run | TaskRun | p.Recompute | p.WarmUp) -> None:
+        if isinstance(run, p.WarmUp):
+            self._say(f"    {name} warms up the blocks {run.places}")
+            self.loops[name].extend((self.members[name].warmed_up, p.Ready))
+            return
         self.members[name].forwards += 1
         if isinstance(run, TaskRun):
             self._act(name, run)

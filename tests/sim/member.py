@@ -25,7 +25,7 @@ from elastrain.member.state.runs import OUTSTANDING_MOST
 from elastrain.pipeline.actions import TaskAction
 from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.protocol.messages import Message
-from tests.sim.pipelined import Chain, PipelinedLoop, TaskRun
+from tests.sim.pipelined import PLACES, Chain, PipelinedLoop, TaskRun
 from tests.sim.symbols import NOTHING, RELEASED, Cell, Lane, Ref, Script, Shelf, Slot, State, Symbols, Violation, symbol
 
 MEMORY = ToldMemory(limit_bytes=1 << 40, base_bytes=7, taken_bytes=9)
@@ -58,7 +58,7 @@ class Outbox:
     read_view: bool = False
     anew: list[p.BeginAnew] = field(default_factory=list)
     noticed: list[str] = field(default_factory=list)
-    compute: list[Run | TaskRun | p.Recompute] = field(default_factory=list)
+    compute: list[Run | TaskRun | p.Recompute | p.WarmUp] = field(default_factory=list)
     questions: list[p.ChoosePlan] = field(default_factory=list)
     """Question that the planner is asked."""
     advanced: list[p.Advance] = field(default_factory=list)
@@ -176,6 +176,8 @@ class SimMember:
         self.settings: dict[int, str] = {}
         self.kept_loop: dict[int, str] = {}
         """Step of a checkpoint -> the state with which the loop went on from it."""
+        self.warming: set[int] = set()
+        """Blocks of the layout that its loop computes on zeros."""
         self.given: deque[tuple[int, int | TaskAction] | None] = deque()
         """(step, run or action) of what its loop was given and has not landed; None: it counts for nothing."""
         self.watch: Callable[[SimMember, p.Command], None] = lambda member, command: None
@@ -423,6 +425,11 @@ class SimMember:
                 self._is_given(None)
                 self.ledger.slots.start_check()
                 out.compute.append(command)
+            case p.WarmUp():
+                self._is_given(None)
+                self.ledger.slots.start_check()
+                self.warming = {block for block, place in enumerate(PLACES) if place in command.places}
+                out.compute.append(command)
             case p.Forward() | p.Backward() | p.WeightGradients() if self.pipelined is not None:
                 self._is_given((command.step, action_of(command)))
                 out.compute.append(self.pipelined.begin(command))
@@ -484,8 +491,13 @@ class SimMember:
         if len(self.given) > OUTSTANDING_MOST:
             raise Violation(f"{self.me} has {len(self.given)} outstanding runs")
 
+    def warmed_up(self) -> None:
+        self.warming = set()
+
     def work(self, command: p.Command) -> p.Event | None:
         """The ledger's work. What it writes into the model and is not said to, a checkpoint's reading would undo."""
+        if isinstance(command, p.HoldBlocks) and self.warming - set(command.blocks):
+            raise Violation(f"{self.me} lets go of blocks {self.warming} while its loop computes with their memory")
         said = p.overwrites(command)
         self.elsewhere.update(said)
         before = [cell.value for cell in self.symbols.model]

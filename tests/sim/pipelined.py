@@ -351,11 +351,12 @@ def _chain(graph: BlockGraph, chain: list[str], share: int, rng: random.Random) 
     return Pipeline(members=tuple(chain), cuts=tuple(cuts), share=share, limits=limits)
 
 
-def pipelining_of(stages: int, runs: int, length: int) -> Pipelining | None:
+def pipelining_of(stages: int, runs: int, length: int, *, has_standing: bool = False) -> Pipelining | None:
     """The last run is shorter than the others where it can be."""
-    return (
-        Pipelining(stages=stages, micro_batches=micro_batches_of(runs, length), run_length=length) if stages else None
-    )
+    if not stages:
+        return None
+    micro_batches = micro_batches_of(runs, length)
+    return Pipelining(stages=stages, micro_batches=micro_batches, run_length=length, has_standing=has_standing)
 
 
 def micro_batches_of(runs: int, length: int) -> int:

@@ -306,6 +306,9 @@ class Symbols:
             value = symbol("torn", value, part)
         self.model[shard].value = value
 
+    def reveal(self, shard: int) -> None:
+        self.awaited.discard(shard)
+
     def hold(self, blocks: Collection[int] | None, unused: list[Place] | None = None) -> None:
         for buffer in unused or ():
             buffer.value = RELEASED
@@ -317,9 +320,15 @@ class Symbols:
             elif self.model[shard].value == RELEASED:
                 self.awaited.add(shard)
 
-    def pack(self, state: State, digest: int | None = None) -> list[Place]:
+    def pack(self, state: State, digest: int | None = None, part: tuple[int, int] | None = None) -> list[Place]:
         return [Cell(state.shard), Cell(self.digest(state) if digest is None else digest), state.cell]
 
-    def unpack(self, payload: Sequence[Place]) -> tuple[State, int]:
-        shard, digest, cell = payload
-        return State(shard.value, Cell(cell.value ^ self._flip())), digest.value
+    def taken_piece(self, piece: Sequence[Place]) -> list[Cell]:
+        return [Cell(place.value) for place in piece]
+
+    def unpack(self, *pieces: Sequence[Place]) -> tuple[State, int]:
+        shard, digest, _ = pieces[0]
+        values = list(dict.fromkeys(cell.value for _, _, cell in pieces))
+        # Pieces of two versions.
+        value = values[0] if len(values) == 1 else symbol("torn", values)
+        return State(shard.value, Cell(value ^ self._flip())), digest.value

@@ -12,10 +12,11 @@ from unittest.mock import PropertyMock, patch
 import pytest
 
 from elastrain.buffers.shard_states import StateBooks
-from elastrain.member.pipeline import shadow_feed
+from elastrain.job import pieces
+from elastrain.member.loop_stages import LoopStages
 from elastrain.member.pipeline.moving_shards import MovingShards
 from elastrain.member.pipeline.shadow_feed import ShadowFeed
-from elastrain.member.shards.copies import CopiesGiven
+from elastrain.member.shards.copies import CopiesGiven, CopiesTaken
 from elastrain.member.state.ballot import Ballot
 from elastrain.member.state.committed import Parameters
 from elastrain.pipeline.moves import TRIES
@@ -26,6 +27,8 @@ from tests.sim.test_pipelined_members import plans_of
 
 WITHIN = 60
 """Schedules that break a rule at the latest."""
+STANDING = 90_000
+"""The first seed of jobs with standing shadows."""
 LATE = 80_005
 """The first seed of jobs without backups, in which copies to shadows are often read late."""
 PIECE_BYTES = 5
@@ -35,7 +38,8 @@ PIECE_BYTES = 5
 @pytest.fixture(autouse=True)
 def _many_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_profile, "WINDOW", 1)
-    monkeypatch.setattr(shadow_feed, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(pieces, "STATE_PER_PARAMETER", 1)
 
 
 @pytest.mark.parametrize("chunk", range(2))
@@ -157,6 +161,17 @@ def test_a_broken_rule_is_found(plant: Callable[[], AbstractContextManager[Any]]
     pytest.fail(f"nothing found in {WITHIN} schedules")
 
 
+def a_shadow_takes_copies_when_it_has_voted() -> AbstractContextManager[Any]:
+    """The giver may have gone on by then, and what the copy refers to has changed."""
+    on_copy = CopiesTaken.on_copy
+
+    def takes(own: CopiesTaken, *of: Any, **more: Any) -> None:
+        with patch.object(own, "_ballot", Ballot()):
+            on_copy(own, *of, **more)
+
+    return patch.object(CopiesTaken, "on_copy", takes)
+
+
 def a_copy_counts_that_was_read_after_its_givers_vote() -> AbstractContextManager[Any]:
     """Void copies count: their reader is sent the gradient then, which no member waits for."""
     on_copied = CopiesGiven.on_copied
@@ -182,10 +197,77 @@ def test_shards_without_backups_move_too() -> None:
     assert handed >= 5
 
 
-def test_a_copy_that_comes_too_late_is_found() -> None:
+@pytest.mark.parametrize(
+    "plant", [a_copy_counts_that_was_read_after_its_givers_vote, a_shadow_takes_copies_when_it_has_voted]
+)
+def test_a_copy_that_comes_too_late_is_found(plant: Callable[[], AbstractContextManager[Any]]) -> None:
     def run_some() -> None:
         for seed in range(LATE, LATE + WITHIN):
             _without_backups(seed).run(limit=6_000)
 
-    with a_copy_counts_that_was_read_after_its_givers_vote(), pytest.raises(Violation):
+    with plant(), pytest.raises(Violation):
         run_some()
+
+
+def _standing(seed: int) -> Cluster:
+    crashes = 1 + seed % 2
+    return plans_of(seed, crashes=crashes, joins=seed % 2, zombies=0, isolated=0, backups=2, slow=0.3, standing=True)
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_whoever_is_lost_its_blocks_go_to_standing_shadows_and_the_digest_stays(chunk: int) -> None:
+    shown = 0
+    for seed in range(STANDING + 20 * chunk, STANDING + 20 * (chunk + 1)):
+        cluster = _standing(seed)
+        cluster.run()
+        shown += cluster.checks.shown
+    assert shown >= 5, "shadows adopt blocks, and nothing is published to them"
+
+
+def a_shadow_has_what_it_has_read_in_part() -> AbstractContextManager[Any]:
+    on_piece = ShadowFeed.on_piece
+
+    def has(own: ShadowFeed, message: Any, payload: object) -> None:
+        on_piece(own, message, payload)
+        if own._read[message.shard]:
+            own._commit.parameters.have(message.shard)
+
+    return patch.object(ShadowFeed, "on_piece", has)
+
+
+def an_adopter_has_what_it_once_read() -> AbstractContextManager[Any]:
+    """What a shadow has read of an older step counts for the committed one."""
+    expect = Parameters.expect
+
+    def keeps(own: Parameters, step: int) -> None:
+        has = [shard for shard in range(len(own.versions)) if own.has(shard) and shard not in own.needed()]
+        expect(own, step)
+        for shard in has:
+            own.have(shard)
+
+    return patch.object(Parameters, "expect", keeps)
+
+
+def a_member_votes_while_it_warms_up() -> AbstractContextManager[Any]:
+    """A commit that drops a move frees the memory with which the loop computes."""
+    why_not_yet = LoopStages.why_not_yet
+
+    def votes(own: LoopStages) -> str:
+        with patch.object(own, "_is_warming_up", False):
+            return why_not_yet(own)
+
+    return patch.object(LoopStages, "why_not_yet", votes)
+
+
+@pytest.mark.parametrize(
+    "plant", [a_shadow_has_what_it_has_read_in_part, an_adopter_has_what_it_once_read, a_member_votes_while_it_warms_up]
+)
+def test_a_broken_rule_of_standing_shadows_is_found(plant: Callable[[], AbstractContextManager[Any]]) -> None:
+    for seed in range(STANDING, STANDING + WITHIN):
+        cluster = _standing(seed)
+        try:
+            with plant():
+                cluster.run(limit=6_000)
+        except (AssertionError, KeyError, IndexError, StopIteration, ValueError):
+            return
+    pytest.fail(f"nothing found in {WITHIN} schedules")

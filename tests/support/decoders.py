@@ -259,7 +259,7 @@ def _messages() -> list[bytes]:
         messages.Publish(step=3, record=_RECORD, shards=(0, 1)),
         messages.Ack(step=3, shards=(0, 1)),
         messages.Digests(step=3, digests=((0, 5),), parameters=((0, 6),)),
-        messages.ShardCopy(step=3, shard=0, digest=7),
+        messages.ShardCopy(step=3, shard=0, digest=7, part=(1, 3)),
         messages.Copied(step=3, shard=0, intact=True),
         messages.LoopHandover(step=3, state='{"parts": {}}'),
         messages.PartReport(step=3, shards=(0,), told=("{}",), lacking=(1,), problem="no space"),

@@ -19,13 +19,14 @@ from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
 from elastrain.memory.memory_budget import ASSUMED_MOMENTS
-from elastrain.pipeline.moves import begun
+from elastrain.pipeline.moves import begun, has_room
 from elastrain.pipeline.pipeline_plan import PipelinePlan, held
 from elastrain.pipeline.planner.plan_choice import PlanQuestion
 from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, memory_of
 from elastrain.pipeline.planner.plan_vote import PlanVote, ToldMemory
 from elastrain.pipeline.planner.step_profile import JobProfile, Measured, StepRates, fitted, profile_of, with_rates
 from elastrain.pipeline.planning import first_plan, next_plan, pipelines_wanted
+from elastrain.pipeline.standing import with_standing
 
 FLOPS_PER_S = 1e12
 """Speed with which a profile begins. Every block is measured before the planner is asked."""
@@ -70,6 +71,8 @@ class Proposals(MemberPart):
         if self._shape.pipelining is None:
             return self.measures.of_whole_runs()
         proposed = self._propose()
+        if proposed is not None and self._shape.pipelining.has_standing and not proposed.coming:
+            proposed = self._with_standing(proposed)
         # A plan that stays is not proposed again, so that it does not travel in every step.
         told = replace(self.measures.news(None if proposed == self._commit.plan else proposed), is_ready=is_ready)
         self._has_news |= self.measures.hear(self._me, told)
@@ -116,7 +119,7 @@ class Proposals(MemberPart):
             return False
         now, answer = self._now(), None if self._answer is None else self._answer.answer
         # One question at a time: an answer that never comes is waited for until the plan or the view changes.
-        is_open = self._answer is None or (answer is not None and answer.plan != plan)
+        is_open = self._answer is None or (answer is not None and answer.plan != replace(plan, standing=()))
         # Members tell their news one after the other, at a step's end: a question for each would come too early.
         asked_of, asked_in = self._asked or (None, -1)
         is_open |= asked_in > self._commit.step
@@ -163,7 +166,7 @@ class Proposals(MemberPart):
             graph=traced.graph,
             profile=self._profile,
             runs=self._shape.runs,
-            present=plan,
+            present=replace(plan, standing=()),
             run_length=pipelining.run_length,
             memory=memory_of(room, told, plan),
             least_members=1 if all(its.has_limit for its in told.values()) else least,
@@ -188,10 +191,24 @@ class Proposals(MemberPart):
             return present
         else:
             wanted = next_plan(traced.graph, present, members, wish)
+        named = begun(present, wanted, members, self._commit.step + 1)
         # A shadow needs memory for the blocks before its other blocks go, for which a memory limit may leave no room.
         own = self.measures.own_memory
         is_limited = own is not None and own.has_limit
-        return wanted if is_limited else begun(present, wanted, members, self._commit.step + 1)
+        if is_limited and not has_room(named, parameter_bytes(self._shape, traced), self._room()):
+            return wanted
+        return named
+
+    def _room(self) -> dict[str, int]:
+        """Return the bytes that each member of the view has left, as far as it has told them."""
+        told = {member: self.measures.memory.get(member) for member in self._views.view.ids}
+        return {m: memory.limit_bytes - memory.taken_bytes for m, memory in told.items() if memory is not None}
+
+    def _with_standing(self, plan: PipelinePlan) -> PipelinePlan:
+        traced, present = self._tracing.traced, self._commit.plan
+        assert traced is not None  # as there is a plan
+        before = () if present is None else present.standing
+        return with_standing(plan, before, traced.graph, parameter_bytes(self._shape, traced), self._room())
 
 
 def parameter_bytes(shape: Shape, traced: TracedGraph) -> list[int]:

@@ -18,7 +18,7 @@ from elastrain.member.state.ballot import Commands
 from elastrain.member.state.committed import Commit
 from elastrain.member.state.holdings import Holdings
 from elastrain.pipeline.forward_chains import Chain, forward_chains
-from elastrain.pipeline.moves import shadows
+from elastrain.pipeline.moves import fed
 from elastrain.pipeline.pipeline_plan import PipelinePlan, held
 
 
@@ -30,6 +30,8 @@ class _Memory:
     """All of them. None before the first `HoldBlocks` command: then it has all blocks of the model."""
     shadowed: frozenset[int] = frozenset()
     """Blocks of which it is a shadow."""
+    warm: frozenset[int] = frozenset()
+    """Blocks of `shadowed` that the training loop has computed on zeros, or is about to."""
 
 
 class Replicas(MemberPart):
@@ -78,7 +80,9 @@ class Replicas(MemberPart):
         """Let a member compute these blocks, too, until the next commit. Returns the shards that lie in them."""
         self._adopted = {**self._adopted, member: self._adopted.get(member, frozenset()).union(places)}
         self._hold()
-        blocks = self._at(places)
+        return self._shards_in(self._at(places))
+
+    def _shards_in(self, blocks: frozenset[int]) -> tuple[int, ...]:
         return tuple(s for s, shard in enumerate(self._shape.shards) if not blocks.isdisjoint(shard.lanes))
 
     @property
@@ -113,13 +117,17 @@ class Replicas(MemberPart):
     def shadowed(self, member: str) -> frozenset[int]:
         """Return the blocks of the layout of which the member is a shadow."""
         plan = self._commit.plan
-        if plan is None or not plan.coming or member in self._whole:
+        if plan is None or not (plan.coming or plan.standing) or member in self._whole:
             return frozenset()
-        return self._at(shadows(plan).get(member, frozenset())) - self._blocks_of(member)
+        return self._at(fed(plan).get(member, frozenset())) - self._blocks_of(member)
 
-    def shadow_shards(self, member: str) -> frozenset[int]:
-        """Return the shards that the member receives as a shadow. It does not compute with them yet."""
-        if not (blocks := self.shadowed(member)):
+    def shadow_shards(self, member: str, among: Collection[int] | None = None) -> frozenset[int]:
+        """Return the shards that the member receives as a shadow. It does not compute with them yet.
+
+        among: places of the graph; None: all.
+        """
+        blocks = self.shadowed(member) if among is None else self.shadowed(member) & self._at(among)
+        if not blocks:
             return frozenset()
         every = range(len(self._shape.shards))
         lacking = frozenset(every) - frozenset(self.wanted(member, every))
@@ -130,6 +138,18 @@ class Replicas(MemberPart):
         if (shadowed := self.shadowed(self._me)) != self._memory.shadowed:
             self._memory = replace(self._memory, shadowed=shadowed)
             self._hold()
+
+    def take_cold(self) -> tuple[int, ...]:
+        """Return the places of blocks of which this member is a shadow and that are to be warmed up, each once.
+
+        Makes room for them first.
+        """
+        traced, cold = self._tracing.traced, self.shadowed(self._me) - self._memory.warm
+        if traced is None or not cold:
+            return ()
+        self.allocate_shadows()
+        self._memory = replace(self._memory, warm=self._memory.warm | cold)
+        return tuple(sorted({traced.places[block] for block in cold}))
 
     def _blocks_of(self, member: str) -> frozenset[int]:
         # Blocks of its own shards count, too, because their states work on the model's memory.
@@ -188,19 +208,27 @@ class Replicas(MemberPart):
         if self.are_all:
             return
         # A block that was here for the script goes first: it would see old values until the publishes come.
-        shadowed = self._memory.shadowed & self.shadowed(self._me)
+        wanted = self.wanted(self._me, range(len(self._shape.shards)))
+        # So does one with a shard that it shares with a block that goes now.
+        gone = set(self._commit.parameters.needed()) - set(wanted)
+        seen = frozenset(block for shard in gone for block in self._shape.shards[shard].lanes)
+        shadowed = self._memory.shadowed & self.shadowed(self._me) - seen
         blocks, before = self._blocks_of(self._me) | shadowed, self._memory.blocks
-        self._memory = _Memory(before, shadowed)
-        self._commit.parameters.need(self.wanted(self._me, range(len(self._shape.shards))))
+        # What a shadow has read whole of the committed step, it computes with if it adopts the block.
+        came = [s for s in self._shards_in(self._memory.shadowed - shadowed) if self._commit.parameters.has(s)]
+        if came:
+            self._out.do(p.ShowParameters(shards=tuple(came)))
+        self._memory = replace(self._memory, shadowed=shadowed, warm=self._memory.warm & shadowed)
+        self._commit.parameters.need(wanted)
         # A newcomer traces with the whole model of its script, so it drops no block before.
         if self._tracing.traced is None or blocks == before:
             return
-        gone = [s for s, shard in enumerate(self._shape.shards) if blocks.isdisjoint(shard.lanes)]
-        self._holdings.unbind(s for s in self._holdings.bound if s in gone)
+        absent = [s for s, shard in enumerate(self._shape.shards) if blocks.isdisjoint(shard.lanes)]
+        self._holdings.unbind(s for s in self._holdings.bound if s in absent)
         # No member would publish them here if their blocks came back before the next commit.
-        for shard in gone:
+        for shard in absent:
             self._commit.parameters.lose(shard)
-        self._memory = _Memory(blocks, shadowed)
+        self._memory = replace(self._memory, blocks=blocks)
         self._out.do(p.HoldBlocks(blocks=tuple(sorted(blocks)), for_good=self._me in self._whole))
 
 

@@ -8,9 +8,10 @@ shadow will be are not sent: it has a copy of their state.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from elastrain import protocol as p
+from elastrain.job.pieces import parameter_pieces
 from elastrain.job.values import Shape
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.pipeline.replicas import Replicas
@@ -19,9 +20,6 @@ from elastrain.member.state.committed import Commit
 from elastrain.member.state.member_views import Views
 from elastrain.pipeline.moves import shadows
 from elastrain.protocol.move_messages import ShadowPiece
-
-PIECE_BYTES = 1 << 20
-"""Most bytes of a piece. A link is one queue, and no boundary tensor may stand behind a whole block."""
 
 
 class ShadowFeed(MemberPart):
@@ -34,7 +32,8 @@ class ShadowFeed(MemberPart):
         """Bytes of parameters sent so far."""
         self._shape, self._views, self._commit = shape, views, commit
         self._replicas, self._ballot, self._out = replicas, ballot, out
-        self._due: deque[tuple[str, ShadowPiece]] = deque()
+        self._due: dict[str, deque[ShadowPiece]] = {}
+        """Shadow -> pieces that are still to be sent to it. No deque is empty."""
         self._read = Counter[int]()
         """Shard -> pieces of the committed step that were read here."""
 
@@ -54,22 +53,26 @@ class ShadowFeed(MemberPart):
         coming = self._commit.roles.coming
         lacking = {member: self._replicas.shadow_shards(member) for member in self._views.others}
         for shard in mine:
-            count = _pieces(self._shape.shards[shard].size_bytes)
+            count = parameter_pieces(self._shape.shards[shard].size_bytes)
             for member in [m for m in lacking if shard in lacking[m] and coming.get(shard) != m]:
                 step = self._commit.step
-                self._due += [(member, ShadowPiece(step=step, shard=shard, part=(i, count))) for i in range(count)]
+                pieces = [ShadowPiece(step=step, shard=shard, part=(number, count)) for number in range(count)]
+                self._due.setdefault(member, deque()).extend(pieces)
 
-    def is_waiting(self) -> bool:
-        """Return True if a piece could be sent."""
-        return bool(self._due)
+    def takers(self) -> set[str]:
+        """Return the members to which a piece could be sent."""
+        return set(self._due)
 
-    def send(self, parameters_bytes: int) -> None:
-        """Send pieces until `parameters_bytes` are reached."""
+    def send(self, parameters_bytes: int, busy: Collection[str] = ()) -> None:
+        """Send pieces to members that are not `busy`, until `parameters_bytes` are reached."""
         sent_bytes = 0
-        while self._due and sent_bytes < parameters_bytes:
-            member, piece = self._due.popleft()
-            self._out.send(member, piece)
-            sent_bytes += self._shape.shards[piece.shard].size_bytes // piece.part[1]
+        while sent_bytes < parameters_bytes and (free := [member for member in self._due if member not in busy]):
+            pieces = self._due.pop(free[0])
+            piece = pieces.popleft()
+            self._out.send(free[0], piece)
+            # At the end of the dictionary, so that shadows get pieces in turn.
+            self._due |= {free[0]: pieces} if pieces else {}
+            sent_bytes += max(1, self._shape.shards[piece.shard].size_bytes // piece.part[1])
         self.sent_bytes += sent_bytes
 
     # ----------------------------------------------------------------------------------------------------- the shadow
@@ -84,6 +87,9 @@ class ShadowFeed(MemberPart):
         step, shard = message.step, message.shard
         self._out.do(p.TakeParameters(step=step, shard=shard, payload=payload, index=0, part=message.part))
         self._read[shard] += 1
+        if self._read[shard] == message.part[1]:
+            # A recovery of this step that lets this member adopt the block has nothing to publish to it.
+            self._commit.parameters.have(shard)
 
     def is_ready(self) -> bool:
         """Return True if this member is a shadow, and holds all parameters of the committed step that it lacked.
@@ -94,9 +100,6 @@ class ShadowFeed(MemberPart):
         if plan is None or me not in shadows(plan):
             return False
         # A copy of the state replaces the pieces: its holder makes the parameters of the next step itself.
-        lacking = [shard for shard in self._replicas.shadow_shards(me) if coming.get(shard) != me]
-        return all(self._read[shard] == _pieces(self._shape.shards[shard].size_bytes) for shard in lacking)
-
-
-def _pieces(size_bytes: int) -> int:
-    return max(1, -(-size_bytes // PIECE_BYTES))
+        shards = self._replicas.shadow_shards(me, among=shadows(plan)[me])
+        lacking = [shard for shard in shards if coming.get(shard) != me]
+        return all(self._read[shard] == parameter_pieces(self._shape.shards[shard].size_bytes) for shard in lacking)

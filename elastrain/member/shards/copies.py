@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
+from itertools import chain
 from typing import TypeAlias
 
 from elastrain import protocol as p
 from elastrain.integrity.arbitration import Side, judge_copy
+from elastrain.job.pieces import state_pieces
+from elastrain.job.values import Shape
 from elastrain.member.contract import MemberPart, handles
 from elastrain.member.integrity.repair import Repair
 from elastrain.member.open_step import OpenStep
@@ -26,7 +29,7 @@ class CopiesGiven(MemberPart):
 
     def __init__(
         self,
-        sizes: Sequence[int],
+        shape: Shape,
         views: Views,
         commit: Commit,
         holdings: Holdings,
@@ -37,7 +40,7 @@ class CopiesGiven(MemberPart):
         """Bytes of parameters that may be on their way at a time. One shard may always be."""
         self.sent_bytes = 0
         """Bytes of parameters sent so far."""
-        self._sizes = sizes
+        self._shape = shape
         self._views = views
         self._commit = commit
         self._holdings = holdings
@@ -47,7 +50,8 @@ class CopiesGiven(MemberPart):
         """Copies to send, in this order: shards that are short of holders come first."""
         self._restoring: set[Copy] = set()
         """Copies, due or under way, for shards that have too few holders."""
-        self._under_way: set[Copy] = set()
+        self._under_way: dict[Copy, int] = {}
+        """Copies that were begun and are not confirmed -> the number of their pieces that were sent."""
         self._has_moved = False
         """True if a copy was sent in this step."""
 
@@ -109,45 +113,68 @@ class CopiesGiven(MemberPart):
 
     # ----------------------------------------------------------------------------------------------------- sending
 
-    def is_waiting(self) -> bool:
-        """Return True if a copy could be sent now."""
-        return any(self._has_room(copy) for copy in self._due)
+    def takers(self) -> set[str]:
+        """Return the members to which a copy, or a piece of one, could be sent now."""
+        return {member for _, member in (*self._unsent(), *filter(self._has_room, self._due))}
 
     def send_overdue(self) -> None:
-        """Send the overdue copies, for which this step's vote waits."""
+        """Begin the overdue copies, for which this step's vote waits."""
         for copy in [copy for copy in self._due if self._is_overdue(copy)]:
             if self._has_room(copy):
-                self._start(copy)
+                self._send_piece(copy)
 
-    def send(self, parameters_bytes: int) -> None:
-        """Send copies, at least one, until `parameters_bytes` are reached."""
+    def finish(self) -> None:
+        """Send all that is left of the copies under way for which this step's vote waits."""
+        for copy in self._unsent():
+            while not self._is_for_shadow(copy) and self._is_unsent(copy):
+                self._send_piece(copy)
+
+    def send(self, parameters_bytes: int, busy: Collection[str] = ()) -> None:
+        """Send copies to members that are not `busy`, at least one piece, until `parameters_bytes` are reached."""
         sent_bytes = 0
-        for copy in list(self._due):
-            if sent_bytes >= parameters_bytes:
-                return
-            if self._has_room(copy):
-                self._start(copy)
-                sent_bytes += self._sizes[copy[0]]
+        while sent_bytes < parameters_bytes and (copy := self._next(busy)) is not None:
+            sent_bytes += self._send_piece(copy)
+
+    def _next(self, busy: Collection[str]) -> Copy | None:
+        """Return the copy to go on with. No copy begins before all of another one was sent, if its link is free."""
+        copies = chain(self._unsent(), filter(self._has_room, self._due))
+        return next((copy for copy in copies if copy[1] not in busy), None)
+
+    def _unsent(self) -> list[Copy]:
+        return list(filter(self._is_unsent, self._under_way))
+
+    def _is_unsent(self, copy: Copy) -> bool:
+        return self._under_way[copy] < self._pieces(copy[0])
+
+    def _pieces(self, shard: int) -> int:
+        # Only in pipelines there are boundary tensors, which must not stand behind a whole copy.
+        return 1 if self._shape.pipelining is None else state_pieces(self._size(shard))
+
+    def _size(self, shard: int) -> int:
+        return self._shape.shards[shard].size_bytes
 
     def _has_room(self, copy: Copy) -> bool:
         shard, _ = copy
         # The receiver expects the state of the committed step.
         if not self._holdings.has(shard, self._commit.step):
             return False
-        under_way_bytes = sum(self._sizes[each] for each, _ in self._under_way)
-        return not under_way_bytes or under_way_bytes + self._sizes[shard] <= self.budget_bytes
+        under_way_bytes = sum(self._size(each) for each, _ in self._under_way)
+        return not under_way_bytes or under_way_bytes + self._size(shard) <= self.budget_bytes
 
-    def _start(self, copy: Copy) -> None:
-        self._has_moved = True
-        self.sent_bytes += self._sizes[copy[0]]
-        self._due.remove(copy)
-        self._under_way.add(copy)
-        self._send(*copy)
-
-    def _send(self, shard: int, member: str) -> None:
+    def _send_piece(self, copy: Copy) -> int:
+        """Send the next piece of a copy, which may be the first one. Returns its bytes of parameters."""
+        shard, member = copy
+        if copy not in self._under_way:
+            self._has_moved = True
+            self._due.remove(copy)
+        sent, pieces = self._under_way.get(copy, 0), self._pieces(shard)
+        self._under_way[copy] = sent + 1
         # The known digest goes along, so that the receiver detects later changes of this state.
         digest = self._holdings[shard].digest
-        self._out.send(member, ShardCopy(step=self._commit.step, shard=shard, digest=digest))
+        self._out.send(member, ShardCopy(step=self._commit.step, shard=shard, digest=digest, part=(sent, pieces)))
+        size_bytes = max(1, self._size(shard) // pieces)
+        self.sent_bytes += size_bytes
+        return size_bytes
 
     @handles(Copied)
     def on_copied(self, source: str, message: Copied) -> None:
@@ -162,9 +189,10 @@ class CopiesGiven(MemberPart):
             self._refuse(source, message.refused)
             return
         if not message.intact:
-            self._send(message.shard, source)
+            self._under_way[message.shard, source] = 0
+            self._send_piece((message.shard, source))
             return
-        self._under_way.remove((message.shard, source))
+        del self._under_way[message.shard, source]
         self._restoring.discard((message.shard, source))
         self._commit.roles.follow(message.shard, source)
         # This step's gradient was sent before the new follower joined. Without it the copy would be a step behind.
@@ -177,7 +205,8 @@ class CopiesGiven(MemberPart):
         self._commit.roles.refuse(member, shards)
         refused = {(shard, member) for shard in shards}
         self._due = [copy for copy in self._due if copy not in refused]
-        self._under_way -= refused
+        for copy in refused:
+            self._under_way.pop(copy, None)
         self._restoring -= refused
 
 
@@ -196,6 +225,8 @@ class CopiesTaken(MemberPart):
         self._broken: dict[int, tuple[str, int, int]] = {}
         """Shard whose copy was damaged -> sender, digest that it sent, number of attempts."""
         self._refused: frozenset[int] = frozenset()
+        self._read: dict[int, int] = {}
+        """Shard -> number of pieces of its copy that were read, if some are still to come."""
 
     def refuse(self, shards: frozenset[int]) -> None:
         """Take no copies of these shards as a backup, because the memory limit leaves no room for them."""
@@ -208,27 +239,31 @@ class CopiesTaken(MemberPart):
         self._refused = shards
 
     def begin(self, step: int) -> None:
-        """Forget damaged copies of the last step."""
-        self._broken.clear()
+        """Forget damaged copies of the last step, and those that have come in part."""
+        self.forget_view()
 
     def forget_view(self) -> None:
-        """Forget damaged copies of the last view: copies are sent anew."""
+        """Forget damaged copies of the last view, and those that have come in part: copies are sent anew."""
         self._broken.clear()
+        self._read.clear()
 
     @handles(ShardCopy)
     def on_copy(self, source: str, message: ShardCopy, payload: object) -> None:
-        """Take a copy that a primary has sent, if it is of the committed step."""
-        step, shard, digest = message.step, message.shard, message.digest
+        """Take a copy that a primary has sent, or a piece of it, if it is of the committed step."""
+        step, shard, digest, part = message.step, message.shard, message.digest, message.part
         # No member waits until a shadow has read a copy, so after its vote the state may have changed.
         is_void = self._ballot.has_voted and self._commit.roles.is_for_shadow(shard, self._me)
         # The sender no longer has the state of an older step to verify the copy with.
-        if step != self._commit.step or is_void:
+        # The first pieces may have come before a change of view. Their sender begins anew, too.
+        if step != self._commit.step or is_void or part[0] not in (0, self._read.get(shard)):
             return
-        if shard in self._refused and shard not in self._holdings:
+        is_kept = shard in self._holdings or self._commit.roles.is_for_shadow(shard, self._me)
+        if shard in self._refused and not is_kept:
             refused = tuple(sorted(self._refused))
             self._out.send(source, Copied(step=step, shard=shard, intact=True, refused=refused))
-        else:
-            self._out.do(p.TakeCopy(step=step, shard=shard, payload=payload, source=source, digest=digest))
+            return
+        self._read[shard] = part[0] + 1
+        self._out.do(p.TakeCopy(step=step, shard=shard, payload=payload, source=source, digest=digest, part=part))
 
     def on_taken(self, event: p.TookCopy) -> None:
         """Acknowledge an intact copy, and have a damaged one sent again."""

@@ -283,10 +283,12 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[Callable[[], list[Tensor]]]:
+def left_as_it_was(
+    module: nn.Module, *, wholly: bool = False, is_eager: bool = True
+) -> Iterator[Callable[[], list[Tensor]]]:
     """Run the body, then restore torch's generators and the module's buffers. `wholly`: restore everything else, too.
 
-    Yields a function that returns the buffers that the body has changed.
+    Yields a function that returns the buffers that the body has changed. `is_eager`: compiled code runs eagerly.
     """
     kept = KeptByModules(module) if wholly else None
     buffers = [(each, each._buffers) for each in module.modules()]
@@ -300,7 +302,7 @@ def left_as_it_was(module: nn.Module, *, wholly: bool = False) -> Iterator[Calla
     # The logger prints tracebacks for missing fake kernels.
     is_off, log.disabled = log.disabled, True
     try:
-        with left_as_they_were(device_of(module)), not_compiled():
+        with left_as_they_were(device_of(module)), not_compiled() if is_eager else contextlib.nullcontext():
             yield lambda: [
                 value
                 for each, name, value, copy in pairs

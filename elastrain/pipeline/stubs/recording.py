@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.stubs.fakes import BlockOutputs, Given, shape_of
 from elastrain.pipeline.stubs.origins import Origins
+from elastrain.pipeline.stubs.warm_up import BlockEntry
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class EnteredBlock:
 
     place: int
     """Index in the list of block names."""
+    first: BlockEntry | None = None
+    """The first entry, for a later forward on zeros. None if its arguments cannot be described."""
     outputs: dict[Given, BlockOutputs] = field(default_factory=dict)
     entries: list[SeenEntry] = field(default_factory=list)
     flops: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
 from elastrain.errors import ConfigError
-from elastrain.pipeline.stubs.counters import Counters
 from elastrain.pipeline.stubs.draws import BackwardDraws, UntracedDraws
 from elastrain.pipeline.stubs.fakes import NOT_HERE, AbsentBlock, Fakes
 from elastrain.pipeline.stubs.generators import Generators, device_of
-from elastrain.pipeline.stubs.module_state import KeptByLoop
+from elastrain.pipeline.stubs.module_state import Counters, KeptByLoop
 from elastrain.pipeline.stubs.naming import flatten, is_fake, leaves_of, module_of
 from elastrain.pipeline.stubs.passes import SAME, StubPass
 from elastrain.pipeline.stubs.placeholders import AbsentParameter, Entries, Forward
 from elastrain.pipeline.stubs.stateful_blocks import Steady
 from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.pipeline.stubs.uses import allowed_gradients, check_entry
+from elastrain.pipeline.stubs.warm_up import warm_up
 
 _Give = Callable[[Tensor, tuple[int, int]], Tensor | None]
 """(fake, (place of the block, index of the argument)) -> the tensor received for it, or None."""
@@ -139,6 +139,14 @@ class Stubs:
             return
         if passed.draws is not None or kept.is_older(real, passed):
             raise ConfigError(f"{func} keeps {NOT_HERE}")
+
+    def warm_up(self, places: Collection[int]) -> dict[str, str]:
+        """Compute absent blocks at these places of the graph once on zeros, between two actions.
+
+        Returns block -> the reason why that failed, or "".
+        """
+        entries = [(self._absent[place], self._traced.first[place]) for place in places]
+        return {each.name: warm_up(each.module, entry) for each, entry in entries if entry is not None}
 
     def finish(self) -> None:
         """End the loop body. Until the next `begin`, a block may be entered only if this member has it."""

@@ -20,6 +20,7 @@ from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import BlockGraph
 from elastrain.pipeline.stubs.draws import TracedDraws
 from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, Given, given, left_as_it_was, not_compiled
+from elastrain.pipeline.stubs.generators import device_of
 from elastrain.pipeline.stubs.module_state import BeforePass, KeptByModules
 from elastrain.pipeline.stubs.naming import is_fake, leaves_of, mapped, module_of
 from elastrain.pipeline.stubs.origins import CodeBetween, Origins
@@ -28,6 +29,7 @@ from elastrain.pipeline.stubs.recording import EnteredBlock, SeenEntry, graph_of
 from elastrain.pipeline.stubs.saved_bytes import Saving
 from elastrain.pipeline.stubs.stateful_blocks import Handed
 from elastrain.pipeline.stubs.uses import check_entry
+from elastrain.pipeline.stubs.warm_up import BlockEntry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,8 @@ class TracedModel:
     keeping: frozenset[int]
     """Places of blocks whose forward leaves something in its modules that no other block can find."""
     draws: TracedDraws
+    first: tuple[BlockEntry | None, ...]
+    """By place: the block's first entry, for a later forward on zeros."""
     counted: Mapping[tuple[str, str], tuple[float, float]]
     """Numbers in module attributes that the forward has changed -> (before, after)."""
 
@@ -146,6 +150,7 @@ class TracingPass:
                 if each.changed and all(held[x] < 2 for x in each.changed)
             ),
             draws=draws,
+            first=tuple(each.first for each in self._entered),
             counted=counted,
         )
 
@@ -168,6 +173,9 @@ class TracingPass:
             taken = {i: self._origins.number(leaf) for i, leaf in enumerate(leaves) if is_fake(leaf)}
             if module_of(self._model, name)._get_backward_hooks()[0]:  # type: ignore[no-untyped-call]  # of torch
                 self._origins.hooked(at, list(filter(is_fake, leaves)))
+            first = None
+            if at == len(self._entered):
+                first = BlockEntry.of(args, kwargs, device_of(self._model))
             activations = list(filter(is_fake, leaves))
             versions = [each._version for each in activations]
             self._origins.given(activations)
@@ -179,7 +187,7 @@ class TracingPass:
             check_entry(name, leaves_of(returned))
             outputs = BlockOutputs.of(returned)
             if at == len(self._entered):
-                self._entered.append(EnteredBlock(place))
+                self._entered.append(EnteredBlock(place, first))
             self._entered[at].outputs[given(leaves, kwargs)] = outputs
             # The results are new fakes: an argument that the block returned would otherwise belong to two blocks.
             made = outputs.fakes(self._fakes)

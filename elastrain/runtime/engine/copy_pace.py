@@ -1,8 +1,9 @@
 """Rate limit of copies to new holders: `CopyPace` is a token bucket of processor time, `CopyTraffic` applies it.
 
 Copies use idle processors, and at most 2 % of the time of those that compute. They are limited only while this member's
-training loop computes. A shard is the smallest unit: a copy that costs more than the bucket holds makes a debt. Pure
-except for the clock, which is a parameter. Used by the engine's thread.
+training loop computes. A shard, or in pipelines a piece of one, is the smallest unit: a copy that costs more than the
+bucket holds makes a debt. A link gets the next copy only once nearly all of the last one has gone. Pure except for the
+clock, which is a parameter. Used by the engine's thread.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ LOOK_S = 0.2
 """Seconds between two looks at the idle processors."""
 IDLE_PROCESSORS = 0.25
 """Number of idle processors from which copies may use more of them than before."""
+BUSY_LINK_S = 0.004
+"""Seconds after which a busy link is looked at again while a copy waits for it."""
 FIRST_RATE = 200e6
 """Assumed rate of copies until one was measured, in bytes of parameters (with their state) per second."""
 FIRST_MICRO_BATCH_S = 0.05
@@ -105,8 +108,8 @@ class Giver(Protocol):
     """The part of the protocol core that gives copies."""
 
     @property
-    def is_time(self) -> bool:
-        """True if copies wait for `CopiesAllowed`."""
+    def takers(self) -> frozenset[str]:
+        """Members to which copies wait for `CopiesAllowed`."""
 
     @property
     def sent_bytes(self) -> int:
@@ -117,18 +120,26 @@ class CopyTraffic:
     """The copies to new holders that pass through the engine in both directions, held back as `CopyPace` says."""
 
     def __init__(
-        self, giver: Giver, *, clock: Clock, idle_cores: Callable[[], float], is_computing: Callable[[], bool]
+        self,
+        giver: Giver,
+        *,
+        clock: Clock,
+        idle_cores: Callable[[], float],
+        is_computing: Callable[[], bool],
+        busy: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         """Start without copies.
 
         idle_cores: returns the number of processors that were idle since its last call.
         is_computing: returns True while the training loop computes.
+        busy: returns the members whose links still have much to send.
         """
         self._pace = CopyPace(clock)
         self._giver = giver
         self._clock = clock
         self._idle_cores = idle_cores
         self._is_computing = is_computing
+        self._busy = busy
         self._held: deque[Frame] = deque()
         """Copies that have arrived and are not handled yet. They are few, because senders limit them."""
 
@@ -136,8 +147,10 @@ class CopyTraffic:
         """Return the seconds to wait for the network, at most `at_most_s`, and less if a copy may go earlier."""
         if self._held and not self._is_computing():
             return 0.0
-        waits = self._held or self._giver.is_time
-        return min(at_most_s, self._pace.wait_s()) if waits else at_most_s
+        takers = self._giver.takers
+        if self._held or (takers and takers - self._busy()):
+            return min(at_most_s, self._pace.wait_s())
+        return min(at_most_s, BUSY_LINK_S) if takers else at_most_s
 
     def computed(self, micro_batch_s: float | None) -> None:
         """Note the time of a micro-batch, or None if none was measured."""
@@ -158,9 +171,10 @@ class CopyTraffic:
 
     def allowances(self) -> Iterator[p.CopiesAllowed]:
         """Yield the allowance to send copies in this turn, if any. The time that the caller takes is charged."""
-        if self._giver.is_time and self._may_go():
+        takers = self._giver.takers
+        if takers and takers - (busy := self._busy()) and self._may_go():
             before_bytes, began_s = self._giver.sent_bytes, self._clock()
-            yield p.CopiesAllowed(parameters_bytes=self._pace.allowed_bytes())
+            yield p.CopiesAllowed(parameters_bytes=self._pace.allowed_bytes(), busy=busy)
             self._pace.spent(self._clock() - began_s, self._giver.sent_bytes - before_bytes)
 
     def _may_go(self) -> bool:

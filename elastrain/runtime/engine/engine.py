@@ -74,7 +74,11 @@ class Engine:
         self._outgoing = Sender(parts.mesh, parts.executor, parts.faults, parts.journal)
         self._events: deque[p.Event] = deque()
         self._pace = EnginePace(
-            core.copying, parts.handover.whereabouts, clock=parts.clock, idle_cores=parts.idle_cores
+            core.copying,
+            parts.handover.whereabouts,
+            clock=parts.clock,
+            idle_cores=parts.idle_cores,
+            busy=parts.mesh.links.busy,
         )
         self._notes = Notes(parts.journal, parts.agent)
         self._handing = SlotAssignment(parts.executor, parts.handover, self._make_room)
@@ -229,8 +233,8 @@ class Engine:
         match command:
             case p.SendMessage():
                 self._outgoing.send(command)
-            case p.Compute() | p.Recompute() | p.Forward() | p.Backward() | p.WeightGradients():
-                if not isinstance(command, p.Recompute):
+            case p.Compute() | p.Recompute() | p.Forward() | p.Backward() | p.WeightGradients() | p.WarmUp():
+                if not isinstance(command, p.Recompute | p.WarmUp):
                     self._pace.loop.let_loop_go_first(HANDED_OVER_S)
                 self._handing.give(command)
             case p.Advance() | p.Enter():

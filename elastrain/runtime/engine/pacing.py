@@ -24,12 +24,26 @@ RECOVERY_DEADLINE_S = 10.0
 
 
 class EnginePace:
-    """The timing rules of one engine. `giver`: the part of the core that gives copies."""
+    """The timing rules of one engine.
 
-    def __init__(self, giver: Giver, loop: LoopHeartbeat, *, clock: Clock, idle_cores: Callable[[], float]) -> None:
+    giver: the part of the core that gives copies.
+    busy: returns the members whose links still have much to send.
+    """
+
+    def __init__(
+        self,
+        giver: Giver,
+        loop: LoopHeartbeat,
+        *,
+        clock: Clock,
+        idle_cores: Callable[[], float],
+        busy: Callable[[], frozenset[str]],
+    ) -> None:
         self.loop = LoopFirst(clock)
         self.recovery = RecoveryDeadline(clock)
-        self.copies = CopyTraffic(giver, clock=clock, idle_cores=idle_cores, is_computing=lambda: loop.is_computing)
+        self.copies = CopyTraffic(
+            giver, clock=clock, idle_cores=idle_cores, is_computing=lambda: loop.is_computing, busy=busy
+        )
 
     def wait_s(self, *, has_news: bool, has_work_behind: bool) -> float:
         """Return the seconds to wait for the network. `has_work_behind`: background work is left to do."""

@@ -37,7 +37,7 @@ class Sender:
         message = command.message
         kind, body = encode(message)
         payload = self._payload_of(message)
-        if isinstance(message, ShardCopy | Copied):
+        if isinstance(message, Copied) or (isinstance(message, ShardCopy) and message.part[0] == 0):
             self._journal.write("copy", shard=message.shard, to=command.to)
         if isinstance(message, Partial):
             self._faults.tools.partial.strike(payload)

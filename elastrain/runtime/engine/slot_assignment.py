@@ -32,9 +32,12 @@ class SlotAssignment:
         """Connect the two. `make_room` is called before each forward of a pipeline."""
         self._executor, self._handover, self._make_room = executor, handover, make_room
 
-    def give(self, command: p.Compute | p.Recompute | p.Forward | p.Backward | p.WeightGradients) -> None:
-        """Give the loop a run or an action to compute, with a slot for its gradients."""
+    def give(self, command: p.Compute | p.Recompute | p.Forward | p.Backward | p.WeightGradients | p.WarmUp) -> None:
+        """Give the loop a run or an action to compute, with a slot for its gradients, or blocks to warm up."""
         match command:
+            case p.WarmUp():
+                self._executor.books.slots.start_check()
+                self._handover.give(command)
             case p.Compute():
                 self._handover.give(Assignment(command, self._executor.books.slots.start_run()))
             case p.Recompute():

@@ -107,7 +107,7 @@ class StatesGiven:
 
 
 Evaluated: TypeAlias = BatchAssignment | p.EvaluationEnded
-Outcome: TypeAlias = Assignment | TaskAssignment | p.Advance | p.Enter | StatesGiven | Evaluated | LoopOver
+Outcome: TypeAlias = Assignment | TaskAssignment | p.WarmUp | p.Advance | p.Enter | StatesGiven | Evaluated | LoopOver
 Told: TypeAlias = p.Event | StepBegun | TryAgain | LoopFailed | BoundaryMade
 
 
@@ -205,7 +205,7 @@ class LoopChannel:
             if self._ended:
                 raise StoppedError("the engine has ended")
 
-    def next_work(self) -> Assignment | TaskAssignment | p.Advance | LoopOver:
+    def next_work(self) -> Assignment | TaskAssignment | p.WarmUp | p.Advance | LoopOver:
         """Wait for a run or an action to compute, or for the end of the step.
 
         On a device, ask for it while the present one lands.
@@ -303,7 +303,7 @@ def _is_boundary(told: Told | Landed) -> bool:
 
 def _place_after(outcome: Outcome) -> Station:
     match outcome:
-        case Assignment() | TaskAssignment():
+        case Assignment() | TaskAssignment() | p.WarmUp():
             return Station.COMPUTING
         case p.Advance() | p.Enter() | StatesGiven() | BatchAssignment() | p.EvaluationEnded():
             return Station.BETWEEN

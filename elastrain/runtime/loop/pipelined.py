@@ -110,6 +110,19 @@ class Pipelines:
             counts = received.contribution or _NONE
             backward.run(waiting, counts.weight, lambda: counts, ends)
 
+    def warm_up(self, command: p.WarmUp) -> None:
+        """Compute blocks of which this member is a shadow once on zeros. Nothing but compiled code stays of it."""
+        parts, started_s = self.parts, time.monotonic()
+        parts.whereabouts.enter(Station.COMPUTING, command.step)
+        parts.model.show([block for block, place in enumerate(self._blocks) if place in command.places])
+        try:
+            problems = self._standing().warm_up(command.places)
+        finally:
+            parts.model.show(())
+            # A tied weight has a view of its own in each forward.
+            parts.model.ties.forward_is_over()
+        parts.log("warmed_up", step=command.step, blocks=list(problems), started_s=started_s, problems=problems)
+
     def drop_left(self, task: Task) -> None:
         """Drop the weight gradients that an earlier attempt at the task has left."""
         self.left = {action: its for action, its in self.left.items() if action.task != task}

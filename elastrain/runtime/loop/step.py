@@ -198,9 +198,12 @@ class Step:
         self._parts.layers.begin_again()
         pipelines.begin(tracing.traced)
 
-    def _act(self, work: TaskAssignment) -> Iterator[Any]:
+    def _act(self, work: TaskAssignment | p.WarmUp) -> Iterator[Any]:
         """Compute one action of a pipeline: a forward through the loop's body, or all others without it."""
         assert self._pipelines is not None
+        if isinstance(work, p.WarmUp):
+            self._pipelines.warm_up(work)
+            return
         self._pipelines.clock.begin()
         if isinstance(work.compute, p.Forward):
             self._run = ActionForward(self.number, work, self._pipelines)

@@ -123,8 +123,7 @@ class ModelState:
         New parameters are NaN until they are written. Removed ones become one NaN, expanded to their shape. Any thread
         may call it while nothing computes with a removed block.
         """
-        here = {flat for flat, readers in self.readers.items() if any(block in blocks for block in readers)}
-        before = set(self._memory.flats)
+        here, before = self.blocks.flats_of(blocks), set(self._memory.flats)
         self._guard(here & before - self.blocks.coming())
         with torch._C.DisableTorchFunctionSubclass():
             for placed in self._placed:
@@ -137,7 +136,7 @@ class ModelState:
                     view = view_of(self._memory.flats[placed.flat], placed.start, tuple(placed.parameter.shape))
                     placed.parameter.data = in_own_storage(view)
         self.ties.forget(here - before)
-        self._guard(here - self.blocks.coming())
+        self._guard()
         self.gradients.hold(blocks)
 
     def has(self, shard: Shard) -> bool:
@@ -147,15 +146,26 @@ class ModelState:
     def take_parameters(self, shard: int, parameters: Tensor, copy: Copy = copy_plainly) -> None:
         """Write a shard's parameters into the memory that the model computes with."""
         copy(parameters, self.parameters_of(self.layout.shards[shard]))
+        self.came(shard)
+
+    def came(self, shard: int) -> None:
+        """Let the script see a shard's parameters."""
         coming = self.blocks.coming()
         self.blocks.came(shard)
         if coming != self.blocks.coming():
-            self._guard(self._memory.flats.keys() - self.blocks.coming())
+            self._guard()
 
-    def _guard(self, here: Collection[int]) -> None:
-        """Refuse uses of all parameters except those in the flats `here`: their values are not on this member."""
-        for placed in self._placed:
-            AbsentParameter.mark(placed.parameter, None if placed.flat in here else placed.name)
+    def show(self, blocks: Collection[int]) -> None:
+        """Mark the parameters of these blocks as present, even without values, until the next call."""
+        # A compiler makes other code for parameters that are marked as absent.
+        self.blocks.shown = self.blocks.flats_of(blocks)
+        self._guard()
+
+    def _guard(self, here: Collection[int] | None = None) -> None:
+        """Refuse uses of all parameters except those in the flats `here`. None: those whose values have come."""
+        with self.blocks.marking(here) as flats:
+            for placed in self._placed:
+                AbsentParameter.mark(placed.parameter, None if placed.flat in flats else placed.name)
 
     def _guarded(self, model: nn.Module, name: str) -> RemovableHandle:
         """Let the whole model fetch its state while parameters are absent, and refuse state and copies of a block."""
@@ -176,7 +186,7 @@ class ModelState:
         """Put the values of absent parameters into a `state_dict` of the whole model."""
         if self.blocks.lent is not None:
             lent, self.blocks.lent = self.blocks.lent, None
-            self._guard(self._memory.flats.keys() - self.blocks.coming())
+            self._guard()
             state.update((name, lent[plain_name(name)]) for name in state if plain_name(name) in lent)
 
     @property

@@ -6,7 +6,9 @@ knows indices only, no tensors. `HeldBlocks` knows which blocks have memory and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NoReturn
 
 import torch
@@ -228,6 +230,10 @@ class HeldBlocks:
         """Returns all parameters by name for `state_dict` in the loop, or raises ConfigError. None outside of it."""
         self.lent: Mapping[str, Tensor] | None = None
         """Parameters by name for the `state_dict` that is being made."""
+        self.shown: set[int] = set()
+        """Flats of blocks that are warmed up now, although their values may not have come."""
+        self._lock = threading.Lock()
+        """Held while parameters are marked as absent or present."""
 
     def hold(self, flats: Collection[int]) -> None:
         """Keep memory for exactly these flats. New ones have no values yet."""
@@ -236,6 +242,20 @@ class HeldBlocks:
         new = {s.index for s in shards if s.flat in flats and s.flat not in before and s.numel}
         self._awaited = new | {shard for shard in self._awaited if shards[shard].flat in flats}
         self._memory.hold(flats)
+
+    def flats_of(self, blocks: Collection[int]) -> set[int]:
+        """Return the flats that these blocks read."""
+        return {flat for flat, readers in self._readers.items() if any(block in blocks for block in readers)}
+
+    @contextmanager
+    def marking(self, here: Collection[int] | None) -> Iterator[set[int]]:
+        """Return a context in which parameters are marked. It gives the flats to mark as present: `here` and `shown`.
+
+        here: None for the flats whose values have come.
+        """
+        # Both threads mark parameters. The last one knows what the other one has changed.
+        with self._lock:
+            yield {*(self._memory.flats.keys() - self.coming() if here is None else here), *self.shown}
 
     def came(self, shard: int) -> None:
         """Note that the values of a shard were written."""

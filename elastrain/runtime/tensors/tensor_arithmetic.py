@@ -184,8 +184,7 @@ class TensorArithmetic:
 
     def parameters(self, shard: int, part: tuple[int, int] | None = None) -> Tensor:
         """Return a view of a shard's parameters in the model, or of piece `part[0]` of `part[1]`."""
-        whole, (piece, pieces) = self._model.parameters_of(self._layout.shards[shard]), part or (0, 1)
-        return whole[whole.numel() * piece // pieces : whole.numel() * (piece + 1) // pieces]
+        return _piece(self._model.parameters_of(self._layout.shards[shard]), part or (0, 1))
 
     def take_parameters(self, shard: int, published: Tensor, part: tuple[int, int] | None = None) -> None:
         """Copy published parameters into the model. With a `part` they still count as absent."""
@@ -193,6 +192,10 @@ class TensorArithmetic:
             self._model.take_parameters(shard, published, self._memory.copy)
         else:
             self._memory.copy(published, self.parameters(shard, part))
+
+    def reveal(self, shard: int) -> None:
+        """Let the script see a shard's parameters, of which all pieces were taken."""
+        self._model.came(shard)
 
     def hold(self, blocks: Collection[int] | None, unused: list[Tensor] | None = None) -> None:
         """Keep exactly the parameters that these blocks read; None: keep those that are here.
@@ -208,24 +211,40 @@ class TensorArithmetic:
                 self._model.gradients.hold(())
             self._model.hold(blocks)
 
-    def pack(self, state: ShardState, digest: int | None = None) -> list[Tensor]:
+    def pack(self, state: ShardState, digest: int | None = None, part: tuple[int, int] | None = None) -> list[Tensor]:
         """Return a state as tensors for a message: a head (checksum and description), then its own tensors.
 
         Args:
             state: The state.
             digest: Its checksum, if it is known; else it is computed.
+            part: Number of a piece, and number of pieces. The head goes with the first piece. None: the whole state.
         """
         text, tensors = state.pack()
+        if part is not None:
+            tensors = [_piece(tensor, part) for tensor in tensors]
+        if part is not None and part[0]:
+            return [self._nothing, *tensors]
         head = (self.digest(state) if digest is None else digest).to_bytes(8, "little") + text
         return [torch.frombuffer(bytearray(head), dtype=torch.uint8), *tensors]
 
-    def unpack(self, payload: Sequence[Tensor]) -> tuple[ShardState, int]:
+    def taken_piece(self, piece: Sequence[Tensor]) -> list[Tensor]:
+        """Return copies of a piece's tensors, in private memory."""
+        head, *tensors = piece
+        return [head.clone(), *(self._memory.taken_in(tensor) for tensor in tensors)]
+
+    def unpack(self, *pieces: Sequence[Tensor]) -> tuple[ShardState, int]:
         """Return the state, in new memory, and the checksum that `pack` computed."""
-        meta, *tensors = payload
-        told, text = bytes(meta[:8].tolist()), bytes(meta[8:].tolist())
-        return ShardState.unpack(text, [self._memory.taken_in(tensor) for tensor in tensors]), int.from_bytes(
-            told, "little"
-        )
+        head, *columns = zip(*pieces, strict=True)
+        told, text = bytes(head[0][:8].tolist()), bytes(head[0][8:].tolist())
+        is_whole = len(pieces) == 1
+        tensors = [self._memory.taken_in(column[0]) if is_whole else torch.cat(column) for column in columns]
+        return ShardState.unpack(text, tensors), int.from_bytes(told, "little")
+
+
+def _piece(whole: Tensor, part: tuple[int, int]) -> Tensor:
+    """Return piece `part[0]` of `part[1]` of a 1-D tensor, without a copy."""
+    number, count = part
+    return whole[whole.numel() * number // count : whole.numel() * (number + 1) // count]
 
 
 def _copy_if_other(source: Tensor, out: Tensor) -> None:

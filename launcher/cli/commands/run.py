@@ -71,6 +71,7 @@ class RunFlags:
             wish=replace(
                 self.memory.limit(),
                 stages=self.size.stages_of(size),
+                has_standing_shadows=self.size.standing_shadows,
                 shares_compile_cache=self.rendezvous.share_compile_cache,
                 ports=ports,
             ),

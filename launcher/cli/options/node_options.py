@@ -94,6 +94,15 @@ class SizeFlags:
         ),
     ] = None
 
+    standing_shadows: Annotated[
+        bool,
+        typer.Option(
+            "--standing-shadows",
+            help="With --stages: members with memory left keep blocks that only one other member computes, so that its "
+            "loss moves no block.",
+        ),
+    ] = False
+
     def size(self, rendezvous: RendezvousFlags) -> JobSize:
         """Return the checked size of the job. Raises ConfigError."""
         local = self.local_nodes

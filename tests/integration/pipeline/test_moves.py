@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.pipeline.test_pipelines import assert_every_step_is_that_of_one, had, trained
-from tests.support.training import Run
+from tests.integration.pipeline.test_pipelines import PIPELINED, assert_every_step_is_that_of_one, had, trained
+from tests.support.training import Run, run_job
 
 STEPS = ("--steps", "24", "--micro-batches", "6", "--backups", "2")
 SLOW = "slow --target member:m1 --at step=1,phase=forward --factor 12 --how sleep"
@@ -47,3 +47,23 @@ def test_a_loss_in_any_part_of_a_move_changes_no_bit(tmp_path: Path, part: str, 
         [(member, f"move-{part}")],
         [],  # a member that is no shadow is never ready
     )
+
+
+@pytest.mark.slow
+def test_what_is_coming_is_warmed_up_first(tmp_path: Path) -> None:
+    run = trained(tmp_path, 3, 3, *STEPS, faults=(SLOW,))
+    assert_every_step_is_that_of_one(run, *STEPS)
+    warmed = [line for its in run.journals.values() for line in its if line["event"] == "warmed_up"]
+    assert warmed
+    assert all(problem == "" for line in warmed for problem in line["problems"].values())
+
+
+@pytest.mark.slow
+def test_standing_shadows_keep_what_only_one_member_computes(tmp_path: Path) -> None:
+    kill = "kill --target member:m1 --at step=8,phase=forward"
+    options = ("--stages", "3", "--standing-shadows")
+    run = run_job(tmp_path, workers=3, arguments=STEPS, options=options, script=PIPELINED, faults=(kill,))
+    assert_every_step_is_that_of_one(run, *STEPS)
+    plans = [line for line in run.journals["m0"] if line["event"] == "plan" and line["step"] < 8]
+    assert set(plans[-1]["standing"]) <= {"m0", "m1", "m2"}
+    assert sum(len(blocks) for blocks in plans[-1]["standing"].values()) >= 3, "each block has one replica"

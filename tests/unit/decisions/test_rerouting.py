@@ -56,11 +56,11 @@ def view(*names: str) -> View:
     return View(generation=2, members=tuple(Member(id=name, node=name) for name in names))
 
 
-def rerouted(**reports: Report) -> Rerouting:
+def rerouted(plan: PipelinePlan = PLAN, **reports: Report) -> Rerouting:
     decision = decide(view(*reports), reports, SHAPE)
     assert isinstance(decision, Recovery)
     assert set(decision.runs.values()) == {()}, "whole runs are handed out to nobody"
-    return reroute(reports, SHAPE, decision, PLAN)
+    return reroute(reports, SHAPE, decision, plan)
 
 
 def test_a_step_in_which_nothing_has_begun_follows_its_plan() -> None:
@@ -124,6 +124,16 @@ def test_a_block_is_adopted_only_where_some_run_lacks_it() -> None:
     # The second block's only replica is lost.
     assert rerouted(a=report(work=working_on, folded=(folded(1, 0, 1),)), c=report()).adopted["c"] == frozenset()
     assert rerouted(a=report(work=working_on, folded=(folded(1, 0),)), c=report()).adopted["c"] == {1}
+
+
+def test_a_shadow_adopts_its_blocks_before_members_with_less_to_compute() -> None:
+    # The second block's only replica is lost. Its shadow `a` computes the first one, and `c` computes nothing.
+    standing = replace(PLAN, standing=(("a", (1,)),))
+    assert rerouted(a=report(), c=report()).adopted["c"] == {1}
+    assert rerouted(standing, a=report(), c=report()).adopted["a"] == {1}
+    assert rerouted(standing, c=report()).adopted["c"] == {0, 1}, "the shadow is lost, too"
+    moving = replace(PLAN, coming=(replace(PLAN.pipelines[0], members=("b", "a")),), named=1)
+    assert rerouted(moving, a=report(), c=report()).adopted["a"] == {1}
 
 
 def kept(direction: Direction, *micro_batches: int) -> tuple[BoundaryName, ...]:

@@ -60,12 +60,18 @@ def test_a_plant_is_found() -> None:
 def test_a_worker_reads_back_what_its_launcher_was_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     dirs = (tmp_path, tmp_path / "other")
     memory = WorkerWish(
-        bytes_per_worker=5 << 30, host_bytes_per_worker=6 << 30, host_tier_bytes=1 << 30, offload_dirs=dirs, stages=4
+        bytes_per_worker=5 << 30,
+        host_bytes_per_worker=6 << 30,
+        host_tier_bytes=1 << 30,
+        offload_dirs=dirs,
+        stages=4,
+        has_standing_shadows=True,
     )
     for name, value in memory.environment().items():
         monkeypatch.setenv(name, str(value))
     read = of_a_worker.read_environment()
     assert of_a_worker.stages() == 4
+    assert of_a_worker.standing_shadows()
     assert of_a_worker.host_memory() == (6 << 30, 1 << 30)
     assert (read.memory_limit_bytes, read.offload_dirs) == (5 << 30, tuple(map(str, dirs)))
 

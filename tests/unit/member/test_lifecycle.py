@@ -560,7 +560,7 @@ def test_what_belongs_to_a_step_that_is_over_is_ignored() -> None:
 def test_a_damaged_copy_is_sent_once_more() -> None:
     pair = Pair()
     pair.start()
-    pair.a.machine.custody.given._under_way.add((0, "b"))
+    pair.a.machine.custody.given._under_way[0, "b"] = 1
     broken = p.Arrived(source="b", generation=1, message=Copied(step=-1, shard=0, intact=False))
     assert [c.message for c in sent(pair.a.handle(broken), ShardCopy)] == [ShardCopy(step=-1, shard=0, digest=9)]
 

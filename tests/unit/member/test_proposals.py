@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastrain import protocol as p
+from elastrain.job.pieces import STATE_PER_PARAMETER
 from elastrain.job.values import Pipelining, ShardShape
 from elastrain.job.world import View
 from elastrain.member.pipeline.assignments import Tracing
@@ -39,12 +40,14 @@ SECOND = BlockSeconds(forward_s=1.0, input_gradient_s=1.0, weight_gradient_s=1.0
 class Made:
     """Proposals of a member, of the view's two members."""
 
-    def __init__(self, me: str = "a") -> None:
+    def __init__(self, me: str = "a", *, has_standing: bool = False) -> None:
+        assert SHAPE.pipelining is not None
+        shape = replace(SHAPE, pipelining=replace(SHAPE.pipelining, has_standing=has_standing))
         self.out = Commands()
-        self.views, self.commit = Views(me, self.out), Commit(me, SHAPE)
-        tracing = Tracing(me, SHAPE.pipelining, self.views, self.commit, self.out)
+        self.views, self.commit = Views(me, self.out), Commit(me, shape)
+        tracing = Tracing(me, shape.pipelining, self.views, self.commit, self.out)
         tracing.traced = TRACED
-        self.own = Proposals(me, SHAPE, self.views, self.commit, tracing, self.out)
+        self.own = Proposals(me, shape, self.views, self.commit, tracing, self.out)
         self.see(test_rerouting.view("a", "b"))
         self.pass_with(PLAN)
 
@@ -140,11 +143,40 @@ def test_the_answer_is_proposed_and_nothing_else_changes() -> None:
     assert made.proposed() == replace(PLAN, coming=OTHER.pipelines, named=made.commit.step + 1)
 
 
-def test_with_a_memory_limit_the_answer_holds_at_once() -> None:
+@pytest.mark.parametrize("room_bytes", [STATE_PER_PARAMETER * 8, STATE_PER_PARAMETER * 8 - 1])
+def test_with_a_memory_limit_the_answer_holds_at_once_where_a_shadow_has_no_room(room_bytes: int) -> None:
     made, question = asked()
-    made.own.on_memory_seen(p.MemorySeen(memory=replace(MEMORY, has_limit=True)))
+    memory = replace(MEMORY, has_limit=True, taken_bytes=MEMORY.limit_bytes - room_bytes)
+    made.own.on_memory_seen(p.MemorySeen(memory=memory))
+    for member in "ab":
+        made.tell(member, memory=memory)
     made.own.on_planned(answer(question))
-    assert made.proposed() == OTHER
+    named = replace(PLAN, coming=OTHER.pipelines, named=made.commit.step + 1)
+    assert made.proposed() == (named if room_bytes >= STATE_PER_PARAMETER * 8 else OTHER)
+
+
+def test_standing_shadows_are_proposed_once_and_the_planner_does_not_see_them() -> None:
+    made = Made(has_standing=True)
+    assert made.proposed() is None, "nobody has told its memory"
+    made.tell("a", 0)
+    made.tell("b", 1)
+    standing = replace(PLAN, standing=(("a", (1,)), ("b", (0,))))
+    assert made.proposed() == standing
+    made.pass_with(standing)
+    assert made.proposed() is None
+    (question,) = made.questions()
+    assert question.question.present == PLAN
+    made.own.on_planned(answer(question, PLAN))
+    assert made.proposed() is None, "the planner wants the plan that is in force"
+    assert made.questions() == []
+
+
+def test_a_member_without_room_gives_its_standing_shadows_up() -> None:
+    made = Made(has_standing=True)
+    made.tell("a", 0)
+    made.tell("b", 1, memory=replace(MEMORY, taken_bytes=MEMORY.limit_bytes + 1))
+    made.pass_with(replace(PLAN, standing=(("a", (1,)), ("b", (0,)))))
+    assert made.proposed() == replace(PLAN, standing=(("a", (1,)),))
 
 
 def test_while_blocks_move_no_other_plan_is_sought() -> None:

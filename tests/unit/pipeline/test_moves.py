@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.pipeline.moves import TRIES, begun, moved_on, shadows
+from elastrain.job.pieces import STATE_PER_PARAMETER
+from elastrain.pipeline.moves import TRIES, begun, has_room, moved_on, shadows
 from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan
 
 
@@ -61,6 +62,14 @@ def test_shadows_become_replicas_when_all_are_ready_or_after_three_tries(
     voters: dict[str, bool], step: int, follows: PipelinePlan
 ) -> None:
     assert moved_on(MOVING, voters, step) == follows
+
+
+def test_under_a_memory_limit_a_move_needs_room_for_its_shadows() -> None:
+    sizes, needed = (10, 20, 30, 40), STATE_PER_PARAMETER * (20 + 30)
+    assert has_room(MOVING, sizes, {"a": needed})
+    assert not has_room(MOVING, sizes, {"a": needed - 1, "b": 1 << 40})
+    assert not has_room(MOVING, sizes, {}), "it has told nothing"
+    assert has_room(PRESENT, sizes, {}), "nothing moves"
 
 
 def test_shards_go_with_their_blocks_or_the_plan_waits() -> None:

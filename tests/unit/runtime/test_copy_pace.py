@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from elastrain.comm.wire.addresses import Frame
 from elastrain.protocol.messages import KINDS, Publish, ShardCopy
-from elastrain.runtime.engine.copy_pace import LOOK_S, SHARE, CopyPace, CopyTraffic
+from elastrain.runtime.engine.copy_pace import BUSY_LINK_S, LOOK_S, SHARE, CopyPace, CopyTraffic
 
 COPY_S = 0.01
 
@@ -76,7 +77,7 @@ def test_how_many_bytes_go_follows_from_what_the_last_ones_took() -> None:
 class Core:
     """Gives whatever it is allowed to."""
 
-    is_time: bool = True
+    takers: frozenset[str] = frozenset({"m1"})
     sent_bytes: int = 0
 
 
@@ -84,9 +85,15 @@ def frame(kind: type) -> Frame:
     return Frame(source="m1", generation=1, kind=KINDS[kind], body=b"", tensors=())
 
 
-def traffic(*, clock: Clock, computing: list[bool], giver: Any = None) -> CopyTraffic:
+def traffic(
+    *, clock: Clock, computing: list[bool], giver: Any = None, busy: Callable[[], frozenset[str]] = frozenset
+) -> CopyTraffic:
     return CopyTraffic(
-        giver or Core(is_time=False), clock=clock, idle_cores=lambda: 0.0, is_computing=lambda: computing[0]
+        giver or Core(takers=frozenset()),
+        clock=clock,
+        idle_cores=lambda: 0.0,
+        is_computing=lambda: computing[0],
+        busy=busy,
     )
 
 
@@ -107,11 +114,23 @@ def test_copies_wait_for_their_turn_while_the_loop_computes_and_nothing_else_doe
 
 
 def test_what_may_be_sent_is_asked_for_only_while_something_is_to_be_sent() -> None:
-    clock, giver = Clock(), Core(is_time=False)
+    clock, giver = Clock(), Core(takers=frozenset())
     copies = traffic(clock=clock, computing=[True], giver=giver)
     clock.now_s = 1.0
     assert list(copies.allowances()) == []
     assert copies.wait_s(0.5) == 0.5
-    giver.is_time = True
+    giver.takers = frozenset({"m1"})
     (allowed,) = copies.allowances()
     assert allowed.parameters_bytes > 0
+
+
+def test_no_copy_is_queued_behind_what_its_link_has_not_sent() -> None:
+    clock, giver, busy = Clock(), Core(takers=frozenset({"m1", "m2"})), frozenset({"m1"})
+    copies = traffic(clock=clock, computing=[True], giver=giver, busy=lambda: busy)
+    clock.now_s = 1.0
+    (allowed,) = copies.allowances()
+    assert allowed.busy == {"m1"}
+    giver.takers = busy
+    clock.now_s = 2.0
+    assert list(copies.allowances()) == []
+    assert copies.wait_s(0.5) == BUSY_LINK_S, "the engine looks at the link again"

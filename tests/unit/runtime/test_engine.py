@@ -151,7 +151,7 @@ class ScriptedCore:
     done: list[str]
     answers: dict[type, list[p.Command]] = field(default_factory=dict)
     copying: Any = field(
-        default_factory=lambda: SimpleNamespace(is_time=False, sent_bytes=0, short={}, without_room=())
+        default_factory=lambda: SimpleNamespace(takers=frozenset(), sent_bytes=0, short={}, without_room=())
     )
     events: list[p.Event] = field(default_factory=list)
     holders: tuple[Holders, ...] = (Holders("m0", ("m1",)),)

@@ -15,7 +15,7 @@ from elastrain.job.fold import Combine
 from elastrain.job.scaling import Scaler
 from elastrain.job.values import Contribution, Record
 from elastrain.offload.drives.device import Device
-from elastrain.protocol.messages import Gradient, Partial
+from elastrain.protocol.messages import Gradient, Partial, ShardCopy
 from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.faults.flips import flip
 from elastrain.runtime.model.flat_model import ModelState
@@ -590,3 +590,41 @@ def test_a_script_gets_verified_states_only_of_its_own_member_and_of_others(exec
     assert not flip(packed[1], 3)
     took = executor.carry_out(p.TakeFetched(step=-1, shard=0, payload=packed, source="m1", digest=None))
     assert isinstance(took, p.TookFetched) and not took.intact and script.shards == [0]
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_a_copy_in_pieces_is_the_state_and_each_piece_is_a_part_of_it(is_on_disk: bool) -> None:
+    primary, holder = _executor(), _executor()
+    if is_on_disk:
+        primary.carry_out(p.Unbind(shard=0))
+        primary.keep_outside([Device(MemoryEngine(), threads=0)], frozenset({0}))
+    told = primary.states[0].checksum()
+    holder.carry_out(p.Drop(shard=0))
+    for number in range(3):
+        piece = primary.books.payload(ShardCopy(step=0, shard=0, digest=told, part=(number, 3)))
+        assert sum(tensor.nbytes for tensor in piece[1:]) <= primary.states[0].nbytes / 3 + 16
+        sent = [tensor.clone() for tensor in piece]
+        command = p.TakeCopy(step=0, shard=0, payload=sent, source="m0", digest=told, part=(number, 3))
+        took = holder.carry_out(command)
+        assert (took is None) == (number < 2)
+        for tensor in sent:
+            tensor.zero_()  # its sender may change the state as soon as the piece is read
+    assert isinstance(took, p.TookCopy) and took.intact
+    assert holder.states[0].checksum() == told
+
+
+def test_a_copy_that_begins_again_does_not_go_on_with_former_pieces() -> None:
+    primary, holder = _executor(), _executor()
+    told = primary.states[0].checksum()
+
+    def take(number: int) -> p.Event | None:
+        piece = [t.clone() for t in primary.books.payload(ShardCopy(step=0, shard=0, digest=told, part=(number, 2)))]
+        return holder.carry_out(p.TakeCopy(step=0, shard=0, payload=piece, source="m0", digest=told, part=(number, 2)))
+
+    holder.carry_out(p.Drop(shard=0))
+    assert [take(0), take(0)] == [None, None]
+    took = take(1)
+    assert isinstance(took, p.TookCopy) and took.intact
+    assert take(0) is None
+    holder.carry_out(p.EndAttempt(step=0))
+    assert holder.books._states._coming == {}, "in the next step the copy is another one"
