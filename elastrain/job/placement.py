@@ -119,15 +119,18 @@ def with_refusals(now: Holders, goal: Holders, refused: Collection[str]) -> Hold
     return Holders(goal.primary, tuple([*taking, *staying][: len(goal.backups)]))
 
 
-def handed_over(now: Holders, taker: str, ready: Collection[str], nodes: Mapping[str, str]) -> Holders:
-    """Return the holders once `taker` is the primary: equally many, the former primary among them where it fits.
+def handed_over(
+    now: Holders, taker: str, ready: Collection[str], nodes: Mapping[str, str], backups: int = 0
+) -> Holders:
+    """Return the holders once `taker` is the primary: no fewer, the former primary among them where it fits.
 
     ready: members whose copy is verified and that hold this step's gradient, `taker` and the present holders included.
+    backups: number of backups that the shard should have. It has fewer for some steps after a loss.
     """
     others = [member for member in (*now.backups, now.primary) if member != taker and member in ready]
     # A node dies as a whole, so backups on other nodes than the new primary's come first.
     apart = sorted(others, key=lambda member: nodes.get(member) == nodes.get(taker))
-    return Holders(taker, tuple(apart[: len(now.backups)]))
+    return Holders(taker, tuple(apart[: max(len(now.backups), backups)]))
 
 
 def first_copies(have: Sequence[str], goal: Holders, nodes: Mapping[str, str]) -> tuple[str, ...]:

@@ -114,6 +114,8 @@ class Checks:
                 self._value(member, command.shard, command.step, member.parameters()[command.shard], "parameters")
             case p.SendMessage() if isinstance(command.message, Report):
                 self._reported(member, command.message)
+            case p.SendMessage(message=Vote(step=step)) if member.warming:
+                raise Violation(f"{member.me} votes on step {step} while its loop computes blocks on zeros")
             # Its own vote may have been the last one: then it has gone on in the same event.
             case p.SendMessage(message=Vote(step=step, plan=PlanVote(is_ready=True))) if step == member.committed + 1:
                 self._ready(member)

@@ -53,7 +53,8 @@ class MovingShards:
             taker, ready = roles.coming[shard], {m.me, *m.step.ballot.acknowledged(shard)}
             # A member that has acknowledged can make the update, so it needs no publish of the parameters.
             if taker in ready:
-                hands.append((shard, handed_over(roles.live[shard], taker, ready, m.views.view.nodes).all))
+                backups = len(roles.target[shard].backups)
+                hands.append((shard, handed_over(roles.live[shard], taker, ready, m.views.view.nodes, backups).all))
         # All shards go in one record, or the blocks wait: a replica without its shards would wait for their publish.
         return replace(said, hands=tuple(hands), lacks_taker=len(hands) < len(going))
 

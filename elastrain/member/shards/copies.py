@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import TypeAlias
 
 from elastrain import protocol as p
@@ -158,7 +158,9 @@ class CopiesGiven(MemberPart):
         # The receiver expects the state of the committed step.
         if not self._holdings.has(shard, self._commit.step):
             return False
-        under_way_bytes = sum(self._size(each) for each, _ in self._under_way)
+        # Copies to shadows take no room from those that a vote waits for: they may end with the step only.
+        counts = self._under_way if self._is_for_shadow(copy) else filterfalse(self._is_for_shadow, self._under_way)
+        under_way_bytes = sum(self._size(each) for each, _ in counts)
         return not under_way_bytes or under_way_bytes + self._size(shard) <= self.budget_bytes
 
     def _send_piece(self, copy: Copy) -> int:

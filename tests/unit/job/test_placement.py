@@ -67,3 +67,8 @@ def test_the_giver_of_a_block_backs_it_up_where_that_is_another_node() -> None:
     within_a_node = handed_over(Holders("a", ("b",)), "c", {"a", "b", "c"}, FOUR)
     assert within_a_node == Holders("c", ("b",)), "the giver is on the new primary's node"
     assert handed_over(Holders("a"), "b", {"a", "b"}, FOUR) == Holders("b"), "no backups, as before"
+
+
+def test_a_shard_that_was_short_of_holders_is_not_short_once_it_was_handed_over() -> None:
+    assert handed_over(Holders("a"), "b", {"a", "b"}, FOUR, backups=1) == Holders("b", ("a",))
+    assert handed_over(Holders("a", ("d",)), "b", {"a", "b", "d"}, FOUR, backups=2) == Holders("b", ("a", "d"))
