@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import chain, filterfalse
 from typing import TypeAlias
 
@@ -159,7 +159,9 @@ class CopiesGiven(MemberPart):
         if not self._holdings.has(shard, self._commit.step):
             return False
         # Copies to shadows take no room from those that a vote waits for: they may end with the step only.
-        counts = self._under_way if self._is_for_shadow(copy) else filterfalse(self._is_for_shadow, self._under_way)
+        counts: Iterable[Copy] = self._under_way
+        if not self._is_for_shadow(copy):
+            counts = filterfalse(self._is_for_shadow, self._under_way)
         under_way_bytes = sum(self._size(each) for each, _ in counts)
         return not under_way_bytes or under_way_bytes + self._size(shard) <= self.budget_bytes
 

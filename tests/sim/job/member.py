@@ -113,6 +113,10 @@ class SimMesh:
         """Simulated frames come whole."""
         return {}
 
+    def busy(self) -> frozenset[str]:
+        """A simulated link takes everything at once."""
+        return frozenset()
+
     def edit(self, generation: int, peers: Sequence[Peer], links: str, renew: bool = False) -> None:
         """Links that both views have stay as they are, the lost ones too, which are told again; or all are renewed."""
         ids = {peer.id for peer in peers}

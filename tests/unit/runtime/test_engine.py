@@ -62,7 +62,7 @@ class FakeMesh:
         self.lost: set[str] = set()
         self.closed = False
         self.others_went_on = False
-        self.links = SimpleNamespace(may_be_torn=lambda: self.others_went_on, take_rates=dict)
+        self.links = SimpleNamespace(may_be_torn=lambda: self.others_went_on, take_rates=dict, busy=frozenset)
 
     def poll(self, wait_s: float) -> Iterator[Frame | PeerLost]:
         self.waited_s.append(wait_s)
