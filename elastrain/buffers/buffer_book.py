@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from elastrain import protocol as p
 from elastrain.buffers.background import BackgroundWork
 from elastrain.buffers.captures import Boundaries, Captures
+from elastrain.buffers.copy_pieces import CopyPieces
 from elastrain.buffers.folds import Folds
 from elastrain.buffers.port import Arithmetic, CaptureSink, FetchSink, NoSink, StateStore, Tensor
 from elastrain.buffers.shard_states import EVER, StateBooks
@@ -49,6 +50,7 @@ class BufferBook:
         self.boundaries = Boundaries()
         self._folds = Folds(runs, lanes, arithmetic, self._buffers)
         self._states = StateBooks(arithmetic, self._buffers, states, scratch)
+        self._pieces = CopyPieces(arithmetic, states)
         self._behind = BackgroundWork(arithmetic, self._states)
         self._captures = Captures(states, NoSink())
         self._fetched: FetchSink | None = None
@@ -101,13 +103,8 @@ class BufferBook:
                 return self._digest_again(command)
             case p.TakeParameters() | p.ShowParameters() | p.HoldBlocks():
                 self._change_model(command)
-            case p.CheckGradient():
-                is_intact = self._states.is_kept_intact(command.shard, command.step)
-                return None if is_intact else p.GradientsKept(step=command.step, damaged=(command.shard,))
-            case p.CheckPartial():
-                # Only its maker still has what was sent, so it can tell damage in memory from damage on the way.
-                is_intact = self.slots.is_intact((command.step, command.block, command.node))
-                return p.PartialChecked(step=command.step, block=command.block, is_intact=is_intact)
+            case p.CheckGradient() | p.CheckPartial():
+                return self._check(command)
             case p.TakeBoundary() | p.DropBoundaries():
                 self.boundaries.change(command)
             case p.VoidAttempt():
@@ -116,15 +113,23 @@ class BufferBook:
                 self._folds.end_step()
                 self.slots.void_step()
                 self._states.void_step(command.step)
-                self._states.forget_pieces()
+                self._pieces.end_step()
             case p.EndAttempt():
                 self.boundaries.end_step(command.step)
                 self._folds.end_step()
                 self.slots.end_step(command.step)
-                self._states.forget_pieces()
+                self._pieces.end_step()
             case _:
                 return self._change_states(command)
         return None
+
+    def _check(self, command: p.CheckGradient | p.CheckPartial) -> p.Event | None:
+        if isinstance(command, p.CheckGradient):
+            is_intact = self._states.is_kept_intact(command.shard, command.step)
+            return None if is_intact else p.GradientsKept(step=command.step, damaged=(command.shard,))
+        # Only its maker still has what was sent, so it can tell damage in memory from damage on the way.
+        is_intact = self.slots.is_intact((command.step, command.block, command.node))
+        return p.PartialChecked(step=command.step, block=command.block, is_intact=is_intact)
 
     def _change_model(self, command: p.TakeParameters | p.ShowParameters | p.HoldBlocks) -> None:
         match command:
@@ -132,7 +137,8 @@ class BufferBook:
                 self._arithmetic.hold(command.blocks, self._buffers.take_free() if command.for_good else None)
             case p.ShowParameters():
                 for shard in command.shards:
-                    self._arithmetic.reveal(shard)
+                    # As if they had been published: they lie there already.
+                    self._arithmetic.take_parameters(shard, self._arithmetic.parameters(shard))
             case p.TakeParameters():
                 self._arithmetic.take_parameters(command.shard, command.payload[command.index], command.part)
 
@@ -164,9 +170,9 @@ class BufferBook:
                 self._behind.forget(command.shard, command.step)
             case p.TakeFetched():
                 return self._fetch(command)
-            case p.TakeCopy() if self._states.take_piece(command):
+            case p.TakeCopy() if self._pieces.take(command):
                 self._behind.forget(command.shard, EVER)
-                return self._states.take_copy(command)
+                return self._states.take_copy(command, self._pieces.whole(command.shard))
             # A digest of the freed state would be taken for that of the shard's next state.
             case p.Drop():
                 self._states.drop(command.shard)
@@ -249,7 +255,7 @@ class BufferBook:
             case BatchBoundary():
                 return list(self.boundaries[message.at].tensors)
             case ShardCopy():
-                return self._states.piece_of(message.shard, message.part)
+                return self._pieces.of(message.shard, message.part)
             case FetchedShard():  # the receiver compares with the digest of the message
                 return self._arithmetic.pack(self._states.states[message.shard], message.digest)
         return []

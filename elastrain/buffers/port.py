@@ -112,9 +112,6 @@ class Arithmetic(Protocol):
     def take_parameters(self, shard: int, published: Tensor, part: tuple[int, int] | None = None) -> None:
         """Copy these published parameters into the model. `part`: this piece, which the script does not see yet."""
 
-    def reveal(self, shard: int) -> None:
-        """Let the script see the shard's parameters, of which all pieces were taken."""
-
     def hold(self, blocks: Collection[int] | None, unused: list[Tensor] | None = None) -> None:
         """Keep the parameters that these blocks read in the model's memory, and no others. None: the present blocks.
 

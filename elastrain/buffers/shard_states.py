@@ -31,10 +31,6 @@ class StateBooks:
         """(shard, step) -> finished gradient at a backup, until its update is verified."""
         self._checksums: dict[tuple[int, int], int] = {}
         """(shard, step) -> the primary's checksum of that gradient."""
-        self._coming: dict[int, list[list[Tensor]]] = {}
-        """Shard -> pieces of its copy that have come so far."""
-        self._read: dict[int, State] = {}
-        """Shard -> state on a drive that was read for a copy, of which some pieces are still to be sent."""
 
     def store_gradients(self, command: p.StoreGradients) -> p.GradientsKept:
         """Copy finished gradients, and check the copies. Damaged ones are reported and do not count as kept."""
@@ -182,33 +178,10 @@ class StateBooks:
         self.states.adopt(command.shard, self._scratch, (command.shard, command.step))
         self.let_go(command.shard, command.step)
 
-    def piece_of(self, shard: int, part: tuple[int, int]) -> list[Tensor]:
-        """Return a piece of the packed state, for a copy."""
-        state = self._read.pop(shard, None) if part[0] else None
-        # A state on a drive is read once for all pieces.
-        state = self.states[shard] if state is None else state
-        if shard in self.states.outside and part[0] + 1 < part[1]:
-            self._read[shard] = state
-        return self._arithmetic.pack(state, part=part)
-
-    def take_piece(self, command: p.TakeCopy) -> bool:
-        """Keep a piece of a copy. Returns True if all pieces are here, so that `take_copy` has to follow."""
-        number, count = command.part
-        pieces = self._coming.setdefault(command.shard, [])
-        if number == 0:
-            pieces.clear()
-        pieces.append(command.payload if count == 1 else self._arithmetic.taken_piece(command.payload))
-        return number + 1 == count
-
-    def forget_pieces(self) -> None:
-        """Forget copies that have come or gone in part: in the next step they begin anew."""
-        self._coming.clear()
-        self._read.clear()
-
-    def take_copy(self, command: p.TakeCopy) -> p.Event:
-        """Store a received copy, of which all pieces are here, and compare its digest."""
+    def take_copy(self, command: p.TakeCopy, packed: tuple[State, int]) -> p.Event:
+        """Store a received copy, and compare its digest. `packed`: its state, and the digest that came with it."""
         # The digest in the payload is of what left the sender; the message's is of what the sender had verified.
-        state, told = self._arithmetic.unpack(*self._coming.pop(command.shard))
+        state, told = packed
         told = told if command.digest is None else command.digest
         # Kept gradients and scratch belong to another state than this one.
         self.let_go(command.shard, EVER)

@@ -33,6 +33,7 @@ class LoopStage(Enum):
     BODY = "body"  # in a step, before its micro-batches: the script may still read the parameters of the last one
     WAITING = "waiting"  # it has asked for work and computes nothing
     COMPUTING = "computing"  # it was given a run, of which not everything is submitted
+    WARMING = "warming up"  # it has nothing to do, and computes blocks on zeros that are coming to this member
     LEAVING = "leaving"  # the step is committed, the body goes on to the next one
     ENDED = "ended"
 
@@ -46,7 +47,8 @@ TABLE: dict[tuple[LoopStage, type], LoopStage] = {
     (LoopStage.WAITING, p.Forward): LoopStage.COMPUTING,
     (LoopStage.WAITING, p.Backward): LoopStage.COMPUTING,
     (LoopStage.WAITING, p.WeightGradients): LoopStage.COMPUTING,
-    (LoopStage.WAITING, p.WarmUp): LoopStage.COMPUTING,
+    (LoopStage.WAITING, p.WarmUp): LoopStage.WARMING,
+    (LoopStage.WARMING, p.Ready): LoopStage.WAITING,
     (LoopStage.COMPUTING, p.Ready): LoopStage.WAITING,
     (LoopStage.COMPUTING, p.Submitted): LoopStage.WAITING,
     (LoopStage.WAITING, p.Advance): LoopStage.LEAVING,
@@ -76,8 +78,6 @@ class LoopStages(MemberPart):
         """
         self._state: tuple[int, str, Any] | None = None
         """(step, state of the loop at its start, tensors that came with it). It is this member's own, or a donor's."""
-        self._is_warming_up = False
-        """True while the loop computes blocks on zeros. It has nothing else to do meanwhile."""
         self._newcomers: tuple[str, ...] = ()
         """Newcomers to which this member has to send the loop's state."""
 
@@ -104,7 +104,6 @@ class LoopStages(MemberPart):
 
     def on_ready(self, event: p.Ready) -> None:
         """Note that the oldest run has ended, and that the loop asks for work unless it has asked before."""
-        self._is_warming_up = False
         if not self._open.runs.end_running().is_submitted:
             self._move(event)
 
@@ -121,7 +120,8 @@ class LoopStages(MemberPart):
 
     def has_asked_in(self, step: int) -> bool:
         """Return True if the loop has asked for micro-batches of `step`. The script reads no older parameters then."""
-        return self.step == step and self.stage in (LoopStage.WAITING, LoopStage.COMPUTING, LoopStage.LEAVING)
+        asked = (LoopStage.WAITING, LoopStage.COMPUTING, LoopStage.WARMING, LoopStage.LEAVING)
+        return self.step == step and self.stage in asked
 
     @property
     def state(self) -> str:
@@ -148,7 +148,7 @@ class LoopStages(MemberPart):
     def why_not_yet(self) -> str:
         """Wait until the loop asks for work in the open step. A script may read the old parameters until then."""
         # A commit may free the memory of blocks that do not come after all.
-        if self._is_warming_up:
+        if self.stage is LoopStage.WARMING:
             return "the training loop warms up blocks that are coming to this member"
         step = self._open.number
         return "" if self.has_asked_in(step) else f"the training loop has not asked for work in step {step} yet"
@@ -226,7 +226,6 @@ class LoopStages(MemberPart):
         self._move(command)
         match command:
             case p.WarmUp():
-                self._is_warming_up = True
                 self._open.runs.start_running(None)
             case p.Compute():
                 self._open.runs.start_running(command.run)

@@ -306,9 +306,6 @@ class Symbols:
             value = symbol("torn", value, part)
         self.model[shard].value = value
 
-    def reveal(self, shard: int) -> None:
-        self.awaited.discard(shard)
-
     def hold(self, blocks: Collection[int] | None, unused: list[Place] | None = None) -> None:
         for buffer in unused or ():
             buffer.value = RELEASED

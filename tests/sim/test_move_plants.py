@@ -13,7 +13,7 @@ import pytest
 
 from elastrain.buffers.shard_states import StateBooks
 from elastrain.job import pieces
-from elastrain.member.loop_stages import LoopStages
+from elastrain.member.loop_stages import LoopStage, LoopStages
 from elastrain.member.pipeline.moving_shards import MovingShards
 from elastrain.member.pipeline.shadow_feed import ShadowFeed
 from elastrain.member.shards.copies import CopiesGiven, CopiesTaken
@@ -253,7 +253,8 @@ def a_member_votes_while_it_warms_up() -> AbstractContextManager[Any]:
     why_not_yet = LoopStages.why_not_yet
 
     def votes(own: LoopStages) -> str:
-        with patch.object(own, "_is_warming_up", False):
+        stage = LoopStage.WAITING if own.stage is LoopStage.WARMING else own.stage
+        with patch.object(own, "stage", stage):
             return why_not_yet(own)
 
     return patch.object(LoopStages, "why_not_yet", votes)

@@ -86,6 +86,10 @@ class TensorMemory:
         self.copy(tensor, made)
         return made
 
+    def taken_piece(self, piece: Sequence[Tensor]) -> list[Tensor]:
+        """Return copies of several tensors of a payload, in private memory."""
+        return [self.taken_in(tensor) for tensor in piece]
+
     def copy(self, source: Tensor, out: Tensor) -> None:
         """Copy between any two of a member's tensors. The source is free when it returns, even for a device."""
         if self.is_far(source) and not self.is_far(out):

@@ -114,11 +114,11 @@ class Pipelines:
         """Compute blocks of which this member is a shadow once on zeros. Nothing but compiled code stays of it."""
         parts, started_s = self.parts, time.monotonic()
         parts.whereabouts.enter(Station.COMPUTING, command.step)
-        parts.model.show([block for block, place in enumerate(self._blocks) if place in command.places])
+        parts.model.blocks.show([block for block, place in enumerate(self._blocks) if place in command.places])
         try:
             problems = self._standing().warm_up(command.places)
         finally:
-            parts.model.show(())
+            parts.model.blocks.show(())
             # A tied weight has a view of its own in each forward.
             parts.model.ties.forward_is_over()
         parts.log("warmed_up", step=command.step, blocks=list(problems), started_s=started_s, problems=problems)

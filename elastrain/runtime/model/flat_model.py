@@ -66,6 +66,7 @@ class ModelState:
         self.gradients = GradientMemory(layout, allocate, apart=apart)
         self._memory = ParameterMemory(layout, allocate, apart=apart)
         self.blocks = HeldBlocks(layout, self.readers, self._memory)
+        self.blocks.mark = self._guard
         self._leaves: dict[int, nn.Parameter] = {}
         self._placed: list[_Placed] = []
         self.ties = Ties(layout, self.readers, apart=apart)
@@ -146,20 +147,10 @@ class ModelState:
     def take_parameters(self, shard: int, parameters: Tensor, copy: Copy = copy_plainly) -> None:
         """Write a shard's parameters into the memory that the model computes with."""
         copy(parameters, self.parameters_of(self.layout.shards[shard]))
-        self.came(shard)
-
-    def came(self, shard: int) -> None:
-        """Let the script see a shard's parameters."""
         coming = self.blocks.coming()
         self.blocks.came(shard)
         if coming != self.blocks.coming():
             self._guard()
-
-    def show(self, blocks: Collection[int]) -> None:
-        """Mark the parameters of these blocks as present, even without values, until the next call."""
-        # A compiler makes other code for parameters that are marked as absent.
-        self.blocks.shown = self.blocks.flats_of(blocks)
-        self._guard()
 
     def _guard(self, here: Collection[int] | None = None) -> None:
         """Refuse uses of all parameters except those in the flats `here`. None: those whose values have come."""

@@ -232,6 +232,8 @@ class HeldBlocks:
         """Parameters by name for the `state_dict` that is being made."""
         self.shown: set[int] = set()
         """Flats of blocks that are warmed up now, although their values may not have come."""
+        self.mark: Callable[[], None] = lambda: None
+        """Marks the parameters of the model as absent or present."""
         self._lock = threading.Lock()
         """Held while parameters are marked as absent or present."""
 
@@ -246,6 +248,12 @@ class HeldBlocks:
     def flats_of(self, blocks: Collection[int]) -> set[int]:
         """Return the flats that these blocks read."""
         return {flat for flat, readers in self._readers.items() if any(block in blocks for block in readers)}
+
+    def show(self, blocks: Collection[int]) -> None:
+        """Mark the parameters of these blocks as present, even without values, until the next call."""
+        # A compiler makes other code for parameters that are marked as absent.
+        self.shown = self.flats_of(blocks)
+        self.mark()
 
     @contextmanager
     def marking(self, here: Collection[int] | None) -> Iterator[set[int]]:

@@ -59,6 +59,7 @@ class TensorArithmetic:
         self._optimizer = optimizer
         self._memory = memory
         self.is_far = memory.is_far
+        self.taken_piece = memory.taken_piece
         self._max_grad_norm = max_grad_norm
         self._nothing = torch.empty(0)
 
@@ -193,10 +194,6 @@ class TensorArithmetic:
         else:
             self._memory.copy(published, self.parameters(shard, part))
 
-    def reveal(self, shard: int) -> None:
-        """Let the script see a shard's parameters, of which all pieces were taken."""
-        self._model.came(shard)
-
     def hold(self, blocks: Collection[int] | None, unused: list[Tensor] | None = None) -> None:
         """Keep exactly the parameters that these blocks read; None: keep those that are here.
 
@@ -226,11 +223,6 @@ class TensorArithmetic:
             return [self._nothing, *tensors]
         head = (self.digest(state) if digest is None else digest).to_bytes(8, "little") + text
         return [torch.frombuffer(bytearray(head), dtype=torch.uint8), *tensors]
-
-    def taken_piece(self, piece: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of a piece's tensors, in private memory."""
-        head, *tensors = piece
-        return [head.clone(), *(self._memory.taken_in(tensor) for tensor in tensors)]
 
     def unpack(self, *pieces: Sequence[Tensor]) -> tuple[ShardState, int]:
         """Return the state, in new memory, and the checksum that `pack` computed."""

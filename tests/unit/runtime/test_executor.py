@@ -627,4 +627,4 @@ def test_a_copy_that_begins_again_does_not_go_on_with_former_pieces() -> None:
     assert isinstance(took, p.TookCopy) and took.intact
     assert take(0) is None
     holder.carry_out(p.EndAttempt(step=0))
-    assert holder.books._states._coming == {}, "in the next step the copy is another one"
+    assert holder.books._pieces._coming == {}, "in the next step the copy is another one"
