@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from elastrain.comm.wire import stream as streams
+from elastrain.comm.wire.addresses import Peer
 from elastrain.comm.wire.frames import Caps, Inline, encode, tensor_bytes
+from elastrain.comm.wire.link import Link
+from elastrain.comm.wire.link_table import LinkTable
 from elastrain.comm.wire.stream import Outbox, Stream
 
 CHUNK = 32 << 10
@@ -51,3 +54,24 @@ def test_frames_that_come_at_once_or_are_small_are_not_timed(monkeypatch: pytest
 def test_what_was_taken_is_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stream, "take_timed", lambda self, take=Stream.take_timed: (take(self), take(self))[1])
     assert received(monkeypatch, frame(40 * CHUNK)) == (0, 0.0)
+
+
+def test_a_link_is_busy_while_the_kernel_has_much_to_send() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
+        other, _ = server.accept()
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        mine.setblocking(False)
+        outbox = Outbox()
+        stream = Stream(mine, outbox, Caps())
+        link = Link(Peer(id="b", node="n", address=""), same_host=False, memory=None)  # type: ignore[arg-type]
+        link.stream, link.outbox = stream, outbox
+        table = LinkTable("a", "n")
+        table.by_member["b"] = link
+        assert table.busy() == frozenset()
+        outbox.push(bytes(8 << 20))
+        assert not stream.flush(), "nobody reads"
+        assert table.busy() == {"b"}
+        outbox.clear()
+        assert stream.unsent_bytes > 512 << 10
+        assert table.busy() == {"b"}, "what the kernel has taken waits, too"
+        other.close()

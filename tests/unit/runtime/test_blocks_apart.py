@@ -363,3 +363,22 @@ def test_values_that_are_still_to_come_are_refused_and_those_that_came_are_as_an
         state.take_parameters(shard, kept[shard])
     assert {type(p) for p in model.parameters()} == {nn.Parameter}
     assert not any(p.__dict__ for p in model.parameters()) and model.layers[1].weight.norm().isfinite()
+
+
+def test_what_is_warmed_up_is_marked_as_present_only_meanwhile() -> None:
+    model, state = _made()
+    state.hold([EMBED, FIRST])
+    state.hold([EMBED, FIRST, SECOND])
+    weight = model.layers[1].weight
+    assert isinstance(weight, AbsentParameter), "it has memory, and no values"
+    state.blocks.show([SECOND])
+    assert type(weight) is nn.Parameter
+    state.blocks.show(())
+    assert isinstance(weight, AbsentParameter)
+    state.blocks.show([SECOND])
+    for shard in state.layout.shards:
+        if SECOND in state.readers[shard.flat]:
+            its = state.parameters_of(shard)
+            state.take_parameters(shard.index, its.fill_(2.0))
+    state.blocks.show(())
+    assert type(weight) is nn.Parameter, "its values have come meanwhile"
