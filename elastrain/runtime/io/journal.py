@@ -129,8 +129,10 @@ class Notes:
         """Report a new plan. The member that has asked the planner has told the reason of that one's choice."""
         before, self._planned = self._planned, frozenset(plan.members)
         why = "" if before == self._planned else "members have come or gone" if before else "the first plan"
-        told = {"pipelines": plan.described(), "standing": dict(plan.standing), "is_split": bool(plan.split)}
-        self._journal.write("plan", step=step, **told, reason=why)
+        standing, is_split = dict(plan.standing), bool(plan.split)
+        self._journal.write(
+            "plan", step=step, pipelines=plan.described(), standing=standing, is_split=is_split, reason=why
+        )
         self._agent.say(am.PlanTold(step=step, pipelines=plan.described(), reason=why))
 
     def decided(self, command: p.ChoosePlan, answer: PlanAnswer | None, reason: str) -> None:

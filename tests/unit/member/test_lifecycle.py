@@ -588,7 +588,7 @@ def test_a_copy_without_room_is_refused_and_the_sender_waits_no_longer() -> None
     (answer,) = [c.message for c in sent(commands, Copied)]
     assert answer == Copied(step=-1, shard=0, intact=True, refused=(0,))
     given = pair.a.machine.custody.given
-    given._under_way.add((0, "b"))
+    given._under_way[0, "b"] = 1
     pair.a.handle(p.Arrived(source="b", generation=1, message=answer))
     assert not given.is_reading()
     # Once it has room, it takes the copy.
