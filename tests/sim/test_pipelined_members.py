@@ -131,6 +131,6 @@ def test_a_recovery_after_which_members_without_room_take_all_blocks_is_found() 
     def takes_all(own: Replicas, reports: Mapping[str, Report], *of: Any) -> None:
         recover(own, {member: replace(report, keeps_own=False) for member, report in reports.items()}, *of)
 
-    size = OTHERS["limits leave no room"](replace(draw(1530), crashes=3, early=False))
+    size = OTHERS["limits leave no room"](replace(draw(1558), crashes=3, early=False))
     with patch.object(Replicas, "recover", takes_all), pytest.raises(Violation, match="without room for them"):
-        cluster_of(1530, size).run()
+        cluster_of(1558, size).run()

@@ -41,9 +41,9 @@ WITHIN = 60
 """Schedules that break a rule at the latest."""
 FIRST = {
     "needs_of_living_tasks_are_forgotten": 20,
-    "early_tensors_are_dropped": 440,
+    "early_tensors_are_dropped": 240,
     "what_is_computed_in_a_recovery_counts_at_once": 160,
-    "the_last_copy_stays": 370,
+    "the_last_copy_stays": 700,
 }
 """Where the schedules for a bug begin, if not at the first: they only save time."""
 

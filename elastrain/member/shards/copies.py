@@ -168,10 +168,11 @@ class CopiesGiven(MemberPart):
     def _send_piece(self, copy: Copy) -> int:
         """Send the next piece of a copy, which may be the first one. Returns its bytes of parameters."""
         shard, member = copy
-        if copy not in self._under_way:
+        if copy in self._due:
             self._has_moved = True
             self._due.remove(copy)
-        sent, pieces = self._under_way.get(copy, 0), self._pieces(shard)
+            self._under_way[copy] = 0
+        sent, pieces = self._under_way[copy], self._pieces(shard)
         self._under_way[copy] = sent + 1
         # The known digest goes along, so that the receiver detects later changes of this state.
         digest = self._holdings[shard].digest

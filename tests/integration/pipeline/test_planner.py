@@ -48,4 +48,4 @@ def test_after_a_loss_the_planner_is_asked_at_once_about_those_that_are_left(tmp
     passed = {e["step"]: e["t"] for e in its if e["event"] == "passed"}
     second = [e for e in its if e["event"] == "planned" and e["generation"] >= 2]
     # Not only once the members that are left have been measured anew, which takes five steps.
-    assert second and second[0]["t"] < passed[16], "what members had told before the loss still holds"
+    assert second and second[0]["t"] < passed[17], "what members had told before the loss still holds"

@@ -136,10 +136,21 @@ def test_a_loss_moves_optimizer_shards_to_disk_and_changes_no_bit(tmp_path: Path
     assert max(each["peak_bytes"] for each in events(run, "memory")) <= tight_bytes
 
 
+def test_a_loss_that_leaves_no_room_for_copies_keeps_fewer_of_them_and_says_so(
+    tmp_path: Path, tight_bytes: int
+) -> None:
+    arguments = ("--steps", "4", *WIDE)
+    run = squeezed(tmp_path / "tight", None, tight_bytes, workers=3, arguments=arguments, faults=FAULTS)
+    assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
+    assert "has no room for copies of" in run.output
+    assert max(each["peak_bytes"] for each in events(run, "memory")) <= tight_bytes
+
+
 def test_a_loss_that_leaves_a_plan_without_room_ends_the_job_with_what_is_missing(
     tmp_path: Path, tight_bytes: int
 ) -> None:
-    run = squeezed(tmp_path / "tight", None, tight_bytes, workers=3, arguments=("--steps", "4", *WIDE), faults=FAULTS)
+    few_bytes = tight_bytes - PARAMETERS_BYTES
+    run = squeezed(tmp_path / "tight", None, few_bytes, workers=3, arguments=("--steps", "4", *WIDE), faults=FAULTS)
     assert run.exit_code == 1
     assert "MiB too small for this plan" in run.output
     assert "--offload-dir" in run.output
