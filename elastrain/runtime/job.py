@@ -5,7 +5,6 @@ The same script runs in every worker of `elastrain run`, and alone under `python
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
@@ -15,13 +14,11 @@ from torch import nn
 
 from elastrain import protocol as p
 from elastrain.base.environment import (
-    Environment,
     checkpoint_options,
     claim,
     doctor_wish,
     expected_place,
     host_memory,
-    parent_worker,
     resume,
     told_devices,
 )
@@ -45,11 +42,11 @@ from elastrain.runtime.loggers.job_lines import JobLines
 from elastrain.runtime.loop.exit_report import ExitReport, wrong_input_shown
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.loop_state import stateful
-from elastrain.runtime.memory.process_memory import Directories, MemoryLimit
+from elastrain.runtime.memory.process_memory import Directories, MemoryLimit, host_memory_of
 from elastrain.runtime.model import compiler_choices
 from elastrain.runtime.model.kernels import compute_device
 from elastrain.runtime.model.partition import check_given, describe
-from elastrain.runtime.ranks import Ranked, check_group, joined
+from elastrain.runtime.ranks import Ranked, check_group, check_process, joined
 from elastrain.runtime.settings import Settings, stages_of
 from elastrain.runtime.training_loop import TrainingLoop
 
@@ -78,6 +75,8 @@ def init(
     deterministic: bool = True,
     cross_check_every: int = 0,
     memory_limit: int | None = None,
+    host_memory_limit: int | None = None,
+    host_tier: int | None = None,
     offload_dirs: Directories = (),
     stages: int | str | None = None,
 ) -> Job:
@@ -97,7 +96,11 @@ def init(
             ends the job, or is a warning if not `deterministic`. A newcomer is checked in its first step.
         memory_limit: Bytes that this member may hold, on its device if it has one. Default: `--memory-limit`. No bit
             changes.
-        offload_dirs: Directory on an SSD, or several (default: `--offload-dir`), for what exceeds the limit. It takes
+        host_memory_limit: Bytes of host memory that this member may hold in a job on a device, `host_tier` included.
+            Default: `--host-memory-limit`.
+        host_tier: Bytes of host memory for what leaves the device, before it goes to `offload_dirs`. Default:
+            `--host-tier`.
+        offload_dirs: Directory on an SSD, or several (default: `--offload-dir`), for what exceeds a limit. It takes
             activations first, then optimizer shards.
         stages: Members of a pipeline, each with some blocks of the model; "auto": the fewest that have room in memory.
             Default: `--stages`, else 1. No bit changes.
@@ -110,7 +113,8 @@ def init(
     with wrong_input_shown():
         environment = joined()
         limit_bytes = environment.memory_limit_bytes if memory_limit is None else memory_limit
-        limit = MemoryLimit.of(limit_bytes, offload_dirs or environment.offload_dirs, host_memory())
+        host = host_memory_of(host_memory_limit, host_tier, host_memory())
+        limit = MemoryLimit.of(limit_bytes, offload_dirs or environment.offload_dirs, host)
         settings = Settings(
             seed=seed,
             run_length=run_length,
@@ -121,7 +125,7 @@ def init(
             stages=stages_of(stages, told_stages()),
         )
         written, resumed = checkpoint_options(), resume()
-        _check_process(environment)
+        check_process(environment, has_entered=Job.has_entered)
     open_missing()
     job = Job(
         Chosen(
@@ -135,21 +139,6 @@ def init(
     )
     job.open()
     return job
-
-
-def _check_process(environment: Environment) -> None:
-    """Warn in a process that a worker has started. Raises ConfigError if this process cannot enter a job."""
-    parent = parent_worker()
-    if parent is not None and Job.has_entered:
-        raise ConfigError(
-            f"this process is a fork of {parent}, after elastrain.init(), and cannot have a job of its own: "
-            "start it by subprocess, or by multiprocessing's 'spawn'"
-        )
-    check_group(environment)
-    if environment.agent is not None and Job.has_entered:
-        raise ConfigError("elastrain.init() was called before: a worker has one job, which init() returned then")
-    if parent is not None:
-        warnings.warn(f"this process was started by {parent} and is a job of one beside it", stacklevel=3)
 
 
 class Job(Ranked, Evaluating):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 
 import torch.distributed
 
-from elastrain.base.environment import Environment, read_environment
+from elastrain.base.environment import Environment, parent_worker, read_environment
 from elastrain.base.foreign_world import foreign_world, place_in, secret_file
 from elastrain.base.world_variables import ForeignWorld, WorldHosts, hosts_of
 from elastrain.errors import ConfigError
@@ -66,6 +67,24 @@ def check_group(environment: Environment) -> None:
             f"a job of its own: start the script by `elastrain run --nproc-per-node {size}` instead, without "
             "init_process_group"
         )
+
+
+def check_process(environment: Environment, *, has_entered: bool) -> None:
+    """Warn in a process that a worker has started. Raises ConfigError if this process cannot enter a job.
+
+    `has_entered`: whether this process, or the one that it is a fork of, has entered a job.
+    """
+    parent = parent_worker()
+    if parent is not None and has_entered:
+        raise ConfigError(
+            f"this process is a fork of {parent}, after elastrain.init(), and cannot have a job of its own: "
+            "start it by subprocess, or by multiprocessing's 'spawn'"
+        )
+    check_group(environment)
+    if environment.agent is not None and has_entered:
+        raise ConfigError("elastrain.init() was called before: a worker has one job, which init() returned then")
+    if parent is not None:
+        warnings.warn(f"this process was started by {parent} and is a job of one beside it", stacklevel=3)
 
 
 class Ranked(ABC):

@@ -41,7 +41,7 @@ from elastrain.offload.compiled_runs import KeptValue
 from elastrain.offload.drives import gds
 from elastrain.offload.drives.device import Device
 from elastrain.offload.drives.directories import check_directory
-from elastrain.offload.drives.port import CudaEngine, IoEngine
+from elastrain.offload.drives.port import HOST_IO, CudaEngine, IoEngine
 from elastrain.offload.drives.posix import PosixEngine
 from elastrain.offload.drives.sharing import shared
 from elastrain.offload.drives.transfer import hand_over
@@ -337,7 +337,7 @@ def tell_moved(log: Callable[..., None]) -> None:
     managers = [each._manager for each in _MADE if each._manager is not None and each._manager.pid == os.getpid()]
     for used in (used for manager in managers for used in manager.stats().devices if used.written_bytes):
         moved = {"written_bytes": used.written_bytes, "read_bytes": used.read_bytes}
-        log("activations_moved", to=used.name, by=used.moved_by or "the host's own I/O", **moved)
+        log("activations_moved", to=used.name, by=used.moved_by or HOST_IO, **moved)
 
 
 def _write_last_profile(offload: weakref.ref[ActivationOffload]) -> None:

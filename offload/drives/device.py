@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,6 +27,7 @@ PIECE_BYTES = 8 << 20
 SLAB_GROWTH_BYTES = 256 << 20
 UNBOUNDED_BYTES = 1 << 62
 HOLES_SHARE = 1 / 8
+ALIGN_BYTES = 64
 # Full file system, the user's disk quota, or the limit on file sizes.
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -72,6 +73,15 @@ def _sum_of_views(piece: list[memoryview]) -> int:
 
 def _moves(views: list[memoryview], move: Callable[[list[memoryview], int], int]) -> list[Move]:
     return [(sum(view.nbytes for view in piece), partial(move, piece)) for piece in cut(views, PIECE_BYTES)]
+
+
+def _parts(parts: Sequence[torch.Tensor], move: Callable[[torch.Tensor, int], int]) -> list[Move]:
+    """Return the moves of tensors that lie one after the other. Each begins at a multiple of `ALIGN_BYTES`."""
+    last = len(parts) - 1
+    sizes = [
+        part.nbytes if at == last else -(-part.nbytes // ALIGN_BYTES) * ALIGN_BYTES for at, part in enumerate(parts)
+    ]
+    return [(size_bytes, partial(move, part)) for size_bytes, part in zip(sizes, parts, strict=True)]
 
 
 class Device:
@@ -150,24 +160,28 @@ class Device:
         """Return True if a copy written by `write_cuda` or `write_in_place` has the bytes of `memory`."""
         return copy.checksums == (tensor_checksum(memory),)
 
-    def write_cuda(self, engine: CudaEngine, memory: torch.Tensor, cancelled: Callable[[], bool]) -> Copy:
-        """Write a CUDA tensor of bytes, without a copy in host memory. Raises what `write` raises."""
+    def write_cuda(self, engine: CudaEngine, parts: Sequence[torch.Tensor], cancelled: Callable[[], bool]) -> Copy:
+        """Write CUDA tensors of bytes one after the other, without the host. Raises what `write` raises."""
         self._moved_by = engine.moved_by
 
-        def put(offset_bytes: int) -> int:
-            engine.write_cuda(offset_bytes, memory)
-            return tensor_checksum(memory)
+        def put(part: torch.Tensor, offset_bytes: int) -> int:
+            if part.nbytes:
+                engine.write_cuda(offset_bytes, part)
+            return tensor_checksum(part)
 
-        return self._put([(memory.nbytes, put)], cancelled)
+        return self._put(_parts(parts, put), cancelled)
 
-    def read_cuda(self, engine: CudaEngine, copy: Copy, memory: torch.Tensor, cancelled: Callable[[], bool]) -> None:
-        """Fill a CUDA tensor of bytes, without a copy in host memory. Raises what `read` raises."""
+    def read_cuda(
+        self, engine: CudaEngine, copy: Copy, parts: Sequence[torch.Tensor], cancelled: Callable[[], bool]
+    ) -> None:
+        """Fill tensors of the sizes that `write_cuda` was given. Raises what `read` raises."""
 
-        def get(offset_bytes: int) -> int:
-            engine.read_cuda(offset_bytes, memory)
-            return tensor_checksum(memory)
+        def get(part: torch.Tensor, offset_bytes: int) -> int:
+            if part.nbytes:
+                engine.read_cuda(offset_bytes, part)
+            return tensor_checksum(part)
 
-        self._get(copy, [(memory.nbytes, get)], cancelled)
+        self._get(copy, _parts(parts, get), cancelled)
 
     def write_in_place(
         self,

@@ -56,7 +56,7 @@ def probe(directory: str | os.PathLike[str], *, size_bytes: int = PROBE_BYTES, t
     """Find the way in which KvikIO writes CUDA bytes to `directory` and reads them back equal, and its time."""
     if importlib.util.find_spec("kvikio") is None:
         extra = "gds-cu13" if (torch.version.cuda or "13").startswith("13") else "gds"
-        return Probed(why_not=f"KvikIO is not installed: pip install 'elastrain[{extra}]', or leave gds=True out")
+        return Probed(why_not=f"KvikIO is not installed: pip install 'elastrain[{extra}]'")
     if not torch.cuda.is_available():
         return Probed(why_not="this process sees no CUDA device, and KvikIO moves CUDA tensors only")
     why_not = ""
@@ -109,7 +109,10 @@ def open_engine(directory: str | os.PathLike[str]) -> IoEngine:
     """
     found = probe(directory)
     if found.why_not is not None:
-        raise OffloadConfigError(f"GPUDirect Storage cannot be used in {os.fspath(directory)}: {found.why_not}")
+        raise OffloadConfigError(
+            f"GPUDirect Storage cannot be used in {os.fspath(directory)}: {found.why_not}; without gds=True, our own "
+            "pinned copies move the bytes"
+        )
     return GdsEngine(directory, found.moved_by) if found.seconds <= found.own_seconds else PosixEngine(directory)
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 PAGE_BYTES = 4096
 OWN_COPIES = "our own pinned copies"
 """Way of a device's bytes to an engine of the host: copies through pinned host memory, if the device can pin any."""
+HOST_IO = "the host's own I/O"
+"""Way of bytes that lie in host memory anyway."""
 
 
 class IoEngine(Protocol):

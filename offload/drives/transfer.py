@@ -109,7 +109,7 @@ def write(
         return device.write(bytes_of(storage), shift_of(storage), cancelled, kind=kind)
     if isinstance(device.engine, CudaEngine):
         with _settled(storage, ready):
-            return device.write_cuda(device.engine, _tensor(storage), cancelled)
+            return device.write_cuda(device.engine, [_tensor(storage)], cancelled)
     if isinstance(device.engine, AddressableEngine):
 
         def fill(image: memoryview) -> CopiedInPlace:
@@ -153,7 +153,7 @@ def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: C
         allocated.wait()
         if isinstance(device.engine, CudaEngine):
             port.synchronize()
-            device.read_cuda(device.engine, copy, _tensor(storage), cancelled)
+            device.read_cuda(device.engine, copy, [_tensor(storage)], cancelled)
             return
         if isinstance(device.engine, AddressableEngine):
 

@@ -67,7 +67,7 @@ class MemoryKeeper:
         self._taken = StepsTaken(host_meter if port.is_host else DeviceMeter(port))
         self._last: budget.Fit | None = None
         self.work = PlannedWork(me, executor, mesh.memory.trim)
-        self._places = open_places(limit, me, run_dir, self._described)
+        self._places = open_places(limit, me, run_dir, self._described, port, journal.write)
         self._host = None
         if limit.host_limit_bytes is not None:
             self._host = HostKeeper(
@@ -214,6 +214,7 @@ class MemoryKeeper:
 
     def close(self) -> None:
         """Free the space on disk. States that lie there are lost."""
+        self._places.tell_states(self._journal.write)
         self._places.close()
 
     def _plan(self, account: MemberAccount, before: MemberAccount | None, more_bytes: int = 0) -> p.CopyBudgetSet:

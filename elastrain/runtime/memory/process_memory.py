@@ -251,6 +251,26 @@ def _status() -> dict[str, int]:
     return found
 
 
+def host_memory_of(
+    limit_bytes: int | None, tier_bytes: int | None, told: tuple[int | None, int]
+) -> tuple[int | None, int]:
+    """Return the limit of host memory and the bytes of its tier: the script's, and the launcher's where it has none.
+
+    Raises ConfigError for values that are no numbers of bytes.
+    """
+    _check_bytes("host_memory_limit", limit_bytes)
+    _check_bytes("host_tier", tier_bytes)
+    return told[0] if limit_bytes is None else limit_bytes, told[1] if tier_bytes is None else tier_bytes
+
+
+def _check_bytes(name: str, given: object) -> None:
+    if given is not None and (isinstance(given, bool) or not (isinstance(given, int | float) and given > 0)):
+        raise ConfigError(
+            f"{name} must be a positive number of bytes; got {given!r}: leave it out to have the one of "
+            f"elastrain run --{name.replace('_', '-')}, or none"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryLimit:
     """The memory limits of this process, and the places for what does not fit."""
@@ -297,12 +317,7 @@ class MemoryLimit:
         )
 
     def __post_init__(self) -> None:
-        limit = self.limit_bytes
-        if limit is not None and (isinstance(limit, bool) or not (isinstance(limit, int | float) and limit > 0)):
-            raise ConfigError(
-                f"memory_limit must be a positive number of bytes; got {limit!r}: leave it out to have the limit of "
-                "elastrain run --memory-limit, or none"
-            )
+        _check_bytes("memory_limit", self.limit_bytes)
 
     def on(self, port: DevicePort) -> MemoryLimit:
         """Return the limit for a model on this device. Its `limit_bytes` is a number.

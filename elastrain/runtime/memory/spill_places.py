@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from elastrain.device.port import DevicePort
 from elastrain.errors import ConfigError
 from elastrain.memory.memory_budget import Outside
 from elastrain.offload.activations.hooks import ActivationOffload, OffloadConfig
 from elastrain.offload.drives.device import HOLES_SHARE, Device
-from elastrain.offload.drives.port import IoEngine
+from elastrain.offload.drives.gds import GdsEngine
+from elastrain.offload.drives.port import HOST_IO, IoEngine
 from elastrain.offload.drives.posix import PosixEngine
 from elastrain.offload.drives.sharing import shared
+from elastrain.offload.drives.ways import Way, together, way_to
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.pieces.cuda import host_tier
 from elastrain.offload.planning.profile import Occupancy, PassProfile, Profile
@@ -53,6 +57,12 @@ class SpillPlaces:
         """Return the profile of the last forward and backward, or None before the first, and without any place."""
         return self.offload.stats().last if self.offload is not None else None
 
+    def tell_states(self, log: Callable[..., None]) -> None:
+        """Log what optimizer states have moved to each drive, and what moved the bytes."""
+        for used in (stats for drive in self.drives if (stats := drive.stats()).written_bytes):
+            moved = {"written_bytes": used.written_bytes, "read_bytes": used.read_bytes}
+            log("states_moved", to=used.name, by=used.moved_by or HOST_IO, **moved)
+
     def close(self) -> None:
         """Give the space back. What lies there is lost."""
         if self.offload is not None:
@@ -71,11 +81,17 @@ def outside_of(limit: MemoryLimit) -> Outside:
 
 
 def open_places(
-    limit: MemoryLimit, member: str, run_dir: Path | None, describe: Callable[[Profile], Profile]
+    limit: MemoryLimit,
+    member: str,
+    run_dir: Path | None,
+    describe: Callable[[Profile], Profile],
+    port: DevicePort,
+    log: Callable[..., None],
 ) -> SpillPlaces:
-    """Open the directories and the tier of a limit. Workers of a node share drives by `run_dir`.
+    """Open the directories and the tier of a limit, and log what moves the bytes of the device to each directory.
 
-    Raises ConfigError for a directory that is unfit, and for a tier that the machine has no memory for.
+    Workers of a node share drives by `run_dir`. Raises ConfigError for a directory that is unfit, and for a tier that
+    the machine has no memory for.
     """
     if not limit.directories and not limit.host_tier_bytes:
         return SpillPlaces()
@@ -83,21 +99,25 @@ def open_places(
         config = OffloadConfig(
             dirs=limit.directories, run_dir=run_dir, member=member, has_tier=limit.host_tier_bytes > 0
         )
+        ways = together({each: way_to(each, port, run_dir) for each in limit.directories})
+        for directory, way in ways.items() if not port.is_host else ():
+            log("drive_way", directory=directory, by=way.moved_by, reason=way.reason)
+        make = partial(_engine, limit, run_dir)
         tier = host_tier(limit.host_tier_bytes) if limit.host_tier_bytes else None
         opened: list[IoEngine | Device] | None = None
-        if tier is not None or limit.calls is not None:
-            opened = [_engine(limit, each, run_dir) for each in limit.directories]
-            opened = opened if tier is None else [tier, *opened]
+        if tier is not None or limit.calls is not None or any(way.is_direct for way in ways.values()):
+            opened = [*([] if tier is None else [tier]), *(make(*each) for each in ways.items())]
         offload = ActivationOffload(config, engines=opened, describe=describe)
-        drives = tuple(Device(_engine(limit, each, run_dir), threads=0) for each in limit.directories)
+        drives = tuple(Device(make(*each), threads=0) for each in ways.items())
     except OffloadConfigError as error:
         raise ConfigError(str(error)) from None
     return SpillPlaces(offload=offload, drives=drives, tier=tier, told=outside_of(limit))
 
 
-def _engine(limit: MemoryLimit, directory: str, run_dir: Path | None) -> IoEngine:
-    engine = PosixEngine(directory) if limit.calls is None else PosixEngine(directory, calls=limit.calls)
-    return shared(engine, directory, run_dir)
+def _engine(limit: MemoryLimit, run_dir: Path | None, directory: str, way: Way) -> IoEngine:
+    if limit.calls is not None:
+        return shared(PosixEngine(directory, calls=limit.calls), directory, run_dir)
+    return GdsEngine(directory, way.moved_by) if way.is_direct else shared(PosixEngine(directory), directory, run_dir)
 
 
 def with_other_parts(activations: Profile, executor: Executor, base_bytes: int, drives: Sequence[Device]) -> Profile:

@@ -70,6 +70,7 @@ def preflight(flags: PreflightFlags, etcd: EtcdFlags, drives: Sequence[tuple[str
         return 0
     checks = [*machine_facts.of_this_machine(mine), *host_checks.look()]
     checks += [drive_checks.look(option, folder) for option, folder in drives]
+    checks += drive_checks.ways([folder for option, folder in drives if option == "--offload-dir"])
     checks += store_checks.look(config) if config is not None else []
     checks += [check for peer in peers for check in peer_link.look(peer, secret, mine)]
     _print(checks, as_json=as_json)

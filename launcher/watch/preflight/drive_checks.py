@@ -1,4 +1,4 @@
-"""Checks of a drive: free room, and the rates at which it writes and reads."""
+"""Checks of a drive: free room, the rates at which it writes and reads, and what would move a device's bytes there."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from elastrain.launcher.watch.preflight.check import StartCheck, judged
+from elastrain.launcher.watch.preflight.machine_facts import told_by
 from elastrain.launcher.watch.words import size
 
 _TRIED_BYTES, _CHUNK_BYTES = 64 << 20, 4 << 20
 _ROOM_LEAST_BYTES, _ROOM_GOOD_BYTES = 256 << 20, 10 << 30
 _SLOW_RATE = 50e6
+_MODULE = "elastrain.offload.drives.ways"
+_PROBE_TIMEOUT_S = 240.0
 
 
 def look(option: str, folder: Path) -> StartCheck:
@@ -41,6 +46,23 @@ def rated(name: str, free_bytes: int, write_per_s: float, read_per_s: float) -> 
         warns=free_bytes < _ROOM_GOOD_BYTES or min(write_per_s, read_per_s) < _SLOW_RATE,
         advice="use a drive that is faster or has more room",
     )
+
+
+def ways(folders: Sequence[Path]) -> list[StartCheck]:
+    """Say for each folder what would move the bytes of a device there, as a process that imports torch finds out."""
+    there = [str(folder) for folder in folders if folder.is_dir()]
+    if not there:
+        return []
+    told = told_by(_MODULE, *there, timeout_s=_PROBE_TIMEOUT_S * len(there))
+    return [way(folder, told) for folder in there]
+
+
+def way(folder: str, told: Mapping[str, Any]) -> StartCheck:
+    """Judge the answer about one folder."""
+    name = f"device's bytes to {folder}"
+    if "error" in told:
+        return judged(name, told["error"], warns=True, advice="torch must be importable for an answer")
+    return judged(name, f"{told[folder]['moved_by']}: {told[folder]['reason']}")
 
 
 def _timed(folder: Path) -> tuple[float, float]:

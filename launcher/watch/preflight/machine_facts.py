@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from elastrain.launcher.shared.process_environment import without
 from elastrain.launcher.watch.preflight.check import StartCheck, judged
@@ -16,15 +17,23 @@ _TIMEOUT_S = 120.0
 
 
 def facts() -> Facts:
-    """Return this machine's facts, told by a process that imports torch. An error is a fact named "error"."""
+    """Return this machine's facts. An error is a fact named "error"."""
+    return {str(name): str(value) for name, value in told_by(_MODULE).items()}
+
+
+def told_by(module: str, *arguments: str, timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
+    """Return the JSON object that a module prints in a process of its own, which imports torch.
+
+    If that fails, the object has the reason under "error", and nothing else.
+    """
     environment = {"OMP_NUM_THREADS": "1", **without("ELASTRAIN_")}
     try:
-        command = [sys.executable, "-m", _MODULE]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, check=False)
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
         told = json.loads(done.stdout) if done.returncode == 0 else {"error": _last_line(done.stderr)}
     except (subprocess.TimeoutExpired, ValueError) as error:
         told = {"error": str(error)}
-    return {str(name): str(value) for name, value in told.items()}
+    return dict(told)
 
 
 def _last_line(text: str) -> str:

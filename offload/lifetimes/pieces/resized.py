@@ -55,7 +55,7 @@ class ResizedPiece:
         if isinstance(device.engine, CudaEngine):
             with self._lanes.copying(self.mark):
                 pass  # wait until the computation of its bytes has ended
-            return device.write_cuda(device.engine, part, cancelled)
+            return device.write_cuda(device.engine, [part], cancelled)
         if isinstance(device.engine, AddressableEngine):
 
             def fill(image: memoryview) -> CopiedInPlace:
@@ -74,7 +74,7 @@ class ResizedPiece:
         if isinstance(device.engine, CudaEngine):
             with self._lanes.copying(self.mark):
                 pass  # wait until the former user of the memory has ended
-            device.read_cuda(device.engine, copy, part, cancelled)
+            device.read_cuda(device.engine, copy, [part], cancelled)
             return
         if isinstance(device.engine, AddressableEngine):
 

@@ -90,12 +90,19 @@ def train(
     autocast: torch.dtype | None = None,
     scaled: bool = False,
     steps: int = 3,
+    compiled: str = "",
 ) -> list[Tensor]:
-    """Train some steps. Returns losses, norms, gradients, parameters, buffers and the optimizer's state."""
+    """Train some steps. Returns losses, norms, gradients, parameters, buffers and the optimizer's state.
+
+    `compiled`: backend of torch.compile, or empty.
+    """
     torch.manual_seed(3)
     model, draw = make()
     batches = [draw() for _ in range(steps)]
     model = moved(model.to(dtype), device)
+    if compiled:
+        torch._dynamo.reset()
+        model.compile(backend=compiled)
     stepping = optimizer(model.parameters())
     scaler = torch.amp.GradScaler(device, enabled=scaled, init_scale=2.0**20, growth_interval=1)
     shown: list[Tensor] = []

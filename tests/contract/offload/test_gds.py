@@ -45,7 +45,7 @@ def test_a_missing_wheel_is_named_with_the_extra_of_torchs_cuda(
     if importlib.util.find_spec("kvikio") is not None:
         pytest.skip("KvikIO is installed here")
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    with pytest.raises(OffloadConfigError, match=rf"not installed: pip install 'elastrain\[{extra}\]', or leave gds"):
+    with pytest.raises(OffloadConfigError, match=rf"not installed: pip install 'elastrain\[{extra}\]'; without gds"):
         save_on_disk([tmp_path], gds=True).__enter__()
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments.accelerator.limits import PLACES, limits
+from experiments.accelerator.cases import reference_of
+from experiments.accelerator.jobs import Job, Ran
+from experiments.accelerator.jobs import run_job as run_judged
+from experiments.accelerator.limits import PLACES, highest_bytes, limits
 from experiments.accelerator.measures import Bench
+from experiments.accelerator.models import Training
 from tests.support import warm
 from tests.support.training import SCRIPTS, Run, environment, run_job
 
@@ -32,6 +37,38 @@ def test_a_limit_of_device_memory_is_kept_with_a_loss_and_changes_no_bit(tmp_pat
     assert [ran.races for _, ran in bench.ran] == [[], [], []]
 
 
+WIDE = Training(model="wide", members=2, steps=9, wait_from=5, peaks=True)
+"""States of 10 MB and hardly any activations. One member is alone from step 2 to step 5, and its newcomer joins."""
+KILLED = ("kill --target member:m1 --at step=2,phase=backward",)
+
+
+def rooms(ran: Ran) -> list[dict[str, Any]]:
+    """Return the decisions about the device's memory of the member that is never killed."""
+    lines = (ran.folder / "members" / "m0.jsonl").read_text().splitlines()
+    return [each for each in map(json.loads, lines) if each["event"] == "room" and each["memory"] == "device memory"]
+
+
+def test_a_primarys_states_leave_the_device_after_a_loss_and_come_back_with_a_newcomer(tmp_path: Path) -> None:
+    def job(limit_bytes: int, *more: str, name: str) -> Ran:
+        options = ("--memory-limit", str(limit_bytes), *more)
+        return run_judged(Job(training=WIDE, options=options, faults=KILLED, losses=1), tmp_path / name, deadline_s=300)
+
+    parts = ("base", "parameters", "gradients", "activations_least", "boundaries", "shards")
+    needs = [[each[f"need_{part}_bytes"] for part in parts] for each in rooms(job(1 << 30, name="ample"))]
+    worst = max(needs, key=sum)
+    limit_bytes = sum(worst) - worst[-1] // 3
+    (drive := tmp_path / "drive").mkdir()
+    ran = job(limit_bytes, "--host-tier", "2M", "--offload-dir", str(drive), name="tight")
+    assert ran.amiss(run_judged(Job(training=reference_of(WIDE)), tmp_path / "alone", deadline_s=300)) == {}
+    away = [each["shards_on_disk"] for each in rooms(ran)]
+    assert away[0] == 0 < max(away) and away[-1] < max(away), away
+    journal = list(map(json.loads, (ran.folder / "members" / "m0.jsonl").read_text().splitlines()))
+    moved = [each for each in journal if each["event"] == "states_moved"]
+    assert [(each["to"], each["by"]) for each in moved] == [(str(drive), "our own pinned copies")]
+    assert moved[0]["read_bytes"] > 0 < moved[0]["written_bytes"]
+    assert highest_bytes(ran) <= limit_bytes
+
+
 @pytest.mark.parametrize(
     ("options", "given", "says"),
     [
@@ -52,6 +89,22 @@ def test_a_limit_that_cannot_be_kept_ends_the_job_with_a_sentence(
     assert done.exit_code in (1, 2)
     assert says in done.output
     assert "Traceback" not in done.output
+
+
+def test_the_arguments_of_init_are_those_of_the_flags() -> None:
+    limits = {"memory_limit": 1 << 30, "host_memory_limit": 2 << 30, "host_tier": 1 << 20}
+    command = [sys.executable, "-m", "elastrain.launcher", "doctor", "--memory", str(SCRIPT), "--json"]
+    asked = warm.run(
+        [*command, "--", "--limits", json.dumps(limits)],
+        env=environment(**ON_LATE),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert asked.returncode == 0, asked.stderr
+    told = json.loads(asked.stdout)
+    assert (told["limit"], told["host"]["limit"]) == (1 << 30, 2 << 30)
+    assert [each["tier"] for each in told["host"]["members"]] == [1 << 20]
 
 
 def test_the_doctor_states_both_memories_as_the_members_of_a_job_find_them(tmp_path: Path) -> None:

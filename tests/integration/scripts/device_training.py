@@ -5,6 +5,7 @@ Each worker has the device of its slot, or all have the one of DEVICE_SHARED. Wi
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -44,11 +45,13 @@ def main() -> None:
     parser.add_argument("--backups", default="1")
     parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--saved-in", type=Path, help="saved activations lie in this directory, but for 32 KiB")
+    parser.add_argument("--limits", default="{}", help="memory limits as arguments of init, as JSON")
     parser.add_argument("--slow-while", type=Path, help="micro-batches wait a little while this file exists")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.__future__.set_swap_module_params_on_conversion(True)
-    job = elastrain.init(seed=7, run_length=2, backups=args.backups if args.backups == "all" else int(args.backups))
+    backups = args.backups if args.backups == "all" else int(args.backups)
+    job = elastrain.init(seed=7, run_length=2, backups=backups, **json.loads(args.limits))
     device = "cpu" if ORDERS is None else "late"
     if "DEVICE_DEFAULT" in os.environ:
         torch.set_default_device(device)

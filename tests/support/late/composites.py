@@ -31,9 +31,10 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     mask = attn_mask
-    shapes = [_on_host(each) for each in (query, key, value)]
-    shown = None if mask is None else _on_host(mask)
-    choice = private.fused_attention(*shapes, shown, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    with private.without_modes():  # torch's compiler has fakes, for which the answer is that of `meta`: no fused kernel
+        shapes = [_on_host(each) for each in (query, key, value)]
+        shown = None if mask is None else _on_host(mask)
+        choice = private.fused_attention(*shapes, shown, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
     given = (query, key, value)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import backend_registration
+from torch.utils import _python_dispatch, backend_registration
 
 
 def _private(path: str, root: Any = torch._C) -> Any:
@@ -34,6 +34,7 @@ all_operators = _private("_dispatch_get_all_op_names")
 has_kernel = _private("_dispatch_has_kernel_for_dispatch_key")
 takes_numbers = _private("_should_allow_numbers_as_tensors")
 fused_attention = _private("_fused_sdp_choice", torch)
+without_modes = _private("_disable_current_modes", _python_dispatch)
 
 run_backward = _private("_engine_run_backward", torch.autograd)
 stash_in_thread = _private("_stash_obj_in_tls")

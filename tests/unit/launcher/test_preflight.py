@@ -74,6 +74,16 @@ def test_a_folder_that_cannot_be_written_stops_a_job() -> None:
     assert drive_checks.look("--offload-dir", Path("/proc/self")).verdict is STOPS
 
 
+def test_what_moves_a_devices_bytes_is_told_of_each_folder_that_is_there(tmp_path: Path) -> None:
+    told = drive_checks.ways([tmp_path, tmp_path / "not there"])
+    assert [(each.name, each.verdict) for each in told] == [(f"device's bytes to {tmp_path}", OK)]
+    assert drive_checks.ways([tmp_path / "not there"]) == []
+    failed = drive_checks.way("/ssd", {"error": "no module named torch"})
+    assert (failed.verdict, failed.found) == (WARNS, "no module named torch")
+    by_kvikio = {"/ssd": {"moved_by": "GPUDirect", "reason": "the probe took 0.5 s"}}
+    assert drive_checks.way("/ssd", by_kvikio).found == "GPUDirect: the probe took 0.5 s"
+
+
 @pytest.fixture
 def peer() -> Iterator[tuple[str, int]]:
     listener = socket.create_server(("127.0.0.1", 0))
@@ -135,9 +145,11 @@ def test_the_version_of_each_endpoint_is_asked() -> None:
 
 def test_the_exit_code_says_if_something_would_stop_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_facts, "facts", lambda: FACTS)
-    asked = CliRunner().invoke(command_line.app, ["doctor", "--json", "--checkpoint-dir", str(tmp_path)])
+    folders = ["--checkpoint-dir", str(tmp_path), "--offload-dir", str(tmp_path)]
+    asked = CliRunner().invoke(command_line.app, ["doctor", "--json", *folders])
     told = json.loads(asked.stdout)
     assert (asked.exit_code, told["ok"]) == (0, True)
+    assert f"device's bytes to {tmp_path}" in {each["name"] for each in told["checks"]}
     assert {"versions", "fixed kernels", "descriptors", f"--checkpoint-dir {tmp_path}"} <= {
         each["name"] for each in told["checks"]
     }

@@ -140,13 +140,13 @@ def test_device_memory_goes_there_and_back_without_the_host() -> None:
     assert not isinstance(MemoryEngine(), CudaEngine)
     device = Device(engine, quota_bytes=1 << 40, threads=1)
     there = torch.randint(0, 256, (PIECE_BYTES + 77,), dtype=torch.uint8)
-    copy = device.write_cuda(engine, there, never)
+    copy = device.write_cuda(engine, [there], never)
     back = torch.zeros_like(there)
-    device.read_cuda(engine, copy, back, never)
+    device.read_cuda(engine, copy, [back], never)
     assert torch.equal(there, back)
     engine.write(copy.slot.offset_bytes, [memoryview(b"x")])
     with pytest.raises(CorruptSpillError):
-        device.read_cuda(engine, copy, back, never)
+        device.read_cuda(engine, copy, [back], never)
     device.close()
 
 

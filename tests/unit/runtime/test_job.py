@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -212,14 +213,23 @@ def test_stages_that_cannot_be_are_refused(
 
 
 @pytest.mark.parametrize("limit", [0, 0.0, -1, False, True, float("nan"), "4G"])
+@pytest.mark.parametrize("name", ["memory_limit", "host_memory_limit", "host_tier"])
 def test_a_limit_that_is_no_number_of_bytes_is_refused_although_the_launcher_gave_one(
-    hook_kept: None, monkeypatch: pytest.MonkeyPatch, limit: Any
+    hook_kept: None, monkeypatch: pytest.MonkeyPatch, name: str, limit: Any
 ) -> None:
-    monkeypatch.setenv("ELASTRAIN_MEMORY_LIMIT", str(64 << 30))
-    with pytest.raises(
-        ConfigError, match=f"memory_limit must be a positive number of bytes; got {limit!r}: leave it out"
-    ):
-        elastrain.init(memory_limit=limit)
+    for variable in ("MEMORY_LIMIT", "HOST_MEMORY_LIMIT", "HOST_TIER"):
+        monkeypatch.setenv(f"ELASTRAIN_{variable}", str(64 << 30))
+    flag = "--" + name.replace("_", "-")
+    sentence = (
+        f"{name} must be a positive number of bytes; got {limit!r}: leave it out to have the one of elastrain run"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(sentence)} {flag}, or none$"):
+        elastrain.init(**{name: limit})
+
+
+def test_a_tier_without_a_limit_of_the_device_is_refused(hook_kept: None) -> None:
+    with pytest.raises(ConfigError, match="--host-tier is host memory for what a limit of device memory leaves no"):
+        elastrain.init(host_memory_limit=1 << 30, host_tier=1 << 20)
 
 
 def test_an_average_of_the_model_is_refused_with_stages_before_the_loop_begins() -> None:

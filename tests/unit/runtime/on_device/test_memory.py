@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pytest
 import torch
 
 from elastrain.device import device_of
 from elastrain.device.port import DevicePort
 from elastrain.device.same_memory import HOST
-from elastrain.errors import ConfigError
+from elastrain.errors import ConfigError, DriveFailedError
 from elastrain.offload.drives.device import Device
 from elastrain.offload.drives.host import HostEngine
+from elastrain.offload.drives.ways import Way
+from elastrain.runtime.memory import spill_places
 from elastrain.runtime.memory.process_memory import DeviceMeter, MemoryLimit
 from elastrain.runtime.model.kernels import kernel_digests
 from elastrain.runtime.tensors.spilled_states import StateSpill
@@ -60,6 +65,90 @@ def test_states_leave_the_device_for_the_tier_first_and_then_for_a_drive() -> No
     kept.use(StateSpill([drive], port=late_port(), tier=tier), frozenset())
     assert (kept.memory_bytes(), tier.used_bytes, drive.used_bytes) == (before, 0, 0)
     assert {shard: kept[shard].digest() for shard in kept} == digests
+
+
+class LateEngine(MemoryEngine):
+    """Takes tensors of the device, as KvikIO takes those of CUDA."""
+
+    moved_by = "GPUDirect"
+
+    def __init__(self) -> None:
+        super().__init__(capacity_bytes=1 << 20)
+        self.moves: list[tuple[str, int]] = []
+
+    def write_cuda(self, offset_bytes: int, memory: torch.Tensor) -> None:
+        assert memory.device.type == "late"
+        self.moves.append(("write", memory.nbytes))
+        self.write(offset_bytes, [memoryview(memory.cpu().numpy())])
+
+    def read_cuda(self, offset_bytes: int, memory: torch.Tensor) -> None:
+        host = torch.empty(memory.nbytes, dtype=torch.uint8)
+        self.read(offset_bytes, [memoryview(host.numpy())])
+        self.moves.append(("read", memory.nbytes))
+        memory.copy_(host)
+
+
+def test_states_go_to_a_drive_and_come_back_without_the_host_where_the_engine_can() -> None:
+    kept, digests = _states()
+    engine = LateEngine()
+    drive = Device(engine, quota_bytes=1 << 20, threads=0)
+    kept.use(StateSpill([drive], port=late_port()), frozenset({0, 1}))
+    written = [size for verb, size in engine.moves if verb == "write"]
+    assert len(written) == 4 and kept.memory_bytes() == 0  # parameters and moments of two shards
+    assert {shard: kept[shard].digest() for shard in kept} == digests
+    assert sorted(size for verb, size in engine.moves if verb == "read") == sorted(written)
+    assert drive.stats().moved_by == "GPUDirect"
+    kept.use(StateSpill([drive], port=late_port()), frozenset())
+    assert drive.used_bytes == 0 and {shard: kept[shard].digest() for shard in kept} == digests
+
+
+def test_a_backup_in_host_memory_goes_through_the_hosts_own_calls() -> None:
+    kept, digests = _states()
+    engine = LateEngine()
+    drive = Device(engine, quota_bytes=1 << 20, threads=0)
+    kept.use(StateSpill([drive], port=late_port()), frozenset({2}), backups=True)
+    assert engine.moves == [] and drive.used_bytes > 0 and drive.stats().moved_by == ""
+    assert {shard: kept.copy_to_host(shard).digest() for shard in kept} == digests
+
+
+def test_a_state_that_a_drive_gives_back_with_another_bit_is_not_used() -> None:
+    kept, _ = _states()
+    engine = LateEngine()
+    kept.use(StateSpill([Device(engine, quota_bytes=1 << 20, threads=0)], port=late_port()), frozenset({0}))
+    engine.write(64, [memoryview(b"x")])
+    with pytest.raises(DriveFailedError, match="other bytes came back than were written"):
+        kept[0].digest()
+
+
+def test_a_limit_opens_kvikio_for_activations_and_states_where_the_probe_recommends_it() -> None:
+    told: list[tuple[str, dict[str, str]]] = []
+    engines: list[LateEngine] = []
+
+    def opened(directory: str, moved_by: str) -> LateEngine:
+        engines.append(LateEngine())
+        return engines[-1]
+
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory(dir=Path.cwd()) as one:
+        patch.setattr(spill_places, "way_to", lambda *_: Way(moved_by="GPUDirect", reason="the probe took 0.5 s"))
+        patch.setattr(spill_places, "GdsEngine", opened)
+        places = spill_places.open_places(
+            MemoryLimit(limit_bytes=1 << 30, directories=(one,)),
+            "m0",
+            None,
+            lambda profile: profile,
+            late_port(),
+            lambda event, **values: told.append((event, values)),
+        )
+        assert places.offload is not None
+        held = torch.linspace(0, 1, 1 << 14, device="late").requires_grad_()
+        places.offload.set_memory_limit(1)
+        with places.offload:
+            made = (held * 2).sin().sum()
+        made.backward()
+        places.close()
+    assert told == [("drive_way", {"directory": one, "by": "GPUDirect", "reason": "the probe took 0.5 s"})]
+    assert [bool(each.moves) for each in engines] == [True, False]  # activations; there are no states
+    assert [each.engine for each in places.drives] == engines[1:]
 
 
 def test_backups_leave_host_memory_for_a_drive_and_their_roles_may_change_there() -> None:
