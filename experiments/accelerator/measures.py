@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ from elastrain.snapshot.digest import ROW
 from experiments.accelerator import models
 from experiments.accelerator.jobs import DEADLINE_S, Job, Ran, run_job
 from experiments.accelerator.models import FIRST, Training
-from experiments.harness import ROOT, interleave, ratio
-from experiments.jobs import Script, alone, finish
-from experiments.journals import read_member
+from experiments.harness import ROOT, interleave
 
 METERED = Training(meters=True, steps=8)
 STRUCK_IN = 4
@@ -29,7 +26,6 @@ BACKWARD_S = 0.01
 HANG_MORE_STEPS = 8
 DIGESTS_BYTES = 2 * 8 * ROW
 """Memory of digests on the device: the weights of a row, and the products of one. Shards here have one whole row."""
-PRICE = ("--size", "tiny", "--steps", "15", "--global-batch-size", "32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,27 +141,6 @@ PARTS: dict[str, tuple[Callable[[Bench], Figures], tuple[str, ...]]] = {
 """Functions that measure, and their keys in the table."""
 ALONE = ("hang_found",)
 """Parts beside which no other job runs."""
-
-
-def cpu_price(before: Path, folder: Path, rounds: int) -> Figures:
-    """Compare the step time of a job of one on the CPU in this checkout and another one, in turns."""
-
-    def step_s(tree: Path, name: str, number: list[int]) -> float:
-        number.append(0)
-        run = folder / f"price-{name}-{len(number)}"
-        script = Script(path=tree / "experiments" / "train_gpt" / "train.py", args=PRICE)
-
-        def start(command: list[str], env: dict[str, str], **rest: Any) -> Any:
-            return subprocess.Popen(command, env={**env, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}, **rest)
-
-        with alone(run, script, start=start) as process:
-            finish(process, run, timeout_s=600)
-        passed = [each.at_s for each in read_member(run).passed]
-        return statistics.median(later - earlier for earlier, later in pairwise(passed[FIRST:]))
-
-    trees = {"after": ROOT, "before": before.resolve()}
-    found = interleave({name: partial(step_s, tree, name, []) for name, tree in trees.items()}, rounds=rounds)
-    return {"cpu_price": ratio(found["after"], found["before"]), "cpu_step_s": statistics.median(found["after"])}
 
 
 def floor(python: str, arguments: list[str]) -> Figures:

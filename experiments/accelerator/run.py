@@ -27,6 +27,7 @@ from typing import Any
 
 from experiments.accelerator import measures
 from experiments.accelerator.cases import Case, all_cases, reference_of, run_case
+from experiments.accelerator.checkouts import cpu_price
 from experiments.accelerator.commands import Once, end_on_sigterm
 from experiments.accelerator.jobs import DEADLINE_S, Job, Ran, run_job, total
 from experiments.accelerator.limits import limits
@@ -186,7 +187,7 @@ def main() -> int:
     values |= {"trials": len(trials), "trials_run": ran, "failed": experiment.failed}
     print(f"{ran} of {len(trials)} cases and planted bugs were run (seed {seed})", flush=True)
     if args.before is not None:
-        values |= measures.cpu_price(args.before, folder, 3 if args.quick else 9)
+        values |= cpu_price(args.before, folder, 9 if args.quick else 40)
     if args.floor is not None:
         quick = ["--quick", "--seed", str(seed)] if args.quick else []
         values |= measures.floor(args.floor, [*quick, *(["--record"] if args.record else [])])

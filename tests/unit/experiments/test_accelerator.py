@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,9 +13,10 @@ import pytest
 
 from elastrain.job.world import PHASES
 from experiments.accelerator.cases import all_cases, reference_of
+from experiments.accelerator.checkouts import TURN_STEPS, Stopped, compared
 from experiments.accelerator.jobs import Job, Ran, total
 from experiments.accelerator.measures import PARTS
-from experiments.accelerator.models import FOR_GPU, SETUPS, Training
+from experiments.accelerator.models import FIRST, FOR_GPU, SETUPS, Training
 from experiments.accelerator.plants import PLANTS, changed_code
 from experiments.accelerator.run import REACHES, _run_all
 from experiments.harness import ROOT
@@ -86,6 +89,50 @@ def test_no_case_begins_that_would_not_end_in_time() -> None:
     cases = [lambda number=number: case(number) for number in range(9)]
     assert _run_all(cases, 1, time.monotonic() + 0.5) == 2
     assert ran == [0, 1]
+
+
+TURNED = """
+import json, sys, time
+
+spin_s, folder, steps = float(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+with open(f"{folder}/members/m0.jsonl", "a") as journal:
+    for step in range(steps):
+        until_s = time.process_time() + spin_s
+        while time.process_time() < until_s:
+            pass
+        passed = {"event": "passed", "step": step, "generation": 1, "t": time.monotonic()}
+        print(json.dumps(passed | {"loss": 1.0, "samples": 1, "fingerprint": 1}), file=journal, flush=True)
+        print(f"step {step:5d}", flush=True)
+"""
+
+
+def test_two_checkouts_take_turns_of_whole_steps_and_the_slower_one_is_seen(tmp_path: Path) -> None:
+    rounds, jobs = 4, list[Stopped]()
+    for name, spin_s in (("after", 0.04), ("before", 0.02)):
+        (tmp_path / name / "members").mkdir(parents=True)
+        with (tmp_path / name / "output.log").open("wb") as output:
+            steps = FIRST + 1 + (rounds + 1) * (TURN_STEPS + 1)
+            command = [sys.executable, "-c", TURNED, str(spin_s), str(tmp_path / name), str(steps)]
+            jobs.append(Stopped(subprocess.Popen(command, stdout=output), tmp_path / name))
+    try:
+        for job in jobs:
+            job.begin()
+        for job in [*jobs, *jobs[::-1]] * (rounds // 2):
+            job.take_turn()
+            seen = job.steps_seen()
+            time.sleep(0.3)
+            assert job.steps_seen() <= seen + 1, "it goes on behind its turn"
+        for job in jobs:
+            job.end()
+    finally:
+        for job in jobs:
+            job.process.kill()
+            job.process.wait()
+    assert all(len(turn.steps) == TURN_STEPS for job in jobs for turn in job.turns)
+    assert not set(jobs[0].turns[0].steps) & set(jobs[0].turns[1].steps)
+    found = compared(*jobs)
+    assert 1.6 < found["cpu_price_processor"] < 2.6
+    assert 0.035 < found["cpu_step_processor_s"] < 0.06
 
 
 def test_a_training_is_told_to_its_script_as_json() -> None:
