@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 from dataclasses import replace
 from itertools import pairwise
 
@@ -27,7 +26,7 @@ def kept(setting: Setting) -> None:
     bench = Bench(
         folder=setting.folder / "limits",
         device=setting.device,
-        start=subprocess.Popen,
+        start=setting.start,
         deadline_s=setting.limited(LIMIT_S),
     )
     case = Limited(DEEP, TIER) if setting.small else Limited(GPT, "1G")

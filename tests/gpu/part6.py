@@ -29,8 +29,11 @@ BACKEND = {
 
 
 def compiled(setting: Setting, kind: str = "", *, whole: bool = False, **fields: Any) -> Training:
-    """Return a training whose blocks are compiled, or the whole model as in README's script."""
-    backend = "aot_eager" if setting.small else "inductor"
+    """Return a training whose blocks are compiled, or the whole model as in README's script.
+
+    Of a rehearsal only the whole model goes through torch's autograd compiler, which takes most of the time.
+    """
+    backend = "inductor" if not setting.small else "aot_eager" if whole else "eager"
     return setting.training(kind, compiled=f"model {backend}" if whole else backend, **fields)
 
 

@@ -18,6 +18,7 @@ from experiments.accelerator.jobs import Job, Ran, run_job
 from experiments.accelerator.models import Training
 from experiments.journals import Member
 from tests.gpu.claims import CLAIMS, REHEARSED
+from tests.support import warm
 
 Tell = Callable[[str, str, object, str, bool], None]
 """Key, case, value, note, and whether the case was not run."""
@@ -49,6 +50,11 @@ class Setting:
         return self.device in REHEARSED
 
     @property
+    def start(self) -> Callable[..., Any]:
+        """Return the function that starts a process: cold, and in a rehearsal from one that has imported torch."""
+        return warm.Popen if self.small else subprocess.Popen
+
+    @property
     def left_s(self) -> float:
         """Seconds until the part has to have ended."""
         return self.until_s - time.monotonic()
@@ -71,7 +77,7 @@ class Setting:
     def run(self, name: str, job: Job) -> Ran:
         """Run a job. Raises EndedError unless it ends well in time."""
         limit_s = self.limited(LIMIT_S)
-        ran = run_job(job, self.folder / name, deadline_s=limit_s, start=subprocess.Popen)
+        ran = run_job(job, self.folder / name, deadline_s=limit_s, start=self.start)
         if ran.code != 0:
             raise EndedError(f"{name} {ran.end()}" + (f" after {limit_s:.0f} s" if ran.code is None else ""))
         return ran

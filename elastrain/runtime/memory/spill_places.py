@@ -15,7 +15,7 @@ from elastrain.memory.memory_budget import Outside
 from elastrain.offload.activations.hooks import ActivationOffload, OffloadConfig
 from elastrain.offload.drives.device import HOLES_SHARE, Device
 from elastrain.offload.drives.gds import GdsEngine
-from elastrain.offload.drives.port import HOST_IO, IoEngine
+from elastrain.offload.drives.port import HOST_IO, OWN_COPIES, IoEngine
 from elastrain.offload.drives.posix import PosixEngine
 from elastrain.offload.drives.sharing import shared
 from elastrain.offload.drives.ways import Way, together, way_to
@@ -99,7 +99,7 @@ def open_places(
         config = OffloadConfig(
             dirs=limit.directories, run_dir=run_dir, member=member, has_tier=limit.host_tier_bytes > 0
         )
-        ways = together({each: way_to(each, port, run_dir) for each in limit.directories})
+        ways = _ways(limit, port, run_dir)
         for directory, way in ways.items() if not port.is_host else ():
             log("drive_way", directory=directory, by=way.moved_by, reason=way.reason)
         make = partial(_engine, limit, run_dir)
@@ -112,6 +112,14 @@ def open_places(
     except OffloadConfigError as error:
         raise ConfigError(str(error)) from None
     return SpillPlaces(offload=offload, drives=drives, tier=tier, told=outside_of(limit))
+
+
+def _ways(limit: MemoryLimit, port: DevicePort, run_dir: Path | None) -> dict[str, Way]:
+    """Return the way of the device's bytes to each directory of a limit."""
+    if limit.calls is not None and not port.is_host:
+        own = Way(moved_by=OWN_COPIES, reason="faults on request strike the host's own calls")
+        return dict.fromkeys(limit.directories, own)
+    return together({each: way_to(each, port, run_dir) for each in limit.directories})
 
 
 def _engine(limit: MemoryLimit, run_dir: Path | None, directory: str, way: Way) -> IoEngine:
