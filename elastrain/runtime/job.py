@@ -112,9 +112,11 @@ def init(
     """
     with wrong_input_shown():
         environment = joined()
-        limit_bytes = environment.memory_limit_bytes if memory_limit is None else memory_limit
-        host = host_memory_of(host_memory_limit, host_tier, host_memory())
-        limit = MemoryLimit.of(limit_bytes, offload_dirs or environment.offload_dirs, host)
+        limit = MemoryLimit.of(
+            environment.memory_limit_bytes if memory_limit is None else memory_limit,
+            offload_dirs or environment.offload_dirs,
+            host_memory_of(host_memory_limit, host_tier, host_memory()),
+        )
         settings = Settings(
             seed=seed,
             run_length=run_length,

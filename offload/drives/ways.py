@@ -24,7 +24,7 @@ from elastrain.offload.drives.port import HOST_IO, OWN_COPIES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class DriveWay:
     """A way of a device's bytes to a directory, and the reason for it."""
 
     moved_by: str
@@ -37,35 +37,37 @@ class Way:
         return self.moved_by in gds.WAYS
 
 
-def faster(found: gds.Probed) -> Way:
+def faster(found: gds.Probed) -> DriveWay:
     """Return the way that the probe of a directory recommends."""
     if found.why_not is not None:
-        return Way(moved_by=OWN_COPIES, reason=found.why_not)
+        return DriveWay(moved_by=OWN_COPIES, reason=found.why_not)
     is_direct = found.seconds <= found.own_seconds
-    return Way(
+    return DriveWay(
         moved_by=found.moved_by if is_direct else OWN_COPIES,
         reason=f"the probe took {found.seconds:.3f} s by {found.moved_by}, and {found.own_seconds:.3f} s by "
         "our own pinned copies",
     )
 
 
-def way_to(directory: str, port: DevicePort, run_dir: Path | None = None) -> Way:
+def way_to(directory: str, port: DevicePort, run_dir: Path | None = None) -> DriveWay:
     """Return the way of the bytes of a device to a directory. Workers of a node with a run folder probe it once."""
     if port.is_host:
-        return Way(moved_by=HOST_IO, reason="there is no device whose bytes would have to be copied")
+        return DriveWay(moved_by=HOST_IO, reason="there is no device whose bytes would have to be copied")
     if port.device.type != "cuda" or torch.version.hip is not None:
-        return Way(moved_by=OWN_COPIES, reason=f"KvikIO is for CUDA only, and this device is {port.device}")
+        return DriveWay(moved_by=OWN_COPIES, reason=f"KvikIO is for CUDA only, and this device is {port.device}")
     return _found_once(directory, run_dir, lambda: faster(gds.probe(directory)))
 
 
-def together(ways: Mapping[str, Way]) -> dict[str, Way]:
+def together(ways: Mapping[str, DriveWay]) -> dict[str, DriveWay]:
     """Return the ways that one process can use at once, because KvikIO's settings hold for a whole process."""
     first = next((way.moved_by for way in ways.values() if way.is_direct), "")
-    other = Way(moved_by=OWN_COPIES, reason=f"KvikIO moves the bytes to another directory by {first}, and not to this")
+    other = DriveWay(
+        moved_by=OWN_COPIES, reason=f"KvikIO moves the bytes to another directory by {first}, and not to this"
+    )
     return {each: other if way.is_direct and way.moved_by != first else way for each, way in ways.items()}
 
 
-def _found_once(directory: str, run_dir: Path | None, find: Callable[[], Way]) -> Way:
+def _found_once(directory: str, run_dir: Path | None, find: Callable[[], DriveWay]) -> DriveWay:
     """Return what the first worker of this node has found, which the others wait for: a probe takes seconds."""
     if run_dir is None:
         return find()
@@ -75,7 +77,7 @@ def _found_once(directory: str, run_dir: Path | None, find: Callable[[], Way]) -
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         try:
-            return Way(**json.loads(file.read()))
+            return DriveWay(**json.loads(file.read()))
         except (ValueError, TypeError):  # this worker is the first, or the one before was killed while it wrote
             file.truncate(0)
         way = find()

@@ -18,7 +18,7 @@ from elastrain.offload.drives.gds import GdsEngine
 from elastrain.offload.drives.port import HOST_IO, OWN_COPIES, IoEngine
 from elastrain.offload.drives.posix import PosixEngine
 from elastrain.offload.drives.sharing import shared
-from elastrain.offload.drives.ways import Way, together, way_to
+from elastrain.offload.drives.ways import DriveWay, together, way_to
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.pieces.cuda import host_tier
 from elastrain.offload.planning.profile import Occupancy, PassProfile, Profile
@@ -114,15 +114,15 @@ def open_places(
     return SpillPlaces(offload=offload, drives=drives, tier=tier, told=outside_of(limit))
 
 
-def _ways(limit: MemoryLimit, port: DevicePort, run_dir: Path | None) -> dict[str, Way]:
+def _ways(limit: MemoryLimit, port: DevicePort, run_dir: Path | None) -> dict[str, DriveWay]:
     """Return the way of the device's bytes to each directory of a limit."""
     if limit.calls is not None and not port.is_host:
-        own = Way(moved_by=OWN_COPIES, reason="faults on request strike the host's own calls")
+        own = DriveWay(moved_by=OWN_COPIES, reason="faults on request strike the host's own calls")
         return dict.fromkeys(limit.directories, own)
     return together({each: way_to(each, port, run_dir) for each in limit.directories})
 
 
-def _engine(limit: MemoryLimit, run_dir: Path | None, directory: str, way: Way) -> IoEngine:
+def _engine(limit: MemoryLimit, run_dir: Path | None, directory: str, way: DriveWay) -> IoEngine:
     if limit.calls is not None:
         return shared(PosixEngine(directory, calls=limit.calls), directory, run_dir)
     return GdsEngine(directory, way.moved_by) if way.is_direct else shared(PosixEngine(directory), directory, run_dir)

@@ -16,7 +16,6 @@ from elastrain.device.same_memory import HOST
 from elastrain.errors import DriveFailedError
 from elastrain.offload.drives.device import ALIGN_BYTES, Copy, Device, NoSpaceError
 from elastrain.offload.drives.host_buffers import lease
-from elastrain.offload.drives.port import CudaEngine
 from elastrain.offload.errors import CorruptSpillError, OffloadError, SpillReadError, SpillWriteError
 from elastrain.snapshot.store import Stored
 
@@ -31,8 +30,6 @@ class SpilledState:
     device: Device
     copy: Copy
     likes: Likes
-    is_direct: bool = False
-    """True if the tensors were written without a copy in host memory."""
 
     @property
     def size_bytes(self) -> int:
@@ -65,18 +62,9 @@ class StateSpill:
             return stored
         device = min(self._drives, key=lambda each: each.used_bytes)
         try:
-            if isinstance(device.engine, CudaEngine) and _is_far(tensors):
-                copy = self._direct(device, device.engine, tensors)
-                return SpilledState(device=device, copy=copy, likes=likes, is_direct=True)
             return _through_host(device, tensors, likes, max(1, size_bytes))
         except SpillWriteError as fault:
             raise _failed(device, shard, "take", fault) from fault
-
-    def _direct(self, device: Device, engine: CudaEngine, tensors: Sequence[Tensor]) -> Copy:
-        """Write the tensors without a copy in host memory."""
-        parts = [_bytes_of(tensor.detach().to(self._port.device)) for tensor in tensors]
-        self._port.synchronize()
-        return device.write_cuda(engine, parts, lambda: False)
 
     def _in_tier(self, tensors: Sequence[Tensor], likes: Likes, size_bytes: int) -> SpilledState | None:
         """Write a state to the tier, and return None if it has no room, but a drive may have."""
@@ -96,10 +84,7 @@ class StateSpill:
     def read(self, shard: int, stored: Stored) -> list[Tensor]:
         """Return the tensors of a state in new memory."""
         assert isinstance(stored, SpilledState)
-        engine = stored.device.engine
         try:
-            if isinstance(engine, CudaEngine) and stored.is_direct:
-                return self._read_directly(engine, stored)
             memory = lease(size_bytes=stored.copy.size_bytes, shift_bytes=stored.copy.shift_bytes)
             stored.device.read(stored.copy, memory.image, lambda: False)
         except SpillReadError as fault:
@@ -107,23 +92,10 @@ class StateSpill:
         parts = _parts(memory.storage, stored.likes)
         return parts if self._port.is_host else [part.to(self._port.device) for part in parts]
 
-    def _read_directly(self, engine: CudaEngine, stored: SpilledState) -> list[Tensor]:
-        """Read the tensors without a copy in host memory."""
-        parts = [self._port.empty(numel, dtype) for dtype, numel in stored.likes]
-        self._port.synchronize()  # earlier work may still use the memory that the allocator has given
-        stored.device.read_cuda(engine, stored.copy, list(map(_bytes_of, parts)), lambda: False)
-        return parts
-
     def free(self, stored: Stored) -> None:
         """Free the space of a state on its device."""
         assert isinstance(stored, SpilledState)
         stored.device.free(stored.copy.slot)
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor that begins with a word of memory, of which checksums are made."""
-    flat = tensor.reshape(-1).view(torch.uint8)
-    return flat if flat.storage_offset() % 8 == 0 else flat.clone()
 
 
 def _is_far(tensors: Sequence[Tensor]) -> bool:

@@ -16,8 +16,6 @@ from tests.support import late
 PROGRAMS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "convolutions": {"make": images},
-    "bf16": {"dtype": torch.bfloat16},
-    "autocast": {"autocast": torch.bfloat16},
 }
 
 

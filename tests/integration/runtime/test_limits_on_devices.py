@@ -53,10 +53,9 @@ def test_a_primarys_states_leave_the_device_after_a_loss_and_come_back_with_a_ne
         options = ("--memory-limit", str(limit_bytes), *more)
         return run_judged(Job(training=WIDE, options=options, faults=KILLED, losses=1), tmp_path / name, deadline_s=300)
 
-    parts = ("base", "parameters", "gradients", "activations_least", "boundaries", "shards")
-    needs = [[each[f"need_{part}_bytes"] for part in parts] for each in rooms(job(1 << 30, name="ample"))]
-    worst = max(needs, key=sum)
-    limit_bytes = sum(worst) - worst[-1] // 3
+    ample = job(1 << 30, name="ample")
+    states_bytes = max(each["need_shards_bytes"] for each in rooms(ample))
+    limit_bytes = highest_bytes(ample) - states_bytes // 3
     (drive := tmp_path / "drive").mkdir()
     ran = job(limit_bytes, "--host-tier", "2M", "--offload-dir", str(drive), name="tight")
     assert ran.amiss(run_judged(Job(training=reference_of(WIDE)), tmp_path / "alone", deadline_s=300)) == {}

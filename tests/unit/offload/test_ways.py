@@ -14,7 +14,7 @@ import torch
 from elastrain.device.same_memory import HOST
 from elastrain.offload.drives import gds, ways
 from elastrain.offload.drives.port import HOST_IO, OWN_COPIES
-from elastrain.offload.drives.ways import Way, faster, together, way_to
+from elastrain.offload.drives.ways import DriveWay, faster, together, way_to
 
 GPUDIRECT, COMPATIBLE, _ = gds.WAYS
 FAST = gds.Probed(moved_by=GPUDIRECT, seconds=0.5, own_seconds=1.0)
@@ -47,17 +47,19 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_kvikio_is_taken_where_it_is_faster_and_each_choice_has_its_reason() -> None:
-    assert faster(FAST) == Way(
+    assert faster(FAST) == DriveWay(
         moved_by=GPUDIRECT, reason="the probe took 0.500 s by GPUDirect, and 1.000 s by our own pinned copies"
     )
     assert faster(SLOW).moved_by == OWN_COPIES and "2.000 s by cuFile's compatibility mode" in faster(SLOW).reason
-    assert faster(gds.Probed(why_not="it is missing")) == Way(moved_by=OWN_COPIES, reason="it is missing")
+    assert faster(gds.Probed(why_not="it is missing")) == DriveWay(moved_by=OWN_COPIES, reason="it is missing")
 
 
 def test_only_cuda_is_probed(probes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert way_to("/ssd", HOST).moved_by == HOST_IO
     other: Any = Port(torch.device("xpu", 0))
-    assert way_to("/ssd", other) == Way(moved_by=OWN_COPIES, reason="KvikIO is for CUDA only, and this device is xpu:0")
+    assert way_to("/ssd", other) == DriveWay(
+        moved_by=OWN_COPIES, reason="KvikIO is for CUDA only, and this device is xpu:0"
+    )
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert way_to("/ssd", CUDA).moved_by == OWN_COPIES
     assert probes == []
@@ -75,7 +77,7 @@ def test_the_workers_of_a_node_probe_a_directory_once(probes: list[str], tmp_pat
 
 
 def test_one_process_uses_kvikio_in_one_way() -> None:
-    way = {each: Way(moved_by=each, reason="") for each in (GPUDIRECT, COMPATIBLE, OWN_COPIES)}
+    way = {each: DriveWay(moved_by=each, reason="") for each in (GPUDIRECT, COMPATIBLE, OWN_COPIES)}
     used = together({"/a": way[OWN_COPIES], "/b": way[COMPATIBLE], "/c": way[GPUDIRECT], "/d": way[COMPATIBLE]})
     assert [each.moved_by for each in used.values()] == [OWN_COPIES, COMPATIBLE, OWN_COPIES, COMPATIBLE]
     assert used["/c"].reason.startswith("KvikIO moves the bytes to another directory by cuFile's compatibility mode")
