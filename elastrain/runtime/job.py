@@ -14,6 +14,7 @@ from torch import nn
 
 from elastrain import protocol as p
 from elastrain.base.environment import (
+    Environment,
     checkpoint_options,
     claim,
     doctor_wish,
@@ -112,11 +113,7 @@ def init(
     """
     with wrong_input_shown():
         environment = joined()
-        limit = MemoryLimit.of(
-            environment.memory_limit_bytes if memory_limit is None else memory_limit,
-            offload_dirs or environment.offload_dirs,
-            host_memory_of(host_memory_limit, host_tier, host_memory()),
-        )
+        limit = _limit(environment, memory_limit, (host_memory_limit, host_tier), offload_dirs)
         settings = Settings(
             seed=seed,
             run_length=run_length,
@@ -129,18 +126,28 @@ def init(
         written, resumed = checkpoint_options(), resume()
         check_process(environment, has_entered=Job.has_entered)
     open_missing()
-    job = Job(
-        Chosen(
-            environment=environment,
-            settings=settings,
-            limit=limit,
-            checkpoints=written,
-            resume=resumed,
-            place=expected_place(),
-        )
+    chosen = Chosen(
+        environment=environment,
+        settings=settings,
+        limit=limit,
+        checkpoints=written,
+        resume=resumed,
+        place=expected_place(),
     )
+    job = Job(chosen)
     job.open()
     return job
+
+
+def _limit(
+    environment: Environment, limit_bytes: int | None, host: tuple[int | None, int | None], directories: Directories
+) -> MemoryLimit | None:
+    """Return the limits of the script, and of the launcher where the script has none. Raises ConfigError."""
+    return MemoryLimit.of(
+        environment.memory_limit_bytes if limit_bytes is None else limit_bytes,
+        directories or environment.offload_dirs,
+        host_memory_of(*host, host_memory()),
+    )
 
 
 class Job(Ranked, Evaluating):
