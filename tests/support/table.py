@@ -53,7 +53,7 @@ class Allowed:
 
 ALLOWED = {
     "parameters": {
-        "job.init": Allowed(9, "scripts say each setting by its keyword; a value would be one more class to import"),
+        "job.init": Allowed(11, "scripts say each setting by its keyword; a value would be one more class to import"),
         "hooks.save_on_disk": Allowed(9, "likewise, beside torch's save_on_cpu, which takes plain keywords"),
         "loader.DataLoader.__init__": Allowed(18, "it mirrors torch's DataLoader, which has 17"),
         "accelerate.Accelerator.__init__": Allowed(9, "it mirrors accelerate's Accelerator, which has 21"),
