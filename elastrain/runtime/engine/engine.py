@@ -257,6 +257,7 @@ class Engine:
             case p.StateFetched():
                 self._parts.handover.give(lc.StatesGiven())
             case p.ChoosePlan():
+                self._notes.asked(command)
                 answer_later(command, self._parts.handover.tell, self._notes.decided, self._parts.memory)
             case p.EvaluateBatch() | p.EvaluationEnded():
                 self._handing.evaluate(command)

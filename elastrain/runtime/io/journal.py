@@ -135,6 +135,10 @@ class Notes:
         )
         self._agent.say(am.PlanTold(step=step, pipelines=plan.described(), reason=why))
 
+    def asked(self, command: p.ChoosePlan) -> None:
+        """Note a question to the planner, whose answer may take longer than a step."""
+        self._journal.write("planner_asked", generation=command.generation)
+
     def decided(self, command: p.ChoosePlan, answer: PlanAnswer | None, reason: str) -> None:
         """Report the planner's answer. Its thread calls this."""
         is_new, step_s = answer is not None and answer.plan != command.question.present, answer and answer.step_s
