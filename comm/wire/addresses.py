@@ -1,6 +1,6 @@
-"""Plain values of a mesh: addresses as text, members, events and settings, the order of members, and their ring.
+"""Plain values of a mesh: members, events and settings, the order of members, and their ring.
 
-An address is `tcp:10.0.0.1:4711` or `unix:NAME,tcp:…`. Losses and newer views travel along the ring in both directions,
+Losses and newer views travel along the ring in both directions,
 and lost members are skipped. Only stopped neighbours tear the ring, into at most as many pieces as there are of them.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import enum
 import ipaddress
-import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,38 +16,6 @@ from typing import Literal
 import torch
 
 from elastrain.comm.wire.frames import Caps
-
-
-def spell(listener: socket.socket) -> str:
-    """Return the listener's address."""
-    name = listener.getsockname()
-    if listener.family == socket.AF_UNIX:
-        return f"unix:{name[1:].decode()}"
-    return f"tcp:{name[0]}:{name[1]}"
-
-
-def choose_address(address: str, *, same_node: bool) -> str:
-    """Return the part of a mesh's address to dial: UNIX inside a node, TCP between nodes.
-
-    A peer that listens on a UNIX socket only is dialled there: its job runs on one host. Raises ValueError.
-    """
-    parts = [part for part in address.split(",") if part.partition(":")[0] in ("unix", "tcp")]
-    if not parts:
-        raise ValueError(f"{address!r} is no mesh address")
-    wanted = "unix:" if same_node else "tcp:"
-    return next((part for part in parts if part.startswith(wanted)), parts[0])
-
-
-def connect(address: str) -> tuple[socket.socket, int]:
-    """Begin to connect a non-blocking socket to this address; returns it, and the result of `connect`."""
-    scheme, _, where = address.partition(":")
-    if scheme == "unix":
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        return sock, sock.connect_ex(f"\0{where}")
-    host, _, port = where.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    return sock, sock.connect_ex((host, int(port)))
 
 
 @dataclass(frozen=True, kw_only=True)

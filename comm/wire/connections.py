@@ -23,12 +23,12 @@ from elastrain.comm.wire.addresses import (
     Peer,
     PeerLost,
     Ring,
-    choose_address,
     dials,
 )
 from elastrain.comm.wire.link import Link
 from elastrain.comm.wire.link_table import DESCRIPTIONS, EventQueue, LinkTable, Proofs, Reports, judge, says_more
 from elastrain.comm.wire.opener import Opener, OpenerEvents
+from elastrain.comm.wire.ports import choose_address
 from elastrain.comm.wire.secure import Connection
 from elastrain.comm.wire.traffic import Traffic, TrafficEvents
 

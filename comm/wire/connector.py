@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from elastrain.base.event_loop import READ, WRITE, EventLoop
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.acceptor import Acceptor, AcceptorEvents, AcceptorLimits, Introduction, failure, same_user
-from elastrain.comm.wire.addresses import Credentials, MeshConfig, Peer, choose_address, connect, spell
+from elastrain.comm.wire.addresses import Credentials, MeshConfig, Peer
 from elastrain.comm.wire.handshake import Handshake, Role
-from elastrain.comm.wire.ports import bind_within
+from elastrain.comm.wire.ports import bind_within, choose_address, connect, spell
 from elastrain.comm.wire.secure import Connection
 
 _INTRODUCTIONS_MAX = 256

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from elastrain.comm.shm.imports import Imports
-from elastrain.comm.wire.addresses import Event, Frame, LossCause, Newer, Peer, choose_address, connect
+from elastrain.comm.wire.addresses import Event, Frame, LossCause, Newer, Peer
 from elastrain.comm.wire.link import Link
+from elastrain.comm.wire.ports import choose_address, connect
 
 
 class LinkTable:

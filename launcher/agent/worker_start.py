@@ -1,6 +1,6 @@
-"""Start and end of worker processes through torchelastic, one context per worker, and their environment.
+"""Start and end of worker processes, their logs, and their environment, which is torchrun's and more.
 
-torch is imported late, and in the agent only here. `core` decides when to start or end which worker.
+The agent does not import torch. `core` decides when to start or end which worker.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.processes import tied
@@ -23,12 +23,10 @@ from elastrain.base.told_devices import CUBLAS_CONFIG, CUBLAS_CONFIG_DEFAULT
 from elastrain.launcher.agent import worker_limits
 from elastrain.launcher.agent.node_cache import CompileCache
 from elastrain.launcher.shared.job_values import JobConfig, Start
-from elastrain.launcher.shared.process_environment import inherited, set_for_a_moment
+from elastrain.launcher.shared.process_environment import inherited, without
 from elastrain.launcher.shared.screen import ScreenPipe
 
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing import LogsDest, PContext
-
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _TORCH_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 MEMORY_LIMIT, OFFLOAD_DIRS, STAGES = "ELASTRAIN_MEMORY_LIMIT", "ELASTRAIN_OFFLOAD_DIRS", "ELASTRAIN_STAGES"
 STANDING_SHADOWS = "ELASTRAIN_STANDING_SHADOWS"
@@ -75,27 +73,14 @@ class Logs:
     tee: Mapping[int, int] = field(default_factory=dict)
 
 
-def import_torch_early() -> None:
-    """Begin the import (a second or more) while the agent sets up the rest. `start` waits for it."""
-    threading.Thread(target=import_torch, name="elastrain-import-torch", daemon=True).start()
-
-
-def import_torch() -> None:
-    """Import torch.
-
-    Other threads hardly run during the import, so none of them may have a heartbeat or lease to keep alive.
-    """
-    import torch.distributed.elastic.multiprocessing  # noqa: F401
-
-
 class WorkerProcess:
     """One started worker. `pidfd` is readable once it has ended."""
 
     is_standby = False
 
-    def __init__(self, context: PContext, logs: Sequence[ScreenPipe] = ()) -> None:
-        self._context, self._logs = context, logs
-        self.pid: int = context.pids()[0]
+    def __init__(self, process: subprocess.Popen[bytes], logs: Sequence[ScreenPipe] = ()) -> None:
+        self._process, self._logs = process, logs
+        self.pid = process.pid
         self.session: int | None = self.pid
         self.pidfd = os.pidfd_open(self.pid)
 
@@ -113,83 +98,66 @@ class WorkerProcess:
         Call this after `pidfd` is readable.
         """
         self.signal_group(signal.SIGKILL)
-        handler = self._context.subprocess_handlers[0]  # type: ignore[attr-defined]
-        exit_code = int(handler.proc.wait())
+        exit_code = self._process.wait()
         os.close(self.pidfd)
         return exit_code
 
     def close(self) -> None:
-        """Write the last lines of its logs, and close them. Takes up to a tenth of a second per log."""
+        """Write the last lines of its logs, and close them."""
         for log in self._logs:
             log.close()
-        self._context.close()
 
 
 def start(worker: Start, script: Script, common: WorkerEnvironment, logs: Logs) -> WorkerProcess:
     """Start one worker in a session of its own, which ends with this thread. Raises OSError if it cannot."""
-    from torch.distributed.elastic.multiprocessing import start_processes
-
-    program, *args = tied([script.command, *script.args])
     files = _MemberLogs(logs, worker.member, worker.slot)
-    handler_before = signal.getsignal(signal.SIGURG)
-    # Without this, torchelastic would replace the agent's signal handlers. The worker gets the usual value.
-    with set_for_a_moment(_TORCH_SIGNALS, "SIGURG") as before:
-        try:
-            context = start_processes(
-                name=worker.member,
-                entrypoint=program,
-                args={0: tuple(args)},
-                envs={0: {_TORCH_SIGNALS: before or _TORCH_SIGNALS_DEFAULT, **environment(common, worker)}},
-                logs_specs=files,  # type: ignore[arg-type]  # the methods that are called
-                log_line_prefixes={0: f"[{worker.member}] "},
-            )
-        finally:
-            signal.signal(signal.SIGURG, handler_before)
-            for log in files.carried:
-                os.close(log.into)
-    process = WorkerProcess(context, files.carried)
+    try:
+        process = subprocess.Popen(
+            tied([script.command, *script.args]),
+            env=without(_ERROR_FILE) | files.variables() | environment(common, worker),
+            stdout=files.open(1),
+            stderr=files.open(2),
+            start_new_session=True,
+        )
+    finally:
+        for log in files.carried:
+            os.close(log.into)
     if worker.warm_up:
         worker_limits.lower(process.pid)
-    return process
+    return WorkerProcess(process, files.carried)
 
 
 def error_file(logs: Logs, worker: Start) -> str:
     """Return the path of a worker's error.json, in a new folder of its own."""
-    variables: dict[int, dict[str, str]] = {0: {}}
-    _MemberLogs(logs, worker.member, worker.slot).reify(variables)
-    return variables[0]["TORCHELASTIC_ERROR_FILE"]
+    return _MemberLogs(logs, worker.member, worker.slot).variables()[_ERROR_FILE]
 
 
 class _MemberLogs:
-    """torchelastic's LogsSpecs with one folder per member: error.json, and stdout.log and stderr.log if requested."""
+    """A new folder of a member: error.json, and stdout.log and stderr.log if requested."""
 
     def __init__(self, logs: Logs, member: str, slot: int) -> None:
-        self._folder = logs.folder / member
+        self._folder, self._member = logs.folder / member, member
         self._tee = logs.tee.get(slot, 0)
         self._redirects = logs.redirects.get(slot, 0) | self._tee
         self.carried: list[ScreenPipe] = []
 
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        from torch.distributed.elastic.multiprocessing import LogsDest
-
+    def variables(self) -> dict[str, str]:
+        """Make the folder, and return the variable by which the worker finds its error.json."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder.mkdir(mode=0o700)  # its files are torchelastic's, of the usual modes
-        stdout, stderr = str(self._folder / "stdout.log"), str(self._folder / "stderr.log")
-        error_file = str(self._folder / "error.json")
-        envs[0]["TORCHELASTIC_ERROR_FILE"] = error_file
-        return LogsDest(
-            stdouts={0: self._carried_to(stdout) if self._redirects & 1 else ""},
-            stderrs={0: self._carried_to(stderr) if self._redirects & 2 else ""},
-            tee_stdouts={0: stdout} if self._tee & 1 else {},
-            tee_stderrs={0: stderr} if self._tee & 2 else {},
-            error_files={0: error_file},
-        )
+        self._folder.mkdir(mode=0o700)
+        return {_ERROR_FILE: str(self._folder / "error.json")}
 
-    def _carried_to(self, path: str) -> str:
-        """Return the path that torchelastic opens instead of the log file, whose disk may become full."""
-        self.carried.append(ScreenPipe(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)))
-        return f"/proc/self/fd/{self.carried[-1].into}"
+    def open(self, stream: int) -> int | None:
+        """Return the descriptor for standard output (1) or error (2), or None for the launcher's own."""
+        if not self._redirects & stream:
+            return None
+        path = self._folder / ("stdout.log" if stream == 1 else "stderr.log")
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        # A pipe between them: the disk of a log may become full.
+        shown = (stream, f"[{self._member}] ") if self._tee & stream else None
+        self.carried.append(ScreenPipe(log, shown=shown))
+        return self.carried[-1].into
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +252,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": worker.restarts,
         "TORCHELASTIC_MAX_RESTARTS": common.settings.restarts_allowed,
         "TORCHELASTIC_USE_AGENT_STORE": False,
+        _TORCH_SIGNALS: inherited(_TORCH_SIGNALS, _TORCH_SIGNALS_DEFAULT),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         **{name: inherited(name, value) for name, value in _DECIDE_BITS.items()},
         "ELASTRAIN_AGENT": common.agent,

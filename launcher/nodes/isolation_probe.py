@@ -9,8 +9,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from elastrain.comm.errors import CommError
-from elastrain.comm.wire.addresses import choose_address, connect
 from elastrain.comm.wire.handshake import dial
+from elastrain.comm.wire.ports import choose_address, connect
 from elastrain.job.world import View
 from elastrain.launcher.shared.job_values import Roster
 

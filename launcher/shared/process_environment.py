@@ -45,7 +45,7 @@ def in_a_pod() -> bool:
 def set_for_a_moment(name: str, value: str) -> Iterator[str | None]:
     """Set a variable inside a `with` block, and yield its former value.
 
-    Some libraries (gRPC, torchelastic) read a variable on import or in a call, and take no argument for it.
+    gRPC reads some variables on import or in a call, and takes no argument for it.
     """
     before = os.environ.get(name)
     os.environ[name] = value

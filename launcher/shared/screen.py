@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import select
 import signal
 import sys
@@ -20,6 +21,8 @@ from pathlib import Path
 
 from elastrain.launcher.shared.rundir import EventLog
 
+_LINE_END = re.compile(rb"\r\n?|\n")
+"""A progress bar ends its lines with a carriage return alone."""
 _CHUNK_BYTES = 1 << 14
 _PATIENCE_MS = 1000
 """Milliseconds without progress after which the screen counts as blocked."""
@@ -32,11 +35,13 @@ _logs: list[EventLog] = []
 class ScreenPipe:
     """A pipe to the file or terminal `target`. It is a pseudo-terminal if `target` is a terminal.
 
-    The owner closes `into`, the writing end.
+    The owner closes `into`, the writing end. `shown`: a descriptor to which each line is written, too, and the words
+    before the line.
     """
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, *, shown: tuple[int, str] | None = None) -> None:
         self._target, self._patience_ms, self._unshown_bytes = target, _PATIENCE_MS, 0
+        self._lines = _Lines(*shown) if shown is not None else None
         self._room = select.poll()
         self._room.register(target, select.POLLOUT)
         self._out, self.into = _pipe(target)
@@ -58,6 +63,8 @@ class ScreenPipe:
         with suppress(OSError):  # raised once no process has the terminal open
             while self._out in dict(waiting.poll()) and (chunk := os.read(self._out, _CHUNK_BYTES)):
                 _follow_size(self._target, self._out)
+                if self._lines is not None:
+                    self._lines.add(chunk)
                 note = (
                     f"elastrain: {self._unshown_bytes:,} bytes could not be shown: see events.jsonl in the run folder\n"
                 )
@@ -67,6 +74,8 @@ class ScreenPipe:
                 if rest and _logs:
                     _logs[-1].write("not_shown", text=rest.decode(errors="replace"))
                     self._unshown_bytes += len(rest)
+        if self._lines is not None:
+            self._lines.end()
 
     def _write(self, chunk: bytes) -> bytes:
         """Write to the screen, and return the bytes that it did not accept."""
@@ -76,6 +85,28 @@ class ScreenPipe:
                 self._patience_ms = _PATIENCE_MS
         self._patience_ms = 0 if chunk else _PATIENCE_MS
         return chunk
+
+
+class _Lines:
+    """Lines of an output, which go to a descriptor with a prefix. Each is one write, so that lines stay whole."""
+
+    def __init__(self, into: int, prefix: str) -> None:
+        self._into, self._prefix, self._rest = into, os.fsencode(prefix), b""
+
+    def add(self, chunk: bytes) -> None:
+        *lines, self._rest = _LINE_END.split(self._rest + chunk)
+        for line in lines:
+            self._write(line + b"\n")
+
+    def end(self) -> None:
+        if self._rest:
+            self._write(self._rest + b"\n")
+
+    def _write(self, line: bytes) -> None:
+        line = self._prefix + line
+        with suppress(OSError):  # nobody reads the screen
+            while line:
+                line = line[os.write(self._into, line) :]
 
 
 def _pipe(target: int) -> tuple[int, int]:

@@ -66,9 +66,9 @@ def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
         raise ConfigError(f"--netns: {reason}")
     with ExitStack() as stack:
         stack.enter_context(held_place(options, is_of_simulated=True))
-        # A fork server imports torch once for all nodes, while etcd starts.
+        # A fork server imports the agent once for all nodes, while etcd starts.
         forks = multiprocessing.get_context("forkserver")
-        forks.set_forkserver_preload(["torch.distributed.elastic.multiprocessing", "elastrain.launcher.agent.agent"])
+        forks.set_forkserver_preload(["elastrain.launcher.agent.agent"])
         options = options.with_own_log_dir()
         guardian = stack.enter_context(Guardian("LAUNCHER", process_environment.without("ELASTRAIN_")))
         process_environment.mark_all_children(

@@ -17,7 +17,7 @@ from elastrain.base.checkpoint_settings import SHARED
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent import node_cache
 from elastrain.launcher.agent.guardian import Guardian
-from elastrain.launcher.agent.worker_start import Script, import_torch
+from elastrain.launcher.agent.worker_start import Script
 from elastrain.launcher.core.places.quarantine import quarantined
 from elastrain.launcher.shared import process_environment, rundir
 from elastrain.launcher.shared.console import say
@@ -125,7 +125,6 @@ def _run_life(
     plain = etcd_store(node.etcd)
     try:
         plain.check()
-        import_torch()
         terms = Terms(
             nodes=options.size.terms,
             script=options.target,

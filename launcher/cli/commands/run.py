@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from elastrain.launcher.agent import worker_start
 from elastrain.launcher.cli.options.checkpoint_options import CheckpointFlags, ResumeFlags
 from elastrain.launcher.cli.options.etcd_options import EtcdFlags
 from elastrain.launcher.cli.options.grouped import grouped
@@ -113,7 +112,6 @@ def _run(options: RunOptions, flags: RunFlags) -> int:
         except ModuleNotFoundError as error:
             raise missing_extra("a job of several nodes", "embedded", error) from None
         return run_local_nodes(options, netns=flags.size.netns)
-    worker_start.import_torch_early()
     if flags.rendezvous.join is not None:
         return _run_joined(options, flags, flags.rendezvous.join)
     if options.size.all_nodes == 1:

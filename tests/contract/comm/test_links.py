@@ -13,8 +13,9 @@ import pytest
 
 from elastrain.comm.errors import MemberLost
 from elastrain.comm.wire import handshake
-from elastrain.comm.wire.addresses import LossCause, PeerLost, choose_address
+from elastrain.comm.wire.addresses import LossCause, PeerLost
 from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.ports import choose_address
 from tests.support.comm_tools import SECRET, Cast, Transport, cast
 
 pytestmark = pytest.mark.parametrize("transport", get_args(Transport))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -105,6 +106,28 @@ def test_output_goes_to_files_or_to_both_as_asked_for_per_rank(tmp_path: Path) -
     assert "out of 2" in lines
     assert "out of 0" not in job.text()
     assert lines.count("err") == 2
+
+
+AGENT_MEMORY = """
+import os
+agent = os.getppid()
+maps = open(f"/proc/{agent}/maps").read()
+sizes = {words[0]: int(words[1]) for line in open(f"/proc/{agent}/status") if (words := line.split())[-1] == "kB"}
+print("libtorch" in maps, sizes["VmRSS:"], sizes["RssAnon:"])
+"""
+
+
+@pytest.mark.parametrize(("flags", "most_mib"), [((), 60), (("--join", "127.0.0.1", "--nnodes", "1"), 90)])
+def test_an_agent_is_small_before_the_script_starts(tmp_path: Path, flags: tuple[str, ...], most_mib: int) -> None:
+    options = (*flags, "--rdzv-id", f"small-{len(flags)}", "--redirects", "1", "--run-dir", str(tmp_path / "run"))
+    command = [sys.executable, "-m", "elastrain.launcher", "run", *options, str(script(tmp_path, AGENT_MEMORY))]
+    # Not one of the tests' warm processes, which have imported torch.
+    subprocess.run(command, env=os.environ | {"ELASTRAIN_HOME": str(tmp_path)}, check=True, timeout=60)
+    written = (tmp_path / "run" / "logs" / "m0" / "stdout.log").read_text()
+    has_torch, resident_kib, own_kib = written.split()
+    assert has_torch == "False", "torch alone takes 200 MiB and seconds of every start"
+    assert int(resident_kib) <= most_mib << 10
+    assert int(own_kib) <= 60 << 10
 
 
 def test_log_dir_gets_a_folder_of_each_run_and_none_is_overwritten(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from elastrain.launcher.shared.screen import ScreenPipe
+
 JOB = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -205,11 +207,11 @@ def test_a_log_whose_disk_is_full_ends_no_worker(tmp_path: Path) -> None:
         import resource
         from elastrain.launcher.agent.worker_start import Logs, _MemberLogs
         files = _MemberLogs(Logs(folder=Path("logs"), redirects={0: 3}), "m0", 0)
-        opened = files.reify({0: {}})
+        files.variables()
+        out = files.open(1)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-        with open(opened.stdouts[0], "w") as out:
-            code = "for i in range(2000): print(i, 80 * chr(46))"
-            subprocess.run([sys.executable, "-u", "-c", code], stdout=out, check=True)
+        code = "for i in range(2000): print(i, 80 * chr(46))"
+        subprocess.run([sys.executable, "-u", "-c", code], stdout=out, check=True)
         for each in files.carried:
             os.close(each.into)
             each.close()
@@ -217,3 +219,18 @@ def test_a_log_whose_disk_is_full_ends_no_worker(tmp_path: Path) -> None:
     assert ended(start(body, tmp_path, subprocess.DEVNULL)) == 0 and (tmp_path / "done").exists()
     written = (tmp_path / "logs/m0/stdout.log").read_bytes()
     assert written.startswith(b"0 ....") and len(written) == 10_000
+
+
+def test_lines_are_shown_whole_with_a_prefix_and_the_file_gets_the_bytes(tmp_path: Path) -> None:
+    shown, into = os.pipe()
+    with (tmp_path / "log").open("wb") as log:
+        pipe = ScreenPipe(os.dup(log.fileno()), shown=(into, "[m3] "))
+        for chunk in (b"one\ntw", b"o\r\n10 %\r20 %\rend", b" without a line's end"):
+            os.write(pipe.into, chunk)
+            time.sleep(0.05)  # so that it is read apart
+        os.close(pipe.into)
+        pipe.close()
+    os.close(into)
+    with os.fdopen(shown, "rb") as lines:
+        assert lines.read() == b"[m3] one\n[m3] two\n[m3] 10 %\n[m3] 20 %\n[m3] end without a line's end\n"
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\r\n10 %\r20 %\rend without a line's end"
