@@ -46,7 +46,7 @@ class World:
     @property
     def run(self) -> Run:
         [folder] = (self._home / "runs").iterdir()
-        return Run(max(max(0, rank.poll() or 0) for rank in self.ranks), self.text(), folder)
+        return Run(max((max(0, rank.poll() or 0) for rank in self.ranks), default=0), self.text(), folder)
 
     def text(self) -> str:
         return "".join(path.read_text() for path in sorted(self._home.glob("rank*.txt")))
@@ -149,10 +149,17 @@ def _connected(pid: int) -> bool:
     return "@elastrain/ranks/" in names and any(link.startswith("socket:") for link in links)
 
 
+def _command(*script: str, options: tuple[str, ...] = ()) -> list[str]:
+    port = str(_free_port())
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port),
+        *(*options, str(SCRIPT), *script),
+    ]
+
+
 def _torchrun(home: Path, **extra: str) -> subprocess.CompletedProcess[str]:
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(_free_port())]
     env = {k: v for k, v in environment(ELASTRAIN_HOME=str(home)).items() if k != "PYTHONHASHSEED"} | extra
-    command = [sys.executable, *command, str(SCRIPT), "--steps", "6"]
+    command = _command("--steps", "6")
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -161,6 +168,29 @@ def test_torchrun_starts_one_job(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     [alone] = set(undisturbed("--steps", "6").digests.values())
     assert ran.stderr.count(f"digest {alone}") == 2
+
+
+def test_a_restart_of_torchrun_begins_the_job_anew_and_leaves_nothing_of_the_first(tmp_path: Path) -> None:
+    (slow := tmp_path / "slow").touch()
+    command = _command("--steps", "6", "--slow-while", str(slow), options=("--max-restarts", "1"))
+    env = environment(ELASTRAIN_HOME=str(tmp_path / "home"), PYTHONHASHSEED="0")
+    output = tmp_path / "rank0.txt"
+    with output.open("w") as file, subprocess.Popen(command, env=env, stdout=file, stderr=file) as process:
+        try:
+            first = World([], tmp_path / "home")
+            until(lambda: first.reached(1), 90, "step 1 of the first job")
+            helper = first.helper()
+            victim = next(int(e["pid"]) for e in first.run.events if e["event"] == "worker_start")
+            os.kill(victim, signal.SIGKILL)
+            until(lambda: len(list((tmp_path / "home/runs").iterdir())) == 2, 90, "the second job")
+            slow.unlink()
+            assert process.wait(120) == 0, output.read_text()
+        finally:
+            process.kill()
+    [alone] = set(undisturbed("--steps", "6").digests.values())
+    assert output.read_text().count(f"digest {alone}") == 2
+    until(lambda: _is_gone(helper), 30, "the process of the first job has ended")
+    assert not list((tmp_path / "home/runs").glob("*/secret"))
 
 
 def test_ranks_with_random_hashes_are_refused_before_anything_is_started(tmp_path: Path) -> None:
