@@ -222,11 +222,15 @@ class BufferBook:
         if command.payload is None:
             state, told = self._states.states[command.shard], command.digest
         else:
-            state, told = self._arithmetic.unpack(command.payload)
+            state, told = self._arithmetic.unpack(command.payload, in_place=True)
             told = told if command.digest is None else command.digest
-        intact = told in (None, self._arithmetic.digest(state)) and state.shard == command.shard
-        if intact and self._fetched is not None:
-            self._fetched.gather(state)
+
+        # It is asked after the copy: the sender uses its memory again if this member was stopped and taken for lost.
+        def is_intact() -> bool:
+            return told in (None, self._arithmetic.digest(state))
+
+        sink = self._fetched
+        intact = sink is not None and state.shard == command.shard and sink.gather(state, is_intact)
         return p.TookFetched(step=command.step, shard=command.shard, intact=intact, source=command.source)
 
     def payload(self, message: Message) -> list[Tensor]:

@@ -5,7 +5,7 @@ A worker implements them with tensors (`runtime/tensors/`), the simulator with s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from elastrain.job.values import Record
@@ -136,8 +136,13 @@ class Arithmetic(Protocol):
         """Return a copy of a piece of a packed state, because its sender may change the state before the last piece."""
         ...
 
-    def unpack(self, *pieces: Sequence[Tensor]) -> tuple[State, int]:
-        """Return a state with memory of its own, and the digest of what was packed. `pieces`: all, in order."""
+    def unpack(self, *pieces: Sequence[Tensor], in_place: bool = False) -> tuple[State, int]:
+        """Return a state with memory of its own, and the digest of what was packed.
+
+        Args:
+            pieces: All pieces, in order.
+            in_place: Leave the state in the sender's memory, if it can be read there. It is not to be kept.
+        """
 
 
 class StateStore(Protocol[Key]):
@@ -186,8 +191,8 @@ class StateStore(Protocol[Key]):
 class FetchSink(Protocol):
     """A receiver of the states that the training loop has asked for."""
 
-    def gather(self, state: State) -> None:
-        """Take a verified state. It copies what it keeps, because the state changes later."""
+    def gather(self, state: State, is_intact: Callable[[], bool]) -> bool:
+        """Copy a state, and then ask whether it is intact: if not, the copy does not count. Returns the answer."""
 
 
 class CaptureSink(Protocol):

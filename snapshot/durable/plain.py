@@ -7,7 +7,7 @@ into other shards than the checkpoint also starts from it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,51 +80,82 @@ class Gathering:
     def __init__(self, parameters: Sequence[ParameterEntry], shards: Sequence[Sequence[PieceEntry]]) -> None:
         self._parameters = parameters
         self._shards = shards
-        self._values: dict[int, Tensor] = {}
-        self._state: dict[int, dict[str, Value]] = {}
+        self._wholes: dict[tuple[int, str], Tensor] = {}
+        """(parameter, entry) -> the whole tensor. The entry of the parameter's own values is ""."""
+        self._scalars: dict[tuple[int, str], Value] = {}
         self._filled: dict[tuple[int, str], int] = {}
-        """(parameter, entry) -> number of elements added. The entry of the parameter's own values is ""."""
+        """(parameter, entry) -> number of elements added."""
 
-    def add(self, state: ShardState, *, with_values: bool = True) -> None:
+    def add(self, state: ShardState, *, with_values: bool = True, is_intact: Callable[[], bool] = lambda: True) -> bool:
         """Copy the state of one shard. Raises CheckpointError if a scalar differs between pieces of a parameter.
 
         Args:
             state: The state of the shard.
             with_values: False if only the optimizer's state is wanted, and not the parameters' own values.
-        """
-        for number, piece in enumerate(self._shards[state.shard]):
-            values = state.parameters[piece.start : piece.start + piece.numel]
-            if with_values:
-                self._put(self._values, piece.parameter, piece, "", values)
-            kept = state.pieces[number] if number < len(state.pieces) else {}
-            for name, value in sorted(kept.items()):
-                self._keep(piece, name, value)
+            is_intact: Function that is called once the tensors are copied. If it returns False, the copy does not
+                count, and another one has to follow.
 
-    def _keep(self, piece: PieceEntry, name: str, value: Value) -> None:
-        whole = self._state.setdefault(piece.parameter, {})
-        if isinstance(value, Tensor) and value.dim() == 1 and value.numel() == piece.numel:
-            self._put(whole, name, piece, name, value)
-            return
+        Returns:
+            What `is_intact` has returned.
+        """
+        tensors, scalars = self._divided(state, with_values=with_values)
+        begun = [(piece.parameter, entry) for piece, entry, part in tensors if self._put(piece, entry, part)]
+        if not is_intact():
+            for key in begun:
+                del self._wholes[key]
+            return False
+        for piece, entry, _ in tensors:
+            key = piece.parameter, entry
+            self._filled[key] = self._filled.get(key, 0) + piece.valid_numel
+        for piece, entry, value in scalars:
+            self._keep(piece, entry, value)
+        return True
+
+    def _divided(
+        self, state: ShardState, *, with_values: bool
+    ) -> tuple[list[tuple[PieceEntry, str, Tensor]], list[tuple[PieceEntry, str, Value]]]:
+        """Return the parts of whole tensors in a state, and its scalars."""
+        tensors, scalars = list[tuple[PieceEntry, str, Tensor]](), list[tuple[PieceEntry, str, Value]]()
+        for number, piece in enumerate(self._shards[state.shard]):
+            own = state.parameters[piece.start : piece.start + piece.numel]
+            if with_values and own.numel() == piece.numel:
+                tensors.append((piece, "", own))
+            kept = state.pieces[number] if number < len(state.pieces) else {}
+            for entry, value in sorted(kept.items()):
+                if isinstance(value, Tensor) and value.dim() == 1 and value.numel() == piece.numel:
+                    tensors.append((piece, entry, value))
+                else:
+                    scalars.append((piece, entry, value))
+        return tensors, scalars
+
+    def _keep(self, piece: PieceEntry, entry: str, value: Value) -> None:
         kept = value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
-        if not _same(whole.setdefault(name, kept), kept):
+        if not _same(self._scalars.setdefault((piece.parameter, entry), kept), kept):
             raise CheckpointError(
-                f"{name!r} of {self._name(piece.parameter)} differs between its pieces: plain PyTorch has one for all"
+                f"{entry!r} of {self._name(piece.parameter)} differs between its pieces: plain PyTorch has one for all"
             )
 
-    def _put(self, into: dict[Any, Any], key: object, piece: PieceEntry, entry: str, part: Tensor) -> None:
-        numel = self._parameters[piece.parameter].numel
-        if key not in into:
-            into[key] = _empty(numel, part.dtype)
-        into[key][piece.offset : piece.offset + piece.valid_numel] = part[: piece.valid_numel]
-        count = (piece.parameter, entry)
-        self._filled[count] = self._filled.get(count, 0) + piece.valid_numel
+    def _put(self, piece: PieceEntry, entry: str, part: Tensor) -> bool:
+        """Copy a part into its whole tensor. Returns True if the tensor is new."""
+        key = piece.parameter, entry
+        is_new = key not in self._wholes
+        if is_new:
+            self._wholes[key] = _empty(self._parameters[piece.parameter].numel, part.dtype)
+        self._wholes[key][piece.offset : piece.offset + piece.valid_numel] = part[: piece.valid_numel]
+        return is_new
 
     def state(self) -> dict[str, dict[str, Value]]:
         """Return the optimizer's state by parameter name. Raises CheckpointError if elements are missing."""
         for (index, entry), filled in self._filled.items():
             if filled != self._parameters[index].numel:
                 raise CheckpointError(f"{entry or 'values'} of {self._name(index)}: only {filled} elements are there")
-        return {self._parameters[i].name: self._shaped(i, kept) for i, kept in self._state.items()}
+        shaped = {key: whole.view(self._parameters[key[0]].shape) for key, whole in self._wholes.items()}
+        found: dict[int, dict[str, Value]] = {}
+        for index, entry in sorted({*shaped, *self._scalars}):
+            if entry:
+                key = index, entry
+                found.setdefault(index, {})[entry] = shaped[key] if key in shaped else self._scalars[key]
+        return {self._parameters[index].name: kept for index, kept in found.items()}
 
     def parameters(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return all parameters in the model's shapes and dtypes, and the float32 copies of those in half precision.
@@ -134,19 +165,14 @@ class Gathering:
         model, masters = dict[str, Tensor](), dict[str, Tensor]()
         for index, spec in enumerate(self._parameters):
             dtype: torch.dtype = getattr(torch, spec.dtype)
-            if index not in self._values and spec.numel:
+            if (index, "") not in self._wholes and spec.numel:
                 raise CheckpointError(f"{spec.name!r} lies in no shard")
-            value = self._values.get(index, torch.empty(0, dtype=dtype)).view(spec.shape)
+            value = self._wholes.get((index, ""), torch.empty(0, dtype=dtype)).view(spec.shape)
             model[spec.name] = value.to(dtype)
             if dtype != value.dtype and dtype.is_floating_point:
                 masters[spec.name] = value
             model.update((other, model[spec.name]) for other in spec.also)
         return model, masters
-
-    def _shaped(self, index: int, kept: dict[str, Value]) -> dict[str, Value]:
-        shape = self._parameters[index].shape
-        here = {name for parameter, name in self._filled if parameter == index}
-        return {n: v.view(shape) if isinstance(v, Tensor) and n in here else v for n, v in kept.items()}
 
     def _name(self, index: int) -> str:
         return repr(self._parameters[index].name)

@@ -113,8 +113,11 @@ class Script:
     def __init__(self) -> None:
         self.states: dict[int, State] = {}
 
-    def gather(self, state: State) -> None:
-        self.states.setdefault(state.shard, State(state.shard, Cell(state.cell.value)))  # as the product does
+    def gather(self, state: State, is_intact: Callable[[], bool]) -> bool:
+        copy = State(state.shard, Cell(state.cell.value))
+        if found := is_intact():
+            self.states.setdefault(state.shard, copy)  # as the product does
+        return found
 
 
 @dataclass(eq=False)
@@ -323,7 +326,7 @@ class Symbols:
     def taken_piece(self, piece: Sequence[Place]) -> list[Cell]:
         return [Cell(place.value) for place in piece]
 
-    def unpack(self, *pieces: Sequence[Place]) -> tuple[State, int]:
+    def unpack(self, *pieces: Sequence[Place], in_place: bool = False) -> tuple[State, int]:
         shard, digest, _ = pieces[0]
         values = list(dict.fromkeys(cell.value for _, _, cell in pieces))
         # Pieces of two versions.

@@ -91,22 +91,28 @@ class StateFetch(MemberPart):
         return bool(due)
 
     def _ask(self) -> bool:
-        for shard in [shard for shard in self._missing if shard not in self._asked]:
-            if self._asked and self._under_way_bytes + self._sizes[shard] > AHEAD_BYTES:
-                continue
-            if self._start(shard):
-                return True
-        return False
+        """Ask for what there is room for, and take this member's own states, while the other members answer."""
+        under_way_bytes = sum(self._sizes[shard] for shard in self._asked)
+        # Questions go together, because a holder works on something else between two of them.
+        has_room = under_way_bytes <= AHEAD_BYTES // 2
+        waiting = [shard for shard in self._missing if shard not in self._asked]
+        is_any = False
+        for shard in sorted(waiting, key=self._is_here):
+            if self._is_here(shard):
+                is_any = self._start(shard) or is_any
+            elif has_room and (not under_way_bytes or under_way_bytes + self._sizes[shard] <= AHEAD_BYTES):
+                under_way_bytes += self._sizes[shard] if (is_asked := self._start(shard)) else 0
+                is_any = is_asked or is_any
+        return is_any
 
-    @property
-    def _under_way_bytes(self) -> int:
-        return sum(self._sizes[shard] for shard in self._asked)
+    def _is_here(self, shard: int) -> bool:
+        return self._step is not None and self._holdings.has(shard, self._step)
 
     def _start(self, shard: int) -> bool:
         """Take this member's own verified state, or ask the primary. Returns False if neither is possible yet."""
         assert self._step is not None
         primary = self._commit.roles.live[shard].primary
-        if self._holdings.has(shard, self._step):
+        if self._is_here(shard):
             self._asked.add(shard)
             self._take(shard, self._views.me, self._holdings[shard].digest, None)
         elif primary != self._views.me:

@@ -65,10 +65,13 @@ class WholeState:
             )
         gathering, taken = self._described.gathering(), set[int]()
 
-        def gather(state: ShardState) -> None:
-            if state.shard not in taken:  # a holder may answer twice around a loss
-                taken.add(state.shard)
-                gathering.add(state, with_values=with_values)
+        def gather(state: ShardState, is_intact: Callable[[], bool]) -> bool:
+            if state.shard in taken:  # a holder may answer twice around a loss
+                return True
+            if not gathering.add(state, with_values=with_values, is_intact=is_intact):
+                return False
+            taken.add(state.shard)
+            return True
 
         self._handover.fetch_states(gather)
         return gathering

@@ -213,6 +213,7 @@ class Engine:
                 self._outgoing.use_loop_payload(told.payload)
                 self._handle(event)
             case _:
+                self._pace.loop.heard(told)
                 self._handle(told)
 
     def _handle(self, event: p.Event) -> None:
@@ -305,8 +306,7 @@ class Engine:
                 self._parts.faults.reach(command.step, "join")
                 handover.give(command)
             case p.Leave(evicted=True):
-                reason = f"member {me} was removed from the job: start it again to join anew"
-                self._give_up(errors.StoppedError(reason))
+                self._give_up(errors.StoppedError(f"member {me} was removed from the job: start it again to join anew"))
             case p.Leave():
                 handover.give(lc.LoopOver(overruled=command.overruled, last=self._core.record))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from elastrain import protocol as p
 from elastrain.runtime.engine.copy_pace import Clock, CopyTraffic, Giver
 from elastrain.runtime.io.heartbeat import LoopHeartbeat
 from elastrain.runtime.io.loop_channel import LOOK_EVERY_S
@@ -66,6 +67,11 @@ class LoopFirst:
         before_s, self._committed_s = self._committed_s, self._clock()
         share_s = BETWEEN_STEPS_SHARE * (self._committed_s - before_s)
         self.let_loop_go_first(min(BETWEEN_STEPS_MOST_S, max(BETWEEN_STEPS_S, share_s)))
+
+    def heard(self, told: p.Event) -> None:
+        """Hold background work back if the loop waits for the whole state, which the engine's thread copies."""
+        if isinstance(told, p.StateWanted):
+            self.let_loop_go_first(BETWEEN_STEPS_MOST_S)
 
     def let_loop_go_first(self, for_s: float) -> None:
         """Hold background work back for `for_s` seconds."""

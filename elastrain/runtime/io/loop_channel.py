@@ -108,6 +108,8 @@ class StatesGiven:
 
 Evaluated: TypeAlias = BatchAssignment | p.EvaluationEnded
 Outcome: TypeAlias = Assignment | TaskAssignment | p.WarmUp | p.Advance | p.Enter | StatesGiven | Evaluated | LoopOver
+Gather: TypeAlias = Callable[[ShardState, Callable[[], bool]], bool]
+"""Copies a state, then asks whether it is intact, and returns the answer."""
 Told: TypeAlias = p.Event | StepBegun | TryAgain | LoopFailed | BoundaryMade
 
 
@@ -140,7 +142,7 @@ class LoopChannel:
         """None means that nothing more will come (see `_failure`)."""
         self._has_computed = False
         """True if the loop was given a run or an action when it last asked for work."""
-        self._gather: Callable[[ShardState], None] = lambda state: None
+        self._gather: Gather = lambda state, is_intact: is_intact()
         """Takes the states that the loop waits for. The engine's thread calls it."""
         self._failure: Exception | None = None
         self._ended = False
@@ -218,11 +220,11 @@ class LoopChannel:
         self._has_computed = isinstance(outcome, Assignment | TaskAssignment)
         return outcome
 
-    def gather(self, state: ShardState) -> None:
-        """Give the loop, which waits, a state that it has asked for."""
-        self._gather(state)
+    def gather(self, state: ShardState, is_intact: Callable[[], bool]) -> bool:
+        """Give the loop, which waits, a state that it has asked for. See `elastrain.buffers.port.FetchSink`."""
+        return self._gather(state, is_intact)
 
-    def fetch_states(self, gather: Callable[[ShardState], None]) -> None:
+    def fetch_states(self, gather: Gather) -> None:
         """Wait until the states of all shards were given to a function. Call it between two steps.
 
         The engine's thread calls the function, with states that change later: it copies what it keeps. Raises

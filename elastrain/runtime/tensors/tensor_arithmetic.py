@@ -224,12 +224,12 @@ class TensorArithmetic:
         head = (self.digest(state) if digest is None else digest).to_bytes(8, "little") + text
         return [torch.frombuffer(bytearray(head), dtype=torch.uint8), *tensors]
 
-    def unpack(self, *pieces: Sequence[Tensor]) -> tuple[ShardState, int]:
-        """Return the state, in new memory, and the checksum that `pack` computed."""
+    def unpack(self, *pieces: Sequence[Tensor], in_place: bool = False) -> tuple[ShardState, int]:
+        """Return the state, in new memory unless `in_place` on the host, and the checksum that `pack` computed."""
         head, *columns = zip(*pieces, strict=True)
         told, text = bytes(head[0][:8].tolist()), bytes(head[0][8:].tolist())
-        is_whole = len(pieces) == 1
-        tensors = [self._memory.taken_in(column[0]) if is_whole else torch.cat(column) for column in columns]
+        take = self._memory.taken_in if not (in_place and self._memory.port.is_host) else lambda tensor: tensor
+        tensors = [take(column[0]) if len(pieces) == 1 else torch.cat(column) for column in columns]
         return ShardState.unpack(text, tensors), int.from_bytes(told, "little")
 
 

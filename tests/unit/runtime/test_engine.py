@@ -593,6 +593,18 @@ def test_after_a_long_pause_background_work_is_not_held_back_for_long() -> None:
     assert not bench.executor.behind
 
 
+def test_background_work_waits_while_the_loop_waits_for_the_whole_state_but_not_for_ever() -> None:
+    bench = Bench()
+    bench.executor.behind.append("a digest")
+    bench.happens(p.StateWanted())
+    bench.now_s += BETWEEN_STEPS_MOST_S - 0.01
+    bench.turn()
+    assert bench.executor.behind
+    bench.now_s += 0.02
+    bench.turn()
+    assert not bench.executor.behind, "the state may be missing because of that work"
+
+
 def test_alone_the_view_is_this_member() -> None:
     bench = Bench(alone=True)
     bench.core.answers[p.Viewed] = [p.Enter(step=0, state=None)]

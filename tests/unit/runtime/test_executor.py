@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -571,8 +572,9 @@ class _Script:
     def __init__(self) -> None:
         self.shards: list[int] = []
 
-    def gather(self, state: ShardState) -> None:
-        self.shards.append(state.shard)
+    def gather(self, state: ShardState, is_intact: Callable[[], bool]) -> bool:
+        self.shards += [state.shard] if (found := is_intact()) else []
+        return found
 
 
 def test_a_script_gets_verified_states_only_of_its_own_member_and_of_others(executor: Executor) -> None:

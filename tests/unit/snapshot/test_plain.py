@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from elastrain.snapshot.durable.manifest import (
     name_of,
 )
 from elastrain.snapshot.durable.places.local import LocalPlace
-from elastrain.snapshot.durable.plain import PlainState, gather, pack_named
+from elastrain.snapshot.durable.plain import Gathering, PlainState, gather, pack_named
 from elastrain.snapshot.durable.publishing import publish
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.writing import PartWriter
@@ -348,3 +349,25 @@ def test_an_export_tells_how_much_is_written_while_it_writes(
     export(plain, tmp_path / "out", "slow", note)
     assert max(told) < 3 << 20
     assert not [thread for thread in threading.enumerate() if thread.name == "export"]
+
+
+def test_a_damaged_copy_of_a_shard_does_not_count_and_its_repetition_does() -> None:
+    parameters = [ParameterEntry(name="weight", shape=(6,), dtype="float32", group=0)]
+    pieces = [[PieceEntry(parameter=0, start=0, numel=4, offset=at, valid_numel=3)] for at in (0, 3)]
+    gathering = Gathering(parameters, pieces)
+
+    def state(shard: int, name: str = "exp_avg") -> ShardState:
+        values = torch.arange(4.0) + 10 * shard
+        return ShardState(shard=shard, parameters=values, pieces=[{name: values + 1, "step": torch.tensor(5.0)}])
+
+    damaged = replace(state(0, "exp_avh"), pieces=[{"exp_avh": torch.full((4,), 9.0), "step": torch.tensor(6.0)}])
+    assert not gathering.add(damaged, is_intact=lambda: False)
+    assert gathering.add(state(0))
+    assert not gathering.add(replace(state(1), parameters=torch.zeros(2)), is_intact=lambda: False)
+    with pytest.raises(CheckpointError, match="only 3 elements are there"):
+        gathering.state()
+    assert gathering.add(state(1))
+    kept = gathering.state()["weight"]
+    assert set(kept) == {"exp_avg", "step"} and kept["step"] == 5
+    assert kept["exp_avg"].tolist() == [1, 2, 3, 11, 12, 13]
+    assert gathering.parameters()[0]["weight"].tolist() == [0, 1, 2, 10, 11, 12]
