@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +19,8 @@ from elastrain.runtime.loggers.libraries import check_installed
 FLUSH_S = 0.1
 """Time until wandb's own process has put a line into its file. Its default is 15 s."""
 INIT_TIMEOUT_S = 30.0
+ROOM_BYTES = 1 << 20
+"""Free space that has to be left. wandb's own process writes later, and loses lines on a full disk without a word."""
 _BLOCK_BYTES = 32768
 _HEADER = struct.Struct("<IHB")
 _MODES = ("online", "offline", "disabled")
@@ -60,6 +64,7 @@ class Wandb:
 
     def begin(self, run: str) -> int:
         """Open the run, and return the newest step that is in it; see `Logger`."""
+        self._check_room()
         if self._run is not None:
             self._run.finish()
         self._id = re.sub(r"[^\w.-]", "_", run)[-64:]
@@ -78,13 +83,21 @@ class Wandb:
 
     def write(self, lines: Sequence[Line]) -> None:
         """Log lines. The values of one step are one row, which is complete when the next step is logged."""
+        self._check_room()
         for line in lines:
             self._run.log(dict(line.values), step=line.step)
+
+    def _check_room(self) -> None:
+        """Make the folder. Raises OSError if its disk is full."""
+        if self._mode != "disabled":
+            self._folder.mkdir(parents=True, exist_ok=True)
+            free_bytes = shutil.disk_usage(self._folder).free
+            if free_bytes < ROOM_BYTES:
+                raise OSError(errno.ENOSPC, f"{free_bytes} bytes are free in {self._folder}, less than {ROOM_BYTES}")
 
     def _opened(self, mode: str) -> Any:
         import wandb
 
-        self._folder.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(
             silent=True, init_timeout=INIT_TIMEOUT_S, console="off", x_transaction_log_flush_interval=FLUSH_S
         )

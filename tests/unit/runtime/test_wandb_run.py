@@ -54,6 +54,36 @@ def test_a_run_goes_on_behind_a_writer_that_was_killed_and_has_one_id(tmp_path: 
     assert rows(tmp_path, "loss") == [("a_run", step, step / 2) for step in range(8)]
 
 
+FILLED = """
+import sys, time
+from elastrain.job.log_book import Line
+from elastrain.runtime.loggers import wandb_run
+logger = wandb_run.Wandb("p", mode="offline", dir=sys.argv[1])
+logger.begin("a run")
+logger.cut(-1)
+logger.write([Line(0, {"loss": 0.0}), Line(1, {"loss": 0.5})])
+room_bytes, wandb_run.ROOM_BYTES = wandb_run.ROOM_BYTES, 1 << 60
+for call in (lambda: logger.write([Line(2, {"loss": 1.0})]), lambda: logger.begin("a run")):
+    try:
+        call()
+    except OSError as error:
+        print(error)
+wandb_run.ROOM_BYTES = room_bytes
+time.sleep(1.1)  # the names of wandb's folders have seconds
+newest = logger.begin("a run")
+logger.cut(newest)
+logger.write([Line(step, {"loss": step / 2}) for step in range(newest + 1, 4)])
+"""
+
+
+def test_a_full_disk_is_an_error_before_a_line_is_lost_and_all_follow_when_there_is_room(tmp_path: Path) -> None:
+    """wandb's own process would drop the lines."""
+    done = subprocess.run([sys.executable, "-c", FILLED, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"bytes are free in {tmp_path}, less than") == 2
+    assert rows(tmp_path, "loss") == [("a_run", step, step / 2) for step in range(4)]
+
+
 def test_long_records_over_several_blocks_are_read(tmp_path: Path) -> None:
     write(tmp_path, 0, 900)
     assert [step for _, step, _ in rows(tmp_path, "loss")] == list(range(900))
