@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 import elastrain
 from elastrain.errors import ConfigError
 from elastrain.integrations.accelerator_arguments import PRECISIONS, check, steps_of, wanted
-from elastrain.integrations.adapter import claim, current_device, kept_checkpoint, require
+from elastrain.integrations.adapter import begin_behind, claim, current_device, kept_checkpoint, require
 from elastrain.integrations.one_process import OneProcess
 from elastrain.integrations.prepared import EvaluationLoader, Parts, Scheduler, TrainingLoader, job_loader, only
 from elastrain.integrations.process_state import (
@@ -287,7 +287,7 @@ class Accelerator(OneProcess):
         forward = RememberedForward(parts.model, self._in_precision)
         parts.model.forward = forward
         loader = parts.loader.inner
-        loader.go_on_behind(self._parts.behind)
+        loader.go_on_behind(begin_behind(self.job, parts.behind))
         self._trackers.begin(self.job, parts.behind)
         self.job.prepare(parts.model, parts.optimizer, loader, max_grad_norm=self._max_grad_norm)
         loop = parts.loop = ScriptLoop(self.job, forward, loader, self._parts.behind)

@@ -13,11 +13,13 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from elastrain.base.environment import run_folder
 from elastrain.errors import ConfigError
+from elastrain.runtime.job import Job
 
 LINKED_BYTES = 1 << 20
 """Size from which on a file of a checkpoint is linked and not copied."""
@@ -111,3 +113,37 @@ def current_device(*, cpu: bool = False) -> torch.device:
     """Return the device that the job has chosen for this worker: the current accelerator's, else the CPU."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() and not cpu else None
     return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())
+
+
+class ScriptsCheckpoint:
+    """The place of the script's own checkpoint, `behind` steps, which counts from the job's first life on.
+
+    Data, logs and counts of all members and lives begin there. `job.register` takes it.
+    """
+
+    def __init__(self, behind: int) -> None:
+        self._behind = behind
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place."""
+        return {"behind": self._behind}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Compare the place with the one of the job. Raises ConfigError if they differ."""
+        check_behind(state["behind"], self._behind)
+
+
+def check_behind(jobs: int, own: int) -> None:
+    """Raise ConfigError if the job has begun behind another step of the script's own checkpoints than this process."""
+    if jobs != own:
+        raise ConfigError(
+            f"the job has begun behind step {jobs} of the script's own checkpoints, and this process begins behind "
+            f"step {own}: name a checkpoint that all members find; beside `elastrain run --resume`, which goes on from "
+            "the job's own checkpoint, name the one of the job's first start, or none"
+        )
+
+
+def begin_behind(job: Job, behind: int) -> int:
+    """Let the job compare how many steps the script's own checkpoint has made. Returns this number."""
+    job.register("the script's own checkpoint", ScriptsCheckpoint(behind))
+    return behind

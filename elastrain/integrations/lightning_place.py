@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import elastrain
-from elastrain.errors import ConfigError
+from elastrain.integrations.adapter import check_behind
 
 if TYPE_CHECKING:
     from elastrain.integrations.lightning import ElastrainStrategy
@@ -65,11 +65,7 @@ class LoopPlace:
         """Put the loop where the noted state is."""
         loop, connector = self._trainer.fit_loop.epoch_loop, self._trainer._logger_connector
         state = copy.deepcopy(self._state)
-        if state["behind"] != self._behind:
-            raise ConfigError(
-                f"the job has begun behind step {state['behind']}, and this member has found a checkpoint of step "
-                f"{self._behind}: give fit(ckpt_path=…) the path of a file, which all members find"
-            )
+        check_behind(state["behind"], self._behind)
         self._forget_restart(self._trainer.fit_loop)
         for name, progress in self._counts().items():
             progress.load_state_dict(state["counts"][name])

@@ -17,7 +17,7 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 import elastrain
 from elastrain.errors import ConfigError
-from elastrain.integrations.adapter import claim, current_device, kept_checkpoint, require
+from elastrain.integrations.adapter import begin_behind, claim, current_device, kept_checkpoint, require
 from elastrain.integrations.process_state import (
     LONG_WORK_TIMEOUT_S,
     know_elastrain,
@@ -160,13 +160,13 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
         self.create_optimizer()
         self.create_scheduler(num_training_steps=max_steps)
         self._load_optimizer_and_scheduler(checkpoint)
-        if not self.args.ignore_data_skip:
-            loader.go_on_behind(self.state.global_step)
+        behind = begin_behind(self.job, self.state.global_step)
+        loader.go_on_behind(0 if self.args.ignore_data_skip else behind)
         # It wraps the forward in autocast as it does without a job.
         self.model_wrapped = model = self.accelerator.prepare_model(self.model)
         settle_config(self.model)
         norm = self.args.max_grad_norm or None
-        self.job.loggers(*self._loggers, behind=self.state.global_step + 1)  # it counts the steps that are done
+        self.job.loggers(*self._loggers, behind=behind + 1)  # it counts the steps that are done
         self.job.register("trainer", self._carried)
         self.job.prepare(model, self.optimizer, loader, max_grad_norm=norm)
         if self.job.is_main:
