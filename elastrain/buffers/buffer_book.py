@@ -54,6 +54,8 @@ class BufferBook:
         self._behind = BackgroundWork(arithmetic, self._states)
         self._captures = Captures(states, NoSink())
         self._fetched: FetchSink | None = None
+        self._kept_slots: int | None = None
+        """Number of slots to keep, until the end of an attempt has left no more. None: all are kept."""
 
     def capture_into(self, sink: CaptureSink) -> None:
         """Send states that are captured for a checkpoint to this sink."""
@@ -62,6 +64,21 @@ class BufferBook:
     def fetch_into(self, sink: FetchSink) -> None:
         """Give states that the training loop asks for to this sink."""
         self._fetched = sink
+
+    def trim(self, slots: int) -> None:
+        """Free the memory of buffers that are not in use, and of free gradient slots beyond a number of slots.
+
+        What is in use now is freed at the end of an attempt.
+        """
+        self._kept_slots = slots
+        self._arithmetic.hold(None, self._buffers.take_free())
+        self.slots.keep(slots)
+
+    def _trim_rest(self) -> None:
+        # Sums of the attempt have come back, and the next step has taken no slot yet.
+        if self._kept_slots is not None:
+            self._arithmetic.hold(None, self._buffers.take_free())
+            self._kept_slots = None if self.slots.keep(self._kept_slots) else self._kept_slots
 
     @property
     def has_work_behind(self) -> bool:
@@ -119,6 +136,7 @@ class BufferBook:
                 self._folds.end_step()
                 self.slots.end_step(command.step)
                 self._pieces.end_step()
+                self._trim_rest()
             case _:
                 return self._change_states(command)
         return None

@@ -14,7 +14,10 @@ from elastrain.job.values import Record
 Tensor: TypeAlias = Any
 """A place with numbers in it: a buffer, or a part of a slot, of the model or of another member's memory."""
 GradientSlot: TypeAlias = Any
-"""One copy of all gradients, into which the training loop accumulates. After `release()` its content is not needed."""
+"""One copy of all gradients, into which the training loop accumulates. After `release()` its content is not needed.
+
+After `free()` it is not used again.
+"""
 State: TypeAlias = Any
 """A shard's parameters and the optimizer's state for them. `state.shard` is the shard's index."""
 Key = TypeVar("Key", bound=Hashable)

@@ -37,6 +37,8 @@ class GradientSlots:
     def __init__(self, arithmetic: Arithmetic) -> None:
         self._arithmetic = arithmetic
         self._free: list[GradientSlot] = []
+        self._made = 0
+        """Number of slots that exist, free or not."""
         self._outstanding: deque[UsedSlot | None] = deque()
         """Slots of the loop's computations that have not ended, oldest first. None: a slot from elsewhere."""
         self._tasks: dict[Task, UsedSlot] = {}
@@ -54,9 +56,22 @@ class GradientSlots:
     def start_run(self) -> GradientSlot:
         """Return a slot for the next run. The training loop clears it and accumulates into it."""
         # Never an outstanding one: the next run would overwrite its blocks before they are reported.
-        slot = self._free.pop() if self._free else self._arithmetic.new_slot()
+        slot = self._take()
         self._outstanding.append(UsedSlot(slot))
         return slot
+
+    def _take(self) -> GradientSlot:
+        if self._free:
+            return self._free.pop()
+        self._made += 1
+        return self._arithmetic.new_slot()
+
+    def keep(self, count: int) -> bool:
+        """Free the memory of free slots until `count` slots are left. Returns True if no more are left than that."""
+        while self._free and self._made > count:
+            self._free.pop().free()
+            self._made -= 1
+        return self._made <= count
 
     def start_check(self) -> None:
         """Note a computation whose slot is not from here. `end_run` ends it like a run."""
@@ -68,8 +83,7 @@ class GradientSlots:
         The training loop clears it before the run's first backward.
         """
         if task not in self._tasks:
-            slot = self._free.pop() if self._free else self._arithmetic.new_slot()
-            self._tasks[task] = UsedSlot(slot)
+            self._tasks[task] = UsedSlot(self._take())
         self._outstanding.append(self._tasks[task])
         return self._tasks[task].slot
 

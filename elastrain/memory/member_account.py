@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from elastrain.buffers.background import BEHIND_BYTES
-from elastrain.job.placement import Placement
+from elastrain.job.placement import Holders, Placement
 from elastrain.job.values import Shape
 from elastrain.job.world import View
 from elastrain.memory import held_shards
@@ -124,6 +124,21 @@ class MemberAccount:
         roles = ([each for each in under(placement) if each.shard in stay] for placement in (now, goal))
         return (*both, *max(roles, key=lambda held: sum(each.leaves_bytes for each in held)))
 
+    def standby(self, spare_bytes: int) -> frozenset[int]:
+        """Return the shards held as a backup whose states leave the device at once if this member takes them over.
+
+        After a loss a backup becomes primary before a plan makes room. `spare_bytes`: what is free for such states.
+        """
+        # Any backup may be the next primary, if several members are lost at once.
+        mine = {each.shard for each in self.held}
+        now, sizes = self.placements[0], self.sizes
+        backed = tuple(Holders(self.me if self.me in holders.backups else "") for holders in now)
+        taken = held_shards.held_by(
+            self.me, [backed], self.shape.sizes, moments=self.moments, masters=sizes.masters, frozen=sizes.frozen
+        )
+        parts = [each for each in taken if each.shard not in mine]
+        return held_shards.choose_shards(parts, sum(each.leaves_bytes for each in parts) - spare_bytes)[0]
+
     @cached_property
     def tasks(self) -> TaskBytes:
         """Needs of the tasks. Zero without pipelines, and before tasks are assigned."""
@@ -149,6 +164,18 @@ class MemberAccount:
         if self.sizes.memory == MemoryKind.DEVICE:
             return slots_bytes + held_shards.device_sums_bytes(self._held(self.moments), makers)
         return slots_bytes + held_shards.sums_bytes(self.held, makers, BEHIND_BYTES)
+
+    def surplus_bytes(self, slots_bytes: int, others_bytes: int) -> int:
+        """Return the bytes of gradients' memory that a member has besides those of the plan.
+
+        Args:
+            slots_bytes: Bytes of the slots that it has.
+            others_bytes: Bytes of its sums, scratch and checks.
+        """
+        # One by one, because free slots are no use for sums, and the other way round.
+        planned_bytes = self.slots * self.sizes.slot_bytes
+        others_planned_bytes = self.gradients_bytes - planned_bytes
+        return max(0, slots_bytes - planned_bytes) + max(0, others_bytes - others_planned_bytes)
 
     @cached_property
     def copying_bytes(self) -> int:

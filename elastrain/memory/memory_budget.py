@@ -167,6 +167,9 @@ def fit_plan(
     kept_shards_bytes = min(may_stay_bytes, most_bytes)
     kept_activations_bytes = left_bytes - needs.with_check(kept_shards_bytes)
     shards_out_bytes = needs.shards_bytes - kept_shards_bytes
+    if shards_out_bytes > 0 and memory == MemoryKind.DEVICE and outside.room_bytes is None:
+        # Each state outside is in memory while it is updated, which the estimate has to foresee.
+        shards_out_bytes = min(needs.shards_bytes, shards_out_bytes + needs.shards_least_bytes)
     activations_out_bytes = max(0, needs.activations_bytes - kept_activations_bytes)
     return Fit(
         activations_bytes=kept_activations_bytes,

@@ -26,6 +26,8 @@ WARM = 3
 """Steps before those that are timed."""
 SEED, SAMPLES, MICRO_BATCH_SIZE = 5, 200, 2
 WIDE, LAYERS = 160, 48
+BROAD, BROAD_LAYERS = 320, 12
+"""About as many parameters, in fewer shards."""
 DEEP, DEEP_LAYERS, DEEP_ROWS = 192, 12, 768
 CONFIGS = {
     "rehearsal": GPTConfig(layers=3, heads=2, width=32, context=16, vocabulary=64),
@@ -71,6 +73,7 @@ SETUPS = {
     "teacher": Setup(teacher="fixed"),
     "mean_teacher": Setup(teacher="mean"),
     "wide": Setup(shape="wide"),
+    "broad": Setup(shape="broad"),
     "wide_in_one_run": Setup(shape="wide", run_length=3),
     "noisy": Setup(shape="noisy"),
     "deep": Setup(shape="deep"),
@@ -80,7 +83,7 @@ FOR_GPU = {
     for size, config in CONFIGS.items()
     for name, how in {"": {}, " bf16": {"dtype": torch.bfloat16}, " autocast": {"autocast": torch.bfloat16}}.items()
 }
-WITHOUT_STAGES = ("mean_teacher", "wide", "wide_in_one_run", "noisy", "deep")
+WITHOUT_STAGES = ("mean_teacher", "wide", "broad", "wide_in_one_run", "noisy", "deep")
 """Models whose loop reads all parameters, or that draw in a backward, which are refused; and one for bytes only."""
 
 
@@ -159,8 +162,9 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         drawn = torch.Generator().manual_seed(index)
         if self._shape == "images":
             return torch.randn(3, 8, 8, generator=drawn), torch.randint(5, (), generator=drawn)
-        if self._shape == "wide":
-            return torch.randn(WIDE, generator=drawn), torch.randn(WIDE, generator=drawn)
+        if self._shape in ("wide", "broad"):
+            width = WIDE if self._shape == "wide" else BROAD
+            return torch.randn(width, generator=drawn), torch.randn(width, generator=drawn)
         if self._shape == "deep":
             given, targets = torch.randn(2, DEEP_ROWS, DEEP, generator=drawn)
             return given, targets
@@ -178,10 +182,10 @@ class Language(train_gpt.GPT):
 class Wide(nn.Module):
     """Many linear layers."""
 
-    def __init__(self, backward_s: float) -> None:
+    def __init__(self, backward_s: float, width: int = WIDE, layers: int = LAYERS) -> None:
         super().__init__()
         self._backward_s = backward_s
-        self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
 
     def forward(self, given: Tensor, targets: Tensor) -> Tensor:
         for layer in self.layers:
@@ -243,6 +247,7 @@ def build(training: Training) -> nn.Module:
         "text": lambda: GPT(recomputes=setup.recomputes),
         "images": Convolutions,
         "wide": lambda: Wide(training.pause_s),
+        "broad": lambda: Wide(training.pause_s, BROAD, BROAD_LAYERS),
         "noisy": Noisy,
         "deep": Deep,
     }

@@ -37,7 +37,7 @@ from elastrain.runtime.io import loop_channel as lc
 from elastrain.runtime.io.agent_link import AgentLink, journalled
 from elastrain.runtime.io.journal import Journal, Notes
 from elastrain.runtime.memory.memory_keeper import MemoryKeeper
-from elastrain.runtime.memory.room_for_plans import room_for_step, room_for_view
+from elastrain.runtime.memory.room_for_plans import room_after_step, room_for_step, room_for_view
 from elastrain.runtime.memory.stages_choice import with_stages
 from elastrain.runtime.tensors.executor import Executor
 
@@ -341,7 +341,7 @@ class Engine:
         self._notes.passed(record, self.view)
         self._parts.executor.carry_out(p.Passed(record=record))
         memory = self._parts.memory
-        if memory is not None and (told := memory.passed(record)) is not None:
+        if (told := room_after_step(memory, self._core.machine, record)) is not None:
             self._events.append(told)
         has_room = memory is None or memory.has_room_for_any_share()
         self._events.append(p.StepTimed(micro_batch_s=took_s, has_room=has_room))

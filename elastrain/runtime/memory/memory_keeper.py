@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from elastrain import protocol as p
 from elastrain.decisions.agreed_speeds import speeds_of
+from elastrain.device.port import DevicePort
 from elastrain.errors import NoRoomError
 from elastrain.job.placement import Placement
 from elastrain.job.values import Record, Shape
@@ -26,15 +27,14 @@ from elastrain.memory.member_account import Decision, Limit, MemberAccount
 from elastrain.memory.pipeline_memory import Load
 from elastrain.memory.plan_check import told_of
 from elastrain.memory.refused_copies import fitted
-from elastrain.offload.activations.spill_policy import IN_FLIGHT_STORAGES
 from elastrain.offload.errors import LimitTooSmallError
 from elastrain.offload.planning.profile import Profile
 from elastrain.pipeline.planner.plan_vote import ToldMemory
 from elastrain.runtime.durable.checkpoint_parts import Room
+from elastrain.runtime.memory.device_meter import DeviceMeter
 from elastrain.runtime.memory.host_keeper import HostKeeper
-from elastrain.runtime.memory.planned_work import PlannedWork, bytes_of
+from elastrain.runtime.memory.planned_work import PlannedWork, bytes_of, measured_needs
 from elastrain.runtime.memory.process_memory import (
-    DeviceMeter,
     HeldInStep,
     MemoryLimit,
     PeakMeter,
@@ -43,6 +43,7 @@ from elastrain.runtime.memory.process_memory import (
     give_freed_memory_back,
     limit_captures,
 )
+from elastrain.runtime.memory.returning_states import ReturningStates
 from elastrain.runtime.memory.spill_places import open_places, with_other_parts
 from elastrain.runtime.tensors.executor import Executor
 
@@ -60,11 +61,12 @@ class MemoryKeeper:
         give_freed_memory_back()
         assert limit.limit_bytes is not None
         self._limit_bytes = limit.limit_bytes
-        self._me = me
         self._executor = executor
         self._journal = journal
         port, host_meter = executor.memory.port, PeakMeter(mesh.memory.resident_bytes)
-        self._taken = StepsTaken(host_meter if port.is_host else DeviceMeter(port))
+        self._returning: ReturningStates | None = None
+        """States of a job on a device without pipelines, which may be outside of it."""
+        self._taken = StepsTaken(host_meter if port.is_host else self._on_device(port))
         self._last: budget.Fit | None = None
         self.work = PlannedWork(me, executor, mesh.memory.trim)
         self._places = open_places(limit, me, run_dir, self._described, port, journal.write)
@@ -86,6 +88,11 @@ class MemoryKeeper:
     @property
     def _memory(self) -> MemoryKind:
         return MemoryKind.ONE if self._executor.memory.port.is_host else MemoryKind.DEVICE
+
+    def _on_device(self, port: DevicePort) -> DeviceMeter:
+        meter = DeviceMeter(port, self._executor.memory_bytes)
+        self._returning = None if self._executor.model.gradients.apart else ReturningStates(self._executor, meter)
+        return meter
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -114,16 +121,9 @@ class MemoryKeeper:
         try:
             yield
         except LimitTooSmallError as error:
-            raise NoRoomError(
-                f"member {self._me}: "
-                + budget.too_small(
-                    self._limit_bytes,
-                    needed_bytes=error.smallest_bytes,
-                    left_bytes=error.limit_bytes,
-                    share=self._share,
-                    memory=self._memory,
-                )
-            ) from error
+            sizes = {"needed_bytes": error.smallest_bytes, "left_bytes": error.limit_bytes}
+            reason = budget.too_small(self._limit_bytes, share=self._share, memory=self._memory, **sizes)
+            raise NoRoomError(f"member {self.work.me}: {reason}") from error
 
     def resumed(self, plan: p.Resumed, shape: Shape, load: Load | None) -> p.CopyBudgetSet:
         """Make room for the plan of a new view. Raises NoRoomError if the plan does not fit.
@@ -134,7 +134,9 @@ class MemoryKeeper:
         self._taken.begin_view()
         before, account = self.work.account, self.work.resume(plan, shape, load)
         more_bytes = 0
-        if self._taken.had_settled_before and before is not None and shape.pipelining is None:
+        if self._returning is not None:
+            more_bytes = self._returning.begin_view(account)
+        elif self._taken.had_settled_before and before is not None and shape.pipelining is None:
             # What the last plan took, as measured, and what this one is expected to take more.
             expected_bytes = max(account.gradients_bytes, before.gradients_bytes)
             more_bytes = self._executor.gradients_bytes() + expected_bytes - before.gradients_bytes
@@ -166,22 +168,24 @@ class MemoryKeeper:
             needs = replace(self._needs_of(self.work.account), gradients_bytes=gradients_bytes)
             self._decide(replace(needs, parameters_bytes=bytes_of(self._executor.model, blocks)))
 
-    def passed(self, record: Record) -> p.CopyBudgetSet | None:
+    def passed(self, record: Record, placements: tuple[Placement, Placement]) -> p.CopyBudgetSet | None:
         """Measure the memory of the committed step, and make room for the shares of the runs that its record changes.
+
+        placements: holders of the shards by the commit, and those to come.
 
         Raises NoRoomError if it took too much.
         Returns the same as `resumed` if the room for all blocks changed, else None.
         """
-        had_room, account = self.work.has_room_for_all, self.work.account
-        if account is None or self._needs is None or self._last is None:
+        had_room, account, last_fit = self.work.has_room_for_all, self.work.account, self._last
+        if account is None or self._needs is None or last_fit is None:
             self._taken.pass_over()
             return None
         last, tasks, captured = self._places.last_pass(), account.tasks, captured_bytes(self._captures)
         activations_bytes = (
             last.peak_bytes if last is not None else 0 if self._places.is_there else tasks.activations_bytes
         )
-        accounted_bytes = self._executor.memory_bytes() + activations_bytes + tasks.boundaries_bytes
-        peak_bytes = self._taken.add_step(accounted_bytes, captured)
+        passing_bytes = activations_bytes + tasks.boundaries_bytes
+        peak_bytes = self._taken.add_step(self._executor.memory_bytes(), captured, passing_bytes=passing_bytes)
         self.work.leftovers.end()
         self.held.end(peak_bytes, self._executor.model.nbytes, self._executor.states_bytes()[0])
         told = {"activations_bytes": activations_bytes, "captured_bytes": captured.most_bytes}
@@ -190,12 +194,15 @@ class MemoryKeeper:
         if self._taken.has_settled_in_view:
             gradients_bytes = min(gradients_bytes, self._executor.gradients_bytes())
         self.work.account = account = replace(account, is_checked=False)
+        if self._returning is not None and (its := self._returning.in_place(account, placements)) is not None:
+            self.work.account, account, gradients_bytes = its, its, self._returning.gradients_bytes(its)
+            last_fit = replace(last_fit, shards_on_disk_bytes=self._returning.away_bytes(its))
         # The slots of a share that shrinks stay in the pool.
         grown_bytes = max(0, self.work.share(speeds_of(record)).gradients_bytes - account.gradients_bytes)
         account = self.work.account
         needs = replace(self._needs_of(account), gradients_bytes=gradients_bytes + grown_bytes)
         peak_bytes += grown_bytes
-        measured = budget.Measured(kept_to=self._last, peak_bytes=peak_bytes, activations_bytes=activations_bytes)
+        measured = budget.Measured(kept_to=last_fit, peak_bytes=peak_bytes, activations_bytes=activations_bytes)
         self._decide(needs, measured)
         if self._host is not None:
             self._host.passed(account)
@@ -240,10 +247,8 @@ class MemoryKeeper:
         return account, replace(needs, gradients_bytes=needs.gradients_bytes + account.copying_bytes)
 
     def _budget(self, account: MemberAccount) -> p.CopyBudgetSet:
-        has_room = self.work.has_room_for_all
-        return p.CopyBudgetSet(
-            parameters_bytes=account.copied_bytes, has_room_for_all=has_room, refused=self.work.refused
-        )
+        has_room, refused = self.work.has_room_for_all, self.work.refused
+        return p.CopyBudgetSet(parameters_bytes=account.copied_bytes, has_room_for_all=has_room, refused=refused)
 
     def _decide(self, needs: budget.Needs, measured: budget.Measured | None = None) -> None:
         """Decide what stays in memory, and carry it out. Raises NoRoomError if the plan does not fit.
@@ -251,7 +256,12 @@ class MemoryKeeper:
         `measured`: a step under the current plan; None for a new plan.
         """
         assert self.work.account is not None
-        self._keep_to(self._judge(self.work.account, needs, measured), needs, measured)
+        decision = self._judge(self.work.account, needs, measured)
+        if self._returning is not None and measured is not None and isinstance(decision.fit, budget.Fit):
+            is_first = self._needs is not None and not self._needs.is_measured
+            fit = self._returning.decided(self._limit_bytes, decision.fit, measured, is_first=is_first)
+            decision = decision._replace(fit=fit)
+        self._keep_to(decision, needs, measured)
 
     def _judge(
         self,
@@ -276,16 +286,17 @@ class MemoryKeeper:
         if isinstance(decided, budget.Shortfall):
             self.work.lack = decided
             self._journal.write("no_room", memory=str(self._memory), reason=decided.reason, **asdict(refused))
-            raise NoRoomError(f"member {self._me}: {decided.reason}")
+            raise NoRoomError(f"member {self.work.me}: {decided.reason}")
         # Captured states get the memory that is certainly free, because activations have their own share. A plan is
         # never refused for bytes that may have been captured states.
         limit_captures(self._captures, self._limit_bytes - needs.total_bytes - self._taken.doubtful_bytes)
         if (
             measured is None
+            or (self._returning is not None and self._returning.has_news)
             or decided.is_news(self._last, self._limit_bytes)
             or self._share != self._share_of_activations()
         ):
-            self._carry_out(account, decided, needs)
+            self._carry_out(account, decided, needs, is_new=measured is None)
 
     @property
     def _captures(self) -> Room | None:
@@ -294,21 +305,7 @@ class MemoryKeeper:
 
     def _needs_of(self, account: MemberAccount) -> budget.Needs:
         """Return the needs of the plan, with what was measured in place of what was expected."""
-        executor = self._executor
-        needs = account.needs(
-            base_bytes=self._taken.base_bytes(executor.memory_bytes()), parameters_bytes=executor.model.nbytes
-        )
-        # In pipelines the tasks may differ from those of the last pass, and several micro-batches are in flight.
-        saved_bytes, largest_bytes = needs.activations_bytes, 0
-        if (last := self._places.last_pass()) is not None:
-            saved_bytes = saved_bytes or last.saved_bytes
-            largest_bytes = max((each.size_bytes for each in last.lifetimes), default=0)
-        return replace(
-            needs,
-            activations_bytes=saved_bytes,
-            activations_least_bytes=min(saved_bytes, (IN_FLIGHT_STORAGES + 1) * largest_bytes),
-            is_measured=self._taken.steps > 0,
-        )
+        return measured_needs(account, self._executor, self._taken, self._places.last_pass())
 
     def _share_of_activations(self) -> int:
         """Return 2 until it is measured what computing takes besides saved activations, then 1.
@@ -317,11 +314,19 @@ class MemoryKeeper:
         """
         return 1 if self._taken.has_settled else 2
 
-    def _carry_out(self, account: MemberAccount, decided: budget.Fit, needs: budget.Needs) -> None:
+    def _carry_out(self, account: MemberAccount, decided: budget.Fit, needs: budget.Needs, *, is_new: bool) -> None:
+        held, last = account.held, None if is_new else self._last
+        if self._returning is not None:
+            held = self._returning.candidates(held, decided, last)
+        outside, which = held_shards.choose_shards(held, decided.shards_on_disk_bytes)
         self._last = decided
-        outside, which = held_shards.choose_shards(account.held, decided.shards_on_disk_bytes)
+        kept = outside
+        if self._returning is not None:
+            self._returning.carried_out(outside)
+            if self._places.drives:
+                kept |= account.standby(max(0, self._limit_bytes - needs.total_bytes))
         reason = f"{decided.reason}; {which}" if outside else decided.reason
-        self._executor.keep_outside(self._places.drives, outside, tier=self._places.tier)
+        self._executor.keep_outside(self._places.drives, kept, tier=self._places.tier)
         if self._places.offload is not None:
             self._share = self._share_of_activations()
             self._places.offload.set_memory_limit(max(1, decided.activations_bytes // self._share))

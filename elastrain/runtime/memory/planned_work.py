@@ -20,8 +20,11 @@ from elastrain.memory.held_shards import MemoryKind
 from elastrain.memory.member_account import MemberAccount, ModelSizes
 from elastrain.memory.pipeline_memory import Load, ModelBytes
 from elastrain.memory.refused_copies import refusing
+from elastrain.offload.activations.spill_policy import IN_FLIGHT_STORAGES
+from elastrain.offload.planning.profile import PassProfile
 from elastrain.pipeline.planner.plan_room import copies_of
 from elastrain.pipeline.stubs.trace import TracedModel
+from elastrain.runtime.memory.process_memory import StepsTaken
 from elastrain.runtime.model.flat_model import ModelState
 from elastrain.runtime.model.flats import frozen_shards, has_masters
 from elastrain.runtime.tensors.executor import Executor
@@ -57,6 +60,28 @@ def model_sizes(model: ModelState) -> ModelSizes:
         masters=has_masters(layout),
         slot_bytes=model.gradients.copy_bytes,
         whole_bytes=bytes_of(model, range(len(layout.blocks))),
+    )
+
+
+def measured_needs(
+    account: MemberAccount, executor: Executor, taken: StepsTaken, last: PassProfile | None
+) -> budget.Needs:
+    """Return the needs of a plan, with what was measured in place of what was expected.
+
+    last: profile of the last forward and backward, if any was measured.
+    """
+    base_bytes = taken.base_bytes(executor.memory_bytes())
+    needs = account.needs(base_bytes=base_bytes, parameters_bytes=executor.model.nbytes)
+    # In pipelines the tasks may differ from those of the last pass, and several micro-batches are in flight.
+    saved_bytes, largest_bytes = needs.activations_bytes, 0
+    if last is not None:
+        saved_bytes = saved_bytes or last.saved_bytes
+        largest_bytes = max((each.size_bytes for each in last.lifetimes), default=0)
+    return replace(
+        needs,
+        activations_bytes=saved_bytes,
+        activations_least_bytes=min(saved_bytes, (IN_FLIGHT_STORAGES + 1) * largest_bytes),
+        is_measured=taken.steps > 0,
     )
 
 
@@ -100,7 +125,7 @@ class PlannedWork:
         self.lack: budget.Shortfall | None = None
         """The lack of memory that ends this member. None while its plan has room."""
         self.leftovers = Leftovers(trim)
-        self._me, self._executor = me, executor
+        self.me, self._executor = me, executor
         self._model: ModelBytes | None = None
 
     def resume(self, plan: p.Resumed, shape: Shape, load: Load | None) -> MemberAccount:
@@ -108,7 +133,7 @@ class PlannedWork:
         before = self.account
         memory = MemoryKind.ONE if self._executor.memory.port.is_host else MemoryKind.DEVICE
         account = MemberAccount(
-            me=self._me,
+            me=self.me,
             shape=shape,
             sizes=replace(model_sizes(self._executor.model), memory=memory),
             view=plan.view,
@@ -125,12 +150,12 @@ class PlannedWork:
     def _slots(self, plan: p.Resumed, shape: Shape) -> int:
         """Return the gradient slots needed at the peak: the larger of an undisturbed and of the resumed step."""
         done = leaves(plan.own)
-        left = [run for run in plan.recovery.runs[self._me] if run not in done]
+        left = [run for run in plan.recovery.runs[self.me] if run not in done]
         undisturbed = self._undisturbed(plan.view, shape, speeds_of(plan.recovery.record))
         return max(undisturbed, budget.slots_needed(shape.runs, plan.own, left))
 
     def _undisturbed(self, view: View, shape: Shape, speeds: Speeds) -> int:
-        return budget.slots_needed(shape.runs, (), hand_out(view.ids, shape.runs, speeds)[self._me])
+        return budget.slots_needed(shape.runs, (), hand_out(view.ids, shape.runs, speeds)[self.me])
 
     def share(self, speeds: Speeds) -> MemberAccount:
         """Take over the shares of the runs that a record has agreed upon. They change the gradient slots."""
@@ -159,7 +184,7 @@ class PlannedWork:
         before = self.account
         assert before is not None
         moments = self._executor.states.moments() or budget.ASSUMED_MOMENTS
-        account = replace(before, placements=refusing(placements, self._me, self.refused), moments=moments)
+        account = replace(before, placements=refusing(placements, self.me, self.refused), moments=moments)
         if load is not None and self._model is not None and not before.is_over:
             account = replace(account, pipeline=(self._model, load))
         if account == before:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Protocol
 
 from elastrain.device.port import DevicePort
 from elastrain.errors import ConfigError
@@ -50,6 +51,24 @@ class Peak:
     """Peak if all memory of peers was read before it."""
     most_bytes: int
     """Peak if all memory of peers was read after it."""
+    besides_bytes: int | None = None
+    """Most bytes at once besides the accounted ones, or None if the meter does not know what was accounted for."""
+
+
+class StepMeter(Protocol):
+    """A meter of the memory that this process holds. Any thread may look."""
+
+    def look(self) -> None:
+        """Look at the memory after a micro-batch, if that makes the peak's bounds tighter."""
+
+    def take(self) -> Peak:
+        """Return the peak since the last call, and start the next one."""
+        ...
+
+    @property
+    def now_bytes(self) -> int:
+        """Bytes that are held now, or were at the last look."""
+        ...
 
 
 class PeakMeter:
@@ -92,28 +111,6 @@ class PeakMeter:
         return self._own_bytes
 
 
-class DeviceMeter:
-    """A meter of the peak of this process's tensors on a device. It makes the port's own peak begin anew."""
-
-    def __init__(self, port: DevicePort) -> None:
-        self._port = port
-        self.take()
-
-    def look(self) -> None:
-        """Do nothing, because the device's allocator counts every allocation."""
-
-    def take(self) -> Peak:
-        """Return the peak since the last call, and start the next one."""
-        _, peak_bytes = self._port.memory_allocated()
-        self._port.reset_peak_memory_stats()
-        return Peak(least_bytes=peak_bytes, most_bytes=peak_bytes)
-
-    @property
-    def now_bytes(self) -> int:
-        """Bytes of this process's tensors on the device."""
-        return self._port.memory_allocated()[0]
-
-
 @dataclass(frozen=True, kw_only=True)
 class CapturedBytes:
     """Bytes of states that wait for a checkpoint's disk: the maximum in a step, and the rest at its end."""
@@ -141,7 +138,7 @@ def limit_captures(room: Room | None, free_bytes: int) -> None:
 class StepsTaken:
     """The memory of steps besides the accounted bytes: interpreter, libraries, data, and computing itself."""
 
-    def __init__(self, meter: PeakMeter | DeviceMeter) -> None:
+    def __init__(self, meter: StepMeter) -> None:
         self.steps = 0
         """Number of steps measured so far."""
         self._meter = meter
@@ -178,15 +175,22 @@ class StepsTaken:
         """Drop the peak of a committed step that is not to be measured."""
         self._meter.take()
 
-    def add_step(self, accounted_bytes: int, captured: CapturedBytes = NOTHING_CAPTURED) -> int:
-        """Measure a step, and return the lower bound of its peak in bytes."""
+    def add_step(self, held_bytes: int, captured: CapturedBytes = NOTHING_CAPTURED, *, passing_bytes: int = 0) -> int:
+        """Measure a step, and return the lower bound of its peak in bytes.
+
+        Args:
+            held_bytes: Accounted bytes that are held at the step's end.
+            captured: Bytes of states that wait for a checkpoint's disk.
+            passing_bytes: Accounted bytes that are held within a step only.
+        """
         peak = self._meter.take()
         self._in_view += 1
         self.steps += 1
         if self.steps == SETTLED_STEPS:  # the first step is not typical: it warms up and spills everything to learn
             self._besides.clear()
         # Later steps are planned with the upper bound, because a peak before peers' memory was read comes again.
-        besides_bytes = peak.most_bytes - accounted_bytes
+        besides_bytes = peak.most_bytes - held_bytes if peak.besides_bytes is None else peak.besides_bytes
+        besides_bytes -= passing_bytes
         self._besides.append((max(0, besides_bytes - captured.most_bytes), max(0, besides_bytes - captured.now_bytes)))
         return peak.least_bytes
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from elastrain import protocol as p
 from elastrain.errors import NoRoomError
+from elastrain.job.values import Record
 from elastrain.member.parts import Machine
 from elastrain.memory.plan_check import largest_lack
 from elastrain.runtime.memory.memory_keeper import MemoryKeeper
@@ -30,6 +31,15 @@ def room_for_step(keeper: MemoryKeeper | None, machine: Machine) -> p.CopyBudget
     roles = machine.commit.roles
     with _largest_named(keeper, machine):
         return keeper.begin(machine.step.tasks.load(), (roles.live, roles.target))
+
+
+def room_after_step(keeper: MemoryKeeper | None, machine: Machine, record: Record) -> p.CopyBudgetSet | None:
+    """Measure a committed step, and make room for what its record changes. Returns None if nothing changed.
+
+    Raises NoRoomError if there is no room.
+    """
+    roles = machine.commit.roles
+    return None if keeper is None else keeper.passed(record, (roles.live, roles.target))
 
 
 @contextmanager

@@ -104,6 +104,11 @@ class GradientMemory:
             else:
                 self.nbytes -= part.buffers.nbytes
 
+    def forget(self, part: GradientPart) -> None:
+        """Stop counting a part that no slot has any more."""
+        with self._lock:
+            self.nbytes -= part.buffers.nbytes
+
     def hold(self, blocks: Collection[int]) -> None:
         """Keep free parts of these blocks only, and free the memory of all others."""
         with self._lock:
@@ -161,6 +166,13 @@ class GradientSlot:
         self.views, self.statistics, self.last = {}, {}, None
         for group, part in parts.items():
             self._memory.give_back(group, part)
+
+    def free(self) -> None:
+        """Free the memory for good. The slot is not used again, and the device has finished all work on it."""
+        parts, self._parts = self._parts, {}
+        self.views, self.statistics, self.last = {}, {}, None
+        for part in parts.values():
+            self._memory.forget(part)
 
     def take(self, leaf: int, parameter: Tensor) -> bool:
         """Take the gradient that a backward left in `parameter.grad`. Returns False if it lies in other memory."""

@@ -80,9 +80,9 @@ class Executor:
         # In private memory, because no peer reads it. It is freed with the last reference, and on a device not before
         # the step is committed: by then the stream that has allocated it has waited for the loop's.
         slot = GradientSlot(GradientMemory(self.layout, self.memory.private))
-        self._check_bytes = slot.nbytes
         if not self.memory.port.is_host:
             self._check_slots.append(slot)
+        self._check_bytes = slot.nbytes * max(1, len(self._check_slots))
         return slot
 
     def check_is_over(self) -> None:
@@ -113,6 +113,10 @@ class Executor:
             for over in [at for at in list(self.hyper) if at < command.step]:
                 del self.hyper[over]
         return result
+
+    def trim(self, slots: int) -> None:
+        """Free the gradients' memory that a plan with this number of slots does not need, now or once it is free."""
+        self.books.trim(slots)
 
     def _write(self, command: p.Command) -> p.Event | None:
         """Carry out a command about checkpoints. A node without a directory for them answers that it cannot write."""

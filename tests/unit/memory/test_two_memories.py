@@ -69,3 +69,33 @@ def test_a_tier_takes_no_more_than_it_has_room_for() -> None:
     first, drive = (fit_plan(190 * MIB, unknown, outside=each) for each in (small, DISK))
     assert isinstance(first, Fit) and isinstance(drive, Fit)
     assert first.shards_on_disk_bytes == 10 * MIB < drive.shards_on_disk_bytes
+
+
+def test_slots_and_sums_that_a_new_plan_does_not_need_are_its_surplus() -> None:
+    slot_bytes = DEVICE.sizes.slot_bytes
+    others_bytes = DEVICE.gradients_bytes - 2 * slot_bytes
+    assert slot_bytes > 0 < others_bytes
+    assert DEVICE.surplus_bytes(2 * slot_bytes, others_bytes) == DEVICE.surplus_bytes(0, 0) == 0
+    assert DEVICE.surplus_bytes(3 * slot_bytes, 0) == slot_bytes
+    assert DEVICE.surplus_bytes(0, others_bytes + 7) == 7
+
+
+def test_states_that_a_loss_may_bring_stay_outside_unless_they_have_room() -> None:
+    mine = {each.shard for each in DEVICE.held}
+    backed = {each.shard for each in HOST.held} - mine
+    assert backed
+    assert DEVICE.standby(0) == backed
+    assert DEVICE.standby(1 << 60) == frozenset()
+    sizes_bytes = [round(SHAPE.sizes[shard] * budget.ASSUMED_MOMENTS) for shard in backed]
+    assert DEVICE.standby(sum(sizes_bytes)) == frozenset()
+    assert DEVICE.standby(sum(sizes_bytes) - 1) != frozenset()
+
+
+def test_states_outside_of_a_device_leave_room_for_those_that_are_updated() -> None:
+    one, device = (
+        fit_plan(219 * MIB, NEEDS, outside=DISK, memory=memory) for memory in (MemoryKind.ONE, MemoryKind.DEVICE)
+    )
+    assert isinstance(one, Fit) and isinstance(device, Fit)
+    assert device.shards_on_disk_bytes == one.shards_on_disk_bytes + NEEDS.shards_least_bytes > NEEDS.shards_least_bytes
+    least = fit_plan(175 * MIB, NEEDS, outside=DISK, memory=MemoryKind.DEVICE)
+    assert isinstance(least, Fit) and least.shards_on_disk_bytes == NEEDS.shards_bytes

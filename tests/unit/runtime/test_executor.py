@@ -630,3 +630,21 @@ def test_a_copy_that_begins_again_does_not_go_on_with_former_pieces() -> None:
     assert take(0) is None
     holder.carry_out(p.EndAttempt(step=0))
     assert holder.books._pieces._coming == {}, "in the next step the copy is another one"
+
+
+def test_slots_that_a_smaller_share_does_not_need_are_freed_at_the_end_of_the_attempt(executor: Executor) -> None:
+    for run in range(3):
+        _compute_run(executor, run)
+    assert executor.model.gradients.nbytes == 3 * executor.slot_bytes
+    executor.trim(2)
+    assert executor.model.gradients.nbytes == 3 * executor.slot_bytes, "all slots are in use"
+    executor.carry_out(p.EndAttempt(step=0))
+    assert executor.model.gradients.nbytes == 2 * executor.slot_bytes
+    for _ in range(3):
+        executor.books.slots.start_run()
+    for _ in range(3):
+        executor.books.slots.end_run()
+    executor.carry_out(p.EndAttempt(step=1))
+    assert executor.model.gradients.nbytes == 3 * executor.slot_bytes, "later shares have what they need"
+    executor.trim(1)
+    assert executor.model.gradients.nbytes == executor.slot_bytes, "free slots are freed at once"

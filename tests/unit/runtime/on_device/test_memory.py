@@ -16,7 +16,8 @@ from elastrain.offload.drives.device import Device
 from elastrain.offload.drives.host import HostEngine
 from elastrain.offload.drives.ways import DriveWay
 from elastrain.runtime.memory import spill_places
-from elastrain.runtime.memory.process_memory import DeviceMeter, MemoryLimit
+from elastrain.runtime.memory.device_meter import DeviceMeter
+from elastrain.runtime.memory.process_memory import MemoryLimit
 from elastrain.runtime.model.kernels import kernel_digests
 from elastrain.runtime.tensors.spilled_states import StateSpill
 from elastrain.snapshot.shard_state import ShardState
@@ -140,6 +141,21 @@ def test_the_meter_of_a_device_counts_its_tensors_and_no_host_memory() -> None:
     peak = meter.take()
     assert peak.least_bytes == peak.most_bytes == before + (4 << 20)
     assert meter.take().most_bytes == before
+
+
+def test_accounted_bytes_that_are_freed_within_a_step_are_not_taken_for_something_else() -> None:
+    states = [torch.zeros(1 << 20, device="late")]
+    meter = DeviceMeter(late_port(), lambda: sum(each.nbytes for each in states))
+    meter.take()
+    states.clear()
+    states.append(torch.zeros(1 << 18, device="late"))
+    besides = meter.take().besides_bytes
+    passing = torch.zeros(1 << 19, device="late")
+    meter.mark()
+    del passing
+    assert besides is not None
+    assert meter.take().besides_bytes == besides + (2 << 20)
+    assert meter.take().besides_bytes == besides
 
 
 def test_the_fixed_kernels_of_a_start_leave_room_for_small_limits() -> None:
