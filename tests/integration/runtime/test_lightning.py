@@ -93,15 +93,6 @@ def test_a_member_that_joins_in_the_middle_sees_what_all_see(tmp_path: Path) -> 
         assert seen(tmp_path, member) == (wanted, kept)
 
 
-@pytest.mark.parametrize("phases", [("forward", "reduce", "publish"), ("backward", "apply", "commit")], ids="-".join)
-def test_rank_0_dies_three_times(tmp_path: Path, phases: tuple[str, ...]) -> None:
-    faults = [f"kill --target member:m{at} --at step={(2, 5, 8)[at]},phase={phase}" for at, phase in enumerate(phases)]
-    done = run(tmp_path, *faults, workers=4)
-    assert done.exit_code == 0, done.output
-    assert len(done.phases_struck()) == 3, done.phases_struck()
-    assert seen(tmp_path, "m3") == alone()
-
-
 @pytest.mark.parametrize("victim", ["m0", "m1"])
 def test_a_validation_is_shared_with_a_member_killed_on_the_way(tmp_path: Path, victim: str) -> None:
     more = ("--batch", "3", "--log")
