@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DOCS   := $(VENV)/.installed-docs
+FLOOR  := build/floor
 FOLDERS := elastrain comm snapshot offload launcher tests experiments examples docs
 # Several processes of tests, which take one test after the other from a common list: tests/conftest.py says how many.
 PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
@@ -74,12 +75,16 @@ run-all: $(STAMP)
 test-gpu:
 	@$(PYTHON) -m tests.gpu.run
 
-# The lowest version of torch that is allowed. FULL=1: with every row of experiments/accelerator.
-test-floor:
-	$(PYTHON) -m venv build/floor
-	grep -v '^torch==' constraints.txt > build/floor/constraints.txt
-	build/floor/bin/pip install --quiet --constraint build/floor/constraints.txt 'torch==2.11.*' --editable '.[dev,embedded]'
-	build/floor/bin/python -m tests.gpu.floor
+# The lowest version of torch that is allowed: the CPU build where pip finds one, else CUDA's libraries come along.
+$(FLOOR)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FLOOR)
+	grep -v '^torch==' constraints.txt > $(FLOOR)/constraints.txt
+	$(FLOOR)/bin/pip install --quiet --constraint $(FLOOR)/constraints.txt 'torch==2.11.*' --editable '.[dev,embedded]'
+	@touch $@
+
+# FULL=1: with every row of experiments/accelerator.
+test-floor: $(FLOOR)/.installed
+	$(FLOOR)/bin/python -m tests.gpu.floor $(STEPS)
 
 # Nodes in network namespaces need nft, tc and ip: without them, and without root to install them, their tests are skipped.
 network:

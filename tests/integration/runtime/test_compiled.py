@@ -32,6 +32,14 @@ def test_on_a_device_members_are_killed_and_join_without_a_bit_of_difference(
     assert "m2" in run.digests
 
 
+def test_in_bfloat16_a_compiled_job_on_a_device_has_the_bits_of_the_compiled_job_on_the_cpu(tmp_path: Path) -> None:
+    arguments = ("--backend", "aot_eager", "--steps", STEPS, "--autocast")
+    device = ("--device", "late", *arguments)
+    run = run_job(tmp_path, workers=2, script=SCRIPT, arguments=device, faults=[KILL], slow_until="m2")
+    assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
+    assert "m2" in run.digests
+
+
 def test_graphs_per_block_are_killed_and_join_with_the_bits_of_the_plain_model(tmp_path: Path) -> None:
     arguments = ("--device", "late", "--what", "graphs", "--steps", STEPS)
     run = run_job(tmp_path, workers=2, script=SCRIPT, arguments=arguments, faults=[KILL], slow_until="m2")

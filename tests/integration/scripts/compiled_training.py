@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument(
         "--what", choices=["model", "blocks", "graphs", "early graphs", "captured", "nothing"], default="blocks"
     )
+    parser.add_argument("--autocast", action="store_true")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--counts", type=Path)
     parser.add_argument("--slow-while", type=Path)
@@ -114,7 +115,8 @@ def main() -> None:
     for step in job.steps(loader, until=args.steps):
         for words in step:
             hold_up(args.slow_while, step.number)
-            loss, capturing = model(words.to(args.device)), contextlib.nullcontext()
+            with torch.autocast(args.device, torch.bfloat16, enabled=args.autocast):
+                loss, capturing = model(words.to(args.device)), contextlib.nullcontext()
             if args.what == "captured":
                 device = torch.get_device_module(args.device)
                 capturing = device.graph(device.CUDAGraph())

@@ -17,6 +17,7 @@ def register() -> None:
         private.register("scaled_dot_product_attention", attention, key)
         private.register("dropout", dropout, key)
         private.register("dropout_", dropout_, key)
+        private.traced_as(_aten.dropout.default, key)
 
 
 def attention(

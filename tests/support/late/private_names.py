@@ -51,6 +51,13 @@ register_for_all = _of_all.fallback
 fall_through = _library.fallthrough_kernel
 
 
+def traced_as(operator: Any, key: str) -> None:
+    """Let torch's compiler trace an operator under a key as it traces it on the CPU: dropout rounds otherwise."""
+    kernels = _private("py_kernels", operator)
+    keys = _private("DispatchKey")
+    operator.py_impl(_private(key, keys))(kernels[keys.CompositeImplicitAutograd])
+
+
 def overload(name: str) -> Any:
     """Return the operator of a dispatcher's name, such as `aten::add.Tensor`."""
     plain, _, kind = name.removeprefix("aten::").partition(".")
