@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -161,10 +162,14 @@ def run_job(
     folder: Path,
     *,
     deadline_s: float = DEADLINE_S,
+    until_s: float = float("inf"),
     start: Callable[..., Any] = warm.Popen,
     kill_when: Callable[[], bool] = lambda: False,
 ) -> Ran:
-    """Run a job in a folder of its own, until its end, or until `kill_when`: then all its processes are killed."""
+    """Run a job in a folder of its own, until its end, or until `kill_when`: then all its processes are killed.
+
+    So they are after `deadline_s`, and at the monotonic time `until_s`.
+    """
     run, temporary = folder / "run", folder / "tmp"
     temporary.mkdir(parents=True)
     run.mkdir()
@@ -197,7 +202,8 @@ def run_job(
 
         with started as process:
             dump = partial(_dump_stacks, processes, run)
-            code = followed(process, processes, deadline_s, look=look, at_deadline=dump)
+            left_s = min(deadline_s, until_s - time.monotonic())
+            code = followed(process, processes, left_s, look=look, at_deadline=dump)
         left = () if code is None else leftovers(processes, run, temporary, _name_of(run), settle_s=SETTLE_S)
     return Ran(folder=run, job=job, code=code, left=left)
 

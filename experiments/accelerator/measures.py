@@ -40,11 +40,14 @@ class Bench:
     """Jobs so far, whose races and leftovers count for the table."""
     deadline_s: float = DEADLINE_S
     """Time that each job has."""
+    until_s: float = float("inf")
+    """Monotonic time at which a job that still runs is killed."""
 
     def run(self, name: str, training: Training, stages: int = 1, **how: Any) -> Ran:
         """Run a job that has to end well. Raises RuntimeError with its last words otherwise. `how`: fields of `Job`."""
         job = Job(training=replace(training, device=self.device), stages=stages, **how)
-        ran = run_job(job, self.folder / f"{len(self.ran)}-{name}", start=self.start, deadline_s=self.deadline_s)
+        limits = {"deadline_s": self.deadline_s, "until_s": self.until_s}
+        ran = run_job(job, self.folder / f"{len(self.ran)}-{name}", start=self.start, **limits)
         self.ran.append((name, ran))
         if ran.code != 0 and not training.troubles:
             raise RuntimeError(f"{name}: exit code {ran.code}: {ran.output[-1500:]}")

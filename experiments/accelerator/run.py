@@ -65,17 +65,25 @@ REACHES = {
 ON_DEMAND = ("floor", "cpu_price")
 PARTS = {**measures.PARTS, "limits": (limits, ("limit_kept", "limit_bits_equal"))}
 CASES, PLANTED = ("digest_equal_cpu", "digest_equal", "resumed_equal"), "planted_found"
-QUICK_S = 205.0
-"""`--quick` begins nothing that would take longer than this, if it takes as long as the longest case so far."""
+QUICK_S, CUT_S = 205.0, 225.0
+"""`--quick` begins nothing that would take longer than this, if it takes as long as the longest case so far. What runs
+on a busy machine after the second time is cut off, and does not count."""
 PLANT_DEADLINE_S = 60.0
 SHOWN = 900
 
 
-class Experiment:
-    """The trials so far, with their results. Each case and planted bug is a trial, run by one of several threads."""
+class OutOfTimeError(Exception):
+    """A trial that was cut off, so that nothing is known of it."""
 
-    def __init__(self, folder: Path, device: str, start: Callable[..., Any]) -> None:
-        self.folder, self.device, self.start = folder, device, start
+
+class Experiment:
+    """The trials so far, with their results. Each case and planted bug is a trial, run by one of several threads.
+
+    What still runs at the monotonic time `until_s` is cut off.
+    """
+
+    def __init__(self, folder: Path, device: str, start: Callable[..., Any], until_s: float) -> None:
+        self.folder, self.device, self.start, self.until_s = folder, device, start, until_s
         self.passed: dict[str, list[bool]] = {}
         """Key -> what became of its trials."""
         self.amiss: list[dict[str, Any]] = []
@@ -87,7 +95,8 @@ class Experiment:
 
     def try_case(self, case: Case, number: int) -> None:
         """Run a case and judge it."""
-        ran = run_case(case, self.folder / f"case-{number}", start=self.start)
+        ran = run_case(case, self.folder / f"case-{number}", start=self.start, until_s=self.until_s)
+        self._raise_if_cut(ran[-1])
         found = ran[-1].amiss(self._reference(case.job.training))
         with self._lock:
             self.amiss.append(found)
@@ -111,10 +120,12 @@ class Experiment:
 
     def measure(self, part: str, rounds: int) -> None:
         """Run a part of `measures`. Its figures are missing if its jobs do not end well."""
-        bench = Bench(folder=self.folder / part, device=self.device, start=self.start, rounds=rounds)
+        how = {"device": self.device, "start": self.start, "rounds": rounds, "until_s": self.until_s}
+        bench = Bench(folder=self.folder / part, **how)
         try:
             found = dict(PARTS[part][0](bench))
         except Exception:  # noqa: BLE001 - other parts are still measured
+            self._raise_if_cut()
             print(f"FAILED {part}\n{traceback.format_exc()}", flush=True)
             found = {}
         for name, ran in list(bench.ran):
@@ -163,7 +174,14 @@ class Experiment:
         return bool(self.compared.get(f"{job} {refused}", try_it))
 
     def _run(self, job: Job, name: str, deadline_s: float = DEADLINE_S) -> Ran:
-        return run_job(job, self.folder / name, deadline_s=deadline_s, start=self.start)
+        ran = run_job(job, self.folder / name, deadline_s=deadline_s, until_s=self.until_s, start=self.start)
+        self._raise_if_cut(ran)
+        return ran
+
+    def _raise_if_cut(self, ran: Ran | None = None) -> None:
+        """Raise OutOfTimeError if the time is over, and the job, if there is one, was killed for it."""
+        if time.monotonic() >= self.until_s and (ran is None or ran.code is None):
+            raise OutOfTimeError
 
 
 def main() -> int:
@@ -172,7 +190,8 @@ def main() -> int:
     begun_s, seed = time.monotonic(), args.seed if args.seed is not None else random.randrange(1 << 16)
     keys = args.only or [key for key in REACHES if key not in ON_DEMAND]
     folder = args.keep or Path(tempfile.mkdtemp(prefix="elastrain-accelerator-"))
-    experiment = Experiment(folder, args.device, subprocess.Popen if args.cold else warm.Popen)
+    cut_s = begun_s + CUT_S if args.quick else float("inf")
+    experiment = Experiment(folder, args.device, subprocess.Popen if args.cold else warm.Popen, cut_s)
     print(f"seed {seed}; folders in {folder}", flush=True)
     parts = {part: its for part, (_, its) in PARTS.items() if set(its) & set(keys)}
     measure = {part: partial(experiment.measure, part, 1 if args.quick else 3) for part in parts}
@@ -182,10 +201,11 @@ def main() -> int:
     if args.quick:
         trials = _drawn(trials, random.Random(seed))
     until_s = begun_s + QUICK_S if args.quick else float("inf")
-    ran = _run_all([*measure.values(), *(trial for _, trial in trials)], args.jobs, until_s) - len(measure)
+    _, cut = _run_all([*measure.values(), *(trial for _, trial in trials)], args.jobs, until_s)
+    ran = sum(map(len, experiment.passed.values()))
     values = {"seed": seed, "planted": len(PLANTS), **experiment.measured, **experiment.figures()}
-    values |= {"trials": len(trials), "trials_run": ran, "failed": experiment.failed}
-    print(f"{ran} of {len(trials)} cases and planted bugs were run (seed {seed})", flush=True)
+    values |= {"trials": len(trials), "trials_run": ran, "cut_off": cut, "failed": experiment.failed}
+    print(f"{ran} of {len(trials)} cases and planted bugs were run (seed {seed}); {cut} jobs were cut off", flush=True)
     if args.before is not None:
         values |= cpu_price(args.before, folder, 9 if args.quick else 40)
     if args.floor is not None:
@@ -220,19 +240,26 @@ def _drawn(trials: Sequence[tuple[str, Callable[[], None]]], chance: random.Rand
     return [(key, trial) for _, key, trial in sorted(turns, key=lambda turn: turn[0])]
 
 
-def _run_all(trials: Sequence[Callable[[], None]], jobs: int, until_s: float) -> int:
-    """Run trials, `jobs` at a time, and begin none that would not end in time. Returns how many ran."""
+def _run_all(trials: Sequence[Callable[[], None]], jobs: int, until_s: float) -> tuple[int, int]:
+    """Run trials, `jobs` at a time, and begin none that would not end in time.
+
+    Returns how many began, and how many of these were cut off.
+    """
     took_s = [0.0]
+    cut = []
 
     def one(trial: Callable[[], None]) -> None:
         began_s = time.monotonic()
         if began_s + max(took_s) < until_s:
-            trial()
+            try:
+                trial()
+            except OutOfTimeError:
+                cut.append(trial)
             took_s.append(time.monotonic() - began_s)
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(one, trials))
-    return len(took_s) - 1
+    return len(took_s) - 1, len(cut)
 
 
 def _arguments() -> argparse.Namespace:

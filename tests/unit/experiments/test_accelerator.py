@@ -8,18 +8,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from elastrain.job.world import PHASES
-from experiments.accelerator.cases import all_cases, reference_of
+from experiments.accelerator import run as experiment_run
+from experiments.accelerator.cases import Case, all_cases, reference_of
 from experiments.accelerator.checkouts import TURN_STEPS, Stopped, compared
 from experiments.accelerator.jobs import Job, Ran, total
-from experiments.accelerator.measures import PARTS
+from experiments.accelerator.measures import PARTS, Bench
 from experiments.accelerator.models import FIRST, FOR_GPU, SETUPS, Training
 from experiments.accelerator.plants import PLANTS, changed_code
-from experiments.accelerator.run import REACHES, _run_all
+from experiments.accelerator.run import REACHES, Experiment, _run_all
 from experiments.harness import ROOT
+from tests.support import warm
 
 README = ROOT / "experiments" / "accelerator" / "README.md"
 MEASURED_BY_HAND = {"test_seconds"}
@@ -87,8 +90,28 @@ def test_no_case_begins_that_would_not_end_in_time() -> None:
         ran.append(number)
 
     cases = [lambda number=number: case(number) for number in range(9)]
-    assert _run_all(cases, 1, time.monotonic() + 0.5) == 2
+    assert _run_all(cases, 1, time.monotonic() + 0.5) == (2, 0)
     assert ran == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_job_that_runs_when_the_time_is_over_is_cut_off_and_counts_as_nothing(tmp_path: Path) -> None:
+    slow = Job(training=Training(device="cpu", steps=500, pause_s=0.2))
+    case = Case(key="digest_equal_cpu", name="slow", job=slow)
+    until_s = time.monotonic() + 2.0
+    experiment = Experiment(tmp_path, "cpu", warm.Popen, until_s)
+    compared_with = Ran(folder=tmp_path, job=slow, code=0)  # it was there before
+    experiment.compared.get(reference_of(slow.training).to_json(), lambda: compared_with)
+
+    def measure(bench: Bench) -> dict[str, float]:
+        bench.run("slow", slow.training)
+        return {"waits_per_step": 1.0}
+
+    trials = [lambda: experiment.try_case(case, 0), lambda: experiment.measure("slow", 1)]
+    with patch.dict(experiment_run.PARTS, {"slow": (measure, ("waits_per_step",))}):
+        assert _run_all(trials, 2, until_s) == (2, 2)
+    assert time.monotonic() < until_s + 30.0
+    assert not (experiment.passed or experiment.failed or experiment.measured)
 
 
 TURNED = """
