@@ -6,6 +6,7 @@ No sockets: the caller passes descriptors and references in, and asks for the to
 from __future__ import annotations
 
 import collections
+import functools
 import math
 import time
 import weakref
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from elastrain.comm.errors import ProtocolError
+from elastrain.comm.shm.device_segments import DeviceShare, adopted, is_on_device
 from elastrain.comm.shm.shared_memory import Mapping, Pin, open_sealed
+from elastrain.device.sharing import DeviceMapping
 
 _RETURN_AT_COUNT = 32
 _RETURN_AFTER_S = 0.05  # references are given back in batches, because each frame wakes a process
@@ -39,10 +42,14 @@ class Reference:
 class Imports:
     """One peer's segments, mapped read-only, and the references to be given back to that peer."""
 
-    def __init__(self, pin: Pin | None = None) -> None:
-        """`pin`: pins each mapping, which is read-only, so that a device copies faster from it."""
-        self.pin = pin
+    def __init__(self, pin: Pin | None = None, share: DeviceShare | None = None) -> None:
+        """`pin`: pins each mapping, which is read-only, so that a device copies faster from it.
+
+        `share`: maps segments in device memory. None: this process reads none.
+        """
+        self.pin, self.share = pin, share
         self._mappings: dict[int, Mapping] = {}
+        self._on_device: dict[int, DeviceMapping] = {}
         self._wholes: dict[int, torch.Tensor] = {}
         # Tokens of references whose tensors were collected. Finalizers fill this, in any thread.
         self.returned: collections.deque[int] = collections.deque()
@@ -50,8 +57,11 @@ class Imports:
 
     def add(self, number: int, fd: int, size_bytes: int) -> None:
         """Map a segment. The caller closes `fd`. Raises ProtocolError, OutOfMemory."""
-        if number in self._mappings:
+        if number in self._mappings or number in self._on_device:
             raise ProtocolError(f"segment {number} was passed twice")
+        if is_on_device(number):
+            self._on_device[number] = self._share_of(number).open(fd, size_bytes)
+            return
         mapping = self._mappings[number] = open_sealed(fd, size_bytes)
         if self.pin is not None:
             mapping.pin(self.pin, read_only=True)
@@ -59,7 +69,13 @@ class Imports:
     def drop(self, number: int) -> None:
         """Forget a segment. Its mapping lives on while a tensor refers to it."""
         self._mappings.pop(number, None)
+        self._on_device.pop(number, None)
         self._wholes.pop(number, None)
+
+    def _share_of(self, number: int) -> DeviceShare:
+        if self.share is None:
+            raise ProtocolError(f"segment {number} lies in device memory, which this process does not read")
+        return self.share
 
     def whole(self, number: int) -> torch.Tensor | None:
         """Return all bytes of a segment, or None if it was not passed or is gone. Any thread may call this.
@@ -78,20 +94,30 @@ class Imports:
     def tensor(self, reference: Reference) -> torch.Tensor:
         """Return a view of the sender's memory, without a copy. It stays valid even after the sender's death.
 
-        The mapping is read-only: writing to the tensor ends the process (SIGSEGV). Raises ProtocolError if the
-        reference lies outside the peer's segments.
+        The mapping is read-only: writing to the tensor ends the process (SIGSEGV). A tensor in device memory has to be
+        kept until all work that reads it has landed. Raises ProtocolError if the reference lies outside the peer's
+        segments.
         """
+        if is_on_device(reference.segment):
+            return self._device_tensor(reference)
         mapping = self._mappings.get(reference.segment)
         if mapping is None:
             raise ProtocolError(f"a reference into segment {reference.segment}, which was not passed")
-        size_bytes, end_bytes = reference.size_bytes, reference.offset_bytes + reference.size_bytes
-        if size_bytes == 0 or end_bytes > mapping.size_bytes or reference.offset_bytes % reference.dtype.itemsize:
-            raise ProtocolError(f"a reference to bytes {reference.offset_bytes} to {end_bytes} of {mapping.size_bytes}")
+        size_bytes = _checked(reference, mapping.size_bytes)
         view = mapping.view(reference.offset_bytes, size_bytes)
         flat = torch.frombuffer(view, dtype=reference.dtype)
         # The mapping is an argument only to be kept alive for as long as the view is.
         weakref.finalize(view, _give_back, self.returned, reference.token, mapping).atexit = False
         return flat.view(reference.shape)
+
+    def _device_tensor(self, reference: Reference) -> torch.Tensor:
+        mapping = self._on_device.get(reference.segment)
+        if mapping is None:
+            raise ProtocolError(f"a reference into segment {reference.segment}, which was not passed")
+        size_bytes = _checked(reference, mapping.size_bytes)
+        gone = functools.partial(self.returned.append, reference.token)
+        flat = adopted(mapping, reference.offset_bytes, size_bytes, gone)
+        return flat.view(reference.dtype).view(reference.shape)
 
     def take_returned(self) -> list[int]:
         """Return the tokens of all references whose tensors were collected since the last call."""
@@ -108,6 +134,14 @@ class Imports:
         if not count:
             return math.inf
         return 0.0 if count >= _RETURN_AT_COUNT else self._taken_s + _RETURN_AFTER_S
+
+
+def _checked(reference: Reference, mapped_bytes: int) -> int:
+    """Return the bytes of a tensor in a mapping. Raises ProtocolError if it lies outside of it."""
+    size_bytes, end_bytes = reference.size_bytes, reference.offset_bytes + reference.size_bytes
+    if size_bytes == 0 or end_bytes > mapped_bytes or reference.offset_bytes % reference.dtype.itemsize:
+        raise ProtocolError(f"a reference to bytes {reference.offset_bytes} to {end_bytes} of {mapped_bytes}")
+    return size_bytes
 
 
 def _let_go(_mapping: Mapping) -> None:

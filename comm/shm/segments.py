@@ -1,7 +1,8 @@
 """Tensors in this process's shared memory: sealed segments, and the regions of them that peers still read.
 
 A region is reused only after its owner has freed it *and* no reader holds it. A receiver gives a reference back when
-its last view of the tensor is gone (see `imports`). No sockets.
+its last view of the tensor is gone (see `imports`). Segments lie in host memory here, and in the memory of a device in
+`device_segments`. No sockets.
 """
 
 from __future__ import annotations
@@ -13,29 +14,82 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
 from elastrain.base.arithmetic import FreeRanges
 from elastrain.comm.errors import OutOfMemory
-from elastrain.comm.shm.shared_memory import HUGE_PAGE_BYTES, Pin, create_sealed, reserve, use_huge_pages
+from elastrain.comm.shm.shared_memory import HUGE_PAGE_BYTES, Mapping, Pin, create_sealed, reserve, use_huge_pages
 
 ALIGNMENT_BYTES = 64
-_PAGE_BYTES = 4096
 _IDLE_SEGMENTS = 4
 _TOUCHED_IN_PART_BYTES = (
     1 << 20
 )  # a larger scratch tensor is often touched in part only, so its pages are allocated one by one
 
 
-class Segment:
-    """A sealed memfd of this process. A dedicated segment holds one large tensor at a time."""
+class SegmentKind(Protocol):
+    """The memory that segments lie in: how it is made, and how tensors lie in it."""
 
-    def __init__(self, number: int, size_bytes: int, *, dedicated: bool, huge_pages: bool) -> None:
+    page_bytes: int
+    """Sizes of segments are multiples of it."""
+    run_bytes: int
+    """Tensors of so many bytes begin at a multiple of it. 0: they may begin anywhere."""
+    idle_bytes: float
+    """Empty segments are kept up to this size."""
+    first_number: int
+    """Number of the first segment. Readers tell by it which kind a segment is of."""
+
+    def create(self, size_bytes: int) -> tuple[int, Any]:
+        """Return a descriptor that peers can map, and the mapping. Raises OutOfMemory."""
+        ...
+
+    def reserve(self, fd: int, mapping: Any, start: int, stop: int) -> None:
+        """Allocate the pages from `start` to `stop` now. Raises OutOfMemory."""
+
+    def tensor(self, mapping: Any, offset_bytes: int, numel: int, dtype: torch.dtype) -> tuple[object, torch.Tensor]:
+        """Return a 1-D tensor over bytes of the mapping, and an object that lives as long as its storage."""
+        ...
+
+
+class HostSegments:
+    """Segments in sealed memfds."""
+
+    page_bytes = 4096
+    first_number = 1
+
+    def __init__(self, segment_bytes: int, *, huge_pages: bool) -> None:
+        self._huge_pages = huge_pages
+        self.run_bytes = HUGE_PAGE_BYTES if huge_pages else 0
+        self.idle_bytes: float = _IDLE_SEGMENTS * segment_bytes
+
+    def create(self, size_bytes: int) -> tuple[int, Mapping]:
+        """See `SegmentKind.create`."""
+        return create_sealed("elastrain-segment", size_bytes)
+
+    def reserve(self, fd: int, mapping: Mapping, start: int, stop: int) -> None:
+        """See `SegmentKind.reserve`."""
+        reserve(fd, start, stop - start)
+        if self._huge_pages:
+            use_huge_pages(mapping.address + start, stop - start)
+
+    def tensor(
+        self, mapping: Mapping, offset_bytes: int, numel: int, dtype: torch.dtype
+    ) -> tuple[object, torch.Tensor]:
+        """See `SegmentKind.tensor`."""
+        view = mapping.view(offset_bytes, numel * dtype.itemsize)
+        return view, torch.frombuffer(view, dtype=dtype)
+
+
+class Segment:
+    """A piece of shared memory of this process. A dedicated segment holds one large tensor at a time."""
+
+    def __init__(self, number: int, size_bytes: int, kind: SegmentKind, *, dedicated: bool) -> None:
         self.number = number
         self.dedicated = dedicated
-        self._huge_pages = huge_pages
-        self.fd, self.mapping = create_sealed("elastrain-segment", size_bytes)
+        self._kind = kind
+        self.fd, self.mapping = kind.create(size_bytes)
         self.free = FreeRanges(size_bytes)
         self._touched_bytes = 0  # above this offset nothing was ever used: a fresh memfd is zero there
         self._reserved_bytes = 0  # below this offset all pages are allocated
@@ -52,8 +106,8 @@ class Segment:
 
         With `whole`, all pages of the run are allocated now, as huge pages where possible. Raises OutOfMemory.
         """
-        huge = self._huge_pages and size_bytes >= HUGE_PAGE_BYTES
-        offset_bytes = self.free.take(size_bytes, HUGE_PAGE_BYTES if huge else 1)
+        run_bytes = self._kind.run_bytes
+        offset_bytes = self.free.take(size_bytes, run_bytes if 0 < run_bytes <= size_bytes else 1)
         if offset_bytes is None:
             return None
         if whole:
@@ -69,9 +123,7 @@ class Segment:
     def _reserve(self, start: int, stop: int) -> None:
         if stop > self._reserved_bytes:
             start = max(start, self._reserved_bytes)
-            reserve(self.fd, start, stop - start)
-            if self._huge_pages:
-                use_huge_pages(self.mapping.address + start, stop - start)
+            self._kind.reserve(self.fd, self.mapping, start, stop)
             if start == self._reserved_bytes:
                 self._reserved_bytes = stop
 
@@ -105,20 +157,21 @@ class _SegmentIndex:
 
 
 class SharedMemory:
-    """All segments of this process. Safe to use from several threads.
+    """All segments of one kind of this process. Safe to use from several threads.
 
-    Empty segments are kept up to `_IDLE_SEGMENTS` times the ordinary size, because fresh memory costs far more than a
-    copy.
+    Some empty segments are kept, because fresh memory costs far more than a copy.
     """
 
-    def __init__(self, segment_bytes: int, *, huge_pages: bool = True) -> None:
-        self._segment_bytes, self._huge_pages = segment_bytes, huge_pages
+    def __init__(self, segment_bytes: int, *, huge_pages: bool = True, kind: SegmentKind | None = None) -> None:
+        """`kind`: the memory of the segments; None: memfds."""
+        self._segment_bytes = segment_bytes
+        self._kind = kind or HostSegments(segment_bytes, huge_pages=huge_pages)
         self.pin: Pin | None = None
         """Pins each new segment, so that a device copies faster from and to it."""
         self._frees = 0
         self._lock = threading.Lock()
         self._index = _SegmentIndex()
-        self._next_number = 1
+        self._next_number = self._kind.first_number
         # Regions whose tensors were collected. Finalizers fill this in any thread; they must not take the lock.
         self._collected: collections.deque[Region] = collections.deque()
         self._gone: collections.deque[int] = collections.deque()
@@ -140,12 +193,11 @@ class SharedMemory:
         with self._lock:
             self._free_collected()
             region, dirty = self._take(size_bytes, whole=zero or size_bytes <= _TOUCHED_IN_PART_BYTES)
-        view = region.segment.mapping.view(region.offset_bytes, size_bytes)
-        tensor = torch.frombuffer(view, dtype=dtype, count=numel)
+        living, tensor = self._kind.tensor(region.segment.mapping, region.offset_bytes, numel, dtype)
         if dirty and zero:
             tensor.zero_()
         # The registry of finalizers keeps region and mapping alive as long as the tensor's storage lives.
-        weakref.finalize(view, self._collected.append, region).atexit = False
+        weakref.finalize(living, self._collected.append, region).atexit = False
         return tensor
 
     def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -161,7 +213,8 @@ class SharedMemory:
             if taken is not None:
                 return self._place(segment, taken[0], size_bytes), taken[1]
         wanted_bytes = size_bytes if dedicated else self._segment_bytes
-        segment = self._new_segment(math.ceil(wanted_bytes / _PAGE_BYTES) * _PAGE_BYTES, dedicated=dedicated)
+        page_bytes = self._kind.page_bytes
+        segment = self._new_segment(math.ceil(wanted_bytes / page_bytes) * page_bytes, dedicated=dedicated)
         taken = segment.take(size_bytes, whole=whole)
         assert taken is not None
         return self._place(segment, taken[0], size_bytes), False
@@ -176,7 +229,7 @@ class SharedMemory:
         return sorted(idle, key=lambda segment: segment.mapping.size_bytes)
 
     def _new_segment(self, size_bytes: int, *, dedicated: bool) -> Segment:
-        segment = Segment(self._next_number, size_bytes, dedicated=dedicated, huge_pages=self._huge_pages)
+        segment = Segment(self._next_number, size_bytes, self._kind, dedicated=dedicated)
         self._next_number += 1
         index = bisect.bisect(self._index.addresses, segment.mapping.address)
         self._index.addresses.insert(index, segment.mapping.address)
@@ -256,7 +309,7 @@ class SharedMemory:
         idle = sorted((s for s in self._index.segments if s.free.all_free), key=lambda segment: segment.idle_since)
         idle_bytes = sum(segment.mapping.size_bytes for segment in idle)
         for segment in idle:
-            if idle_bytes > _IDLE_SEGMENTS * self._segment_bytes:
+            if idle_bytes > self._kind.idle_bytes:
                 idle_bytes -= segment.mapping.size_bytes
                 self._drop(segment)
 

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 import torch
 
 from elastrain.comm.errors import ProtocolError
+from elastrain.comm.shm.device_segments import DeviceShare
 from elastrain.comm.shm.imports import Imports, Reference
 from elastrain.comm.shm.liveness import Watcher, watch_beacon
 from elastrain.comm.shm.segments import Region, Segment, SharedMemory, TensorPlace
 from elastrain.comm.shm.shared_memory import Pin
-from elastrain.comm.wire.addresses import Frame, LossCause, Peer, PeerLost
+from elastrain.comm.wire.addresses import Frame, LossCause, Peer, PeerLost, device_domain
 from elastrain.comm.wire.frames import FIRST_CONTROL_KIND, Inline, RawFrame, dtype_supported, encode, tensor_bytes
 from elastrain.comm.wire.secure import Connection
 from elastrain.comm.wire.stream import Outbox, Stream
@@ -30,10 +31,9 @@ from elastrain.comm.wire.stream import Outbox, Stream
 class Lending:
     """Regions lent to one peer, by token. A region is reused only after its token, or every token, was taken back."""
 
-    def __init__(self, memory: SharedMemory) -> None:
-        self.memory = memory
+    def __init__(self) -> None:
         self._passed: set[int] = set()  # numbers of segments whose descriptors the peer has
-        self._lent: dict[int, Region] = {}
+        self._lent: dict[int, tuple[SharedMemory, Region]] = {}
         self._next_token = 1
 
     @property
@@ -55,11 +55,11 @@ class Lending:
         self._passed.discard(number)
         return True
 
-    def lend(self, tensor: torch.Tensor, place: TensorPlace) -> Reference:
-        """Lend the region of a tensor; returns the reference to send."""
+    def lend(self, tensor: torch.Tensor, place: TensorPlace, memory: SharedMemory) -> Reference:
+        """Lend the region of a tensor of this memory; returns the reference to send."""
         token, self._next_token = self._next_token, self._next_token + 1
-        self.memory.hold(place.region)
-        self._lent[token] = place.region
+        memory.hold(place.region)
+        self._lent[token] = memory, place.region
         return Reference(
             dtype=tensor.dtype,
             shape=tuple(tensor.shape),
@@ -70,15 +70,17 @@ class Lending:
 
     def take_back(self, token: int) -> None:
         """Take a reference back. Raises ProtocolError if the token is not lent."""
-        region = self._lent.pop(token, None)
-        if region is None:
+        lent = self._lent.pop(token, None)
+        if lent is None:
             raise ProtocolError(f"reference {token} was given back, but is not lent")
-        self.memory.release(region)
+        memory, region = lent
+        memory.release(region)
 
     def take_all_back(self) -> None:
         """Take all references back, because the peer has ended or is in no view of ours."""
         while self._lent:
-            self.memory.release(self._lent.popitem()[1])
+            memory, region = self._lent.popitem()[1]
+            memory.release(region)
 
 
 class _Control(enum.IntEnum):
@@ -121,11 +123,23 @@ class Heard:
 
 
 class Link:
-    """The link to one peer. `same_host`: both ends read each other's shared memory. `lost`: the loss, or None."""
+    """The link to one peer. `same_host`: both ends read each other's shared memory. `lost`: the loss, or None.
 
-    def __init__(self, peer: Peer, *, same_host: bool, memory: SharedMemory, pin: Pin | None = None) -> None:
+    `reads_device`: both ends read each other's device memory, too.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        *,
+        same_host: bool,
+        memory: SharedMemory,
+        pin: Pin | None = None,
+        share: DeviceShare | None = None,
+    ) -> None:
         self.peer = peer
         self.same_host = same_host
+        self.reads_device = same_host and share is not None and device_domain(peer.address) == share.domain
         self.opening = Opening()
         self.heard = Heard()
         self.reported: LossCause | None = None  # how others have lost this peer
@@ -133,35 +147,44 @@ class Link:
         self.stream: Stream | None = None
         self.outbox = Outbox()
         self.held: list[Frame] = []  # of generations that are not ours yet
-        self.lending = Lending(memory)
-        self.imports = Imports(pin)
+        self.lending = Lending()
+        self.imports = Imports(pin, share if self.reads_device else None)
+        self._memory, self._on_device = memory, None if share is None else share.memory
         self._watcher: Watcher | None = None
 
     def push(self, kind: int, generation: int, body: bytes = b"", tensors: Sequence[torch.Tensor] = ()) -> None:
         """Queue a frame. Raises ValueError for a tensor that cannot travel."""
         plain = [_sendable(tensor) for tensor in tensors]
+        placed = [self._place(tensor) for tensor in plain]
         self.push_returned(generation)
-        memory = self.lending.memory
         described: list[Inline | Reference] = []
         trailing: list[tuple[torch.Tensor, Region | None]] = []
-        for tensor in plain:
-            place = memory.find(tensor) if tensor.numel() else None
+        for tensor, (memory, place) in zip(plain, placed, strict=True):
             if place is None or not self.same_host:
                 described.append(Inline(dtype=tensor.dtype, shape=tuple(tensor.shape)))
                 trailing.append((tensor, place.region if place else None))
             else:
                 self.announce(place.region.segment, generation)
-                described.append(self.lending.lend(tensor, place))
+                described.append(self.lending.lend(tensor, place, memory))
         self.outbox.push(encode(kind=kind, generation=generation, body=body, tensors=described))
         for tensor, region in trailing:
             if tensor.numel():
                 self._push_elements(tensor, region)
 
+    def _place(self, tensor: torch.Tensor) -> tuple[SharedMemory, TensorPlace | None]:
+        """Return the shared memory for a tensor, and its place there. Raises ValueError if it cannot travel."""
+        if tensor.device.type == "cpu":
+            return self._memory, self._memory.find(tensor) if tensor.numel() else None
+        place = self._on_device.find(tensor) if self._on_device is not None and self.reads_device else None
+        if self._on_device is None or place is None:
+            raise _refused(tensor)
+        return self._on_device, place
+
     def _push_elements(self, tensor: torch.Tensor, region: Region | None) -> None:
         if region is None:
             self.outbox.push(tensor_bytes(tensor))  # the view keeps the tensor's memory alive
             return
-        held, memory = region, self.lending.memory
+        held, memory = region, self._memory
         memory.hold(held)
         self.outbox.push(tensor_bytes(tensor), done=lambda: memory.release(held))
 
@@ -279,7 +302,7 @@ class Link:
             self.stream.close()
             self.stream = None
         self.outbox.clear()
-        self.imports = Imports(self.imports.pin)
+        self.imports = Imports(self.imports.pin, self.imports.share)
 
 
 def farewell(generation: int) -> bytes:
@@ -288,8 +311,13 @@ def farewell(generation: int) -> bytes:
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not dtype_supported(tensor.dtype):
-        raise ValueError(
-            f"only dense CPU tensors of a standard dtype travel; got {tensor.dtype} on {tensor.device}, {tensor.layout}"
-        )
+    if tensor.layout is not torch.strided or not dtype_supported(tensor.dtype):
+        raise _refused(tensor)
     return tensor.detach().contiguous()
+
+
+def _refused(tensor: torch.Tensor) -> ValueError:
+    return ValueError(
+        "only dense CPU tensors of a standard dtype travel, and a device's if they lie in memory that the receiver "
+        f"reads; got {tensor.dtype} on {tensor.device}, {tensor.layout}"
+    )

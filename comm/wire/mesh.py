@@ -20,10 +20,11 @@ import torch
 
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.errors import CommError, MemberLost
+from elastrain.comm.shm.device_segments import DeviceShare
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import Segment, SharedMemory
 from elastrain.comm.shm.shared_memory import Pin
-from elastrain.comm.wire.addresses import Credentials, Event, Frame, MeshConfig, Peer
+from elastrain.comm.wire.addresses import Credentials, Event, Frame, MeshConfig, Peer, with_device_domain
 from elastrain.comm.wire.connections import LinkPlan, MeshConnections
 from elastrain.comm.wire.frames import FIRST_CONTROL_KIND
 from elastrain.comm.wire.link_table import LinkTable
@@ -141,6 +142,23 @@ class Mesh:
         """
         self.memory.pin = self._connections.pin = pin
 
+    def share(self, share: DeviceShare) -> None:
+        """Let members of this host that are in the same domain read device memory. Call it before the first view.
+
+        `address` names the domain from then on.
+        """
+        self._connections.share = share
+        self.address = with_device_domain(self.address, share.domain)
+
+    def reads_device(self, member: str) -> bool:
+        """Return True if tensors of the device memory that this process shares can be sent to the member."""
+        link = self.links.get(member)
+        return self._connections.share is not None if member == self.me else link is not None and link.reads_device
+
+    def all_read_device(self) -> bool:
+        """Return True if that holds for all members of the view. Any thread may ask."""
+        return self._connections.share is not None and all(link.reads_device for link in self.links)
+
     def tamper(self, change: Callable[[memoryview], memoryview]) -> None:
         """Alter outgoing bytes, for injected faults. Call this before the first view.
 
@@ -191,7 +209,8 @@ class Mesh:
 
     def tidy_up(self) -> None:
         """Tell peers of segments that are gone, and take note of deaths. To be called before any sleep."""
-        self._connections.traffic.tell_gone(self.memory.take_gone())
+        for memory in self._memories():
+            self._connections.traffic.tell_gone(memory.take_gone())
         self._connections.process_deaths()
 
     def next_due_s(self) -> float:
@@ -235,7 +254,12 @@ class Mesh:
         self._closed = True
         self._connections.opener.close()
         self._loop.close()
-        self.memory.close()
+        for memory in self._memories():
+            memory.close()
+
+    def _memories(self) -> list[SharedMemory]:
+        share = self._connections.share
+        return [self.memory] if share is None else [self.memory, share.memory]
 
     def _after_fork(self) -> None:
         """Close, in a forked child, everything that would keep the links open after the parent's death."""

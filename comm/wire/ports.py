@@ -1,6 +1,7 @@
 """Sockets that connect to an address of a mesh, and a free port within a range for sockets that listen.
 
-An address is `tcp:10.0.0.1:4711` or `unix:NAME,tcp:…`. The launcher imports this file without torch.
+An address is `tcp:10.0.0.1:4711` or `unix:NAME,tcp:…`. Behind it, `device:NAME` is there if members on the same host that
+have the same name read each other's device memory. The launcher imports this file without torch.
 """
 
 from __future__ import annotations
@@ -50,6 +51,17 @@ def choose_address(address: str, *, same_node: bool) -> str:
         raise ValueError(f"{address!r} is no mesh address")
     wanted = "unix:" if same_node else "tcp:"
     return next((part for part in parts if part.startswith(wanted)), parts[0])
+
+
+def with_device_domain(address: str, domain: str) -> str:
+    """Return the address of a member whose device memory others of the domain read."""
+    return f"{address},device:{domain}"
+
+
+def device_domain(address: str) -> str:
+    """Return the domain from an address of `with_device_domain`, or "" if it has none."""
+    parts = (part.partition(":") for part in address.split(","))
+    return next((name for scheme, _, name in parts if scheme == "device"), "")
 
 
 def connect(address: str) -> tuple[socket.socket, int]:

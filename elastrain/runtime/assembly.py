@@ -18,6 +18,7 @@ from torch import nn
 from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.environment import Environment
 from elastrain.base.resume import Resume
+from elastrain.comm.shm.device_segments import DeviceShare
 from elastrain.comm.shm.heartbeat_page import Lane, Trail
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.device.finding import device_of
@@ -25,6 +26,7 @@ from elastrain.device.port import DevicePort
 from elastrain.job.layout import Layout
 from elastrain.job.values import Shape
 from elastrain.member.member_machine import MemberMachine
+from elastrain.runtime.carrying.in_place import shared_device_memory
 from elastrain.runtime.carrying.landed_results import Landing
 from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.durable.manifests import Described
@@ -122,7 +124,7 @@ def assemble(
     port = device_of(compute_device(request.model))
     mesh = open_mesh(chosen.environment, connections, port, are_blocks_apart=chosen.settings.is_pipelined)
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
-    memory = TensorMemory(mesh.memory.empty, mesh.memory.scratch, port)
+    memory = TensorMemory(mesh.memory.empty, mesh.memory.scratch, port, _share(chosen, connections, mesh, port))
     state = ModelState(request.model, layout, memory.empty, apart=chosen.settings.is_pipelined)
     shape = _shape(request, layout, chosen, state)
     handover = _handover(connections, mesh, port)
@@ -157,6 +159,16 @@ def assemble(
     )
 
 
+def _share(chosen: Chosen, connections: Connections, mesh: Mesh, port: DevicePort) -> DeviceShare | None:
+    """Return the device memory that peers on this host read in place, or None if everything is carried."""
+    is_limited = chosen.limit is not None and chosen.limit.limit_bytes is not None
+    run_dir = chosen.environment.run_dir if chosen.place[1] > 1 else None  # a job of one has nobody to read
+    share = shared_device_memory(port, run_dir, connections.journal.write, is_limited=is_limited)
+    if share is not None:
+        mesh.share(share)
+    return share
+
+
 def _handover(connections: Connections, mesh: Mesh, port: DevicePort) -> LoopChannel:
     """Return the channel from the loop to the engine, whose landings the agent sees on a lane of their own."""
     whereabouts = connections.whereabouts
@@ -172,10 +184,11 @@ def _shape(request: Request, layout: Layout, chosen: Chosen, state: ModelState) 
 def _pipelines(request: Request, settings: Settings, parts: StepParts, engine: EngineParts) -> Pipelines | None:
     if not settings.is_pipelined:
         return None
+    memory, mesh = engine.executor.memory, engine.mesh
     wish = PipelineWish(
         model=request.model,
         stages=settings.least_stages,
-        allocate=engine.mesh.memory.scratch,
+        allocate=lambda numel, dtype: memory.outgoing(numel, dtype, in_place=mesh.all_read_device()),
         traced=None if engine.memory is None else engine.memory.work.trace,
     )
     return Pipelines(wish, parts)

@@ -35,7 +35,7 @@ class Case:
 
 
 def all_cases(device: str) -> list[Case]:
-    """Return every case of the first three rows of the table."""
+    """Return every case of the rows of the table that compare digests."""
     plain = Training(device=device)
     found = [*_of_models(plain), *_of_losses(plain), *_of_saved(plain)]
     for stage in range(3):
@@ -48,7 +48,18 @@ def all_cases(device: str) -> list[Case]:
             found.append(
                 Case(key="resumed_equal", name=what, job=Job(training=training, stages=stages), resumed_on=second)
             )
-    return found
+    return found + _of_shared(plain)
+
+
+def _of_shared(plain: Training) -> list[Case]:
+    """Return jobs whose members read each other's device memory in place: undisturbed, and with every loss above."""
+    plain = replace(plain, shared="trusted")
+    ways = (", 3 members", ", 3 stages")
+    found = [case for case in _of_models(plain) if case.name.endswith(ways)]
+    found += [*_of_losses(plain), *_of_losses(plain, stage=1)]
+    probed = Training(device=plain.device, members=3, shared="probed")
+    found.append(Case(key="", name="gpt, 3 members, probed", job=Job(training=probed)))
+    return [replace(case, key="shared_equal", name=f"in place: {case.name}") for case in found]
 
 
 def _of_models(plain: Training) -> list[Case]:

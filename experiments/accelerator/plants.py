@@ -26,6 +26,8 @@ class Plant:
     trouble: str = ""
     """Faults that happen to a member besides; see `train._Troubles`."""
     slowness: float = 1.0
+    shared: bool = False
+    """True: members read each other's device memory in place."""
     refused: str = ""
     """Words with which the job without the bug is refused."""
 
@@ -59,7 +61,7 @@ PLANTS = {
     # Sources and memory that are used again.
     "copies for peers share one buffer": Plant(
         where=_MEMORY + "carried",
-        old="source, tensor = tensor, allocated(self._scratch, tensor.numel(), tensor.dtype)",
+        old="source, tensor = tensor, self.outgoing(tensor.numel(), tensor.dtype, in_place=in_place)",
         new="source, key = tensor, f'{tensor.numel()} {tensor.dtype}'; tensor = self.__dict__.get(key); "
         "tensor = self.__dict__.setdefault(key, allocated(self._scratch, source.numel(), source.dtype)) "
         "if tensor is None else tensor",
@@ -90,8 +92,8 @@ PLANTS = {
     ),
     "the device's work does not wait for a copy in": Plant(
         where=_MEMORY + "copy",
-        old="landed = self.port.copy_in(source, out)",
-        new="self.port.copy_in(source, out); return",
+        old="landed = copy(source, out)",
+        new="copy(source, out); return",
     ),
     "the device's generator is not seeded": Plant(
         where=_PORT + "manual_seed", old="generators[self.device.index].manual_seed(seed)", new="pass"
@@ -111,8 +113,21 @@ PLANTS = {
     "an earlier step's copy is sent again": Plant(
         where="elastrain.runtime.engine.sender:Sender._payload_of",
         old="if key not in self._carried:",
-        new="key = next((at for at in self._carried if type(at[1]) is type(message)), key)\n"
+        new="key = next((at for at in self._carried if type(at[2]) is type(message)), key)\n"
         "    if key not in self._carried:",
+    ),
+    # Device memory that peers read in place.
+    "peers are told of device memory before its copy has landed": Plant(
+        where=_MEMORY + "carried", old="event.synchronize()", new="pass", shared=True
+    ),
+    "a peer's device memory is given back before it is read": Plant(
+        where=_MEMORY + "copy", old="landed.synchronize()", new="pass", shared=True
+    ),
+    "a peer's device memory is computed with where it lies": Plant(
+        where=_MEMORY + "is_far", old="or self._is_foreign(tensor)", new="", shared=True
+    ),
+    "a boundary tensor in a peer's device memory is given back early": Plant(
+        where=_BOUNDARIES + "_copied_in", old="copied.then(partial(_let_go, flat))", new="pass", stages=3, shared=True
     ),
     # What watches the device.
     "the agent does not watch the device of a member that waits": Plant(

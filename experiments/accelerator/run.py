@@ -29,6 +29,7 @@ from experiments.accelerator import measures
 from experiments.accelerator.cases import Case, all_cases, reference_of, run_case
 from experiments.accelerator.checkouts import cpu_price
 from experiments.accelerator.commands import Once, end_on_sigterm
+from experiments.accelerator.in_place import carried_in_place
 from experiments.accelerator.jobs import DEADLINE_S, Job, Ran, run_job, total
 from experiments.accelerator.limits import limits
 from experiments.accelerator.measures import Bench
@@ -59,12 +60,18 @@ REACHES = {
     "hang_found_s": Reach(limit=0.5),
     "limit_kept": Reach(limit=1.0),
     "limit_bits_equal": _ALL,
+    "shared_equal": _ALL,
+    "shared_carried": _NONE,
     "floor": _ALL,
     "cpu_price": Reach(limit=1.01),
 }
 ON_DEMAND = ("floor", "cpu_price")
-PARTS = {**measures.PARTS, "limits": (limits, ("limit_kept", "limit_bits_equal"))}
-CASES, PLANTED = ("digest_equal_cpu", "digest_equal", "resumed_equal"), "planted_found"
+PARTS = {
+    **measures.PARTS,
+    "limits": (limits, ("limit_kept", "limit_bits_equal")),
+    "shared": (carried_in_place, ("shared_carried",)),
+}
+CASES, PLANTED = ("digest_equal_cpu", "digest_equal", "resumed_equal", "shared_equal"), "planted_found"
 QUICK_S, CUT_S = 205.0, 225.0
 """`--quick` begins nothing that would take longer than this, if it takes as long as the longest case so far. What runs
 on a busy machine after the second time is cut off, and does not count."""
@@ -107,6 +114,7 @@ class Experiment:
         bug = PLANTS[name]
         troubles = (("m1", 2, bug.trouble),) if bug.trouble else ()
         how = {"model": bug.model, "members": bug.members, "steps": bug.steps, "slowness": bug.slowness}
+        how["shared"] = "trusted" if bug.shared else ""
         training = Training(device=self.device, troubles=troubles, **how)
         job = Job(training=training, stages=bug.stages)
         clean = self._is_clean(job, bug.refused)

@@ -32,6 +32,7 @@ from experiments.accelerator import models, plants
 from experiments.accelerator.meter import Meter, NoMeter
 from experiments.accelerator.models import SEED, WARM, Training
 from experiments.accelerator.peaks import HighestPeak
+from experiments.accelerator.shared import share_device_memory
 
 MEMBER = os.environ.get("ELASTRAIN_MEMBER", "")
 """Empty alone."""
@@ -68,6 +69,7 @@ def prepare_device(training: Training) -> None:
             place = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0")
             late.configure(uuid=f"late-{'-'.join(place)}")
         torch.__future__.set_swap_module_params_on_conversion(True)
+    share_device_memory(training)
 
 
 def run(training: Training, folder: Path) -> int:

@@ -14,8 +14,6 @@ PARTS = {
     6: "compiled models, captured graphs, the `torch.distributed` backend",
     7: "device memory that peers read in place",
 }
-LATER = (7,)
-"""Test parts that a later version brings."""
 REHEARSED = ("late", "cpu")
 """Devices that show nothing."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.accelerator import commands
 from tests.gpu import shown, wheels
-from tests.gpu.claims import CLAIMS, LATER, PARTS, REHEARSED
+from tests.gpu.claims import CLAIMS, PARTS, REHEARSED
 
 NO_DEVICE, LACKING, MISSED = 2, 3, 1
 """Exit codes: there is no device; libraries are missing; a line does not reach its bound."""
@@ -133,12 +133,6 @@ def main() -> int:
     """Run everything that the environment asks for; return the exit code."""
     options = Options.read(os.environ)
     until_s = time.monotonic() + options.limit_s
-    for part in options.parts:
-        if part in LATER:
-            print(f"Test part {part} ({PARTS[part]}) belongs to a later version; nothing of it was run.")
-    parts = [part for part in options.parts if part not in LATER]
-    if not parts:
-        return 0
     with tempfile.TemporaryDirectory(prefix="elastrain-gpu-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         commands.end_on_sigterm()
@@ -167,7 +161,7 @@ def main() -> int:
 
         nodes = not any(each.only_for == "simulated nodes" for each in missing)
         telling = Telling(about, options)
-        for part in parts:
+        for part in options.parts:
             began_s = time.monotonic()
             setting = Setting(
                 device=telling.kind,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.claims import CLAIMS, LATER, PARTS, Claim
+from tests.gpu.claims import CLAIMS, PARTS, Claim
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = ROOT / "tests/gpu/shown.jsonl"
@@ -81,15 +81,13 @@ def tables(lines: Iterable[Line]) -> str:
     found = newest(lines)
     text = f"{BEGIN}\n"
     for part, title in PARTS.items():
-        if part in LATER:
-            continue
         text += f"\n### Test part {part}: {title}\n\n| key | claim | wanted | state | newest values |\n"
         text += "|---|---|---|---|---|\n"
         for claim in CLAIMS.values():
             if claim.part == part:
                 wanted, state = claim.bound, _state(claim, found)
                 text += f"| `{claim.key}` | {claim.text} | {wanted} | {state} | {_details(claim, found)} |\n"
-    text += "\n### Not in this version, or not on one device\n\n| claim | state |\n|---|---|\n"
+    text += "\n### Not on one device\n\n| claim | state |\n|---|---|\n"
     text += "".join(f"| {claim.text} | *open* |\n" for claim in CLAIMS.values() if claim.part is None)
     return f"{text}\n{END}"
 

@@ -1,6 +1,7 @@
-"""The memory of a member's tensors: the device's, which computes, and shared host memory, which peers read.
+"""The memory of a member's tensors: the device's, which computes, and shared memory, which peers read.
 
-On the host both are the same, and nothing is copied.
+Shared memory is the host's, or the device's for peers that read it in place. On the host all are the same, and nothing
+is copied.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from elastrain.base.processes import say
+from elastrain.comm.shm.device_segments import DeviceShare
 from elastrain.device.port import DevicePort, PinError
 from elastrain.device.same_memory import HOST
 from elastrain.runtime.model.flats import Allocate, allocated, in_private_memory
@@ -41,18 +43,26 @@ class PinInPlace:
 
 
 class TensorMemory:
-    """The two memories of a member, and the copies between them. The engine's thread calls it, and waits for copies.
+    """The memories of a member, and the copies between them. The engine's thread calls it, and waits for copies.
 
     Args:
         shared: Allocates zeroed host memory that peers can read.
         scratch: Allocates such memory with any content. It is not used again before all peers have read it.
         port: Device that computes.
+        share: Memory of the device that peers on this host read in place. None: everything is carried.
     """
 
-    def __init__(self, shared: Allocate, scratch: Allocate | None = None, port: DevicePort = HOST) -> None:
+    def __init__(
+        self,
+        shared: Allocate,
+        scratch: Allocate | None = None,
+        port: DevicePort = HOST,
+        share: DeviceShare | None = None,
+    ) -> None:
         self.port = port
         self.shared = shared
         self._scratch = scratch or shared
+        self._share = share
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Allocate a zeroed tensor for computation; an `Allocate`. On the host, peers can read it."""
@@ -63,22 +73,47 @@ class TensorMemory:
         return in_private_memory(numel, dtype) if self.port.is_host else self.port.empty(numel, dtype).zero_()
 
     def is_far(self, tensor: Tensor) -> bool:
-        """Return True if the tensor lies in host memory and has to be copied in before the device computes with it."""
-        return not self.port.is_host and tensor.device.type == "cpu"
+        """Return True if the tensor has to be copied before the device computes with it.
 
-    def carried(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return tensors that peers can read: copies of those on a device, and all others themselves."""
+        It lies in host memory, or in a peer's memory: that is given back once no tensor here refers to it, so only
+        `copy` and its like, which wait, may read it.
+        """
+        return not self.port.is_host and (tensor.device.type == "cpu" or self._is_foreign(tensor))
+
+    def _is_foreign(self, tensor: Tensor) -> bool:
+        return self._share is not None and self._share.is_foreign(tensor)
+
+    def carried(self, tensors: Sequence[Tensor], *, in_place: bool = False) -> list[Tensor]:
+        """Return tensors that peers can read: copies of those on a device, and all others themselves.
+
+        The copies are complete when it returns.
+
+        Args:
+            tensors: Tensors of a message.
+            in_place: Whether the peer reads the device's memory. The copies lie there then, as far as there is room.
+        """
         if self.port.is_host:
             return list(tensors)
         carried, events = [], []
         for tensor in tensors:
-            if tensor.device.type != "cpu":
-                source, tensor = tensor, allocated(self._scratch, tensor.numel(), tensor.dtype)
+            if tensor.device.type != "cpu" and not (in_place and self._is_shared(tensor)):
+                source, tensor = tensor, self.outgoing(tensor.numel(), tensor.dtype, in_place=in_place)
                 events.append(self.port.copy_out(source, tensor))
             carried.append(tensor)
         for event in events:
             event.synchronize()
         return carried
+
+    def _is_shared(self, tensor: Tensor) -> bool:
+        return self._share is not None and self._share.is_own(tensor)
+
+    def outgoing(self, numel: int, dtype: torch.dtype, *, in_place: bool) -> Tensor:
+        """Allocate memory with any content that peers read: the device's if `in_place`, as far as there is room."""
+        if in_place and self._share is not None and numel:
+            made = self._share.scratch(numel, dtype)
+            if made is not None:
+                return made
+        return allocated(self._scratch, numel, dtype)
 
     def taken_in(self, tensor: Tensor) -> Tensor:
         """Return a copy of a payload's tensor, in private memory to compute with."""
@@ -92,8 +127,9 @@ class TensorMemory:
 
     def copy(self, source: Tensor, out: Tensor) -> None:
         """Copy between any two of a member's tensors. The source is free when it returns, even for a device."""
-        if self.is_far(source) and not self.is_far(out):
-            landed = self.port.copy_in(source, out)
+        if self.is_far(source) and (out.device.type != "cpu" or self._is_foreign(source)):
+            copy = self.port.copy_out if out.device.type == "cpu" else self.port.copy_in
+            landed = copy(source, out)
             landed.wait()
             landed.synchronize()  # the source is a peer's memory, which the peer uses again once it is dropped here
         else:

@@ -25,8 +25,9 @@ class Sender:
         self._faults = faults
         self._journal = journal
         self._loop_payload: Callable[[], list[Tensor]] = list
-        self._carried: dict[tuple[int, Partial | Gradient | Publish], list[Tensor]] = {}
-        """(generation, message) -> tensors of this step's messages that go to several members, or again."""
+        self._carried: dict[tuple[int, bool, Partial | Gradient | Publish], list[Tensor]] = {}
+        """(generation, whether peers read them on the device, message) -> tensors of this step's messages that go to
+        several members, or again."""
 
     def use_loop_payload(self, payload: Callable[[], list[Tensor]]) -> None:
         """Use these tensors for messages with the state of the training loop."""
@@ -36,7 +37,7 @@ class Sender:
         """Send a message with its tensors. A receiver that cannot be reached is noted in the journal only."""
         message = command.message
         kind, body = encode(message)
-        payload = self._payload_of(message)
+        payload = self._payload_of(message, in_place=self._mesh.reads_device(command.to))
         if isinstance(message, Copied) or (isinstance(message, ShardCopy) and message.part[0] == 0):
             self._journal.write("copy", shard=message.shard, to=command.to)
         if isinstance(message, Partial):
@@ -51,16 +52,21 @@ class Sender:
             case Publish(step=step):
                 self._faults.reach(step, "publish")
 
-    def _payload_of(self, message: Message) -> list[Tensor]:
-        """Return the message's tensors in memory that peers read. A device's are copied out once per view and step."""
+    def _payload_of(self, message: Message, *, in_place: bool) -> list[Tensor]:
+        """Return the message's tensors in memory that peers read. A device's are copied once per view and step.
+
+        Args:
+            message: Message that is sent.
+            in_place: Whether the receiver reads the device's memory.
+        """
         memory = self._executor.memory
-        if isinstance(message, LoopHandover):
+        if isinstance(message, LoopHandover):  # its reader, the loop's thread, does not wait for the device
             return memory.carried(self._loop_payload())
         if memory.port.is_host or not isinstance(message, Partial | Gradient | Publish):
-            return memory.carried(self._executor.books.payload(message))
-        key = (self._mesh.generation, message)  # a step that begins anew has another generation
+            return memory.carried(self._executor.books.payload(message), in_place=in_place)
+        key = (self._mesh.generation, in_place, message)  # a step that begins anew has another generation
         if key not in self._carried:
             # Memory that a peer still reads is not used again, although nothing refers to it here.
-            self._carried = {at: made for at, made in self._carried.items() if at[1].step >= message.step}
-            self._carried[key] = memory.carried(self._executor.books.payload(message))
+            self._carried = {at: made for at, made in self._carried.items() if at[2].step >= message.step}
+            self._carried[key] = memory.carried(self._executor.books.payload(message), in_place=in_place)
         return self._carried[key]

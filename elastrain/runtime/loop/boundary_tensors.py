@@ -1,8 +1,8 @@
 """Boundary tensors of a pipeline's member, and the results of its actions.
 
-`packed` and `unpacked` convert boundary tensors to 1-D pieces of shared memory and back. Strides are kept, because
-kernels depend on them. A copy is never written again. Tensors on a device are copied on side streams. The calling
-thread does not wait for these copies.
+`packed` and `unpacked` convert boundary tensors to 1-D pieces of shared memory and back. The memory is the host's, or
+the device's if all members read it in place. Strides are kept, because kernels depend on them. A copy is never written
+again. Tensors on a device are copied on side streams. The calling thread does not wait for these copies.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Packed:
 
     shapes: tuple[CrossingTensor | None, ...] = ()
     tensors: tuple[Tensor, ...] = ()
-    """1-D copies in host memory of those that are not None, in order."""
+    """1-D copies in shared memory of those that are not None, in order."""
     copied: tuple[DeviceEvent, ...] = ()
     """For each copy, the event behind it."""
 
 
 def packed(tensors: Sequence[Tensor | None], allocate: Allocate) -> Packed:
-    """Describe the tensors and copy them to host memory that `allocate` returns."""
+    """Describe the tensors and copy them to memory that `allocate` returns."""
     shapes = tuple(None if tensor is None else shape_of(tensor) for tensor in tensors)
     copies = [_copied_out(tensor.detach(), allocate) for tensor in tensors if tensor is not None]
     return Packed(shapes=shapes, tensors=tuple(flat for flat, _ in copies), copied=tuple(event for _, event in copies))
@@ -64,11 +64,10 @@ def _copied_out(tensor: Tensor, allocate: Allocate) -> tuple[Tensor, DeviceEvent
     """Return a 1-D copy of the memory from the first to the last element, including gaps."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((size - 1) * stride for size, stride in sizes) if tensor.numel() else 0
-    port, flat, source = (
-        device_of(tensor.device),
-        allocated(allocate, span, tensor.dtype),
-        tensor.as_strided((span,), (1,)),
-    )
+    port, source = device_of(tensor.device), tensor.as_strided((span,), (1,))
+    flat = allocated(allocate, span, tensor.dtype)
+    if port.is_host and flat.device.type != "cpu":  # it belongs on the host for its reader, too, and is sent as bytes
+        flat = torch.empty(span, dtype=tensor.dtype, device="cpu")
     # On a device the copy comes later, and the script may change its tensor in place before.
     return flat, port.copy_out(source if port.is_host else source.clone(), flat)
 

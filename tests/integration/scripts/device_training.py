@@ -1,6 +1,7 @@
 """Trains on the test device, whose failures DEVICE_FAULTS orders ("m1@3 error,m2@any oom"); without it on the CPU.
 
 Each worker has the device of its slot, or all have the one of DEVICE_SHARED. With DEVICE_DEFAULT it is torch's default.
+With DEVICE_IN_PLACE members read each other's device memory in place, if the probe finds that it works.
 """
 
 import argparse
@@ -24,6 +25,10 @@ if ORDERS is not None:
     late.install()
     late.handing_over(DeferredLock, gives=["__exit__", "wait"], takes=["__enter__", "wait"])
     late.configure(uuid=os.environ.get("DEVICE_SHARED") or f"late-{os.environ['LOCAL_RANK']}")
+    if "DEVICE_IN_PLACE" in os.environ:
+        from tests.support.late import sharing
+
+        sharing.set_up()
 
 
 def strike(step: int, micro_batch: int | None) -> None:

@@ -84,6 +84,10 @@ class Block:
     """Streams that `record_stream` named."""
     room: int = field(init=False)
     """Bytes of its addresses."""
+    owners: int = 1
+    """Number of storages of torch over it: more than one, if a process reads the same memory of a peer twice."""
+    is_shared: bool = False
+    """True for memory that other processes read, or that is another's: its bytes are counted where they are mapped."""
 
     def __post_init__(self) -> None:
         self.room = max(-(-self.nbytes // GRAIN), 1) * GRAIN
@@ -177,13 +181,33 @@ class Memory:
         for slot in numpy.flatnonzero(self._words[: len(self._used)]).tolist():
             block = self._used[slot]
             if block is not None:
-                gone.append(block)
                 self._used[slot] = None
                 self._words[slot] = 0
                 self._empty_slots.append(slot)
+                block.owners -= 1
+                if block.is_shared:
+                    self._forget_shared(block)
+                    continue
+                gone.append(block)
                 del self.blocks[block.base]
                 self.live_bytes -= -(-block.nbytes // GRAIN) * GRAIN
         return gone
+
+    def _forget_shared(self, block: Block) -> None:
+        if not block.owners and self.blocks.get(block.base) is block:
+            del self.blocks[block.base]
+
+    def take_addresses(self, nbytes: int) -> int:
+        """Return the first of addresses that nothing else gets."""
+        if self._next + nbytes > self._end:
+            raise RuntimeError("late has used up its addresses: it never gives one out twice")
+        self._next += nbytes
+        return int(self._next - nbytes)
+
+    def count(self, nbytes: int) -> None:
+        """Count bytes that are mapped beside the allocations; negative ones are unmapped."""
+        self.live_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New

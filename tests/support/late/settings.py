@@ -26,6 +26,10 @@ class Settings:
     """Number of times that `Event.query` returns False for work that nothing has waited for."""
     float64: bool = True
     """False: kernels refuse float64, as XPUs without it do."""
+    shared: str = ""
+    """Name that the devices have in common whose processes read each other's memory in place; "": none is shared."""
+    unreadable: bool = False
+    """True: no memory of peers can be mapped, so that the probe of shared memory fails."""
     raises: bool = True
     """False: races are listed by `late.races()` only."""
     fail_at: int = 0

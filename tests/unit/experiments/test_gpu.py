@@ -18,13 +18,12 @@ from experiments.accelerator import commands
 from experiments.accelerator.commands import EndedError
 from experiments.accelerator.jobs import Ran
 from tests.gpu import parts, run, shown, wheels
-from tests.gpu.claims import CLAIMS, LATER, PARTS
+from tests.gpu.claims import CLAIMS, PARTS
 from tests.gpu.copies import length
 from tests.gpu.part3 import calculated_share
 from tests.gpu.parts import Setting, cases_of, run_part, tells
 from tests.gpu.wheels import Requirement
 
-BUILT = [part for part in PARTS if part not in LATER]
 MINOR = sys.version_info.minor
 
 
@@ -106,11 +105,11 @@ def test_one_sentence_says_what_is_missing_and_what_for() -> None:
 
 
 def test_every_case_of_every_claim_is_told_by_one_function_of_its_part() -> None:
-    wanted = {part: Counter() for part in BUILT}
+    wanted = {part: Counter() for part in PARTS}
     for claim in CLAIMS.values():
         if claim.part is not None:
             wanted[claim.part].update((claim.key, case) for case in claim.cases)
-    told = {part: Counter(pair for case in cases_of(part) for pair in case.tells) for part in BUILT}  # type: ignore[attr-defined]
+    told = {part: Counter(pair for case in cases_of(part) for pair in case.tells) for part in PARTS}  # type: ignore[attr-defined]
     assert told == wanted
 
 
@@ -252,13 +251,6 @@ def command(**variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tests.gpu.run"], cwd=wheels.ROOT, env=environment, capture_output=True, text=True
     )
-
-
-def test_later_parts_are_answered_by_a_sentence() -> None:
-    ended = command(PART="7")
-    assert ended.returncode == 0, ended.stderr
-    assert [text.split(" (")[0] for text in ended.stdout.splitlines()] == ["Test part 7"]
-    assert "later version" in ended.stdout
 
 
 @pytest.mark.slow
