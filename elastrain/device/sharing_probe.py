@@ -7,6 +7,7 @@ part in nothing, so its device is safe.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -27,6 +28,9 @@ _LONG_CYCLES = 1 << 40
 """Cycles of a kernel that is still running when its process is killed: minutes."""
 _SHORT_CYCLES = 100_000_000
 """Cycles of a kernel of the reader: some 50 ms, in which the exporter is killed."""
+_ENDS_S = 5.0
+"""Seconds in which a killed probe should end."""
+_PR_SET_PDEATHSIG = 1
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from elastrain.device import sharing_probe as p; p.main()"
 )
@@ -50,17 +54,16 @@ def probe(provider: str, index: int, limit_s: float) -> Probed:
         index: Number of the device that reads.
         limit_s: Seconds after which the probe has failed.
     """
-    command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path), provider, str(index)]
-    with subprocess.Popen(
+    command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path), provider, str(index), str(os.getpid())]
+    process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            return Probed(reason=f"the probe of shared device memory did not end within {limit_s:.0f} s")
-        finally:
-            _kill(process)
+    )
+    try:
+        output, errors = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return Probed(reason=f"the probe of shared device memory did not end within {limit_s:.0f} s")
+    finally:
+        _kill(process)
     if process.returncode:
         told = errors.strip().splitlines() or [f"exit code {process.returncode}"]
         return Probed(reason=f"the probe of shared device memory failed: {told[-1]}")
@@ -68,14 +71,22 @@ def probe(provider: str, index: int, limit_s: float) -> Probed:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill what is left of the probe's process group, with the exporter."""
+    """Kill what is left of the probe's process group, with the exporter. A process in a driver stays for a while."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=_ENDS_S)
 
 
 def main() -> None:
-    """Be the probe: fork the exporter before a device is used, and read its memory before and after its death."""
-    provider, index = sys.argv[2], int(sys.argv[3])
+    """Be the probe: fork the exporter before a device is used, and read its memory before and after its death.
+
+    The kernel kills this process with the one that asked for the probe. The exporter ends with its socket.
+    """
+    provider, index, asker = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != asker:
+        os._exit(1)
     ours, theirs = socket.socketpair()
     exporter = os.fork()
     if not exporter:
@@ -87,7 +98,10 @@ def main() -> None:
         os.kill(exporter, signal.SIGKILL)
         os.waitpid(exporter, 0)
 
-    readable = read_on(made(provider, index), ours, kill)
+    try:
+        readable = read_on(made(provider, index), ours, kill)
+    except SharingError as error:
+        sys.exit(str(error))
     sys.stdout.write(json.dumps(readable))
     sys.stdout.flush()
     os._exit(0)  # a device's libraries may take long for their end
@@ -155,9 +169,13 @@ def _open(sharing: DeviceSharing, sock: socket.socket) -> dict[int, DeviceMappin
         raise SharingError("the process that exports device memory has ended")
     mappings: dict[int, DeviceMapping] = {}
     for index, fd in zip(indexes, fds, strict=True):
-        with contextlib.suppress(SharingError):  # of another device, which this one does not reach
+        try:
             mappings[index] = sharing.open(fd, sharing.page_bytes)
-        os.close(fd)
+        except SharingError:  # of another device, which this one does not reach
+            if index == sharing.index:
+                raise
+        finally:
+            os.close(fd)
     return mappings
 
 

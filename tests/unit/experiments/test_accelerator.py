@@ -44,7 +44,7 @@ def test_cases_have_every_model_and_every_phase_at_every_place() -> None:
     names = {case.name for case in cases}
     assert len(names) == len(cases)
     assert {f"{model}, 3 members" for model in SETUPS} <= names
-    places = ("", "stage 0: ", "stage 1: ", "stage 2: ")
+    places = ("", "stage 0: ", "stage 1: ", "stage 2: ", "in place: ", "in place: stage 1: ")
     assert {f"{place}killed in {phase}" for place in places for phase in PHASES} <= names
     assert all(reference_of(case.job.training).device == "cpu" for case in cases)
 
