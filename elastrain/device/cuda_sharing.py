@@ -55,7 +55,7 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
-class Driver:
+class CudaDriver:
     """Functions of libcuda that raise SharingError. `library`: the loaded library, or one with the same functions."""
 
     def __init__(self, library: Any = None) -> None:
@@ -127,7 +127,7 @@ class _Bytes:
 class CudaMapping:
     """Device memory at an address of this process. It is unmapped when this object is garbage-collected."""
 
-    def __init__(self, driver: Driver, address: int, size_bytes: int, device: torch.device) -> None:
+    def __init__(self, driver: CudaDriver, address: int, size_bytes: int, device: torch.device) -> None:
         self.address, self.size_bytes = address, size_bytes
         self._device = device
         weakref.finalize(self, driver.unmap, address, size_bytes).atexit = False
@@ -146,9 +146,9 @@ class CudaSharing:
 
     segment_bytes = _SEGMENT_BYTES
 
-    def __init__(self, index: int, driver: Driver | None = None) -> None:
+    def __init__(self, index: int, driver: CudaDriver | None = None) -> None:
         """Start CUDA. Raises SharingError for devices and drivers that cannot share memory by descriptors."""
-        self._driver = driver or Driver()
+        self._driver = driver or CudaDriver()
         self.index = index
         self._device = torch.device("cuda", index)
         torch.empty(1, device=self._device)  # starts CUDA, and makes its context this thread's

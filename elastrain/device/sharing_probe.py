@@ -43,7 +43,7 @@ class Probed:
     readable: tuple[int, ...] = ()
     """Numbers of the devices whose memory was read, also after the death of its owner."""
     reason: str = ""
-    """What went wrong, if nothing is readable."""
+    """Cause of the failure, if nothing is readable."""
 
 
 def probe(provider: str, index: int, limit_s: float) -> Probed:

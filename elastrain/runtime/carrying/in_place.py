@@ -1,4 +1,4 @@
-"""Whether peers on this host read the device's memory in place. A probe decides it once per device and run."""
+"""The decision if peers on this host read the device's memory in place, by one probe per device and run."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elastrain.device import cuda_sharing
-from elastrain.device.cuda_sharing import CudaSharing, Driver
+from elastrain.device.cuda_sharing import CudaSharing, CudaDriver
 from elastrain.device.same_memory import HOST
 from elastrain.device.sharing import SharingError, domain_of, sharing_of
 
@@ -87,9 +87,9 @@ def test_structures_have_the_drivers_sizes() -> None:
 
 def test_an_error_of_the_driver_has_its_name() -> None:
     with pytest.raises(SharingError, match=r"cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY \(no memory left\)"):
-        Driver(Library(cuMemCreate=1)).call("cuMemCreate")
+        CudaDriver(Library(cuMemCreate=1)).call("cuMemCreate")
     with pytest.raises(SharingError, match="this driver has no cuMissing"):
-        Driver(Library()).call("cuMissing")
+        CudaDriver(Library()).call("cuMissing")
 
 
 @pytest.mark.parametrize(
@@ -99,18 +99,18 @@ def test_an_error_of_the_driver_has_its_name() -> None:
 def test_a_mapping_that_fails_leaves_nothing(failing: str, undone: list[str]) -> None:
     library = Library(**{failing: 1})
     with pytest.raises(SharingError, match=failing):
-        Driver(library).map(ctypes.c_uint64(1), 4096, 0, 1)
+        CudaDriver(library).map(ctypes.c_uint64(1), 4096, 0, 1)
     assert [name for name in library.names() if name in ("cuMemUnmap", "cuMemAddressFree")] == undone
 
 
 def sharing(monkeypatch: pytest.MonkeyPatch, library: Library) -> CudaSharing:
     """Return the shareable memory of the second of two devices, without any of them."""
     empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda size, device: empty(size))
+    monkeypatch.setattr(torch, "empty", lambda size, device=None: empty(size))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda each: type("P", (), {"uuid": f"u{each}"}))
-    return CudaSharing(1, Driver(library))
+    return CudaSharing(1, CudaDriver(library))
 
 
 def test_cuda_memory_is_exported_as_a_descriptor_and_kept_by_its_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
