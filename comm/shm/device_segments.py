@@ -14,7 +14,7 @@ import torch
 
 from elastrain.comm.errors import OutOfMemory, ProtocolError
 from elastrain.comm.shm.segments import SharedMemory
-from elastrain.device.sharing import DeviceMapping, DeviceSharing, SharingError
+from elastrain.device.device_sharing import DeviceMapping, DeviceSharing, SharingError
 
 FIRST_NUMBER = 1 << 31
 """Number of the first segment in device memory. Those of segments in host memory are smaller."""

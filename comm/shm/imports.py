@@ -17,7 +17,7 @@ import torch
 from elastrain.comm.errors import ProtocolError
 from elastrain.comm.shm.device_segments import DeviceShare, adopted, is_on_device
 from elastrain.comm.shm.shared_memory import Mapping, Pin, open_sealed
-from elastrain.device.sharing import DeviceMapping
+from elastrain.device.device_sharing import DeviceMapping
 
 _RETURN_AT_COUNT = 32
 _RETURN_AFTER_S = 0.05  # references are given back in batches, because each frame wakes a process

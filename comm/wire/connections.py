@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Literal
 
 from elastrain.base.event_loop import EventLoop
-from elastrain.comm.shm.device_segments import DeviceShare
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import SharedMemory
 from elastrain.comm.shm.shared_memory import Pin
@@ -53,8 +52,6 @@ class MeshConnections:
         self.events = EventQueue(holds_newer=config.holds_newer)
         self.pin: Pin | None = None
         """Pins the mappings of peers' memory, from the next link on."""
-        self.share: DeviceShare | None = None
-        """Device memory that members of this host read, from the next link on."""
         self._by_unix = config.transport == "unix"
         self._ring = Ring()
         self._reports = Reports()
@@ -121,7 +118,7 @@ class MeshConnections:
 
     def _add(self, peer: Peer) -> None:
         same_host = self._by_unix or peer.node == self._links.node
-        link = Link(peer, same_host=same_host, memory=self._memory, pin=self.pin, share=self.share)
+        link = Link(peer, same_host=same_host, memory=self._memory, pin=self.pin, share=self._links.share)
         self._links.by_member[peer.id] = link
         self.opener.admit_early(link)
         reported = self._reports.take(peer.id)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from elastrain.comm.shm.device_segments import DeviceShare
 from elastrain.comm.shm.imports import Imports
 from elastrain.comm.wire.addresses import Event, Frame, LossCause, Newer, Peer
 from elastrain.comm.wire.link import Link
@@ -26,10 +27,21 @@ class LinkTable:
         self.me, self.node = me, node
         self.generation = 0
         self.by_member: dict[str, Link] = {}
+        self.share: DeviceShare | None = None
+        """Device memory that members of this host read, from the next link on."""
 
     def __iter__(self) -> Iterator[Link]:
         """All links as they are now: they may be lost or removed while a caller goes through them."""
         return iter(list(self.by_member.values()))
+
+    def reads_device(self, member: str) -> bool:
+        """Return True if tensors of the device memory that this process shares can be sent to the member."""
+        link = self.get(member)
+        return self.share is not None if member == self.me else link is not None and link.reads_device
+
+    def all_read_device(self) -> bool:
+        """Return True if that holds for all members of the view. Any thread may ask."""
+        return self.share is not None and all(link.reads_device for link in self)
 
     def get(self, member: str) -> Link | None:
         """Return the link to a member, or None."""

@@ -147,17 +147,8 @@ class Mesh:
 
         `address` names the domain from then on.
         """
-        self._connections.share = share
+        self.links.share = share
         self.address = with_device_domain(self.address, share.domain)
-
-    def reads_device(self, member: str) -> bool:
-        """Return True if tensors of the device memory that this process shares can be sent to the member."""
-        link = self.links.get(member)
-        return self._connections.share is not None if member == self.me else link is not None and link.reads_device
-
-    def all_read_device(self) -> bool:
-        """Return True if that holds for all members of the view. Any thread may ask."""
-        return self._connections.share is not None and all(link.reads_device for link in self.links)
 
     def tamper(self, change: Callable[[memoryview], memoryview]) -> None:
         """Alter outgoing bytes, for injected faults. Call this before the first view.
@@ -258,7 +249,7 @@ class Mesh:
             memory.close()
 
     def _memories(self) -> list[SharedMemory]:
-        share = self._connections.share
+        share = self.links.share
         return [self.memory] if share is None else [self.memory, share.memory]
 
     def _after_fork(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from elastrain.device.sharing import SharingError
+from elastrain.device.device_sharing import SharingError
 
 _PINNED, _FILE_DESCRIPTOR, _ON_DEVICE = 1, 1, 1
 """CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE."""

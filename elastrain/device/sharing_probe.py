@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import torch
 
-from elastrain.device.sharing import DeviceMapping, DeviceSharing, SharingError, made
+from elastrain.device.device_sharing import DeviceMapping, DeviceSharing, SharingError, made
 
 _READS = 32
 """Reads of the exporter's memory that are under way when it is killed."""
@@ -37,7 +37,7 @@ _START = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probed:
+class ReadableDevices:
     """The result of a probe."""
 
     readable: tuple[int, ...] = ()
@@ -46,11 +46,11 @@ class Probed:
     """Cause of the failure, if nothing is readable."""
 
 
-def probe(provider: str, index: int, limit_s: float) -> Probed:
+def probe(provider: str, index: int, limit_s: float) -> ReadableDevices:
     """Run the probe for the device with this number. Returns what it found; nothing is raised.
 
     Args:
-        provider: The device's entry in `elastrain.device.sharing.PROVIDERS`.
+        provider: The device's entry in `elastrain.device.device_sharing.PROVIDERS`.
         index: Number of the device that reads.
         limit_s: Seconds after which the probe has failed.
     """
@@ -61,13 +61,13 @@ def probe(provider: str, index: int, limit_s: float) -> Probed:
     try:
         output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return Probed(reason=f"the probe of shared device memory did not end within {limit_s:.0f} s")
+        return ReadableDevices(reason=f"the probe of shared device memory did not end within {limit_s:.0f} s")
     finally:
         _kill(process)
     if process.returncode:
         told = errors.strip().splitlines() or [f"exit code {process.returncode}"]
-        return Probed(reason=f"the probe of shared device memory failed: {told[-1]}")
-    return Probed(readable=tuple(json.loads(output.splitlines()[-1])))
+        return ReadableDevices(reason=f"the probe of shared device memory failed: {told[-1]}")
+    return ReadableDevices(readable=tuple(json.loads(output.splitlines()[-1])))
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -188,7 +188,7 @@ def _pipelines(request: Request, settings: Settings, parts: StepParts, engine: E
     wish = PipelineWish(
         model=request.model,
         stages=settings.least_stages,
-        allocate=lambda numel, dtype: memory.outgoing(numel, dtype, in_place=mesh.all_read_device()),
+        allocate=lambda numel, dtype: memory.outgoing(numel, dtype, in_place=mesh.links.all_read_device()),
         traced=None if engine.memory is None else engine.memory.work.trace,
     )
     return Pipelines(wish, parts)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elastrain.device import sharing
-from elastrain.device.sharing_probe import Probed
+from elastrain.device import device_sharing as sharing
+from elastrain.device.sharing_probe import ReadableDevices
 from elastrain.runtime.carrying import in_place
 from experiments.accelerator.models import Training
 
@@ -17,4 +17,4 @@ def share_device_memory(training: Training) -> None:
 
         late_sharing.set_up()
     if training.shared == "trusted":
-        in_place.probe = lambda provider, index, limit_s: Probed(readable=(index,))  # type: ignore[assignment]
+        in_place.probe = lambda provider, index, limit_s: ReadableDevices(readable=(index,))  # type: ignore[assignment]

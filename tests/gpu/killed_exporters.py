@@ -18,7 +18,7 @@ import uuid
 
 import torch
 
-from elastrain.device.sharing import PROVIDERS, made
+from elastrain.device.device_sharing import PROVIDERS, made
 from elastrain.device.sharing_probe import export, read_on
 
 BESIDE = 3

@@ -12,8 +12,8 @@ from typing import Any
 
 from elastrain.base.processes import say
 from elastrain.comm.shm.device_segments import DeviceShare
+from elastrain.device.device_sharing import PROVIDERS, DeviceSharing, SharingError, domain_of, sharing_of
 from elastrain.device.port import DevicePort
-from elastrain.device.sharing import PROVIDERS, DeviceSharing, SharingError, domain_of, sharing_of
 from elastrain.device.sharing_probe import probe
 
 PROBE_S = 60.0

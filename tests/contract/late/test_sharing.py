@@ -18,7 +18,7 @@ from elastrain.comm.shm.imports import Imports, Reference
 from elastrain.comm.wire.addresses import Frame, Peer
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.device import device_of
-from elastrain.device.sharing import domain_of, sharing_of
+from elastrain.device.device_sharing import domain_of, sharing_of
 from elastrain.device.sharing_probe import probe
 from elastrain.runtime.carrying.tensor_memory import TensorMemory
 from elastrain.runtime.model.flats import in_private_memory
@@ -203,7 +203,7 @@ def received(made: list[Mesh], count: int = 1) -> list[Frame]:
 def test_a_mesh_sends_device_memory_by_reference_and_gets_it_back() -> None:
     a, b = share(), share()
     with meshes(a, b) as (one, two):
-        assert one.reads_device("b") and one.reads_device("a") and one.all_read_device()
+        assert one.links.reads_device("b") and one.links.reads_device("a") and one.links.all_read_device()
         made = filled(a)
         one.send("b", 1, tensors=[made[10:20], torch.arange(3)])
         (frame,) = received([one, two])
@@ -224,7 +224,9 @@ def test_a_mesh_sends_device_memory_only_to_members_of_its_domain() -> None:
     other.domain = "another"
     for theirs in (None, other):
         with meshes(a, theirs) as (one, two):
-            assert not one.reads_device("b") and not one.all_read_device() and not two.reads_device("a")
+            assert (
+                not one.links.reads_device("b") and not one.links.all_read_device() and not two.links.reads_device("a")
+            )
             with pytest.raises(ValueError, match="if they lie in memory that the receiver reads"):
                 one.send("b", 1, tensors=[filled(a)])
     with meshes(a, share()) as (one, _), pytest.raises(ValueError, match="if they lie in memory that the receiver"):

@@ -23,8 +23,8 @@ from torch import Tensor
 from elastrain.comm.errors import CommError
 from elastrain.comm.shm.shared_memory import Mapping, create_sealed, open_sealed
 from elastrain.comm.wire.link import Lending
-from elastrain.device import sharing
-from elastrain.device.sharing import SharingError
+from elastrain.device import device_sharing as sharing
+from elastrain.device.device_sharing import SharingError
 from tests.support.late import order
 from tests.support.late.memory import GRAIN, LOCK, MEMORY, NAME, Block, block_of, is_late, span_of
 from tests.support.late.settings import VARIABLE, settings
@@ -92,7 +92,7 @@ def _keep(_: Mapping) -> None:
 
 
 class LateSharing:
-    """See `elastrain.device.sharing.DeviceSharing`. All devices of the host's processes read each other's memory."""
+    """See `DeviceSharing` in the product. All devices of the host's processes read each other's memory."""
 
     segment_bytes = 1 << 20
     page_bytes = 4096

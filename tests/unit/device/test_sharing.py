@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from elastrain.device import cuda_sharing
-from elastrain.device.cuda_sharing import CudaSharing, CudaDriver
+from elastrain.device.cuda_sharing import CudaDriver, CudaSharing
+from elastrain.device.device_sharing import SharingError, domain_of, sharing_of
 from elastrain.device.same_memory import HOST
-from elastrain.device.sharing import SharingError, domain_of, sharing_of
 
 
 class Named:

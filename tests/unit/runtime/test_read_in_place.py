@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from elastrain.device.device_sharing import PROVIDERS, SharingError
 from elastrain.device.same_memory import HOST
-from elastrain.device.sharing import PROVIDERS, SharingError
-from elastrain.device.sharing_probe import Probed
+from elastrain.device.sharing_probe import ReadableDevices
 from elastrain.runtime.carrying import in_place
 from elastrain.runtime.carrying.in_place import shared_device_memory
 
@@ -43,12 +43,12 @@ class Node:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, provider: str = "Fake") -> None:
         self.told: list[dict[str, object]] = []
         self.probes: list[tuple[str, int]] = []
-        self.found = Probed(readable=(0, 1))
+        self.found = ReadableDevices(readable=(0, 1))
         self._folder = folder
         monkeypatch.setitem(PROVIDERS, KIND, f"{__name__}:{provider}")
         monkeypatch.setattr(in_place, "probe", self._probe)
 
-    def _probe(self, provider: str, index: int, limit_s: float) -> Probed:
+    def _probe(self, provider: str, index: int, limit_s: float) -> ReadableDevices:
         self.probes.append((provider, index))
         time.sleep(0.05)
         return self.found
@@ -80,7 +80,7 @@ def test_a_failed_probe_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = Node(tmp_path, monkeypatch)
-    node.found = Probed(reason="the reader has lost its context")
+    node.found = ReadableDevices(reason="the reader has lost its context")
     assert [node.decide(), node.decide()] == ["", ""] and len(node.probes) == 1
     assert node.reason == "the reader has lost its context"
     assert capsys.readouterr().err.count("copied through host memory") == 1
