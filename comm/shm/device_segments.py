@@ -68,6 +68,8 @@ class DeviceShare:
 
     def __init__(self, sharing: DeviceSharing, domain: str, free_and_total: Callable[[], tuple[int, int]]) -> None:
         self.domain = domain
+        self.tell_full: Callable[[int], object] | None = None
+        """Is called once, with the bytes of the first tensor for which the device lacks the room. Any thread."""
         self._sharing = sharing
         self.memory = SharedMemory(sharing.segment_bytes, kind=DeviceSegments(sharing, free_and_total))
         self._foreign: weakref.WeakSet[DeviceMapping] = weakref.WeakSet()
@@ -81,6 +83,9 @@ class DeviceShare:
             except OutOfMemory:
                 if not trims:
                     self.memory.trim()
+        tell, self.tell_full = self.tell_full, None
+        if tell is not None:
+            tell(numel * dtype.itemsize)
         return None
 
     def open(self, fd: int, size_bytes: int) -> DeviceMapping:

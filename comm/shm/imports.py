@@ -98,11 +98,9 @@ class Imports:
         kept until all work that reads it has landed. Raises ProtocolError if the reference lies outside the peer's
         segments.
         """
-        if is_on_device(reference.segment):
-            return self._device_tensor(reference)
         mapping = self._mappings.get(reference.segment)
         if mapping is None:
-            raise ProtocolError(f"a reference into segment {reference.segment}, which was not passed")
+            return self._device_tensor(reference)
         size_bytes = _checked(reference, mapping.size_bytes)
         view = mapping.view(reference.offset_bytes, size_bytes)
         flat = torch.frombuffer(view, dtype=reference.dtype)

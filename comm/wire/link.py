@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from elastrain.comm.errors import ProtocolError
-from elastrain.comm.shm.device_segments import DeviceShare
+from elastrain.comm.shm.device_segments import DeviceShare, is_on_device
 from elastrain.comm.shm.imports import Imports, Reference
 from elastrain.comm.shm.liveness import Watcher, watch_beacon
 from elastrain.comm.shm.segments import Region, Segment, SharedMemory, TensorPlace
@@ -31,10 +31,17 @@ from elastrain.comm.wire.stream import Outbox, Stream
 class Lending:
     """Regions lent to one peer, by token. A region is reused only after its token, or every token, was taken back."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: SharedMemory, on_device: SharedMemory | None = None) -> None:
+        """`memory`: host memory that is lent. `on_device`: device memory; None: the peer reads none."""
+        self.memory, self._on_device = memory, on_device
         self._passed: set[int] = set()  # numbers of segments whose descriptors the peer has
-        self._lent: dict[int, tuple[SharedMemory, Region]] = {}
+        self._lent: dict[int, Region] = {}
         self._next_token = 1
+
+    def find(self, tensor: torch.Tensor) -> TensorPlace | None:
+        """Return the place of a tensor in the memory that can be lent to the peer, or None if it lies elsewhere."""
+        memory = self.memory if tensor.device.type == "cpu" else self._on_device
+        return None if memory is None or not tensor.numel() else memory.find(tensor)
 
     @property
     def lent(self) -> int:
@@ -55,11 +62,11 @@ class Lending:
         self._passed.discard(number)
         return True
 
-    def lend(self, tensor: torch.Tensor, place: TensorPlace, memory: SharedMemory) -> Reference:
-        """Lend the region of a tensor of this memory; returns the reference to send."""
+    def lend(self, tensor: torch.Tensor, place: TensorPlace) -> Reference:
+        """Lend the region of a tensor; returns the reference to send."""
         token, self._next_token = self._next_token, self._next_token + 1
-        memory.hold(place.region)
-        self._lent[token] = memory, place.region
+        self._memory_of(place.region).hold(place.region)
+        self._lent[token] = place.region
         return Reference(
             dtype=tensor.dtype,
             shape=tuple(tensor.shape),
@@ -70,17 +77,21 @@ class Lending:
 
     def take_back(self, token: int) -> None:
         """Take a reference back. Raises ProtocolError if the token is not lent."""
-        lent = self._lent.pop(token, None)
-        if lent is None:
+        region = self._lent.pop(token, None)
+        if region is None:
             raise ProtocolError(f"reference {token} was given back, but is not lent")
-        memory, region = lent
-        memory.release(region)
+        self._memory_of(region).release(region)
 
     def take_all_back(self) -> None:
         """Take all references back, because the peer has ended or is in no view of ours."""
         while self._lent:
-            memory, region = self._lent.popitem()[1]
-            memory.release(region)
+            region = self._lent.popitem()[1]
+            self._memory_of(region).release(region)
+
+    def _memory_of(self, region: Region) -> SharedMemory:
+        if self._on_device is not None and is_on_device(region.segment.number):
+            return self._on_device
+        return self.memory
 
 
 class _Control(enum.IntEnum):
@@ -123,10 +134,7 @@ class Heard:
 
 
 class Link:
-    """The link to one peer. `same_host`: both ends read each other's shared memory. `lost`: the loss, or None.
-
-    `reads_device`: both ends read each other's device memory, too.
-    """
+    """The link to one peer. `same_host`: both ends read each other's shared memory. `lost`: the loss, or None."""
 
     def __init__(
         self,
@@ -139,7 +147,6 @@ class Link:
     ) -> None:
         self.peer = peer
         self.same_host = same_host
-        self.reads_device = same_host and share is not None and device_domain(peer.address) == share.domain
         self.opening = Opening()
         self.heard = Heard()
         self.reported: LossCause | None = None  # how others have lost this peer
@@ -147,44 +154,52 @@ class Link:
         self.stream: Stream | None = None
         self.outbox = Outbox()
         self.held: list[Frame] = []  # of generations that are not ours yet
-        self.lending = Lending()
-        self.imports = Imports(pin, share if self.reads_device else None)
-        self._memory, self._on_device = memory, None if share is None else share.memory
+        if not same_host or share is None or device_domain(peer.address) != share.domain:
+            share = None
+        self.lending = Lending(memory, None if share is None else share.memory)
+        self.imports = Imports(pin, share)
         self._watcher: Watcher | None = None
+
+    @property
+    def reads_device(self) -> bool:
+        """True if both ends read each other's device memory."""
+        return self.imports.share is not None
 
     def push(self, kind: int, generation: int, body: bytes = b"", tensors: Sequence[torch.Tensor] = ()) -> None:
         """Queue a frame. Raises ValueError for a tensor that cannot travel."""
-        plain = [_sendable(tensor) for tensor in tensors]
-        placed = [self._place(tensor) for tensor in plain]
+        plain = [self._sendable(tensor) for tensor in tensors]
         self.push_returned(generation)
         described: list[Inline | Reference] = []
         trailing: list[tuple[torch.Tensor, Region | None]] = []
-        for tensor, (memory, place) in zip(plain, placed, strict=True):
+        for tensor in plain:
+            place = self.lending.find(tensor)
             if place is None or not self.same_host:
                 described.append(Inline(dtype=tensor.dtype, shape=tuple(tensor.shape)))
                 trailing.append((tensor, place.region if place else None))
             else:
                 self.announce(place.region.segment, generation)
-                described.append(self.lending.lend(tensor, place, memory))
+                described.append(self.lending.lend(tensor, place))
         self.outbox.push(encode(kind=kind, generation=generation, body=body, tensors=described))
         for tensor, region in trailing:
             if tensor.numel():
                 self._push_elements(tensor, region)
 
-    def _place(self, tensor: torch.Tensor) -> tuple[SharedMemory, TensorPlace | None]:
-        """Return the shared memory for a tensor, and its place there. Raises ValueError if it cannot travel."""
-        if tensor.device.type == "cpu":
-            return self._memory, self._memory.find(tensor) if tensor.numel() else None
-        place = self._on_device.find(tensor) if self._on_device is not None and self.reads_device else None
-        if self._on_device is None or place is None:
-            raise _refused(tensor)
-        return self._on_device, place
+    def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is torch.strided and dtype_supported(tensor.dtype):
+            if tensor.device.type == "cpu":
+                return tensor.detach().contiguous()
+            if tensor.is_contiguous() and self.lending.find(tensor) is not None:
+                return tensor.detach()
+        raise ValueError(
+            "only dense CPU tensors of a standard dtype travel, and a device's if they lie in memory that the receiver "
+            f"reads; got {tensor.dtype} on {tensor.device}, {tensor.layout}"
+        )
 
     def _push_elements(self, tensor: torch.Tensor, region: Region | None) -> None:
         if region is None:
             self.outbox.push(tensor_bytes(tensor))  # the view keeps the tensor's memory alive
             return
-        held, memory = region, self._memory
+        held, memory = region, self.lending.memory
         memory.hold(held)
         self.outbox.push(tensor_bytes(tensor), done=lambda: memory.release(held))
 
@@ -308,16 +323,3 @@ class Link:
 def farewell(generation: int) -> bytes:
     """Return the last frame of a link: `generation` goes on without the receiver; 0 if the sender ends."""
     return encode(kind=_Control.FAREWELL, generation=generation, body=_NUMBER.pack(generation), tensors=())
-
-
-def _sendable(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout is not torch.strided or not dtype_supported(tensor.dtype):
-        raise _refused(tensor)
-    return tensor.detach().contiguous()
-
-
-def _refused(tensor: torch.Tensor) -> ValueError:
-    return ValueError(
-        "only dense CPU tensors of a standard dtype travel, and a device's if they lie in memory that the receiver "
-        f"reads; got {tensor.dtype} on {tensor.device}, {tensor.layout}"
-    )

@@ -200,8 +200,9 @@ class Mesh:
 
     def tidy_up(self) -> None:
         """Tell peers of segments that are gone, and take note of deaths. To be called before any sleep."""
-        for memory in self._memories():
-            self._connections.traffic.tell_gone(memory.take_gone())
+        self._connections.traffic.tell_gone(self.memory.take_gone())
+        if self.links.share is not None:
+            self._connections.traffic.tell_gone(self.links.share.memory.take_gone())
         self._connections.process_deaths()
 
     def next_due_s(self) -> float:
@@ -245,12 +246,9 @@ class Mesh:
         self._closed = True
         self._connections.opener.close()
         self._loop.close()
-        for memory in self._memories():
-            memory.close()
-
-    def _memories(self) -> list[SharedMemory]:
-        share = self.links.share
-        return [self.memory] if share is None else [self.memory, share.memory]
+        self.memory.close()
+        if self.links.share is not None:
+            self.links.share.memory.close()
 
     def _after_fork(self) -> None:
         """Close, in a forked child, everything that would keep the links open after the parent's death."""

@@ -185,10 +185,14 @@ def _pipelines(request: Request, settings: Settings, parts: StepParts, engine: E
     if not settings.is_pipelined:
         return None
     memory, mesh = engine.executor.memory, engine.mesh
+
+    def outgoing(numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return memory.outgoing(numel, dtype, in_place=mesh.links.all_read_device())
+
     wish = PipelineWish(
         model=request.model,
         stages=settings.least_stages,
-        allocate=lambda numel, dtype: memory.outgoing(numel, dtype, in_place=mesh.links.all_read_device()),
+        allocate=mesh.memory.scratch if memory.port.is_host else outgoing,
         traced=None if engine.memory is None else engine.memory.work.trace,
     )
     return Pipelines(wish, parts)

@@ -57,8 +57,15 @@ def _of_shared(plain: Training) -> list[Case]:
     ways = (", 3 members", ", 3 stages")
     found = [case for case in _of_models(plain) if case.name.endswith(ways)]
     found += [*_of_losses(plain), *_of_losses(plain, stage=1)]
-    probed = Training(device=plain.device, members=3, shared="probed")
-    found.append(Case(key="", name="gpt, 3 members, probed", job=Job(training=probed)))
+    three = Training(device=plain.device, members=3)
+    cramped, killed = replace(three, shared="cramped"), (f"kill --target member:m1 --at step={STEP},phase=reduce",)
+    lossy = replace(cramped, steps=10, backups="all", pause_s=0.02)
+    found += [
+        Case(key="", name="gpt, 3 members, probed", job=Job(training=replace(three, shared="probed"))),
+        Case(key="", name="little room, 3 members", job=Job(training=cramped)),
+        Case(key="", name="little room, 3 stages", job=Job(training=cramped, stages=3)),
+        _case("little room, killed in reduce", lossy, killed, stages=1, where=""),
+    ]
     return [replace(case, key="shared_equal", name=f"in place: {case.name}") for case in found]
 
 

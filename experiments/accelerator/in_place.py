@@ -7,22 +7,36 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.accelerator.jobs import Ran
+from experiments.accelerator.jobs import Ran, total
 from experiments.accelerator.measures import METERED, Bench
 
 
 def carried_in_place(bench: Bench) -> Mapping[str, Any]:
-    """Count the bytes between host and device in jobs of one node: of four members, and of three stages.
+    """Count the bytes between host and device for what travels within a node: in jobs of four, and a pipeline of three.
 
-    They have no backups, which lie in host memory. Raises RuntimeError if members read nothing in place.
+    One job of four has backups. What a member keeps in its host memory for other members' shards travels no further, so
+    it is counted apart. A pipeline without backups has some of it, too: until a shard that moves has its new primary,
+    that member keeps it as a backup. Raises RuntimeError if members read nothing in place.
     """
-    four = bench.run("shared_of_four", replace(METERED, model="wide", members=4, backups=0, shared="trusted"))
-    staged = bench.run("shared_of_stages", replace(METERED, members=3, backups=0, shared="trusted"), stages=3)
-    for ran in (four, staged):
+    wide = replace(METERED, model="wide", members=4, shared="trusted")
+    jobs = {
+        "shared_of_four": bench.run("shared_of_four", replace(wide, backups=0)),
+        "shared_with_backups": bench.run("shared_with_backups", replace(wide, backups="all")),
+        "shared_of_stages": bench.run(
+            "shared_of_stages", replace(METERED, members=3, backups=0, shared="trusted"), stages=3
+        ),
+    }
+    for ran in jobs.values():
         if not all(reads_in_place(ran).values()):
             raise RuntimeError(f"members read nothing in place: {reads_in_place(ran)}")
-    carried = [_total(ran, "bytes_out") + _total(ran, "bytes_in") for ran in (four, staged)]
-    return {"shared_carried": sum(carried), "shared_read_mb": _total(four, "wanted_in") / 1e6}
+    last = [lines[-1] for ran in jobs.values() for lines in ran.facts.values()]
+    sums = total([{name: each.get(name, 0) for name in ("bytes_out", "bytes_in", "backup_bytes")} for each in last])
+    return {
+        "shared_carried": sums["bytes_out"] + sums["bytes_in"] - sums["backup_bytes"],
+        "shared_carried_where": dict(total([each["carried_at"] for each in last])),
+        "shared_backup_mb": sums["backup_bytes"] / 1e6,
+        "shared_read_mb": sum(each.get("wanted_in", 0) for each in last) / 1e6,
+    }
 
 
 def reads_in_place(ran: Ran) -> dict[str, bool]:
@@ -32,7 +46,3 @@ def reads_in_place(ran: Ran) -> dict[str, bool]:
         told = [json.loads(line) for line in path.read_text().splitlines() if '"device_memory"' in line]
         found[path.stem] = any(line.get("read_in_place") for line in told)
     return found
-
-
-def _total(ran: Ran, name: str) -> int:
-    return sum(lines[-1].get(name, 0) for lines in ran.facts.values())

@@ -23,6 +23,8 @@ from experiments.accelerator.models import FIRST, Training
 
 SINGLE_BYTES = 64
 """Copies of so few bytes are single numbers, such as a loss, a norm or checksums: they do not count as carried."""
+OF_BACKUPS = ("states_on_host.py", "shard_states.py")
+"""Files that copy the states, and the gradients for them, which a member keeps for other members' shards."""
 LOOP, SAMPLES = "MainThread", "device_reads.py"
 """The loop's thread, and where it reads the step's samples of parameters, which no peer reads."""
 
@@ -60,6 +62,8 @@ class Meter:
         self._facts: dict[str, Any] = {}
         """Figures of the present step."""
         self._totals: Counter[str] = Counter()
+        self._carried_at: Counter[str] = Counter()
+        """Bytes that travel between members that read each other's memory in place, by the lines that copy them."""
         self._doing = threading.local()
         """The kind of message that the thread sends."""
         self._seen: set[Any] = set()
@@ -111,7 +115,7 @@ class Meter:
             "buffer_bytes": self.buffer_bytes,
             "states_bytes": self.states_bytes,
         }
-        times = {"told_s": self._told_s, "device_s": self._device_s}
+        times = {"told_s": self._told_s, "device_s": self._device_s, "carried_at": self._carried_at}
         self._write({"step": self._training.steps, **peak, **times, **self._totals})
 
     def _write(self, facts: dict[str, Any]) -> None:
@@ -131,6 +135,9 @@ class Meter:
                 self._facts["where"][place] = self._facts["where"].get(place, 0) + added
         elif not (self._is_batch and thread == LOOP) and not place.startswith(SAMPLES):
             self._totals[name] += added
+            if self._training.shared:
+                self._carried_at[f"{name}: {_place()}"] += added
+                self._totals["backup_bytes"] += added if _is_of_a_backup() else 0
             if name == "bytes_out" and getattr(self._doing, "what", "") == "Partial":
                 self._late_bytes.append((self._kernels(), added))
 
@@ -200,3 +207,11 @@ def _place() -> str:
             found.append(f"{Path(file).name}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
     return " < ".join(found)
+
+
+def _is_of_a_backup() -> bool:
+    """Return True if the caller copies to or from what a member keeps in its host memory for other members' shards."""
+    frame = sys._getframe(2)
+    while frame is not None and not frame.f_code.co_filename.endswith(OF_BACKUPS):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None

@@ -130,7 +130,7 @@ class Training:
     """Tell the most bytes that the device held in the whole process, whoever resets its peak meanwhile."""
     shared: str = ""
     """Members read each other's device memory in place: `probed` if the product's probe finds that it works, `trusted`
-    without a probe. Nothing: everything is carried."""
+    without a probe, `cramped` the same with room for a part of what travels. Nothing: everything is carried."""
     pause_s: float = 0.0
     """In each micro-batch, and in the backward of each layer of `wide`: other threads have their turn meanwhile."""
     slowness: float = 1.0

@@ -44,7 +44,9 @@ def shared_device_memory(port: DevicePort, run_dir: Path | None, log: Log, *, is
         log("device_memory", read_in_place=False, reason=reason)
         return None
     log("device_memory", read_in_place=True, devices=len(readable), domain=domain)
-    return DeviceShare(sharing, domain, port.mem_get_info)
+    share = DeviceShare(sharing, domain, port.mem_get_info)
+    share.tell_full = lambda size_bytes: log("device_memory_full", bytes=size_bytes)
+    return share
 
 
 def _probed_once(sharing: DeviceSharing, provider: str, run_dir: Path) -> tuple[tuple[int, ...], str]:

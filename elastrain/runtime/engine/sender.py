@@ -37,7 +37,7 @@ class Sender:
         """Send a message with its tensors. A receiver that cannot be reached is noted in the journal only."""
         message = command.message
         kind, body = encode(message)
-        payload = self._payload_of(message, in_place=self._mesh.reads_device(command.to))
+        payload = self._payload_of(message, command.to)
         if isinstance(message, Copied) or (isinstance(message, ShardCopy) and message.part[0] == 0):
             self._journal.write("copy", shard=message.shard, to=command.to)
         if isinstance(message, Partial):
@@ -52,17 +52,18 @@ class Sender:
             case Publish(step=step):
                 self._faults.reach(step, "publish")
 
-    def _payload_of(self, message: Message, *, in_place: bool) -> list[Tensor]:
-        """Return the message's tensors in memory that peers read. A device's are copied once per view and step.
+    def _payload_of(self, message: Message, to: str) -> list[Tensor]:
+        """Return the message's tensors in memory that the receiver reads.
 
-        Args:
-            message: Message that is sent.
-            in_place: Whether the receiver reads the device's memory.
+        A device's are copied once per view, step and kind of memory.
         """
         memory = self._executor.memory
         if isinstance(message, LoopHandover):  # its reader, the loop's thread, does not wait for the device
             return memory.carried(self._loop_payload())
-        if memory.port.is_host or not isinstance(message, Partial | Gradient | Publish):
+        if memory.port.is_host:
+            return self._executor.books.payload(message)
+        in_place = self._mesh.links.reads_device(to)
+        if not isinstance(message, Partial | Gradient | Publish):
             return memory.carried(self._executor.books.payload(message), in_place=in_place)
         key = (self._mesh.generation, in_place, message)  # a step that begins anew has another generation
         if key not in self._carried:

@@ -118,7 +118,10 @@ def test_without_room_on_the_device_nothing_is_allocated() -> None:
     with pytest.raises(OutOfMemory, match="the device has 5 free bytes, too few"):
         DeviceSegments(made._sharing, lambda: (5, 100)).create(4096)
     late.configure(capacity_bytes=1 << 20)
+    full: list[int] = []
+    made.tell_full = full.append
     assert made.scratch(1 << 19, torch.float32) is None
+    assert made.scratch(1 << 19, torch.float32) is None and full == [1 << 21]
 
 
 def test_empty_segments_make_room_before_something_is_carried() -> None:
@@ -224,9 +227,8 @@ def test_a_mesh_sends_device_memory_only_to_members_of_its_domain() -> None:
     other.domain = "another"
     for theirs in (None, other):
         with meshes(a, theirs) as (one, two):
-            assert (
-                not one.links.reads_device("b") and not one.links.all_read_device() and not two.links.reads_device("a")
-            )
+            reading = one.links.reads_device("b"), two.links.reads_device("a"), one.links.all_read_device()
+            assert reading == (False, False, False)
             with pytest.raises(ValueError, match="if they lie in memory that the receiver reads"):
                 one.send("b", 1, tensors=[filled(a)])
     with meshes(a, share()) as (one, _), pytest.raises(ValueError, match="if they lie in memory that the receiver"):

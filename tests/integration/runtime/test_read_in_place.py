@@ -53,3 +53,13 @@ def test_where_the_probe_fails_everything_is_carried(tmp_path: Path) -> None:
     for said in told(done).values():
         [(in_place, why)] = said
         assert not in_place and why.startswith(reason) and "reads no memory of peers" in why
+
+
+def test_what_finds_no_room_on_the_device_is_carried(tmp_path: Path) -> None:
+    done = run(tmp_path, f"kill --target member:m1 --at step={STEP},phase=reduce", settings={"shareable_bytes": 16384})
+    assert_equal_to_undisturbed(done, *ARGUMENTS, script=SCRIPT)
+    assert told(done) == {member: [(True, "")] for member in ("m0", "m1", "m2", "m3")}
+    full = {
+        member for member, events in done.journals.items() if any(e["event"] == "device_memory_full" for e in events)
+    }
+    assert {"m0", "m2"} <= full

@@ -30,6 +30,8 @@ class Settings:
     """Name that the devices have in common whose processes read each other's memory in place; "": none is shared."""
     unreadable: bool = False
     """True: no memory of peers can be mapped, so that the probe of shared memory fails."""
+    shareable_bytes: int | None = None
+    """Bytes of memory that this process may share; None: as much as the device has."""
     raises: bool = True
     """False: races are listed by `late.races()` only."""
     fail_at: int = 0

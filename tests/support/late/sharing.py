@@ -51,8 +51,8 @@ class LateMapping:
         with LOCK:
             self.address = MEMORY.take_addresses(-(-self.size_bytes // GRAIN) * GRAIN)
             if is_own:
-                MEMORY.count(self.size_bytes)
-                weakref.finalize(self, MEMORY.count, -self.size_bytes).atexit = False
+                _count(self.size_bytes)
+                weakref.finalize(self, _count, -self.size_bytes).atexit = False
 
     def bytes_at(self, offset_bytes: int, size_bytes: int) -> Tensor:
         if self._is_own:
@@ -79,6 +79,16 @@ class LateMapping:
             return MEMORY.flat(block, torch.uint8), block
 
 
+_own_bytes = 0
+"""Bytes that this process shares."""
+
+
+def _count(size_bytes: int) -> None:
+    global _own_bytes
+    _own_bytes += size_bytes
+    MEMORY.count(size_bytes)
+
+
 def _host_bytes(mapping: Mapping, offset_bytes: int, size_bytes: int) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -94,7 +104,6 @@ def _keep(_: Mapping) -> None:
 class LateSharing:
     """See `DeviceSharing` in the product. All devices of the host's processes read each other's memory."""
 
-    segment_bytes = 1 << 20
     page_bytes = 4096
 
     def __init__(self, index: int) -> None:
@@ -103,6 +112,8 @@ class LateSharing:
         late.install()
         self.index = index
         self.identities = (settings.shared,)
+        limit_bytes = settings.shareable_bytes
+        self.segment_bytes = 1 << 20 if limit_bytes is None else max(self.page_bytes, limit_bytes // 4)
         if not settings.shared:
             raise SharingError("memory of this late device is not shared between processes")
 
@@ -111,6 +122,8 @@ class LateSharing:
             with LOCK:
                 order.reap()
                 MEMORY.check_room(size_bytes)
+                if settings.shareable_bytes is not None and _own_bytes + size_bytes > settings.shareable_bytes:
+                    raise SharingError(f"late shares at most {settings.shareable_bytes} bytes (`shareable_bytes`)")
             fd, mapping = create_sealed("elastrain-device", size_bytes)
         except (torch.OutOfMemoryError, CommError) as error:
             raise SharingError(str(error)) from error
