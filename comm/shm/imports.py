@@ -99,22 +99,23 @@ class Imports:
         segments.
         """
         mapping = self._mappings.get(reference.segment)
+        mapped = self._on_device.get(reference.segment) if mapping is None else mapping
+        if mapped is None:
+            raise ProtocolError(f"a reference into segment {reference.segment}, which was not passed")
+        size_bytes, end_bytes = reference.size_bytes, reference.offset_bytes + reference.size_bytes
+        if size_bytes == 0 or end_bytes > mapped.size_bytes or reference.offset_bytes % reference.dtype.itemsize:
+            raise ProtocolError(f"a reference to bytes {reference.offset_bytes} to {end_bytes} of {mapped.size_bytes}")
         if mapping is None:
-            return self._device_tensor(reference)
-        size_bytes = _checked(reference, mapping.size_bytes)
+            return self._adopted(reference)
         view = mapping.view(reference.offset_bytes, size_bytes)
         flat = torch.frombuffer(view, dtype=reference.dtype)
         # The mapping is an argument only to be kept alive for as long as the view is.
         weakref.finalize(view, _give_back, self.returned, reference.token, mapping).atexit = False
         return flat.view(reference.shape)
 
-    def _device_tensor(self, reference: Reference) -> torch.Tensor:
-        mapping = self._on_device.get(reference.segment)
-        if mapping is None:
-            raise ProtocolError(f"a reference into segment {reference.segment}, which was not passed")
-        size_bytes = _checked(reference, mapping.size_bytes)
+    def _adopted(self, reference: Reference) -> torch.Tensor:
         gone = functools.partial(self.returned.append, reference.token)
-        flat = adopted(mapping, reference.offset_bytes, size_bytes, gone)
+        flat = adopted(self._on_device[reference.segment], reference.offset_bytes, reference.size_bytes, gone)
         return flat.view(reference.dtype).view(reference.shape)
 
     def take_returned(self) -> list[int]:
@@ -132,14 +133,6 @@ class Imports:
         if not count:
             return math.inf
         return 0.0 if count >= _RETURN_AT_COUNT else self._taken_s + _RETURN_AFTER_S
-
-
-def _checked(reference: Reference, mapped_bytes: int) -> int:
-    """Return the bytes of a tensor in a mapping. Raises ProtocolError if it lies outside of it."""
-    size_bytes, end_bytes = reference.size_bytes, reference.offset_bytes + reference.size_bytes
-    if size_bytes == 0 or end_bytes > mapped_bytes or reference.offset_bytes % reference.dtype.itemsize:
-        raise ProtocolError(f"a reference to bytes {reference.offset_bytes} to {end_bytes} of {mapped_bytes}")
-    return size_bytes
 
 
 def _let_go(_mapping: Mapping) -> None:

@@ -34,14 +34,15 @@ class Lending:
     def __init__(self, memory: SharedMemory, on_device: SharedMemory | None = None) -> None:
         """`memory`: host memory that is lent. `on_device`: device memory; None: the peer reads none."""
         self.memory, self._on_device = memory, on_device
+        self.find = memory.find if on_device is None else self._find
+        """A function that returns the place of a tensor in the memory that can be lent, or None. No tensor is empty."""
         self._passed: set[int] = set()  # numbers of segments whose descriptors the peer has
         self._lent: dict[int, Region] = {}
         self._next_token = 1
 
-    def find(self, tensor: torch.Tensor) -> TensorPlace | None:
-        """Return the place of a tensor in the memory that can be lent to the peer, or None if it lies elsewhere."""
-        memory = self.memory if tensor.device.type == "cpu" else self._on_device
-        return None if memory is None or not tensor.numel() else memory.find(tensor)
+    def _find(self, tensor: torch.Tensor) -> TensorPlace | None:
+        assert self._on_device is not None
+        return (self.memory if tensor.device.type == "cpu" else self._on_device).find(tensor)
 
     @property
     def lent(self) -> int:
@@ -65,7 +66,8 @@ class Lending:
     def lend(self, tensor: torch.Tensor, place: TensorPlace) -> Reference:
         """Lend the region of a tensor; returns the reference to send."""
         token, self._next_token = self._next_token, self._next_token + 1
-        self._memory_of(place.region).hold(place.region)
+        memory = self.memory if self._on_device is None else self._memory_of(place.region)
+        memory.hold(place.region)
         self._lent[token] = place.region
         return Reference(
             dtype=tensor.dtype,
@@ -80,7 +82,8 @@ class Lending:
         region = self._lent.pop(token, None)
         if region is None:
             raise ProtocolError(f"reference {token} was given back, but is not lent")
-        self._memory_of(region).release(region)
+        memory = self.memory if self._on_device is None else self._memory_of(region)
+        memory.release(region)
 
     def take_all_back(self) -> None:
         """Take all references back, because the peer has ended or is in no view of ours."""
@@ -89,9 +92,8 @@ class Lending:
             self._memory_of(region).release(region)
 
     def _memory_of(self, region: Region) -> SharedMemory:
-        if self._on_device is not None and is_on_device(region.segment.number):
-            return self._on_device
-        return self.memory
+        on_device = self._on_device if is_on_device(region.segment.number) else None
+        return on_device or self.memory
 
 
 class _Control(enum.IntEnum):
@@ -172,7 +174,7 @@ class Link:
         described: list[Inline | Reference] = []
         trailing: list[tuple[torch.Tensor, Region | None]] = []
         for tensor in plain:
-            place = self.lending.find(tensor)
+            place = self.lending.find(tensor) if tensor.numel() else None
             if place is None or not self.same_host:
                 described.append(Inline(dtype=tensor.dtype, shape=tuple(tensor.shape)))
                 trailing.append((tensor, place.region if place else None))
@@ -188,7 +190,7 @@ class Link:
         if tensor.layout is torch.strided and dtype_supported(tensor.dtype):
             if tensor.device.type == "cpu":
                 return tensor.detach().contiguous()
-            if tensor.is_contiguous() and self.lending.find(tensor) is not None:
+            if self.reads_device and tensor.is_contiguous() and self.lending.find(tensor) is not None:
                 return tensor.detach()
         raise ValueError(
             "only dense CPU tensors of a standard dtype travel, and a device's if they lie in memory that the receiver "

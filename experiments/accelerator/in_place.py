@@ -12,19 +12,21 @@ from experiments.accelerator.measures import METERED, Bench
 
 
 def carried_in_place(bench: Bench) -> Mapping[str, Any]:
-    """Count the bytes between host and device for what travels within a node: in jobs of four, and a pipeline of three.
+    """Count the bytes between host and device for what travels within a node.
 
-    One job of four has backups. What a member keeps in its host memory for other members' shards travels no further, so
-    it is counted apart. A pipeline without backups has some of it, too: until a shard that moves has its new primary,
-    that member keeps it as a backup. Raises RuntimeError if members read nothing in place.
+    There is a job of four, one of three with backups, and a pipeline of three. What a member keeps in its host memory
+    for other members' shards travels no further, so it is counted apart. The pipeline has some of it without backups,
+    too: a member that gets a shard keeps it as a backup until it is the primary. Raises RuntimeError if members read
+    nothing in place.
     """
-    wide = replace(METERED, model="wide", members=4, shared="trusted")
+    three = replace(METERED, members=3, shared="trusted")
     jobs = {
-        "shared_of_four": bench.run("shared_of_four", replace(wide, backups=0)),
-        "shared_with_backups": bench.run("shared_with_backups", replace(wide, backups="all")),
-        "shared_of_stages": bench.run(
-            "shared_of_stages", replace(METERED, members=3, backups=0, shared="trusted"), stages=3
-        ),
+        name: bench.run(name, training, stages)
+        for name, training, stages in (
+            ("shared_of_four", replace(three, model="wide", members=4, backups=0), 1),
+            ("shared_with_backups", replace(three, backups="all"), 1),
+            ("shared_of_stages", replace(three, backups=0), 3),
+        )
     }
     for ran in jobs.values():
         if not all(reads_in_place(ran).values()):
