@@ -126,8 +126,15 @@ PLANTS = {
     "a peer's device memory is computed with where it lies": Plant(
         where=_MEMORY + "is_far", old="or self._is_foreign(tensor)", new="", shared=True
     ),
-    "a boundary tensor in a peer's device memory is given back early": Plant(
-        where=_BOUNDARIES + "_copied_in", old="copied.then(partial(_let_go, flat))", new="pass", stages=3, shared=True
+    "boundary tensors in device memory are announced before they have landed": Plant(
+        where=_LANDING + "_behind",
+        old="for event in (computed, *after):",
+        new="for event in (computed,):",
+        stages=3,
+        shared=True,
+    ),
+    "device memory is used again while peers read it": Plant(
+        where="elastrain.comm.wire.link:Lending.lend", old="memory.hold(place.region)", new="pass", shared=True
     ),
     # What watches the device.
     "the agent does not watch the device of a member that waits": Plant(

@@ -21,8 +21,9 @@ from elastrain.device import device_of
 from elastrain.device.device_sharing import domain_of, sharing_of
 from elastrain.device.sharing_probe import probe
 from elastrain.runtime.carrying.tensor_memory import TensorMemory
+from elastrain.runtime.loop import boundary_tensors
 from elastrain.runtime.model.flats import in_private_memory
-from tests.support import late, warm
+from tests.support import late, waiting, warm
 from tests.support.late import sharing
 
 NUMEL = 1000
@@ -264,6 +265,16 @@ def test_a_peers_memory_is_copied_before_it_is_given_back() -> None:
     assert imports.take_returned() == [7] and late.races() == []
     assert torch.equal(kept, torch.arange(NUMEL).float()) and memory.checksum(taken) == sent
     assert not memory.is_far(taken)
+
+
+def test_a_boundary_tensor_is_kept_until_its_copy_has_landed() -> None:
+    exporter, reader = share(), share()
+    imports, reference = imported(reader, exporter, filled(exporter))
+    seen = imports.tensor(reference)
+    copy = boundary_tensors._copied_in(seen, torch.device(PORT))
+    del seen
+    waiting.until(lambda: bool(imports.returned), what="the peer's memory was given back")
+    assert late.races() == [] and torch.equal(copy.cpu(), torch.arange(NUMEL).float())
 
 
 # --------------------------------------------------------------------------------------------------------- the probe

@@ -13,6 +13,7 @@ from elastrain.device import cuda_sharing
 from elastrain.device.cuda_sharing import CudaDriver, CudaSharing
 from elastrain.device.device_sharing import SharingError, domain_of, sharing_of
 from elastrain.device.same_memory import HOST
+from elastrain.device.sharing_probe import _is_whole
 
 
 class Named:
@@ -146,3 +147,20 @@ def test_a_peers_cuda_memory_is_mapped_read_only_where_the_driver_can(monkeypatc
         assert mapping.address == 0x7000 and library.calls[0][1][1].value == 5
         assert [given[2]._obj.flags for name, given in library.calls if name == "cuMemSetAccess"] == flags
         assert library.names()[-1] == "cuMemRelease"
+
+
+class Elsewhere:
+    """Memory of a device that torch does not use as it lies."""
+
+    size_bytes = 4096
+
+    def bytes_at(self, offset_bytes: int, size_bytes: int) -> torch.Tensor:
+        raise SharingError("torch does not use the memory")
+
+
+def test_memory_of_another_device_that_torch_cannot_use_is_not_readable() -> None:
+    sharing: Any = Named(0, "a", "b")
+    sharing.page_bytes = 4096
+    assert not _is_whole(sharing, Elsewhere(), 1)  # type: ignore[arg-type]
+    with pytest.raises(SharingError, match="torch does not use the memory"):
+        _is_whole(sharing, Elsewhere(), 0)  # type: ignore[arg-type]
