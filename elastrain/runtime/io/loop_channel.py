@@ -137,6 +137,8 @@ class LoopChannel:
         self.wake = wake
         self.whereabouts = whereabouts or LoopHeartbeat()
         self.landing = landing or Landing()
+        self.submitted = self.landing.port.record()
+        """The event behind all that the engine had submitted before it gave the last outcome."""
         self._told: deque[Told | Landed] = deque()
         self._outcomes: queue.SimpleQueue[tuple[Outcome, DeviceEvent] | None] = queue.SimpleQueue()
         """None means that nothing more will come (see `_failure`)."""
@@ -186,12 +188,12 @@ class LoopChannel:
         """
         self.whereabouts.enter(Station.WAITING)
         try:
-            outcome, submitted = self._wait()
+            outcome, self.submitted = self._wait()
         except Exception:
             self.whereabouts.enter(Station.OUTSIDE)
             raise
         self.whereabouts.enter(_place_after(outcome))
-        submitted.wait()
+        self.submitted.wait()
         return outcome
 
     def _wait(self) -> tuple[Outcome, DeviceEvent]:

@@ -49,15 +49,23 @@ def packed(tensors: Sequence[Tensor | None], allocate: Allocate) -> Packed:
 
 
 def unpacked(
-    shapes: Sequence[CrossingTensor | None], flats: Sequence[Tensor], devices: Sequence[torch.device]
+    shapes: Sequence[CrossingTensor | None],
+    flats: Sequence[Tensor],
+    devices: Sequence[torch.device],
+    made: DeviceEvent,
 ) -> list[Tensor | None]:
     """Return received tensors, in the order of the crossing. Those that require a gradient are leaves.
 
-    On the host they are views of `flats`, on a device copies, for which the current stream waits. `devices`: the device
-    of each tensor that crosses.
+    On the host they are views of `flats`, on a device copies, for which the current stream waits.
+
+    Args:
+        shapes: Description of each tensor that crosses, or None.
+        flats: What was received, without those that are None.
+        devices: The device of each tensor that crosses.
+        made: Event behind the flats that this member has made itself, and that lie on the device.
     """
     coming, each = iter(flats), zip(shapes, devices, strict=True)
-    return [None if shape is None else _view(shape, _copied_in(next(coming), device)) for shape, device in each]
+    return [None if shape is None else _view(shape, _copied_in(next(coming), device, made)) for shape, device in each]
 
 
 def _copied_out(tensor: Tensor, allocate: Allocate) -> tuple[Tensor, DeviceEvent]:
@@ -72,11 +80,13 @@ def _copied_out(tensor: Tensor, allocate: Allocate) -> tuple[Tensor, DeviceEvent
     return flat, port.copy_out(source if port.is_host else source.clone(), flat)
 
 
-def _copied_in(flat: Tensor, device: torch.device) -> Tensor:
+def _copied_in(flat: Tensor, device: torch.device, made: DeviceEvent) -> Tensor:
     port = device_of(device)
     if port.is_host:
         return flat
     with port.side_stream("in"):  # the memory is of this stream, so the copy waits for no computation
+        if flat.device.type != "cpu":
+            made.wait()
         copy = port.empty(flat.shape, flat.dtype)
         copied = port.copy_in(flat, copy, port.record())
     copied.wait()

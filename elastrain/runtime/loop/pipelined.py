@@ -206,7 +206,8 @@ class Pipelines:
     def received(self, kept: KeptBoundary, cut: int) -> list[Tensor | None]:
         """Return the tensors that crossed a cut, on the devices where they lay."""
         assert self._traced is not None
-        return unpacked(kept.message.tensors, kept.tensors, self._traced.devices[cut])
+        after = self.parts.handover.submitted
+        return unpacked(kept.message.tensors, kept.tensors, self._traced.devices[cut], after)
 
     def packed(self, tensors: Sequence[Tensor | None]) -> Packed:
         """Copy tensors that cross a cut to memory that peers read."""

@@ -270,11 +270,24 @@ def test_a_peers_memory_is_copied_before_it_is_given_back() -> None:
 def test_a_boundary_tensor_is_kept_until_its_copy_has_landed() -> None:
     exporter, reader = share(), share()
     imports, reference = imported(reader, exporter, filled(exporter))
-    seen = imports.tensor(reference)
-    copy = boundary_tensors._copied_in(seen, torch.device(PORT))
+    seen, device = imports.tensor(reference), torch.device(PORT)
+    copy = boundary_tensors._copied_in(seen, device, device_of(device).record())
     del seen
     waiting.until(lambda: bool(imports.returned), what="the peer's memory was given back")
     assert late.races() == [] and torch.equal(copy.cpu(), torch.arange(NUMEL).float())
+
+
+def test_a_member_reads_its_own_boundary_tensor_behind_the_copy_that_made_it() -> None:
+    port, own = device_of(torch.device(PORT)), share().scratch(NUMEL, torch.float32)
+    assert own is not None
+    nothing, made = port.record(), port.copy_out(numbers(), own)
+    copy = boundary_tensors._copied_in(own, torch.device(PORT), made)
+    assert torch.equal(copy.cpu(), torch.arange(NUMEL).float())
+    port.copy_out(numbers(1.0), own)
+    with pytest.raises(
+        late.RaceError, match=r"aten::copy_ on stream . reads memory that aten::copy_ on stream . writes"
+    ):
+        boundary_tensors._copied_in(own, torch.device(PORT), nothing)
 
 
 # --------------------------------------------------------------------------------------------------------- the probe

@@ -66,7 +66,7 @@ def received(made: BoundaryMade) -> list[Tensor | None]:
     assert made.event.made is not None
     shapes = made.event.made.tensors
     devices = [there()] * (len(shapes) - 1) + [torch.device("cpu")]
-    return unpacked(shapes, made.tensors, devices)
+    return unpacked(shapes, made.tensors, devices, device_of(there()).record())
 
 
 def test_tensors_arrive_with_their_bits_strides_and_devices_and_the_loop_waits_for_none() -> None:
@@ -117,7 +117,7 @@ def test_a_copy_in_does_not_wait_for_what_is_computed() -> None:
     late.hang_at(1)
     torch.ones(1, device="late")
     port = device_of(there())
-    boundary_tensors._copied_in(made.tensors[0], there())
+    boundary_tensors._copied_in(made.tensors[0], there(), device_of(there()).record())
     with port.side_stream("in"):
         event = port.record()
     try:
