@@ -133,9 +133,6 @@ PLANTS = {
         stages=3,
         shared=True,
     ),
-    "device memory is used again while peers read it": Plant(
-        where="elastrain.comm.wire.link:Lending.lend", old="memory.hold(place.region)", new="pass", shared=True
-    ),
     # What watches the device.
     "the agent does not watch the device of a member that waits": Plant(
         where="elastrain.runtime.io.device_heartbeat:DeviceHeartbeat.watch",
