@@ -7,6 +7,7 @@ import socket
 import pytest
 import torch
 
+from elastrain.comm.shm.segments import SharedMemory
 from elastrain.comm.wire import stream as streams
 from elastrain.comm.wire.addresses import Peer
 from elastrain.comm.wire.frames import Caps, Inline, encode, tensor_bytes
@@ -63,7 +64,7 @@ def test_a_link_is_busy_while_the_kernel_has_much_to_send() -> None:
         mine.setblocking(False)
         outbox = Outbox()
         stream = Stream(mine, outbox, Caps())
-        link = Link(Peer(id="b", node="n", address=""), same_host=False, memory=None)  # type: ignore[arg-type]
+        link = Link(Peer(id="b", node="n", address=""), same_host=False, memory=SharedMemory(1 << 20))
         link.stream, link.outbox = stream, outbox
         table = LinkTable("a", "n")
         table.by_member["b"] = link
