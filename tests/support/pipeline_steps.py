@@ -67,6 +67,7 @@ class DeskHandover:
     """Stands for the engine of one member of a pipeline, which has the blocks that it computes and no others."""
 
     landing = Landing()
+    submitted = landing.port.record()
 
     def __init__(self, me: str, post: Post, state: ModelState, run_length: int) -> None:
         self._me, self._post, self._state, self._run_length = me, post, state, run_length

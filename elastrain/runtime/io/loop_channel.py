@@ -188,12 +188,13 @@ class LoopChannel:
         """
         self.whereabouts.enter(Station.WAITING)
         try:
-            outcome, self.submitted = self._wait()
+            outcome, submitted = self._wait()
         except Exception:
             self.whereabouts.enter(Station.OUTSIDE)
             raise
         self.whereabouts.enter(_place_after(outcome))
-        self.submitted.wait()
+        submitted.wait()
+        self.submitted = submitted
         return outcome
 
     def _wait(self) -> tuple[Outcome, DeviceEvent]:
