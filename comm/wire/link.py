@@ -22,8 +22,9 @@ from elastrain.comm.shm.imports import Imports, Reference
 from elastrain.comm.shm.liveness import Watcher, watch_beacon
 from elastrain.comm.shm.segments import Region, Segment, SharedMemory, TensorPlace
 from elastrain.comm.shm.shared_memory import Pin
-from elastrain.comm.wire.addresses import Frame, LossCause, Peer, PeerLost, device_domain
+from elastrain.comm.wire.addresses import Frame, LossCause, Peer, PeerLost
 from elastrain.comm.wire.frames import FIRST_CONTROL_KIND, Inline, RawFrame, dtype_supported, encode, tensor_bytes
+from elastrain.comm.wire.ports import device_domain
 from elastrain.comm.wire.secure import Connection
 from elastrain.comm.wire.stream import Outbox, Stream
 

@@ -24,10 +24,11 @@ from elastrain.comm.shm.device_segments import DeviceShare
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import Segment, SharedMemory
 from elastrain.comm.shm.shared_memory import Pin
-from elastrain.comm.wire.addresses import Credentials, Event, Frame, MeshConfig, Peer, with_device_domain
+from elastrain.comm.wire.addresses import Credentials, Event, Frame, MeshConfig, Peer
 from elastrain.comm.wire.connections import LinkPlan, MeshConnections
 from elastrain.comm.wire.frames import FIRST_CONTROL_KIND
 from elastrain.comm.wire.link_table import LinkTable
+from elastrain.comm.wire.ports import with_device_domain
 
 
 class Mesh:

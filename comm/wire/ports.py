@@ -1,7 +1,7 @@
 """Sockets that connect to an address of a mesh, and a free port within a range for sockets that listen.
 
-An address is `tcp:10.0.0.1:4711` or `unix:NAME,tcp:…`. Behind it, `device:NAME` is there if members on the same host that
-have the same name read each other's device memory. The launcher imports this file without torch.
+An address is `tcp:10.0.0.1:4711` or `unix:NAME,tcp:…`. Behind it, `device:NAME` is there if members on the same host
+that have the same name read each other's device memory. The launcher imports this file without torch.
 """
 
 from __future__ import annotations
