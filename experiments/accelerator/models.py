@@ -83,7 +83,7 @@ FOR_GPU = {
     for size, config in CONFIGS.items()
     for name, how in {"": {}, " bf16": {"dtype": torch.bfloat16}, " autocast": {"autocast": torch.bfloat16}}.items()
 }
-WITHOUT_STAGES = ("mean_teacher", "wide", "broad", "wide_in_one_run", "noisy", "deep")
+WITHOUT_STAGES = ("teacher", "mean_teacher", "wide", "broad", "wide_in_one_run", "noisy", "deep")
 """Models whose loop reads all parameters, or that draw in a backward, which are refused; and one for bytes only."""
 
 
