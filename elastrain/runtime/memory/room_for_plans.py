@@ -38,8 +38,10 @@ def room_after_step(keeper: MemoryKeeper | None, machine: Machine, record: Recor
 
     Raises NoRoomError if there is no room.
     """
+    if keeper is None:
+        return None
     roles = machine.commit.roles
-    return None if keeper is None else keeper.passed(record, (roles.live, roles.target))
+    return keeper.passed(record, (roles.live, roles.target))
 
 
 @contextmanager

@@ -169,7 +169,10 @@ class ScriptedCore:
     def machine(self) -> Any:
         tasks = SimpleNamespace(load=lambda: None)
         return SimpleNamespace(
-            shape=self.shape, step=SimpleNamespace(tasks=tasks), held_elsewhere=lambda: self.elsewhere
+            shape=self.shape,
+            step=SimpleNamespace(tasks=tasks),
+            commit=SimpleNamespace(roles=SimpleNamespace(live=(), target=())),
+            held_elsewhere=lambda: self.elsewhere,
         )
 
     def handle(self, event: p.Event) -> list[p.Command]:
@@ -210,7 +213,7 @@ class FakeMemory:
         self.plans.append((plan, shape))
         return p.CopyBudgetSet(parameters_bytes=123, has_room_for_all=False)
 
-    def passed(self, record: Record) -> None:
+    def passed(self, record: Record, placements: object) -> None:
         raise NoRoomError("12 MiB are missing")
 
 
