@@ -64,12 +64,10 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """Return all cells that are tried: each backend without options, and two of them with options."""
-    kinds = ("gpt", "convnet")
-    compiled = [Cell(f, kind, backend) for f in _COMPILED[:3] for kind in kinds for backend in _BACKENDS[:3]]
-    optional = [Cell(f, backend="inductor", way=way) for f in _COMPILED for way in WAYS[1:]]
-    ours = [Cell(f, backend="elastrain", way="offload") for f in _COMPILED]
-    return [*(Cell(f, way=way) for f in _ROWS for way in WAYS), *compiled, *optional, *ours]
+    """Return all cells that are tried."""
+    compiled = [Cell(f, backend=backend, way=way) for f in _COMPILED for backend in _BACKENDS for way in WAYS]
+    convnets = [Cell(f, "convnet", backend) for f in _COMPILED[:3] for backend in _BACKENDS[:3]]
+    return [*(Cell(f, way=way) for f in _ROWS for way in WAYS), *compiled, *convnets]
 
 
 @cache

@@ -43,7 +43,6 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
     "numpy",
     "torch._dynamo",  # an optimizer imports it when it is made
-    "torch.distributed.elastic.multiprocessing",
     "elastrain.runtime.job",
     "elastrain.launcher.agent.agent",
     "elastrain.launcher.cli.main",
@@ -548,11 +547,10 @@ def _start_warm_too() -> None:
     import multiprocessing.forkserver
     import multiprocessing.util
 
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-
+    from elastrain.launcher.agent import worker_start
     from elastrain.launcher.cli.commands import bits, doctor
 
-    subprocess_handler.Popen = Popen  # type: ignore[attr-defined]
+    worker_start.subprocess = SimpleNamespace(Popen=Popen)  # type: ignore[attr-defined]
     for command in (bits, doctor):
         command.subprocess = SimpleNamespace(run=partial(run, timeout=600))  # type: ignore[attr-defined]
     cold, serve_one = multiprocessing.util.spawnv_passfds, multiprocessing.forkserver._serve_one  # type: ignore
