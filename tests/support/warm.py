@@ -118,8 +118,13 @@ class _Server:
 
     def close(self) -> None:
         self._socket.close()
-        if self._process is not None:
+        if self._process is None:
+            return
+        try:
             self._process.wait(10)
+        except subprocess.TimeoutExpired:  # it still imports, on a busy machine
+            self._process.kill()
+            self._process.wait()
 
 
 _server: _Server | None = None
