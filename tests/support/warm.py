@@ -555,7 +555,7 @@ def _start_warm_too() -> None:
     from elastrain.launcher.agent import worker_start
     from elastrain.launcher.cli.commands import bits, doctor
 
-    worker_start.subprocess = SimpleNamespace(Popen=Popen)  # type: ignore[assignment]
+    worker_start.subprocess = SimpleNamespace(Popen=Popen)  # type: ignore[assignment,attr-defined]
     for command in (bits, doctor):
         command.subprocess = SimpleNamespace(run=partial(run, timeout=600))  # type: ignore[attr-defined]
     cold, serve_one = multiprocessing.util.spawnv_passfds, multiprocessing.forkserver._serve_one  # type: ignore
