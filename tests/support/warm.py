@@ -43,6 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
     "numpy",
     "torch._dynamo",  # an optimizer imports it when it is made
+    "torch.distributed.elastic.multiprocessing",
     "elastrain.runtime.job",
     "elastrain.launcher.agent.agent",
     "elastrain.launcher.cli.main",
